@@ -82,7 +82,6 @@ class SiteOperator:
         server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
         await server.start()
         self._parts.push_async_callback(server.shut_down)
-
         tokens = PodTokens(self.store, cluster.signing_keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
         leases = Leases(
@@ -90,6 +89,7 @@ class SiteOperator:
             self._identity,
             wanted=self._namespaces_of_jobs,
             on_held=self._trigger_namespace,
+            on_older=lambda: resync.suspect_restore(),
             now=cluster.now,
         )
         self._parts.push_async_callback(leases.release)

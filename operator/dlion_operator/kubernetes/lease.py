@@ -28,6 +28,7 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
+from dlion_operator.kubernetes.store import as_number, version_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,11 +73,13 @@ class Leases:
         *,
         wanted: Callable[[], Collection[str]],
         on_held: Callable[[str], None],
+        on_older: Callable[[], None] = lambda: None,
         now: Callable[[], datetime],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wanted` returns the namespaces. `on_held` is called when a namespace's Lease becomes
-        held.
+        held. `on_older` is called when a Lease is older than this operator left it: only a restore
+        of etcd does that, and a renewal finds it within seconds.
 
         `now` is written into Leases, for users only; no decision depends on it.
         """
@@ -84,6 +87,7 @@ class Leases:
         self._identity = identity
         self._wanted = wanted
         self._on_held = on_held
+        self._on_older = on_older
         self._now = now
         self._monotonic_s = monotonic_s
         self._states: dict[str, _LeaseState] = {}
@@ -163,6 +167,8 @@ class Leases:
             await self._make(namespace, state, began_s)
             return
         holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+        if lease["metadata"]["uid"] == state.uid and version_of(lease) < as_number(state.version):
+            self._on_older()
         if self._may_take(state, lease, holder):
             spec = self._takeover_spec(lease, holder)
             await self._patch(namespace, state, spec, began_s)

@@ -4,13 +4,15 @@ A silent watch looks like an idle cluster. A change that a list shows and the st
 moment later, was missed: it is applied and counted. After two such rounds in a row the operator is
 unhealthy (`health`).
 
-A restore of etcd decreases resource versions, so all listed objects look outdated. A list with a
-lower version than an earlier one reveals it; so does an object in a list that is older than the
-store's, though the list is not: writes since the restore may have passed the earlier versions. Then
-the store and all job states are rebuilt from lists.
+A restore of etcd decreases resource versions, so all listed objects look outdated. The operator's
+Lease reveals it first (`suspect_restore`). So does a list with a lower version than an earlier one,
+or an object in a list that is older than the store's, though the list is not: writes since the
+restore may have passed the earlier versions. Then the store and all job states are rebuilt from
+lists.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -58,6 +60,7 @@ class Resync:
         self._listed_at: dict[tuple[Kind, str | None], int] = {}
         self.has_version_decreased = False
         """Whether versions have decreased since the start: the watches may be silent."""
+        self._is_restore_suspected = asyncio.Event()
         self._not_listed: dict[Kind, set[str]] = {kind: set() for kind in WATCHED}
         self.stale_rounds = 0
         """Consecutive rounds that found a missed change."""
@@ -72,18 +75,29 @@ class Resync:
             for document in await self._list(kind):
                 self._store.put(kind, document)
 
+    def suspect_restore(self) -> None:
+        """Rebuild the store soon: an object of the API server is older than it has been."""
+        self._is_restore_suspected.set()
+
     async def run(self, every_s: float = RESYNC_INTERVAL_S, settle_s: float = SETTLE_S) -> None:
         while True:
-            await asyncio.sleep(every_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._is_restore_suspected.wait()
             try:
                 await self.run_once(settle_s)
+                continue
             except DLionError as error:
                 _LOG.warning("the watches could not be checked: %s", error)
             except Exception:  # noqa: BLE001 - without its rounds the operator would go blind
                 _LOG.exception("the watches could not be checked: a defect of ours")
+            await asyncio.sleep(settle_s)  # a restore stays suspected
 
     async def run_once(self, settle_s: float) -> None:
         """Run one round. Raises: DLionError if the API server does not answer."""
+        if self._is_restore_suspected.is_set():
+            await self._reset()
+            return
         known = {kind: self._store.newest_version(kind) for kind in WATCHED}
         before = dict(self._listed_at)
         listings = {kind: await self._list(kind) for kind in WATCHED}
@@ -128,6 +142,7 @@ class Resync:
         jobs = set(self._store.jobs())
         self._store.replace_all(listings)
         self._not_listed = {kind: set() for kind in WATCHED}
+        self._is_restore_suspected.clear()
         # kopf continues its watches at the last version that it received. It lists again after a
         # 410 within a stream. Other errors end kopf, and so this process. But an API server may
         # also accept a watch at a future version and send nothing until then: ask for a restart.

@@ -18,7 +18,7 @@ from dlion_api.errors import UnavailableError
 from dlion_operator.controller.health import HealthMonitor
 from dlion_operator.controller.metrics import OperatorMetrics
 from dlion_operator.controller.work_queue import WorkQueue
-from dlion_operator.kubernetes.client import Document, Kind, Listing
+from dlion_operator.kubernetes.client import Document, Kind, Listing, ServerError
 from dlion_operator.kubernetes.resync import WATCHED, Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.backoff import FIRST_WAIT_S, MAX_WAIT_S, backoff_s
@@ -226,8 +226,13 @@ class Lists:
     def __init__(self) -> None:
         self.items: dict[Kind, list[Document]] = {kind: [] for kind in WATCHED}
         self.version = 100
+        self.failures = 0
+        """How many of the next requests fail."""
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+        if self.failures:
+            self.failures -= 1
+            raise ServerError("no answer")
         return Listing([dict(item) for item in self.items[kind]], str(self.version))
 
 
@@ -310,6 +315,31 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     lists.version, lists.items[Kind.DLION_JOB][0] = 202, job(201)
     asyncio.run(resync.run_once(0))
     assert (len(restored), resync.stale_rounds, resync.has_version_decreased) == (1, 0, True)
+
+
+def test_a_suspected_restore_is_not_left_for_the_next_minute() -> None:
+    """Not even where the API server fails meanwhile, or the operator's own writes to what was
+    restored have passed the earlier versions."""
+    lists, store, _, triggered = checked()
+    cluster: Any = lists
+    store.put(Kind.DLION_JOB, job(205))
+    store.put(Kind.POD, pod(96))
+    lists.items[Kind.DLION_JOB], lists.version = [job(205)], 210
+
+    async def suspected() -> None:
+        lists.failures, restored = 2, asyncio.Event()
+        resync = Resync(cluster, store, (), triggered.append, restored.set)
+        running = asyncio.create_task(resync.run(every_s=3600, settle_s=0.01))
+        await asyncio.sleep(0.05)
+        assert not resync.has_version_decreased
+        resync.suspect_restore()
+        async with asyncio.timeout(20):
+            await restored.wait()
+        running.cancel()
+
+    asyncio.run(suspected())
+    assert (lists.failures, triggered) == (0, [NAME])
+    assert store.of_job(Kind.POD, NAME) == ()
 
 
 def test_an_object_that_changes_while_it_is_listed_is_no_sign_of_a_restore() -> None:

@@ -4,13 +4,15 @@ Proves, with operators whose clocks the test sets, on one API server in memory: 
 a time; one that is killed is followed within 20 s and not before its Lease has run out; a process
 of the same name goes on at once, and so does anybody after an end in order; an outage moves no
 Lease; a holder that cannot renew stops before another may begin; at rest there is a patch every
-5 s; without a Lease nothing is written; where a namespace terminates what is left to do is done.
+5 s; a restore of etcd shows in the Lease; without a Lease nothing is written; where a namespace
+terminates what is left to do is done.
 Leaves out: processes and a real API server (tests/cluster/test_two_operators.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -37,6 +39,8 @@ class Candidate:
 
     def __init__(self, cluster: KeptObjects, time: Time, name: str, began_s: float = 0.0) -> None:
         self.held_from_s: list[float] = []
+        self.older = 0
+        """How often it found its Lease older than it left it."""
         self.wanted = {NAMESPACE}
         self.is_up = True
         self._time = time
@@ -45,9 +49,13 @@ class Candidate:
             name,
             wanted=lambda: self.wanted,
             on_held=lambda _: self.held_from_s.append(time.now_s),
+            on_older=self._count_older,
             now=lambda: datetime(2026, 1, 31, tzinfo=UTC),
             monotonic_s=lambda: time.now_s - began_s,
         )
+
+    def _count_older(self) -> None:
+        self.older += 1
 
     @property
     def holds(self) -> bool:
@@ -268,3 +276,22 @@ def test_it_runs_and_is_woken_for_a_new_namespace() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(drive())
+
+
+def test_a_restore_of_etcd_shows_in_the_lease_at_the_next_renewal() -> None:
+    cluster, a, _ = two()
+    copied = copy.deepcopy(cluster.lease)
+    cluster.pass_by(20)
+    cluster.kept.objects[Kind.LEASE, LEASE_NAME] = copied
+    cluster.pass_by(5.5)
+    assert (a.holds, a.older) == (True, 1)
+    cluster.pass_by(20)
+    assert (a.holds, a.older) == (True, 1)
+
+
+def test_a_lease_that_others_changed_is_no_sign_of_a_restore() -> None:
+    cluster, a, _ = two()
+    cluster.pass_by(20)
+    asyncio.run(cluster.kept.patch(Kind.LEASE, NAMESPACE, LEASE_NAME, {"metadata": {"labels": {}}}))
+    cluster.pass_by(20)
+    assert (a.holds, a.older) == (True, 0)
