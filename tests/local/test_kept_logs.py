@@ -19,7 +19,7 @@ import pytest
 from dlion_api.errors import ContractError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_worker.artifact_client.paths import log_path
+from dlion_worker.artifact_client.paths import checkpoint_path, log_path
 from dlion_worker.artifact_server import store as store_module
 from dlion_worker.rotated_log import MAX_LOG_BYTES
 from dlion_worker.sidecar.log_upload import END_S, NEXT_POD, LogUpload
@@ -96,6 +96,20 @@ def test_logs_of_later_pods_follow_and_all_stay_bounded(tmp_path: Path, keeper: 
     assert len(kept(keeper)) <= MAX_LOG_BYTES
     assert kept(keeper).startswith(b"\x1b[2J\xff\n"), "whole lines of the newest pod"
     assert set(keeper.files()) == {OWN}
+
+
+def test_a_sidecar_that_knows_no_incarnation_is_not_taken_for_an_earlier_worker(
+    tmp_path: Path, keeper: Keeper
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_bytes(b"state")
+    trainer = keeper.client(0, incarnation=2)
+    trainer.put(checkpoint_path(Rank(0)), checkpoint)
+    trainer.close()
+    upload = pod(keeper, tmp_path / "pod")
+    (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
+    upload.close()
+    assert kept(keeper) == b"step 1\n"
 
 
 def test_a_log_that_a_keeper_missed_comes_when_it_is_back(tmp_path: Path, keeper: Keeper) -> None:
