@@ -11,6 +11,7 @@ processes. Left out: containers (tests/cluster).
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,26 @@ def test_a_sidecar_that_knows_no_incarnation_is_not_taken_for_an_earlier_worker(
     (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
     upload.close()
     assert kept(keeper) == b"step 1\n"
+
+
+@pytest.mark.parametrize("name", ["trainer.log", "trainer.log.1", "earlier.log"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_program_cannot_have_the_sidecars_files_uploaded_or_hold_it(
+    tmp_path: Path, keeper: Keeper, name: str, kind: str
+) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "pod"
+    secret.write_text("token\n")
+    upload = pod(keeper, folder)
+    (folder / "trainer.log").write_text("step 1\n")
+    (folder / name).unlink(missing_ok=True)
+    if kind == "link":
+        (folder / name).symlink_to(secret)
+    else:
+        os.mkfifo(folder / name)
+    began_s = time.monotonic()
+    upload.close()
+    assert time.monotonic() - began_s < END_S + 3
+    assert keeper.files() == {}
 
 
 def test_a_log_that_a_keeper_missed_comes_when_it_is_back(tmp_path: Path, keeper: Keeper) -> None:

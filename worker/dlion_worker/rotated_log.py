@@ -3,7 +3,9 @@
 A pod's supervisor writes it and its sidecar reads it. Imports only the standard library.
 """
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -51,19 +53,30 @@ def read_end(path: Path) -> bytes:
     """
     newest = b""
     for _ in range(_ATTEMPTS):
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            earlier = _read(_earlier(path))
+        with suppress(FileNotFoundError), _open(path) as file:
+            earlier = read_bounded(_earlier(path))
             newest = file.read(2 * MAX_LOG_BYTES)
             # Else the files were rotated meanwhile, and the earlier one may be a later one by now.
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return last_lines(earlier + newest)
-    return last_lines(newest or _read(_earlier(path)))
+    return last_lines(newest or read_bounded(_earlier(path)))
 
 
-def _read(path: Path) -> bytes:
-    with suppress(FileNotFoundError), path.open("rb") as file:
+def read_bounded(path: Path) -> bytes:
+    """Read the beginning of a file, more than any log has; empty without one. Raises: OSError."""
+    with suppress(FileNotFoundError), _open(path) as file:
         return file.read(2 * MAX_LOG_BYTES)
     return b""
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file. The trainer's program may write to the folder: a link would show it
+    files of the process that reads, and a pipe would block that process."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(number, "rb")
 
 
 def last_lines(output: bytes) -> bytes:

@@ -14,7 +14,7 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_worker.artifact_client.client import ArtifactClient
 from dlion_worker.artifact_client.paths import log_path
-from dlion_worker.rotated_log import last_lines, read_end
+from dlion_worker.rotated_log import last_lines, read_bounded, read_end
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class LogUpload:
         path = self._output.with_name("earlier.log")
         if not path.exists() and not self._keeper.get(self._path, path):
             path.touch()
-        return path.read_bytes()
+        return read_bounded(path)
 
     def _warn(self, message: str) -> None:
         if message != self._last_message:
