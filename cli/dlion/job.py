@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
@@ -47,6 +48,8 @@ class JobSnapshot:
     """Seconds left, of virtual time in a simulation; None: unknown."""
     accuracy: float | None = None
     """Mean over replicas on held-out data, 0 to 1; None before the first evaluation."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Other metrics of `compile()` by name, as `accuracy`. Empty on Kubernetes and in lists."""
     loss: float | None = None
     """Mean over workers of the last training loss; None before the first step."""
     workers: tuple[JobWorker, ...] = ()
@@ -68,13 +71,14 @@ class JobSnapshot:
             "progress": _percent(self.progress),
             "ETA": "" if self.eta_s is None else f"{self.eta_s:.0f} s",
             "accuracy": _percent(self.accuracy),
+            **{name[:60]: f"{value:.4g}" for name, value in [*self.metrics.items()][:16]},
             "loss": "" if self.loss is None else f"{self.loss:.4g}",
             "workers": ", ".join(f"{each.name} {each.state}" for each in self.workers[:16])
             + (f" and {len(self.workers) - 16} more" if len(self.workers) > 16 else ""),
             "message": self.message[:500],
         }
         cells = "".join(
-            f"<tr><th style='text-align:left'>{name}</th>"
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
             f"<td style='text-align:left'>{escape(value)}</td></tr>"
             for name, value in rows.items()
             if value.strip()

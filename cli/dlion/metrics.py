@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.errors import UnavailableError
-from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.progress import (
+    MAX_METRICS,
+    EvaluationRecord,
+    ProgressRecord,
+    StepRecord,
+)
 from dlion_cli.terminal.failures import install_advice
 
 if TYPE_CHECKING:
@@ -20,7 +25,10 @@ _NAN: Final = float("nan")
 
 
 def metrics_frame(job: Job | None, records: Iterable[ProgressRecord]) -> Any:
-    """A `pandas.DataFrame` of the steps and evaluations, by time, with the columns `COLUMNS`.
+    """A `pandas.DataFrame` of the steps and evaluations, by time.
+
+    Its columns are `COLUMNS`, then one for each other metric of `compile()`. The name of one that
+    is a column already follows `metric_`.
 
     Raises: UnavailableError if pandas is not installed.
     """
@@ -32,6 +40,7 @@ def metrics_frame(job: Job | None, records: Iterable[ProgressRecord]) -> Any:
         ) from None
     sites = {worker.rank: str(worker.site) for worker in (() if job is None else job.workers())}
     rows: list[tuple[Any, ...]] = []
+    metrics: dict[str, dict[int, float]] = {}
     for record in records:
         site = sites.get(record.rank, "")
         about = (record.time_s, record.iteration, int(record.rank), site)
@@ -39,8 +48,16 @@ def metrics_frame(job: Job | None, records: Iterable[ProgressRecord]) -> Any:
             step = (record.loss, record.local_batch_size, record.learning_rate)
             rows.append((*about, *step, _NAN, _NAN, record.samples))
         elif isinstance(record, EvaluationRecord):
+            for name, value in record.metrics.items():
+                if name in metrics or len(metrics) < MAX_METRICS:
+                    metrics.setdefault(name, {})[len(rows)] = value
             rows.append((*about, _NAN, _NAN, _NAN, record.accuracy, record.loss, record.samples))
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name, values in metrics.items():
+        column = name
+        while column in frame:
+            column = f"metric_{column}"
+        frame[column] = pd.Series(values, dtype="float64")
     kinds = dict.fromkeys(("iteration", "worker", "samples"), "int64")
     kinds |= {name: "float64" for name in COLUMNS if name not in (*kinds, "site")}
     return frame.astype(kinds).sort_values("time_s", kind="stable", ignore_index=True)

@@ -15,7 +15,12 @@ from dlion.job import BackendName, JobSnapshot, JobWorker
 from dlion.run_processes import RunCommand, exit_code, read_command
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.progress import (
+    MAX_METRICS,
+    EvaluationRecord,
+    EventRecord,
+    ProgressRecord,
+)
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job, load_job
 from dlion_api.status import Reason, State
@@ -29,7 +34,7 @@ from dlion_results.report.stored_files import read_summary, stored_ending
 from dlion_results.run_folder.events import EventFollower
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, JOB, SUMMARY
 from dlion_results.run_folder.lock import LOCK, is_lock, lock_holder
-from dlion_results.run_folder.stored_values import number_of
+from dlion_results.run_folder.stored_values import MAX_NUMBER, number_of
 from dlion_results.summary.curves import Curve, mean_over_replicas
 from dlion_results.summary.judgement import EndReason
 
@@ -142,6 +147,7 @@ class ResultReader:
             "result_folder": self.path,
             "created": self._created(command, summary),
             "curve": self._curve() if with_curve else (),
+            "metrics": self._metric_means() if with_curve else {},
             **self._figures(),
         }
         if is_running:
@@ -163,6 +169,7 @@ class ResultReader:
         workers = () if self._job is None else self._job.workers()
         self._rows = {worker.rank: WorkerRow(worker.rank, worker.name) for worker in workers}
         self._curves: dict[int, Curve] = {}
+        self._metrics: dict[int, Mapping[str, float]] = {}
         self._ready: set[int] = set()
         self._paused: set[int] = set()
         self._newest_s = 0.0
@@ -173,6 +180,8 @@ class ResultReader:
         if (row := self._rows.get(record.rank)) is not None:
             row.add(record)
         self._newest_s = max(self._newest_s, record.time_s)
+        if isinstance(record, EvaluationRecord):
+            self._metrics[record.rank] = record.metrics
         match record:
             case EvaluationRecord() if math.isfinite(record.accuracy):
                 curve = self._curves.setdefault(record.rank, Curve(1, limit=_CURVE_POINTS))
@@ -199,6 +208,15 @@ class ResultReader:
             "loss": float(values["loss"]) if "loss" in values else None,
             "accuracy": float(values["accuracy"]) if "accuracy" in values else None,
         }
+
+    def _metric_means(self) -> dict[str, float]:
+        """Means over the replicas that have them, of each one's newest evaluation."""
+        known: dict[str, list[float]] = {}
+        for metrics in self._metrics.values():
+            for name, value in metrics.items():
+                if (name in known or len(known) < MAX_METRICS) and abs(value) < MAX_NUMBER:
+                    known.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in known.items()}
 
     def _running(self) -> dict[str, Any]:
         lost = [row.name for row in self._rows.values() if self._state(row) == "lost"]

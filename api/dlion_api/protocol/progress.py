@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 
+MAX_METRICS = 64
+"""Figures of a program that are recorded beside accuracy and loss."""
 _WORKER_REASONS = frozenset(map(str, EventReason))
 
 

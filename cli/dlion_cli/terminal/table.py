@@ -60,7 +60,8 @@ def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType
         if not summary["steps"]:  # the rows would be empty
             return [Text(_title(summary), style="bold red")]
         table = result_table(summary, width)
-        return [table, *(Text(printable(each)) for each in time_sentences(summary))]
+        sentences = [*metric_sentences(summary), *time_sentences(summary)]
+        return [table, *(Text(printable(each)) for each in sentences)]
     except (*UNREADABLE, ArithmeticError, IndexError) as error:
         return [Text(f"The figures of the run are damaged: {error!r:.200}", style="yellow")]
 
@@ -68,6 +69,7 @@ def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType
 COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent")
 NARROW = {96: "samples", 86: "steps"}
 """Minimum terminal width of optional columns."""
+MAX_METRICS_SHOWN = 8
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -133,6 +135,18 @@ def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def metric_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """The other metrics of `compile()` in one line; none without any."""
+    known = summary.get("metrics") or {}
+    texts = []
+    for name, found in [*known.items()][:MAX_METRICS_SHOWN]:
+        mean, least, most = (f"{found[each]:.4g}" for each in ("mean", "min", "max"))
+        texts.append(f"{name} {mean}" + (f" ({least} to {most})" if least != most else ""))
+    if len(known) > len(texts):
+        texts.append(f"{len(known) - len(texts)} more in summary.json")
+    return [f"Metrics (mean over replicas): {', '.join(texts)}"] if texts else []
+
+
 def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
     lines = []
     target = summary["target"]
@@ -151,7 +165,7 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
             f"Drift between replicas: {drift['last']:.3f} in the last of {drift['comparisons']:,} "
             f"comparisons, {drift['max']:.3f} at most"
         )
-    lines += map(printable, time_sentences(summary))
+    lines += map(printable, [*metric_sentences(summary), *time_sentences(summary)])
     if summary["events"]["warnings"]:
         lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
     lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -24,7 +25,8 @@ import pytest
 import dlion
 from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord
+from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.lock import FolderLock
@@ -114,8 +116,6 @@ def test_a_run_in_progress_is_read_again_and_each_record_once(
     # What was read must not be read again: it is overwritten, and its length stays.
     with events.open("r+b") as file:
         file.write(b" " * (len(before) - 1) + b"\n")
-    from dlion_api.protocol.records import record_to_json
-
     line = record_to_json(new).encode() + b"\n"
     with events.open("ab") as file:
         file.write(line[:20])
@@ -402,6 +402,32 @@ def test_metrics_are_the_records(tmp_path: Path, client: dlion.Client) -> None:
     assert list(last) == pytest.approx(finals)
     assert set(frame["site"]) == {"plant-a"}
     assert [*map(str, frame.dtypes)].count("int64") == 3
+
+
+def test_metrics_of_compile_are_columns_of_their_own(tmp_path: Path, client: dlion.Client) -> None:
+    """Also one that has the name of a column, and one that came late."""
+    path = make(tmp_path, Ending("x"))
+    late = EvaluationRecord(
+        1e6, Rank(2), 9, 9, 0.5, 1.0, 9, metrics={"auc": 0.75, "loss": 3.0, "metric_loss": 4.0}
+    )
+    lone = replace(late, rank=Rank(1), metrics={"auc": 0.25, "huge": 1e305, "none": math.nan})
+    with (path / "events.jsonl").open("a") as file:
+        file.writelines(f"{record_to_json(each)}\n" for each in (late, lone))
+    frame = client.get_job_metrics(NAME)
+    assert [*frame.columns[-6:]] == ["samples", "auc", "metric_loss", "metric_metric_loss",
+                                     "huge", "none"]  # fmt: skip
+    last = frame[frame["time_s"] == 1e6]
+    assert [*last["auc"]] == [0.75, 0.25]
+    assert last["metric_loss"].iloc[0] == 3.0
+    assert last["metric_metric_loss"].iloc[0] == 4.0
+    assert frame["auc"].notna().sum() == 2
+    assert [*map(str, frame.dtypes[-5:])] == ["float64"] * 5
+    job = client.get_job(NAME)
+    assert job.metrics == {"auc": 0.5, "loss": 3.0, "metric_loss": 4.0}
+    assert "<th style='text-align:left'>auc</th><td style='text-align:left'>0.5</td>" in (
+        job._repr_html_()
+    )
+    assert client.list_jobs()[0].metrics == {}
 
 
 def test_a_run_without_records_has_an_empty_frame(tmp_path: Path, client: dlion.Client) -> None:

@@ -441,6 +441,35 @@ def test_runs_have_no_details_once_those_before_have_used_up_the_bytes(tmp_path)
     assert {name for name in chart_data(several) if name.startswith("run2-")} == set()
 
 
+def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):
+    first = make(tmp_path / "a", replace(SHORT, metric_names=("auc", "mae")))
+    second = make(tmp_path / "b", replace(SHORT, metric_names=("auc",)))
+    third = make(tmp_path / "c", SHORT)
+    runs = load_runs([first, second, third], ["a", "b", "c"])
+    chart = curve_charts.metrics_over_time(runs)
+    assert [panel["n"] for panel in chart.spec["panels"]] == ["auc", "mae"]
+    auc, mae = (panel["spec"]["series"] for panel in chart.spec["panels"])
+    assert [one["n"] for one in auc] == ["a", "b"]
+    assert [one["n"] for one in mae] == ["a"]
+    ends = runs[0].summary["metrics"]
+    assert auc[0]["y"][-1] == pytest.approx(ends["auc"]["mean"], rel=1e-3)
+    assert f"mae {ends['mae']['mean']:.4g} (a)" in chart.alt
+    assert 'data-chart="metrics"' in render(runs)
+    assert curve_charts.metrics_over_time([runs[2]]) is None
+    assert 'data-chart="metrics"' not in render([runs[2]])
+
+
+def test_of_many_metrics_the_first_have_panels_and_the_page_stays_small(tmp_path):
+    names = tuple(f"{HOSTILE} {number}" for number in range(60))
+    run = load_run(make(tmp_path / "a", replace(SHORT, seconds=200, metric_names=names)), "a")
+    chart = curve_charts.metrics_over_time([run])
+    assert len(chart.spec["panels"]) == curve_charts.MAX_METRIC_PANELS
+    assert "The first 12 of 60" in chart.caption
+    page = render([run])
+    assert len(page.encode()) < 1_000_000
+    assert HOSTILE not in page
+
+
 def test_runs_of_unequal_length_share_the_time_and_the_short_one_is_marked(tmp_path):
     long, short = (
         load_run(make(tmp_path / str(s), Story(workers=2, seconds=s, killed=None)), str(s))

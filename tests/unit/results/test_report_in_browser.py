@@ -1,6 +1,6 @@
 """Proves, in headless Chromium: the page draws all its charts without an error or a request, at the
-width of a desktop and of a phone, in light and dark; the legend switches lines; a pointer gets
-values; a run's details are drawn when opened.
+width of a desktop and of a phone, in light and dark; each metric has a panel; the legend switches
+lines; a pointer gets values; a run's details are drawn when opened.
 
 Skipped without Chromium (Debian: `apt-get install chromium`), which no user needs.
 """
@@ -26,7 +26,10 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 )
+METRICS = ("auc", "mae", HOSTILE)
 LINES = "document.querySelector('.plot').querySelectorAll('g[aria-label=line] path').length"
+
+METRIC_LINES = "document.querySelectorAll('[data-chart=metrics] g[aria-label=line] path').length"
 
 
 def make(path: Path, story: Story) -> Path:
@@ -41,7 +44,7 @@ def make(path: Path, story: Story) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One run, two of unequal length, and 96 workers."""
     root = tmp_path_factory.mktemp("pages")
-    six = make(root / "six", Story(seconds=90, killed=(4, 40.0, 10.0)))
+    six = make(root / "six", Story(seconds=90, killed=(4, 40.0, 10.0), metric_names=METRICS))
     none = make(root / "none", Story(seconds=40, exchange=False, killed=None))
     wide = make(root / "wide", Story(workers=96, seconds=9, step_s=3.0, killed=None))
     return {
@@ -81,12 +84,30 @@ def test_every_chart_is_drawn_and_nothing_goes_beyond_the_width(
         "[...document.querySelectorAll('.plot')].filter(e => !e.closest('details:not([open])'))"
         ".map(e => e.querySelectorAll('svg path, svg circle, svg rect').length)"
     )
-    assert len(open_charts) == (4 if name == "two" else 8)
+    assert len(open_charts) == {"one": 9, "two": 5, "wide": 8}[name]
     assert min(open_charts) > 0
     assert page.evaluate("document.title").endswith("DLion report")
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     channels = [int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")]
     assert (max(channels) < 60) == dark
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1280, 3), (390, 1)])
+def test_each_metric_has_a_panel_with_its_own_scale(browser, pages, width, columns):
+    page = loaded(browser, pages["one"], width=width)
+    cells = "[...document.querySelectorAll('[data-chart=metrics] .panels > div')]"
+    assert page.evaluate(f"{cells}.map(e => e.querySelector('h4').textContent)") == [
+        "auc", "mae", HOSTILE[:59] + "…",
+    ]  # fmt: skip
+    assert len(set(page.evaluate(f"{cells}.map(e => e.getBoundingClientRect().x)"))) == columns
+    ticks = page.evaluate(
+        f"{cells}.map(e => [...e.querySelectorAll('[aria-label=\"y-axis tick label\"] text')]"
+        ".map(t => t.textContent.replace('\u2212', '-')))"
+    )
+    auc, mae, _ = ([float(tick) for tick in panel] for panel in ticks)
+    assert max(auc) <= 1
+    assert min(mae) < 0 < 3 < max(mae)
+    assert page.problems == []
 
 
 def test_wide_charts_keep_readable_letters_on_a_phone(browser, pages):
@@ -102,11 +123,13 @@ def test_wide_charts_keep_readable_letters_on_a_phone(browser, pages):
 def test_the_legend_switches_a_line_off_and_on_in_every_chart(browser, pages):
     page = loaded(browser, pages["one"])
     before = page.evaluate(LINES)
+    assert page.evaluate(METRIC_LINES) == len(METRICS) * before
     press = "document.querySelector('.keys button').click()"
     page.evaluate(press)
     assert page.evaluate(LINES) == before - 1
     assert page.evaluate("document.querySelector('.keys button').ariaPressed") == "false"
     assert page.evaluate("document.querySelectorAll('.panels .off').length") == 1
+    assert page.evaluate(METRIC_LINES) == len(METRICS) * (before - 1)
     page.evaluate(press)
     assert page.evaluate(LINES) == before
     assert page.problems == []

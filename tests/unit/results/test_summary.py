@@ -84,6 +84,44 @@ def test_figures_that_are_not_numbers_become_null():
     assert summary["workers"][0]["mean_loss"] is None
 
 
+def test_metrics_are_those_of_each_replicas_last_evaluation():
+    def evaluation(time_s, rank, metrics, *, final=False):
+        return EvaluationRecord(
+            time_s, Rank(rank), 1, 1, 0.5, 1.0, 10, metrics=metrics, final=final
+        )
+
+    found = summary_of(
+        [
+            evaluation(1.0, 0, {"auc": 0.1, "mae": 3.0}),
+            evaluation(2.0, 0, {"auc": 0.9, "mae": math.inf}, final=True),
+            evaluation(3.0, 0, {"auc": 0.2, "mae": 1.0}),  # late, and not final
+            evaluation(1.0, 1, {"auc": 0.7, "own": -2.0, "huge": 1e308}),
+        ]
+    )
+    jsonschema.validate(json.loads(json.dumps(found, allow_nan=False)), schema())
+    assert found["workers"][0]["metrics"] == {"auc": 0.9, "mae": None}
+    assert found["workers"][1]["metrics"] == {"auc": 0.7, "own": -2.0}
+    assert found["metrics"] == {
+        "auc": {"mean": pytest.approx(0.8), "min": 0.7, "max": 0.9},
+        "own": {"mean": -2.0, "min": -2.0, "max": -2.0},
+    }
+
+
+def test_a_worker_with_thousands_of_metrics_costs_no_more_than_64():
+    many = {f"metric {number}": 1.0 for number in range(4000)}
+    given = [
+        EvaluationRecord(float(time_s), Rank(0), 1, 1, 0.5, 1.0, 10, metrics=many)
+        for time_s in range(300)
+    ]
+    tally = RunTally([Rank(0)])
+    for record in given:
+        tally.add(record)
+    curves = tally.workers[Rank(0)].metric_curves
+    assert [*curves] == [f"metric {number}" for number in range(64)]
+    assert max(map(len, curves.values())) <= 256
+    assert len(summary_of(given)["metrics"]) == 64
+
+
 def test_every_field_of_the_schema_is_in_the_documentation():
     def names(part):
         for name, value in part.get("properties", {}).items():

@@ -92,6 +92,20 @@ def test_json_output_is_one_object_and_nothing_else(summary):
     assert document["accuracy"] == summary["accuracy"]
 
 
+def test_metrics_of_compile_are_told_in_a_line(summary):
+    def metric(*values):
+        return dict(zip(("mean", "min", "max"), values, strict=True))
+
+    assert "Metrics" not in printed(summary)
+    known = {"auc": metric(0.91234, 0.9, 0.925), "\x1b[31mmae": metric(1234567.0, *[1234567.0] * 2)}
+    text = printed({**summary, "metrics": known})
+    assert "Metrics (mean over replicas): auc 0.9123 (0.9 to 0.925), " in text
+    assert "mae 1.235e+06\n" in text
+    assert "\x1b" not in text
+    many = {f"m{number}": metric(0.5, 0.5, 0.5) for number in range(20)}
+    assert "m7 0.5, 12 more in summary.json" in printed({**summary, "metrics": many})
+
+
 def test_a_run_without_a_step_has_no_table():
     run = description(STORY)
     tally = RunTally(worker.rank for worker in run.workers())

@@ -11,11 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from dlion_results.report.curve_points import smoothed, subsampled
 from dlion_results.report.formats import duration, rough_percent, shortened
 from dlion_results.report.palette import WorkerGroup, coloured_groups, row_groups
 from dlion_results.report.runs import LoadedRun
-from dlion_results.summary.curves import Points, at_times
+from dlion_results.summary.curves import (
+    Points,
+    at_times,
+    mean_over_replicas,
+    smoothed,
+    subsampled,
+)
 from dlion_results.summary.summary import sent_bytes_at
 from dlion_results.summary.tally import WorkerTally
 
@@ -25,6 +30,7 @@ INK: Final = -1
 """Place of the text's colour, for what belongs to no worker."""
 MAX_WORKER_LINES: Final = 200
 """A chart of one run has lines of so many workers."""
+MAX_METRIC_PANELS: Final = 12
 _TEXT_LENGTH: Final = 160
 _ENDED: Final = 0.95
 """A run whose evaluations end before this part of the common time is marked as ended."""
@@ -108,6 +114,28 @@ def loss_over_time(runs: Sequence[LoadedRun]) -> PageChart:
     spec = _lines(series, "time", _end_s(runs), "number", "loss", top=top)
     caption = "Means over short stretches of steps." + _chosen(runs)
     return PageChart("loss", title, caption, title, spec)
+
+
+def metrics_over_time(runs: Sequence[LoadedRun]) -> PageChart | None:
+    """Other metrics of `compile()`, a panel for each; None if no run has any."""
+    names = dict.fromkeys(name for run in runs for w in run.workers for name in w.metric_curves)
+    if not names:
+        return None
+    title, shown, panels, ends = "Metrics", [*names][:MAX_METRIC_PANELS], [], []
+    for name in shown:
+        series = _metric(runs, name, sum(len(run.workers) + 1 for run in runs) * len(shown))
+        values = [0.0, *(value for one in series for value in one["y"])]
+        bottom, top = 1.06 * min(values), max(1.06 * max(values), -0.06 * min(values))
+        spec = _lines(series, "time", _end_s(runs), "number", "", top=top)
+        panels.append({"n": name, "spec": {**spec, "bottom": bottom}})
+        ends += [f"{shortened(name, 60)} {one['y'][-1]:.4g} ({one['n']})" for one in series[:8]]
+    caption = "Of compile(), on held-out samples." + _chosen(runs)
+    if len(runs) > 1:
+        caption += " Means over replicas."
+    if len(names) > len(shown):
+        caption += f" The first {len(shown)} of {len(names)}; summary.json has the last values."
+    alt = f"{title} at the end: {', '.join(ends)}."
+    return PageChart("metrics", title, caption, alt, {"kind": "metrics", "panels": panels})
 
 
 def drift_over_time(runs: Sequence[LoadedRun]) -> PageChart:
@@ -230,6 +258,27 @@ def _accuracies(
                 series.insert(0, {**_series("mean", "mean", INK, x, y, width=3), "m": "end"})
             else:
                 series.append({**_series(run.label, place, place, x, y, width=2.6), "m": "end"})
+    return series
+
+
+def _metric(runs: Sequence[LoadedRun], metric: str, line_count: int) -> list[Series]:
+    """Lines of one metric: its mean first, and the replicas of a single run."""
+    series: list[Series] = []
+    for place, run in enumerate(runs):
+        curves = [
+            (worker, subsampled(worker.metric_curves[metric].points(), line_count))
+            for worker in run.workers
+            if metric in worker.metric_curves
+        ]
+        mean = subsampled(mean_over_replicas([points for _, points in curves]), line_count)
+        if len(mean):
+            name, key, own = run.label, str(place), place
+            if len(runs) == 1:
+                name, key, own = "mean", "mean", INK
+            x, y = mean[:, 0] - run.began_s, mean[:, 1]
+            series.append(_series(name, key, own, x, y, width=2.4))
+        if len(runs) == 1:
+            series += _by_worker(run, curves, width=1.2)
     return series
 
 

@@ -156,12 +156,14 @@ def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE
 
 
 def _shared_charts(runs: Sequence[LoadedRun]) -> list[PageChart]:
-    return [
+    charts = [
         curve_charts.accuracy_over_time(runs),
+        curve_charts.metrics_over_time(runs),
         curve_charts.accuracy_over_bytes(runs),
         curve_charts.loss_over_time(runs),
         curve_charts.drift_over_time(runs),
     ]
+    return [chart for chart in charts if chart is not None]
 
 
 def _not_shown(runs: Sequence[LoadedRun]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlion_results.report.curve_points import smoothed, subsampled
 from dlion_results.report.drawing import (
     INK,
     Chart,
@@ -20,7 +19,7 @@ from dlion_results.report.drawing import (
     time_axis,
 )
 from dlion_results.report.runs import LoadedRun
-from dlion_results.summary.curves import Points, at_times
+from dlion_results.summary.curves import Points, at_times, smoothed, subsampled
 from dlion_results.summary.summary import sent_bytes_at
 
 _MEGA = 1e6

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlion_results.report.curve_points import subsampled
 from dlion_results.report.drawing import (
     INK,
     Chart,
@@ -24,7 +23,7 @@ from dlion_results.report.drawing import (
 )
 from dlion_results.report.link_charts import BINS, uplink_curves
 from dlion_results.report.runs import LoadedRun
-from dlion_results.summary.curves import Curve, Points, at_times
+from dlion_results.summary.curves import Curve, Points, at_times, subsampled
 from dlion_results.summary.tally import WorkerTally
 
 _MEGA = 1e6

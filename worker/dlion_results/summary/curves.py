@@ -4,12 +4,15 @@ Used by `tally` during a run, and by `summary` and `report` afterwards. Independ
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
 """Shape [T, 1 + V]: time in seconds, then the values."""
+POINTS_PER_CHART: Final = 2400
+MIN_POINTS: Final = 24
 
 
 class Curve:
@@ -138,3 +141,22 @@ def time_to_accuracy(replicas: Sequence[Points], level: float) -> float | None:
     reached = np.flatnonzero(np.mean(last, axis=0) >= level)
     candidates = [first_crossing_s(interpolated, level), *times_s[reached[:1]].tolist()]
     return min((time_s for time_s in candidates if time_s is not None), default=None)
+
+
+def subsampled(points: Points, line_count: int) -> Points:
+    """Subsample so that all lines of a chart stay within its points; ends are kept."""
+    most = max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count))
+    if len(points) <= most:
+        return points
+    kept = np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))
+    rows: Points = points[kept]
+    return rows
+
+
+def smoothed(points: Points, line_count: int, *, bins: int = 120) -> Points:
+    """Means over equal parts of the curve, for values that vary from step to step."""
+    most = min(bins, max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count)))
+    if len(points) <= most:
+        return points
+    means: Points = np.array([part.mean(axis=0) for part in np.array_split(points, most)])
+    return means

@@ -21,6 +21,7 @@ from dlion_results.run_folder.environment import (
     finite_or_none,
 )
 from dlion_results.run_folder.models import SiteModel
+from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.culprit import find_culprit, run_use
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
@@ -86,6 +87,7 @@ def summarise(
         **_totals(workers),
         "time_use": _time_use(workers),
         "accuracy": _accuracy(workers, models),
+        "metrics": _metrics(workers),
         "target": level_reached(workers, target) if target else None,
         "levels": [level_reached(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
@@ -205,6 +207,19 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Js
     }
 
 
+def _metrics(workers: Sequence[WorkerTally]) -> Json:
+    """Other figures of the program by name, over the replicas that have them, as `_accuracy`."""
+    known: dict[str, list[float]] = {}
+    for worker in workers:
+        for name, value in worker.last_metrics.items():
+            if abs(value) < MAX_NUMBER:
+                known.setdefault(name, []).append(value)
+    return {
+        name: {"mean": sum(each) / len(each), "min": min(each), "max": max(each)}
+        for name, each in known.items()
+    }
+
+
 def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     """When the mean over replicas reached that accuracy; the samples and bytes sent by then."""
     time_s = time_to_accuracy([worker.accuracy_curve.points() for worker in workers], accuracy)
@@ -267,6 +282,7 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
             "evaluated_samples": evaluation.evaluated_samples if evaluation else 0,
             "classes": [finite_or_none(a) for a in evaluation.class_accuracy] if evaluation else [],
         },
+        "metrics": {name: finite_or_none(v) for name, v in worker.last_metrics.items()},
         "batch_size": {
             "min": worker.batch_min,
             "max": worker.batch_max,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dlion_api.drift import DriftMeter
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import (
+    MAX_METRICS,
     DirectiveRecord,
     EvaluationRecord,
     EventRecord,
@@ -26,6 +27,8 @@ from dlion_results.summary.curves import Curve
 _LINK_ROWS_IN_ALL = 60_000
 """Rows of all link curves together: 30 workers have 870 links."""
 _KEPT_EVENTS = 2000
+_METRIC_ROWS = 256
+"""Of each curve of `metric_curves`."""
 MAIN_PHASES = ("select_s", "encode_s", "send_s", "decode_s", "apply_s")
 """Fields of step records: parts of the main thread's wall time."""
 PHASES = (*MAIN_PHASES, "link_send_s", "link_receive_s")
@@ -118,6 +121,8 @@ class WorkerTally:
     """Local batch size."""
     accuracy_curve: Curve = field(default_factory=lambda: Curve(1, limit=4096))
     """Accuracy on the held-out split."""
+    metric_curves: dict[str, Curve] = field(default_factory=dict)
+    """Other figures of the program on that split, by their names."""
     sent_curve: Curve = field(default_factory=lambda: Curve(1))
     """Bytes sent so far on all links."""
     samples_curve: Curve = field(default_factory=lambda: Curve(1))
@@ -180,6 +185,19 @@ class WorkerTally:
             if record.final:  # evaluated on different samples than before
                 self.accuracy_curve.hold(record.time_s)
             self.accuracy_curve.append(record.time_s, record.accuracy)
+        for name, value in record.metrics.items():
+            is_kept = name in self.metric_curves or len(self.metric_curves) < MAX_METRICS
+            if is_kept and abs(value) < MAX_NUMBER:
+                curve = self.metric_curves.setdefault(name, Curve(1, limit=_METRIC_ROWS))
+                if record.final:
+                    curve.hold(record.time_s)
+                curve.append(record.time_s, value)
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The figures of `metric_curves` in the evaluation that counts."""
+        found = self.last_evaluation.metrics if self.last_evaluation else {}
+        return {name: found[name] for name in self.metric_curves if name in found}
 
     def add_link(self, record: LinkRecord, limit: int) -> None:
         """Add one report of a link; its curve has at most `limit` rows."""

@@ -1,8 +1,8 @@
 """Facts: what `compile()` says counts where the program has no function for it: the loss (also one
 of each output, with weights) and its gradient are those of Keras, the metrics over held-out samples
 those of Keras' `evaluate`, and the optimizer is used for `program`. A Keras accuracy is the
-accuracy; other metrics are figures beside it. The program's own functions count more. What cannot
-be used is refused by name.
+accuracy; other metrics are figures beside it, of a dict one for each key. The program's own
+functions count more. What cannot be used is refused by name.
 """
 
 from __future__ import annotations
@@ -236,7 +236,12 @@ def test_a_compiled_optimizer_that_needs_layers_is_refused() -> None:
     [
         ({"loss": lambda y, p: p.nothing}, r"the loss of compile\(\) failed at .*test_compiled"),
         ({"metrics": [lambda y, p: 1 / 0]}, r"a metric of compile\(\) failed .*ZeroDivision"),
-        ({"metrics": [keras.metrics.Precision(thresholds=[0.2, 0.5])]}, "has 2 values"),
+        (
+            {"metrics": [keras.metrics.Precision(thresholds=[0.2, 0.5], name="some")]},
+            r"metric some .* one number, .*given: an array of shape \(2,\)\)\. Give it average",
+        ),
+        ({"metrics": ["mae", "mse"] * 33}, "at most 64 names .* as number 65"),
+        ({"metrics": [keras.metrics.MeanSquaredError("m" * 101)]}, "of at most 100 characters"),
         ({"loss": {"other": "mse"}}, r"the loss of compile\(\) failed"),
     ],
 )
@@ -281,3 +286,51 @@ def test_a_custom_metric_need_not_be_a_sum() -> None:
     model = built(compiled(logits, metrics=[Largest(name="largest")]))
     expected = float(np.max(model._keras(X)))
     assert model.evaluate(X, Y, batch_size=9).metrics["largest"] == pytest.approx(expected)
+
+
+class Answering(keras.metrics.Metric):
+    """The mean of the outputs, in the form that `answer` gives it."""
+
+    def __init__(self, answer: Any, **given: Any) -> None:
+        super().__init__(**given)
+        self.answer = answer
+        self.total = self.add_variable((), "zeros", name="total")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(y_pred))
+        self.count.assign_add(keras.ops.cast(keras.ops.size(y_pred), "float32"))
+
+    def result(self) -> Any:
+        return self.answer(self.total / keras.ops.maximum(self.count, 1.0))
+
+
+def test_a_metric_that_returns_a_dict_has_a_figure_for_each_key() -> None:
+    metric = Answering(
+        lambda mean: {"mean": mean, "more": {"twice": 2 * mean, "row": mean[None]}}, name="own"
+    )
+    extra = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
+    model = built(compiled(logits, metrics=["accuracy", metric, extra]))
+    expected = float(np.mean(model._keras(X)))
+    found = model.evaluate(X, Y, batch_size=9).metrics
+    assert [*found] == ["own/mean", "own/more/twice", "own/more/row", "entropy"]
+    figures = [found[f"own/{name}"] for name in ("mean", "more/twice", "more/row")]
+    assert figures == pytest.approx([expected, 2 * expected, expected], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "given"),
+    [
+        (lambda mean: keras.ops.stack([mean] * 3), r"metric own .*an array of shape \(3,\)"),
+        (lambda mean: {"rows": [mean, mean]}, r"metric own/rows .*an array of shape \(2,\)"),
+        (lambda mean: "good", "metric own .*a str"),
+        (lambda mean: None, "metric own .*a NoneType"),
+        (lambda mean: [], r"metric own .*an array of shape \(0,\)"),
+        (lambda mean: {"a": mean, 1: {"b": mean}, "1/b": mean}, "each given once .*'own/1/b'"),
+        (lambda mean: dict.fromkeys(range(65), mean), "at most 64 names"),
+    ],
+    ids=["array", "array in a dict", "text", "nothing", "empty", "names twice", "many"],
+)
+def test_a_metric_that_is_no_number_is_named_with_what_it_returns(answer: Any, given: str) -> None:
+    with pytest.raises(ProgramError, match=given):
+        built(compiled(logits, metrics=[Answering(answer, name="own")]))

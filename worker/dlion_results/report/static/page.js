@@ -54,9 +54,30 @@
       width, height, marks, marginLeft: 48, marginBottom: 38, marginTop: 22,
       marginRight: ends.length ? Math.min(250, 28 + 7 * Math.max(...ends.map((one) => cut(one.n, 26).length + 5))) : 14,
       x: { domain: [0, end], label: x.name, ticks: Math.max(3, Math.round(width / 95)), labelArrow: "none" },
-      y: { domain: [0, spec.top], label: spec.label, grid: true, ticks: 5, labelArrow: "none" },
+      y: { domain: [spec.bottom ?? 0, spec.top], label: spec.label, grid: true, ticks: 5, labelArrow: "none" },
       color: { type: "identity" },
     });
+  }
+
+  // A grid of cells, each with the name of its panel and what `draw` makes of it.
+  function grid(panels, columns, off, width, draw) {
+    const all = document.createElement("div");
+    all.className = "panels";
+    all.style.setProperty("--columns", columns);
+    for (const panel of panels) {
+      const cell = document.createElement("div");
+      const name = document.createElement("h4");
+      name.textContent = cut(panel.n, 60);
+      cell.className = off.has(panel.k) ? "off" : "";
+      cell.append(name, draw(panel, (width + 16) / columns - 16));
+      all.append(cell);
+    }
+    return all;
+  }
+
+  function metrics(spec, width, off) {
+    const columns = Math.max(1, Math.min(spec.panels.length, Math.floor((width + 16) / 316)));
+    return grid(spec.panels, columns, off, width, (panel, cell) => lines(panel.spec, cell, off));
   }
 
   // Names at the ends of lines, pushed apart so that none covers another.
@@ -75,22 +96,16 @@
   function panels(spec, width, off) {
     const x = axis("time", units, spec.end);
     const y = axis("", bytes, spec.top);
-    const grid = document.createElement("div");
-    grid.className = "panels";
     const columns = Math.max(1, Math.floor((width + 16) / 241));
-    for (const panel of spec.panels) {
-      const cell = document.createElement("div");
-      const name = document.createElement("h4");
-      name.textContent = cut(panel.n, 60);
-      cell.className = off.has(panel.k) ? "off" : "";
+    return grid(spec.panels, columns, off, width, (panel, cell) => {
       const rows = spec.x.map((at, i) => ({
         x: at / x.scale, sent: (panel.sent[i] ?? 0) / y.scale,
         budget: panel.budget[i] === null ? NaN : panel.budget[i] / y.scale,
         bandwidth: panel.bandwidth[i] === null ? NaN : panel.bandwidth[i] / y.scale,
       }));
       const stroke = colour(panel.c);
-      const plot = Plot.plot({
-        width: (width + 16) / columns - 16, height: 150, marginLeft: 44, marginRight: 8, marginBottom: 34,
+      return Plot.plot({
+        width: cell, height: 150, marginLeft: 44, marginRight: 8, marginBottom: 34,
         x: { domain: [0, spec.end / x.scale], label: x.name, ticks: 4, labelArrow: "none" },
         y: { domain: [0, spec.top / y.scale], label: `${y.word}/s`, grid: true, ticks: 3, labelArrow: "none" },
         marks: [
@@ -104,10 +119,7 @@
           })),
         ],
       });
-      cell.append(name, plot);
-      grid.append(cell);
-    }
-    return grid;
+    });
   }
 
   function timeline(spec, width) {
@@ -131,7 +143,7 @@
     });
   }
 
-  const kinds = { lines, panels, timeline };
+  const kinds = { lines, panels, metrics, timeline };
 
   function draw(place) {
     const width = place.clientWidth;

@@ -4,13 +4,12 @@ The loss and the optimizer become the program's. The metrics are computed over t
 by Keras' own code, with their state outside, so that evaluations may run in several threads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dlion_api.errors import ProgramError
+from dlion_api.protocol.progress import MAX_METRICS
 from dlion_api.spec import Optimizer
 from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
@@ -26,6 +25,9 @@ _ACCURACIES = tuple(
 
 _OWN_STEPS = ("train_step", "compute_loss", "test_step", "compute_metrics")
 """Methods that `fit` calls and DLion does not."""
+
+_MAX_NAME = 100
+"""Characters of a metric's name: the names of all fit into a record."""
 
 _ADVICE = "It is called as Keras' fit() calls it. Correct it, or give the program "
 
@@ -93,13 +95,9 @@ class CompiledMetrics:
         with self._user_code():
             metrics.update_state(targets_B, outputs)
             found = metrics.result()
+            self._figures(found)
             metrics.reset_state()
-        for (name, value), metric in zip(found.items(), metrics.metrics, strict=True):
-            if np.ndim(value):
-                raise ProgramError(
-                    f"program {program.name}: metric {name} of compile() has {np.size(value)} "
-                    "values, and one can be recorded. Give it average='macro', or remove it"
-                )
+        for name, metric in zip(found, metrics.metrics, strict=True):
             if not self.accuracy and isinstance(metric, _ACCURACIES):
                 self.accuracy = name
                 self.counts_labels = type(metric) is keras.metrics.SparseCategoricalAccuracy
@@ -114,16 +112,53 @@ class CompiledMetrics:
             return list(self._metrics.stateless_update_state([*state], targets_B, outputs))
 
     def result(self, state: Sequence[Any]) -> Mapping[str, float]:
-        """The metrics by Keras' names for them."""
+        """The metrics by Keras' names for them; of one that returns a dict `<metric>/<key>`."""
         if self._metrics is None:
             return {}
         mapping = list(zip(self._metrics.variables, state, strict=True))
         with self._user_code(), keras.StatelessScope(state_mapping=mapping):
-            found = self._metrics.result()  # it may be a variable, read in this scope alone
-            return {name: float(keras.ops.convert_to_tensor(each)) for name, each in found.items()}
+            # Results may be variables, whose values are of this scope alone.
+            return self._figures(self._metrics.result())
+
+    def _figures(self, found: Mapping[str, Any]) -> dict[str, float]:
+        """One number by each name. Raises: ProgramError for what is no number."""
+        figures: dict[str, float] = {}
+        for name, value in (part for each in found.items() for part in _parts(*each)):
+            if len(name) > _MAX_NAME or name in figures or len(figures) == MAX_METRICS:
+                raise ProgramError(
+                    f"program {self._program.name}: the metrics of compile() need at most "
+                    f"{MAX_METRICS} names of at most {_MAX_NAME} characters, each given once "
+                    f"(given: {name[: _MAX_NAME + 1]!r} as number {len(figures) + 1}). Rename or "
+                    "remove some"
+                )
+            figures[name] = self._number(name, value)
+        return figures
+
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            tensor = keras.ops.convert_to_tensor(value)
+            if len(found := tf.reshape(tensor, [-1])) == 1:
+                return float(found[0])
+            given = f"an array of shape {tuple(tensor.shape)}"
+        except (TypeError, ValueError):
+            given = f"a {type(value).__name__}"
+        raise ProgramError(
+            f"program {self._program.name}: metric {name} of compile() must return one number, or "
+            f"a dict of numbers by name (given: {given}). Give it average='macro' if Keras has "
+            "that for it, return a dict from its result(), or remove it"
+        )
 
     def _user_code(self) -> Any:
         return user_code(self._program, "a metric of compile()", f"{_ADVICE}accuracy")
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The value by its name; those of a dict, also of dicts in it, by `<name>/<key>`."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(f"{name}/{key}", part)
+    else:
+        yield name, value
 
 
 def _loss(model: Any) -> Any:
