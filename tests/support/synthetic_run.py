@@ -23,6 +23,7 @@ from dlion_api.protocol.progress import (
     StepRecord,
 )
 from dlion_api.spec import Job, load_job
+from dlion_results.summary.tally import MAIN_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,14 @@ class Story:
     seed: int = 1
     metric_names: tuple[str, ...] = ()
     """Of `compile()`; every second one is an error that falls from 5 to -4."""
+
+    phases: tuple[float, ...] | None = None
+    """Parts of the time beside computing, in the order of MAIN_PHASES; None: not recorded."""
+
+    @property
+    def waiting(self) -> float:
+        """Part of the time beside computing."""
+        return 1.0 if self.phases is None else max(0.0, 0.9 - sum(self.phases))
 
     def metrics(self, accuracy: float, time_s: float) -> dict[str, float]:
         values = (math.sqrt(accuracy), 9 * math.exp(-time_s / self.learning_s) - 4)
@@ -131,8 +140,9 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
         loss = 2.3 * math.exp(-time_s / story.learning_s) + 0.4 + abs(chance.normal(0, 0.15))
         yield StepRecord(
             time_s, rank, incarnation, iteration, loss, lbs, gbs, 0.05, compute_s, wall_s,
-            compute_s * 0.4, 0.02 * wall_s, max(0.0, wall_s - compute_s), samples,
+            compute_s * 0.4, 0.02 * wall_s, story.waiting * max(0.0, wall_s - compute_s), samples,
             waited_for=tuple(peers[:2]),
+            **({} if story.phases is None else _phases(wall_s - compute_s, story.phases)),
         )  # fmt: skip
         if time_s - sent_s >= 1:
             rate = UPLINK_BYTES_PER_S[rank % 6] / 5 * (0.4 if 180 < time_s < 230 else 1.0)
@@ -147,6 +157,11 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
             evaluated_s = time_s
             yield _evaluation(story, rank, time_s, iteration, samples, shared, own, chance)
     yield _evaluation(story, rank, time_s, iteration, samples, shared, own, chance, final=True)
+
+
+def _phases(free_s: float, parts: tuple[float, ...]) -> dict[str, float]:
+    """Of select, encode, send, decode, apply: parts of what is left beside computing."""
+    return {name: part * max(0.0, free_s) for name, part in zip(MAIN_PHASES, parts, strict=True)}
 
 
 def _evaluation(

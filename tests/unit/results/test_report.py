@@ -31,7 +31,7 @@ from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecor
 from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
-from dlion_results.report import curve_charts, link_charts
+from dlion_results.report import curve_charts, link_charts, time_charts
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
 from dlion_results.report.runs import _labels, load_run, load_runs
 from dlion_results.run_folder.environment import (
@@ -41,6 +41,7 @@ from dlion_results.run_folder.environment import (
 )
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
+from dlion_results.summary.tally import MAIN_PHASES, RunTally
 from synthetic_run import Story, description, records
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -130,7 +131,7 @@ def test_every_section_and_picture_is_there_and_settings_are_last(page, text):
     assert headings[-1] == order[-1]
     drawn = [value for name, value in page.attributes if name == "data-chart"]
     assert sorted(drawn) == sorted(chart_data(text))
-    assert len(drawn) == 8
+    assert len(drawn) == 9
 
 
 def chart_data(text):
@@ -439,6 +440,29 @@ def test_runs_have_no_details_once_those_before_have_used_up_the_bytes(tmp_path)
     assert several.count("left out to keep the page small") == 1
     assert len(several.encode()) <= most
     assert {name for name in chart_data(several) if name.startswith("run2-")} == set()
+
+
+def test_bars_of_the_time_are_the_seconds_of_the_summary(tmp_path):
+    story = replace(STORY, phases=(0.2, 0.1, 0.05, 0.15, 0.1))
+    run = load_run(make(tmp_path / "a", story), "a")
+    chart = time_charts.time_bars(run)
+    fields = ("compute_s", "waited_s", *MAIN_PHASES, "other_s")
+    for row, worker in zip(chart.spec["rows"], run.summary["workers"], strict=True):
+        assert row["n"] == worker["name"]
+        assert row["v"] == pytest.approx([worker[name] for name in fields], rel=1e-3)
+        assert sum(row["v"]) == pytest.approx(worker["wall_s"], rel=1e-2)
+    assert len(chart.spec["parts"]) == len(fields)
+    assert "plant-a/small-0 computing " in chart.alt
+
+
+def test_bars_of_an_old_run_have_the_exchange_in_the_rest_and_an_empty_run_has_none(folder):
+    run = load_run(folder, "a")
+    chart = time_charts.time_bars(run)
+    assert chart.spec["parts"] == ["computing", "waiting for others", "exchange and the rest"]
+    assert {len(row["v"]) for row in chart.spec["rows"]} == {3}
+    nothing = replace(run, tally=RunTally([Rank(0)]))
+    assert time_charts.time_bars(nothing).spec == {}
+    assert time_charts.time_bars(nothing).alt == "No step was done."
 
 
 def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):

@@ -1,12 +1,14 @@
 """Proves, in headless Chromium: the page draws all its charts without an error or a request, at the
-width of a desktop and of a phone, in light and dark; each metric has a panel; the legend switches
-lines; a pointer gets values; a run's details are drawn when opened.
+width of a desktop and of a phone, in light and dark; each metric has a panel; the time of a worker
+is a bar of its parts; the legend switches lines; a pointer gets values; a run's details are drawn
+when opened.
 
 Skipped without Chromium (Debian: `apt-get install chromium`), which no user needs.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +28,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 )
+PHASES = (0.2, 0.1, 0.05, 0.15, 0.1)
 METRICS = ("auc", "mae", HOSTILE)
 LINES = "document.querySelector('.plot').querySelectorAll('g[aria-label=line] path').length"
 
@@ -44,7 +47,9 @@ def make(path: Path, story: Story) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One run, two of unequal length, and 96 workers."""
     root = tmp_path_factory.mktemp("pages")
-    six = make(root / "six", Story(seconds=90, killed=(4, 40.0, 10.0), metric_names=METRICS))
+    six = make(
+        root / "six", Story(seconds=90, killed=(4, 40.0, 10.0), metric_names=METRICS, phases=PHASES)
+    )
     none = make(root / "none", Story(seconds=40, exchange=False, killed=None))
     wide = make(root / "wide", Story(workers=96, seconds=9, step_s=3.0, killed=None))
     return {
@@ -84,7 +89,7 @@ def test_every_chart_is_drawn_and_nothing_goes_beyond_the_width(
         "[...document.querySelectorAll('.plot')].filter(e => !e.closest('details:not([open])'))"
         ".map(e => e.querySelectorAll('svg path, svg circle, svg rect').length)"
     )
-    assert len(open_charts) == {"one": 9, "two": 5, "wide": 8}[name]
+    assert len(open_charts) == {"one": 10, "two": 5, "wide": 9}[name]
     assert min(open_charts) > 0
     assert page.evaluate("document.title").endswith("DLion report")
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -108,6 +113,47 @@ def test_each_metric_has_a_panel_with_its_own_scale(browser, pages, width, colum
     assert max(auc) <= 1
     assert min(mae) < 0 < 3 < max(mae)
     assert page.problems == []
+
+
+BARS = "[data-chart=run0-parts] g[aria-label=bar] rect"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_time_of_each_worker_is_a_bar_of_parts_that_a_pointer_reads(
+    browser, pages, width, dark
+):
+    page = loaded(browser, pages["one"], width=width, dark=dark)
+    rows = page.evaluate(
+        f"[...document.querySelectorAll('{BARS}')].map(e => [e.getBoundingClientRect().y,"
+        " e.getBoundingClientRect().width, getComputedStyle(e).fill])"
+    )
+    assert len(rows) == 6 * 8
+    assert len({fill for _, _, fill in rows}) == 8
+    lengths = [sum(w for y, w, _ in rows if y == row) for row in {y for y, _, _ in rows}]
+    assert lengths == pytest.approx([lengths[0]] * 6, rel=0.01)
+    page.evaluate("document.querySelector('[data-chart=run0-parts]').scrollIntoView()")
+    x, y = page.evaluate(
+        f"(() => {{ const b = document.querySelectorAll('{BARS}')[8].getBoundingClientRect();"
+        " return [b.x + 5, b.y + b.height / 2] })()"
+    )
+    for step in range(3):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + step, y=y)
+        page.evaluate("new Promise(done => setTimeout(done, 60))")
+    tip = "document.querySelector('[data-chart=run0-parts] [aria-label=tip]').textContent"
+    told = page.evaluate(tip)
+    assert "plant-a/small-1" in told
+    for name in ("computing", "waiting for others", "select", "apply", "other"):
+        assert re.search(rf"{name} [0-9.]+ %, [0-9.]+ s", told), name
+    assert page.problems == []
+
+
+def test_bars_of_runs_without_phases_have_three_parts(browser, pages):
+    page = loaded(browser, pages["wide"])
+    counts = page.evaluate(
+        f"[document.querySelectorAll('{BARS}').length,"
+        " document.querySelectorAll('[data-chart=run0-parts] .share-key span').length]"
+    )
+    assert counts == [2 * 3, 3]
 
 
 def test_wide_charts_keep_readable_letters_on_a_phone(browser, pages):

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from dlion_api.names import Rank
-from dlion_results.report import curve_charts, formats, link_charts
+from dlion_results.report import curve_charts, formats, link_charts, time_charts
 from dlion_results.report.curve_charts import PageChart
 from dlion_results.report.headline import differences, ending_words, headline
 from dlion_results.report.palette import (
@@ -31,7 +31,6 @@ from dlion_results.report.palette import (
     LIGHT_PAPER,
     coloured_groups,
     css_colours,
-    row_groups,
 )
 from dlion_results.report.runs import LoadedRun, load_runs
 from dlion_results.report.tiles import shares, tiles
@@ -53,7 +52,6 @@ _MAX_TITLE: Final = 200
 _MAX_NAMED: Final = 1000
 """Characters of the names of runs that are not shown."""
 _MAX_DIFFERENCES: Final = 12
-_MAX_WAITED_FOR: Final = 8
 _FAR_OFF: Final = 0.1
 """A measured quantity that deviates more from the requested one is marked."""
 
@@ -194,6 +192,7 @@ def _section(
     """The details of one run, and the data of their charts."""
     prefix = f"run{place}-"
     charts = [
+        time_charts.time_bars(run),
         link_charts.uplinks(run),
         curve_charts.batch_sizes(run),
         curve_charts.capacities(run),
@@ -208,8 +207,7 @@ def _section(
         curves=Markup(curves),  # noqa: S704 - the template escaped it
         prefix=prefix,
         charts={chart.name: chart for chart in charts},
-        use=_use_rows(run),
-        waited_for=_waited_for(run),
+        waited_for=time_charts.waited_for(run),
         maps=[link_charts.link_map(run), link_charts.budget_map(run)],
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),
@@ -243,32 +241,6 @@ def _overview(run: LoadedRun) -> dict[str, Any]:
         "environment_name": run.environment.name if run.environment else "",
         "groups": coloured_groups(run),
     }
-
-
-def _use_rows(run: LoadedRun) -> list[dict[str, Any]]:
-    """Shares of the time of each worker, or of those of a site together."""
-    rows = []
-    by_rank = {worker.rank: worker for worker in run.workers}
-    for group in row_groups(run):
-        own = [by_rank[rank] for rank in group.ranks if by_rank[rank].steps]
-        span_s = sum(worker.last_step_s - worker.started_s for worker in own)
-        if span_s > 0:
-            computed = min(1.0, sum(worker.compute_s for worker in own) / span_s)
-            waited = min(1.0 - computed, sum(worker.waited_s for worker in own) / span_s)
-            rows.append({"group": group, "shares": (computed, waited, 1 - computed - waited)})
-    return rows
-
-
-def _waited_for(run: LoadedRun) -> list[tuple[str, int, float]]:
-    """(name, colour, share of all waiting) of those that others waited for most."""
-    groups = {rank: group for group in row_groups(run) for rank in group.ranks}
-    parts: dict[tuple[str, int], float] = {}
-    for entry in (run.summary["time_use"] or {"waited_for": []})["waited_for"]:
-        if group := groups.get(entry["rank"]):
-            key = group.name, group.place
-            parts[key] = parts.get(key, 0.0) + entry["fraction"]
-    ranked = sorted(parts.items(), key=lambda item: -item[1])[:_MAX_WAITED_FOR]
-    return [(name, place, min(1.0, share)) for (name, place), share in ranked]
 
 
 def _differences(runs: Sequence[LoadedRun]) -> list[tuple[str, list[str]]]:

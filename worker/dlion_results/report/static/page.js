@@ -122,6 +122,50 @@
     });
   }
 
+  // A stacked bar for each row; the pointer gets all parts of one.
+  function parts(spec, width) {
+    const letters = width < 400 ? 16 : 22;
+    const margin = 26 + 6.5 * Math.min(letters, Math.max(...spec.rows.map((row) => row.n.length)));
+    const place = (part) => (spec.parts.length === 3 ? [0, 1, 7][part] : part);
+    const bars = spec.rows.flatMap((row) => {
+      const total = row.v.reduce((sum, value) => sum + value, 0);
+      let before = 0;
+      return row.v.map((value, part) => {
+        const share = (100 * value) / total;
+        before += share;
+        return { row: row.n, part: place(part), share, from: before - share, to: before };
+      });
+    });
+    const readable = bars.filter((bar) => bar.share * (width - margin) > 3400);
+    const told = (row) => {
+      const own = bars.filter((bar) => bar.row === row.n);
+      return [cut(row.n, 60), ...own.map((bar, part) => `${spec.parts[part]} ${number(+bar.share.toFixed(1))} %, ${number(row.v[part])} s`)].join("\n");
+    };
+    const key = document.createElement("p");
+    key.className = "share-key";
+    spec.parts.forEach((name, part) => {
+      const one = document.createElement("span");
+      const patch = document.createElement("i");
+      patch.className = `phase${place(part)}`;
+      one.append(patch, name);
+      key.append(one);
+    });
+    const all = document.createElement("div");
+    all.append(key, Plot.plot({
+      width, height: 44 + 28 * spec.rows.length, marginLeft: margin, marginRight: 14, marginBottom: 34, marginTop: 4,
+      x: { domain: [0, 100], label: "share of the time, %", labelArrow: "none", ticks: 5 },
+      y: { domain: spec.rows.map((row) => row.n), label: null, padding: 0.22, tickSize: 0, tickPadding: 18, tickFormat: (name) => cut(name, letters) },
+      color: { type: "identity" },
+      marks: [
+        Plot.barX(bars, { y: "row", x1: "from", x2: "to", fill: (d) => `var(--phase${d.part})`, stroke: "var(--paper)", strokeWidth: 0.7 }),
+        Plot.text(readable, { y: "row", x: (d) => (d.from + d.to) / 2, text: (d) => `${Math.round(d.share)} %`, fill: (d) => `var(--on-phase${d.part})` }),
+        Plot.dot(spec.rows, { y: "n", x: 0, dx: -10, r: 4, fill: (d) => colour(d.c) }),
+        Plot.tip(spec.rows, Plot.pointerY({ y: "n", x: 50, fill: "var(--paper)", stroke: "var(--line)", maxRadius: 60, className: "tip", title: told })),
+      ],
+    }));
+    return all;
+  }
+
   function timeline(spec, width) {
     const x = axis("time", units, spec.end);
     const letters = width < 560 ? 13 : 28;
@@ -143,7 +187,7 @@
     });
   }
 
-  const kinds = { lines, panels, metrics, timeline };
+  const kinds = { lines, panels, metrics, parts, timeline };
 
   function draw(place) {
     const width = place.clientWidth;
