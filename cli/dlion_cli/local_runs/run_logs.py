@@ -19,6 +19,7 @@ from typing import Final
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
+from dlion_cli.inputs.named_folder import require_folder
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource
 from dlion_cli.terminal.formatting import printable
 from dlion_results.run_folder.description import find_worker
@@ -48,11 +49,7 @@ class WorkerLogs:
 
     def __post_init__(self) -> None:
         """Raises: DataError if the folder is not that of a run on this machine."""
-        if not self.folder.is_dir():
-            raise DataError(
-                f"{self.folder}: there is no such folder. `dlion ls` lists result folders; a job "
-                "of a cluster is named without a slash"
-            )
+        require_folder(self.folder)
         if not (self.folder / LOGS).is_dir():
             is_result = (self.folder / EVENTS).exists()
             why = "it was simulated, or fetched from a keeper without logs" if is_result else (

@@ -3,6 +3,7 @@
 The API server drops its events after an hour; the keeper has the run's as long as its disk lasts.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,12 @@ def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
         except DataError:
             manifest = None
         records = read_events(folder / EVENTS)
-        return [_document(each, job, manifest) for each in records if isinstance(each, EventRecord)]
+        about = {"kind": KIND, "namespace": job.namespace, "name": job.name}
+        return [
+            event_document(each, about, manifest)
+            for each in records
+            if isinstance(each, EventRecord)
+        ]
 
 
 def kept_summary(jobs: JobClient, job: JobStatus) -> dict[str, Any]:
@@ -60,8 +66,8 @@ def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: Path, *paths: str
         raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
 
 
-def _document(record: EventRecord, job: JobStatus, manifest: Job | None) -> Document:
-    about = {"kind": KIND, "namespace": job.namespace, "name": job.name}
+def event_document(record: EventRecord, about: Mapping[str, Any], manifest: Job | None) -> Document:
+    """The event in the form of the API server's; `about`: the job that it is of, or its worker."""
     if record.is_of_worker:
         rank = record.rank
         name = f"worker {rank}" if manifest is None else worker_name(manifest, rank)

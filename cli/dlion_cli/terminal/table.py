@@ -70,6 +70,7 @@ COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", 
 NARROW = {96: "samples", 86: "steps"}
 """Minimum terminal width of optional columns."""
 MAX_METRICS_SHOWN = 8
+MAX_MISSING_SHOWN = 16
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -115,7 +116,9 @@ def _headline(ending: Mapping[str, Any]) -> str:
     stop_reason = printable(ending["stop_reason"])
     if ending["succeeded"]:
         return stop_reason
-    missing = ", ".join(map(str, ending["missing"]))
+    missing = ", ".join(map(str, ending["missing"][:MAX_MISSING_SHOWN]))
+    if (more := len(ending["missing"]) - MAX_MISSING_SHOWN) > 0:
+        missing += f" and {more:,} more"
     lacks = f", without the replica{'s' * (len(ending['missing']) > 1)} {missing}"
     return f"{printable(ending['reason'])}: {stop_reason}{lacks if missing else ''}"
 

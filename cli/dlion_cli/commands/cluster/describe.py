@@ -2,26 +2,27 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dlion_api.errors import DeniedError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.top import INTERVAL_S, LoadReader
 from dlion_cli.findings.find_problems import find_problems, why_not_running
-from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
+from dlion_cli.findings.job_problem import JobProblem, JobScope
+from dlion_cli.findings.problem_table import problem_parts
 from dlion_cli.findings.time_use import culprit_of, time_parts
+from dlion_cli.inputs.named_folder import local_folder
 from dlion_cli.pod_streams.keeper_files import is_lost_with_pod
 from dlion_cli.pod_streams.kept_records import kept_summary
 from dlion_cli.terminal import options
@@ -36,7 +37,6 @@ from dlion_cli.views.worker_load import JobLoad
 MAX_EVENTS: Final = 20
 MAX_LOADS: Final = 32
 """Workers whose load is read: if none answered, it would take 20 s."""
-_STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def describe_from_contexts(contexts: Contexts, name: str, output: str) -> int:
 @name_argument()
 @options.output
 @contexts_option(describe_from_contexts)
-@cluster_options
-def describe(jobs: JobClient, name: str, output: str) -> None:
+@connecting_options
+def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     """Describe job NAME: problems and what to do, sites, conditions, pods and events.
 
     The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
@@ -116,12 +116,23 @@ def describe(jobs: JobClient, name: str, output: str) -> None:
     -o json prints {job, pods, events, load, problems, culprit, notes, summary}. Pods, events and
     load are null if you may not read them.
 
+    NAME may be the result folder of a run on this machine or in virtual time: a path with a slash,
+    or an existing result folder where no option selects a cluster. Then it shows how the run ended,
+    missing replicas, warnings, figures, what the time went to, and the command that continues it.
+    -o json prints {run, problems, culprit, events, notes, next, summary}.
+
     \b
     dlion describe cifar10
+    dlion describe runs/digits-20260101-120000
     dlion describe cifar10 --contexts plant-a,plant-b,plant-c
     dlion describe cifar10 -o json | jq -r '.problems[] | .message, .command'
     """
-    facts = read_facts(jobs, name)
+    if (folder := local_folder(name)) is not None:
+        from dlion_cli.findings.folder_description import describe_folder
+
+        describe_folder(folder, output_console(), output)
+        return
+    facts = read_facts(connect(), name)
     if output == "json":
         click.echo(json.dumps(facts.as_json(), indent=2, ensure_ascii=False))
         return
@@ -193,7 +204,7 @@ def _clean(documents: list[Document] | None) -> list[Document] | None:
 def describe_parts(facts: JobFacts) -> list[RenderableType]:
     """The sections, from problems to events."""
     job = JobStatus(facts.job)
-    parts: list[RenderableType] = [Text("PROBLEMS", style="bold"), *_problems(facts), Text("")]
+    parts = problem_parts(facts.problems, facts.notes)
     parts += one_job(job, [], facts.now)
     if facts.summary is None:  # it has the same figures, of the whole run
         parts += time_parts(job)
@@ -228,21 +239,3 @@ def _figures(facts: JobFacts) -> list[RenderableType]:
         )
         parts.append(Text(text, style="yellow"))
     return [*parts, Text("")] if parts else []
-
-
-def _problems(facts: JobFacts) -> Sequence[RenderableType]:
-    notes = [Text(note, style="yellow") for note in facts.notes]
-    problems = facts.problems
-    if not problems:
-        return [*notes, Text("none found", style="dim" if notes else "green")]
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for each in problems:
-        cell = Text(f"{each.object}: ", style="bold")
-        cell.append(each.message, style="not bold")
-        cell.append(f"\n→ {each.advice}", style="not bold")
-        if each.command:
-            cell.append(f"\n  {each.command}", style="not bold cyan")
-        grid.add_row(Text(each.severity, style=_STYLES[each.severity]), cell)
-    return [*notes, grid]

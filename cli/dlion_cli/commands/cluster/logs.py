@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -21,6 +20,7 @@ from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, Un
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.inputs.named_folder import local_folder
 from dlion_cli.local_runs.kept_logs import kept_logs
 from dlion_cli.local_runs.run_logs import WorkerLogs, print_logs
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
@@ -34,7 +34,6 @@ from dlion_cli.pod_streams.log_sources import (
 )
 from dlion_cli.terminal.failures import message_of
 from dlion_cli.views.job_status import JobStatus
-from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0
 MAX_NAMED: Final = 8
@@ -140,7 +139,7 @@ def logs(
     """
     selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
-    if (folder := _local_folder(name)) is not None:
+    if (folder := local_folder(name)) is not None:
         if timestamps:
             raise click.UsageError("logs of local runs have no times: remove --timestamps")
         if selector.is_keeper:
@@ -201,16 +200,6 @@ def _show_kept(
         if not pods:
             raise no_pods_error(job, selector, f". Of what is kept: {message_of(error)}") from error
         click.echo(f"dlion: pods {whose}are gone, and their logs: {message_of(error)}", err=True)
-
-
-def _local_folder(name: str) -> Path | None:
-    """The result folder that NAME is; None: it is a job of a cluster."""
-    given = click.get_current_context().params
-    if any(given.get(option) for option in ("context", "kubeconfig", "namespace")):
-        return None
-    path = Path(name)
-    is_path = "/" in name or (path.is_dir() and (path / JOB).exists())
-    return path if is_path else None
 
 
 def _show(printer: LogPrinter, streams: Iterable[Iterable[tuple[LogSource, LogLine]]]) -> None:

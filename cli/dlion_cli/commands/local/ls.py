@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_api.errors import DataError
+from dlion_cli.inputs.named_folder import run_document
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -66,7 +67,7 @@ def list_results(folder: Path, output: str) -> None:
         document = {
             "folder": str(folder),
             "complete": not finder.is_cut,
-            "runs": [_json(run, folder) for run in runs],
+            "runs": [run_document(run, _name(run, folder)) for run in runs],
         }
         click.echo(json.dumps(document, indent=2))  # ASCII: a name may be no Unicode text
     elif runs:
@@ -113,21 +114,3 @@ def _state(run: StoredRun) -> str:
 def _name(run: StoredRun, folder: Path) -> str:
     """The path below the listed folder."""
     return str(run.path if run.path == folder else run.path.relative_to(folder))
-
-
-def _json(run: StoredRun, folder: Path) -> dict[str, Any]:
-    return {
-        "name": _name(run, folder),
-        "path": str(run.path),
-        "command": run.command or None,
-        "state": str(run.state),
-        "reason": run.reason or None,
-        "detail": run.detail or None,
-        "resumable": run.is_resumable,
-        "job": run.job or None,
-        "accuracy": run.accuracy,
-        "iterations": run.iteration,
-        "durationSeconds": run.duration_s,
-        "startedAt": run.started_at.isoformat(timespec="seconds") if run.started_at else None,
-        "sizeBytes": run.size_bytes,
-    }

@@ -1,0 +1,56 @@
+"""Result folders that commands for jobs of a cluster take instead of a job, and their JSON."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dlion_api.errors import DataError
+from dlion_results.run_folder.layout import JOB
+from dlion_results.run_folder.listing import StoredRun
+
+
+def local_folder(name: str) -> Path | None:
+    """The result folder that NAME is; None: it is a job of a cluster."""
+    given = click.get_current_context().params
+    if any(given.get(option) for option in ("context", "kubeconfig", "namespace")):
+        return None
+    path = Path(name)
+    is_path = "/" in name or (path.is_dir() and (path / JOB).exists())
+    return path if is_path else None
+
+
+def require_folder(path: Path) -> None:
+    """Raises: DataError if there is no such folder, with the name of a similar one beside it."""
+    try:
+        if path.is_dir():
+            return
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
+    except (OSError, ValueError):
+        beside = []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f'Did you mean "{path.parent / near[0]}"? ' if near else ""
+    raise DataError(
+        f"{path}: there is no such folder. {hint}`dlion ls` lists result folders; a job of a "
+        "cluster is named without a slash"
+    )
+
+
+def run_document(run: StoredRun, name: str) -> dict[str, Any]:
+    """The run for `-o json`; None: not known."""
+    return {
+        "name": name,
+        "path": str(run.path),
+        "command": run.command or None,
+        "state": str(run.state),
+        "reason": run.reason or None,
+        "detail": run.detail or None,
+        "resumable": run.is_resumable,
+        "job": run.job or None,
+        "accuracy": run.accuracy,
+        "iterations": run.iteration,
+        "durationSeconds": run.duration_s,
+        "startedAt": run.started_at.isoformat(timespec="seconds") if run.started_at else None,
+        "sizeBytes": run.size_bytes,
+    }
