@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING, Final
 from dlion.job import JobSnapshot, JobWorker
 from dlion.manifests import ManifestInput
 from dlion_api import cluster_names
-from dlion_api.errors import AbsentError, DLionError, Problem, SpecError
+from dlion_api.errors import (
+    AbsentError,
+    DeniedError,
+    DLionError,
+    Problem,
+    SpecError,
+    UnavailableError,
+)  # fmt: skip
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import load_job
@@ -22,9 +30,15 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.cluster.submission import submit_manifest, valid_manifest
 from dlion_cli.inputs.unpacking import unpack
-from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files
+from dlion_cli.local_runs.kept_logs import kept_logs
+from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files, site_of
 from dlion_cli.pod_streams.log_lines import LogSource, follow_lines, read_lines
-from dlion_cli.pod_streams.log_sources import LogSelector, log_source, worker_pods
+from dlion_cli.pod_streams.log_sources import (
+    LogSelector,
+    log_source,
+    no_pods_error,
+    worker_pods,
+)
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_local.temporary_folder import temporary_folder
@@ -36,6 +50,15 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job
 
 _POLL_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class _ChosenWorker:
+    """A worker whose log is wanted. `site`: None if this version cannot read the manifest."""
+
+    rank: Rank
+    site: str | None
+    selector: LogSelector
 
 
 class KubernetesBackend:
@@ -113,9 +136,17 @@ class KubernetesBackend:
         raise AbsentError(f"DLionJob {name!r} was deleted meanwhile")
 
     def logs(self, name: str, worker: int | None, follow: bool) -> Iterator[str]:
-        """Lines of a trainer of this site. Raises: at once, as `get`; UnavailableError if none."""
+        """Lines of a trainer of this site; of one whose pod is gone those that the keeper has.
+
+        Raises: at once, as `get`; UnavailableError if there are none.
+        """
         status = JobStatus(self._jobs.get(name))
-        source = self._log_source(status, 0 if worker is None else worker)
+        chosen = self._chosen(status, 0 if worker is None else worker)
+        if not self._jobs.pods(name, chosen.selector.labels(status.run_id)) and (
+            status.outcome is not None or not follow  # else its pod may come
+        ):
+            return self._kept_lines(status, chosen)
+        source = self._log_source(status, chosen)
         # A log that has ended is read at once: nothing can come after it.
         if not follow or status.outcome is not None:
             return (line.text for line in read_lines(self._jobs.cluster, source, tail=None))
@@ -147,29 +178,46 @@ class KubernetesBackend:
         """Close the connections."""
         self._jobs.cluster.close()
 
-    def _log_source(self, status: JobStatus, rank: int) -> LogSource:
+    @staticmethod
+    def _chosen(status: JobStatus, rank: int) -> _ChosenWorker:
         job = _job(status)
         try:
             worker = None if job is None else job.worker(Rank(rank))
         except LookupError as error:
             problem = Problem("worker", f"is no rank: {error}", str(rank))
             raise SpecError([problem], source=status.name) from None
-        selector = LogSelector(
-            cluster_names.TRAINER_CONTAINER,
-            None if worker is None else worker.group,
-            rank if worker is None else worker.index,
-        )
-        pods = worker_pods(self._jobs, status, selector)
-        if worker is not None:
+        group, index = (None, rank) if worker is None else (worker.group, worker.index)
+        selector = LogSelector(cluster_names.TRAINER_CONTAINER, group, index)
+        return _ChosenWorker(Rank(rank), None if worker is None else worker.site, selector)
+
+    def _log_source(self, status: JobStatus, chosen: _ChosenWorker) -> LogSource:
+        pods = worker_pods(self._jobs, status, chosen.selector)
+        if chosen.site is not None:
             label = cluster_names.SITE_LABEL
-            here = [pod for pod in pods if pod["metadata"]["labels"].get(label) == worker.site]
-            if not here:
-                raise AbsentError(
-                    f"worker {rank} of {status.name} is at site {worker.site}, not at the site of "
-                    f"this cluster (context {self._jobs.cluster.context!r}). Use a Client of it"
-                )
-            pods = here
-        return log_source(pods[-1], selector.container)
+            pods = [pod for pod in pods if pod["metadata"]["labels"].get(label) == chosen.site]
+            if not pods:
+                raise self._elsewhere(status, chosen)
+        return log_source(pods[-1], chosen.selector.container)
+
+    def _kept_lines(self, status: JobStatus, chosen: _ChosenWorker) -> Iterator[str]:
+        """What the keeper has of a worker without a pod. Raises: UnavailableError if nothing."""
+        try:
+            site = site_of(find_keeper(self._jobs, status, status.run_id))
+            if site and chosen.site not in (None, site):
+                raise self._elsewhere(status, chosen)
+            with kept_logs(self._jobs, status, status.run_id, chosen.selector) as kept:
+                return iter(kept.lines_of(chosen.rank))
+        except AbsentError:
+            raise
+        except (DeniedError, UnavailableError) as error:
+            more = f". Of what is kept: {error}"
+            raise no_pods_error(status, chosen.selector, more) from error
+
+    def _elsewhere(self, status: JobStatus, chosen: _ChosenWorker) -> AbsentError:
+        return AbsentError(
+            f"worker {chosen.rank} of {status.name} is at site {chosen.site}, not at the site of "
+            f"this cluster (context {self._jobs.cluster.context!r}). Use a Client of it"
+        )
 
     def _followed(self, name: str, source: LogSource) -> Iterator[str]:
         """New lines too, until the run has ended or the job is gone."""

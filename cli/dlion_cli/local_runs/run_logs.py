@@ -82,6 +82,12 @@ class WorkerLogs:
             f"`dlion report {self.folder}` names the workers"
         )
 
+    def lines_of(self, rank: Rank) -> list[str]:
+        """All lines of that worker, if it is selected and has a log."""
+        name = f"{_PROCESSES[self.container]}-{rank}.log"
+        chosen = (path for path in self.files() if path.name == name)
+        return [line for path in chosen for line in _GrowingFile(path, None).lines(is_last=True)]
+
     @functools.cached_property
     def _job(self) -> Job | None:
         try:

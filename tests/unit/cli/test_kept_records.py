@@ -3,7 +3,8 @@
 Proves: what the keeper has is shown in their place, and said to be that; with --run also of an
 earlier run; figures of a run that has ended, how its time was spent, and whether that lasts. Where
 there is no keeper, no right to ask it, or nothing in it, the command says so and shows the rest.
-Damaged figures, control characters and a keeper that sends without end harm nothing.
+Damaged figures, control characters and a keeper that sends without end harm nothing. The Python
+client reads logs in the same way.
 
 API servers that are told what they say; commands in pods run the keeper's real program on a real
 result folder. Leaves out: pods and a real API server (tests/cluster/test_kept_records.py).
@@ -11,6 +12,7 @@ result folder. Leaves out: pods and a real API server (tests/cluster/test_kept_r
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+import dlion
+from dlion.errors import AbsentError, SpecError, UnavailableError
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank, SiteName
@@ -32,7 +36,7 @@ from manifest_table import changed, smallest
 from told_servers import Server, served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from told_servers import Answer
@@ -216,6 +220,65 @@ def test_a_keeper_that_sends_without_end_is_stopped(
     code, printed, said = ask("logs", "digits")
     assert (code, printed) == (ExitCode.UNAVAILABLE, "")
     assert "sends more than these files may have" in said
+
+
+@pytest.fixture
+def python_client(tmp_path: Path, kept: Path) -> Iterator[Callable[..., dlion.Client]]:
+    """A Python client of such a cluster."""
+    with contextlib.ExitStack() as stack:
+
+        def client(
+            *, pods: Sequence[dict[str, Any]] = (KEEPER,), disk: Path | None = kept, **more: Answer
+        ) -> dlion.Client:
+            answers = {"digits": job(), **more}
+            config = served(tmp_path / "config", {"x": Cluster(pods, answers, disk)})
+            path = stack.enter_context(config)
+            return stack.enter_context(dlion.Client("kubernetes", kubeconfig=path))
+
+        yield client
+
+
+def test_the_python_client_reads_logs_of_pods_that_are_gone_from_the_keeper(
+    python_client: Callable[..., dlion.Client],
+) -> None:
+    client = python_client()
+    assert [*client.get_job_logs("digits")] == ["step 1 of run 2", "ValueError: no layer"]
+    assert [*client.get_job_logs("digits", worker=int(OTHER), follow=True)] == [
+        "lost \x1b[2J peer of run 2"
+    ]  # as it is: a program may want it
+    with pytest.raises(SpecError, match="is no rank"):
+        client.get_job_logs("digits", worker=9_999_999)
+    with pytest.raises(AbsentError, match="at site plant-b, not at the site of this cluster"):
+        client.get_job_logs("digits", worker=9)  # its group and index may be those of one here
+
+
+def test_the_python_client_reads_a_pod_that_is_there(
+    python_client: Callable[..., dlion.Client],
+) -> None:
+    line = "2026-01-31T12:00:00Z from the pod\n"
+    client = python_client(pods=(KEEPER, pod(names.WORKER, 1)), log=(200, line))
+    assert [*client.get_job_logs("digits", worker=int(OTHER))] == ["from the pod"]
+    assert [*client.get_job_logs("digits")][-1] == "ValueError: no layer"
+
+
+def test_the_python_client_names_what_is_lacking(
+    python_client: Callable[..., dlion.Client], kept: Path
+) -> None:
+    with pytest.raises(UnavailableError, match=r"no pods of workers.*has no keeper pod here"):
+        python_client(pods=()).get_job_logs("digits")
+    with pytest.raises(UnavailableError, match=r"Of what is kept: .*pods/exec"):
+        python_client(disk=None, exec=DENIED).get_job_logs("digits")
+    waiting = python_client(digits=job("Training", "Training"))
+    with pytest.raises(UnavailableError, match="no pods of workers"):
+        waiting.get_job_logs("digits", follow=True)
+    elsewhere = pod(names.KEEPER)
+    elsewhere["metadata"]["labels"][names.SITE_LABEL] = "plant-z"
+    with pytest.raises(AbsentError, match="is at site plant-a, not at the site of this cluster"):
+        python_client(pods=(elsewhere,)).get_job_logs("digits")
+    for each in (kept / "2" / "logs").iterdir():
+        each.unlink()
+    with pytest.raises(UnavailableError, match="the keeper has no logs of these workers"):
+        python_client().get_job_logs("digits")
 
 
 # ---- events --------------------------------------------------------------------------------------
