@@ -7,12 +7,15 @@ client, so that all predict the same. Memory is bounded.
 - maxSteps, maxEpochs: the samples or epochs that are left, at the pace of the second half of the
   run so far. The first half has the start-up, the second one follows changes. Batches that are to
   grow make later steps longer. The worker that ends first counts.
-- targetAccuracy: a range. The mean accuracy of the replicas is fitted over several parts of the
-  curve, by lines and by approaches to several limits, in seconds and in their logarithm. The
-  predictions of all fits that match the curve are the range. How a learning curve will flatten does
-  not show in its beginning, so a single figure would pretend a precision that there is not.
+- targetAccuracy: a range that holds nine tenths of the probability. Two standard forms of learning
+  curves (Weibull and Hill) of many limits, shapes and paces are fitted to the mean
+  accuracy of the replicas, and each predicts with the weight of its fit. How a learning curve will
+  flatten does not show in its beginning, so a single figure would pretend a precision that there is
+  not. Source of the forms: Domhan et al., IJCAI 2015; weights and grid are ours, in place of their
+  sampling, as is the prior: times that differ by a factor are equally probable.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +31,31 @@ PACE_SHARE: Final = 0.5
 """The last part of the time so far that a pace is taken over."""
 MAX_ADJUSTMENTS: Final = 1000
 """Of the global batch that are looked ahead."""
-MIN_EVALUATIONS: Final = 6
+MIN_TIME_S: Final = 1e-6
+"""Evaluations before it are of a faulty clock."""
+MIN_EVALUATIONS: Final = 4
 """Of the mean over replicas, before a target is predicted."""
-LIMITS: Final = (0.25, 0.5, 1.0)
-"""Limits of accuracy that curves are fitted to: how far from the target to 1."""
-CURVE_PARTS: Final = (1.0, 0.6)
-"""The last parts of the curve that are fitted."""
-WORSE_FIT: Final = 1.5
-FIT_TOLERANCE: Final = 0.005
-"""Fits count whose error, in accuracy, is at most so many times that of the best, and so much."""
+LIMITS: Final = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Limits of accuracy that curves approach: how far from the target to 1."""
+FORMS: Final = (
+    *(("weibull", shape) for shape in (0.6, 0.8, 1.0, 1.3, 1.7, 2.2)),
+    *(("hill", shape) for shape in (0.8, 1.0, 1.4, 2.0, 3.0, 4.5)),
+)
+"""Forms of curves and their shapes."""
+PACES: Final = tuple(8.0 ** (step / 12) for step in range(-12, 13))
+"""Time constants of curves, in lengths of the curve so far."""
+LINE_WEIGHT: Final = 4.0
+"""A line counts as so many curves of the grid, few of which are near the same points."""
+NOISE: Final = 0.02
+"""Deviation of an accuracy that is expected before any is known."""
+NOISE_WEIGHT: Final = 4
+"""As many evaluations as that expectation counts."""
+MAX_EVIDENCE: Final = 6
+"""Evaluations count as at most so many: neighbours deviate together, and no form is quite right."""
+MAX_FITTED: Final = 32
+"""Points of the curve that are fitted, evenly chosen."""
+QUANTILES: Final = (0.05, 0.95)
+"""Of the probability, where a range begins and ends."""
 MAX_RATIO: Final = 4.0
 """Of the longest to the shortest prediction; wider ranges are unknown."""
 MAX_REMAINING_S: Final = 2.0**31 - 1
@@ -162,6 +181,8 @@ class RemainingTime:
         """Since the last point of the curve."""
         self._accuracy = BoundedCurve()
         """Mean over replicas."""
+        self._fitted: tuple[list[tuple[float, float]], tuple[float, float] | None] = [], None
+        """The curve of the last prediction, and its range."""
 
     def expect(self, ranks: Collection[Rank]) -> None:
         """Set the present workers; others no longer count."""
@@ -197,10 +218,7 @@ class RemainingTime:
         if now_s is None:
             now_s = max(worker.last_s for worker in self._workers.values())
         if self._stop.target_accuracy is not None:
-            target = _time_to(
-                self._stop.target_accuracy,
-                [(time_s - began_s, value) for time_s, value in self._accuracy.points()],
-            )
+            target = self._until_target(self._stop.target_accuracy, began_s)
         ends = list(self._ends(now_s, began_s))
         first = min(ends, key=lambda end: end[1], default=None)
         seconds = None if first is None else min(max(0.0, first[1]), MAX_REMAINING_S)
@@ -215,6 +233,14 @@ class RemainingTime:
                 nearer = seconds is None or left_s < seconds
                 fraction = done_s / (done_s + left_s) if nearer and done_s > 0 else fraction
         return Remaining(fraction, seconds, target_s, has_target)
+
+    def _until_target(self, target: float, began_s: float) -> tuple[float, float] | None:
+        """The range of seconds from `began_s` to the target, computed once for each curve: a view
+        asks several times a second."""
+        curve = [(time_s - began_s, value) for time_s, value in self._accuracy.points()]
+        if curve != self._fitted[0]:
+            self._fitted = curve, _time_to(target, curve)
+        return self._fitted[1]
 
     def _ends(self, now_s: float, began_s: float) -> Iterator[tuple[float, float]]:
         """Fraction of the way and seconds left for each end that can be predicted exactly."""
@@ -236,42 +262,72 @@ class RemainingTime:
 
 def _time_to(target: float, curve: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """The range of seconds at which the curve will reach the target; None: unknown."""
-    usable = [(time_s, value) for time_s, value in curve if time_s > 0]
-    if len(usable) < MIN_EVALUATIONS:
+    usable = [(time_s, value) for time_s, value in curve if time_s > MIN_TIME_S]
+    if len(usable) < MIN_EVALUATIONS or not usable[0][1] < usable[-1][1] < target:
         return None
-    predictions: list[tuple[float, float]] = []
-    for share in CURVE_PARTS:
-        part = usable[-max(MIN_EVALUATIONS, int(share * len(usable))) :]
-        predictions += _fits(target, part)
-    if not predictions:
+    step = max(1.0, (len(usable) - 1) / (MAX_FITTED - 1))
+    chosen = [
+        usable[-1 - round(step * place)] for place in range(int((len(usable) - 1) / step) + 1)
+    ]
+    last_s = usable[-1][0]
+    predictions = sorted(
+        (time_s, weight * last_s / time_s)
+        for time_s, weight in _fits(target, chosen, last_s)
+        if last_s < time_s < math.inf
+    )
+    total = sum(weight for _, weight in predictions)
+    if total <= 0.0:
         return None
-    best = min(error for error, _ in predictions)
-    worst = WORSE_FIT * best + FIT_TOLERANCE
-    times_s = [min(time_s, MAX_REMAINING_S) for error, time_s in predictions if error <= worst]
-    low_s, high_s = max(min(times_s), usable[-1][0]), max(times_s)
-    return (low_s, high_s) if low_s <= high_s <= MAX_RATIO * low_s else None
+    low_s, high_s = (_quantile(predictions, share * total) for share in QUANTILES)
+    return (low_s, high_s) if high_s <= min(MAX_RATIO * low_s, MAX_REMAINING_S) else None
 
 
-def _fits(target: float, part: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """(RMS error, predicted seconds) of each model that rises to the target."""
-    times_s = [time_s for time_s, _ in part]
-    logs = [math.log(time_s) for time_s in times_s]
-    values = [value for _, value in part]
-    for xs, back in ((logs, _exp), (times_s, float)):  # a = u + v ln t, and a = u + v t
-        u, v = _line(xs, values)
-        if v > 0:
-            error = _rms(u + v * x - y for x, y in zip(xs, values, strict=True))
-            yield error, back((target - u) / v)
+def _quantile(weighted: Sequence[tuple[float, float]], weight: float) -> float:
+    """The first of the ordered values that, with those before it, has that weight."""
+    reached = itertools.accumulate(each for _, each in weighted)
+    return next((v for (v, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= weight),
+                weighted[-1][0])  # fmt: skip
+
+
+def _fits(
+    target: float, points: Sequence[tuple[float, float]], last_s: float
+) -> Iterator[tuple[float, float]]:
+    """(seconds to the target, likelihood) of each curve that rises: a = limit - b f(t / pace).
+
+    b is that of least squares. The likelihood is Student's, as the noise is not known.
+    """
+    count = len(points)
+    values = [value for _, value in points]
+    value_sum, square_sum = sum(values), sum(value * value for value in values)
     highest = max(*values, target)
-    for limit in LIMITS:  # ln(top - a) = u + v ln t, and = u + v t
-        top = highest + limit * (1.0 - highest) + 1e-6
-        gaps = [math.log(top - value) for value in values]
-        for xs, back in ((logs, _exp), (times_s, float)):
-            u, v = _line(xs, gaps)
-            if v >= 0:
+    limits = [highest + share * (1.0 - highest) + 1e-6 for share in LIMITS]
+    evidence = min(count, MAX_EVIDENCE)
+
+    def likelihood(error: float) -> float:
+        against = 1.0 + evidence * error / (NOISE_WEIGHT * NOISE * NOISE)
+        return float(against ** (-(evidence + NOISE_WEIGHT) / 2))
+
+    for scale, back in ((float, float), (math.log, _exp)):  # lines over seconds and their logarithm
+        xs = [scale(time_s) for time_s, _ in points]
+        u, v = _line(xs, values)
+        if v > 0.0:
+            errors = (u + v * x - value for x, value in zip(xs, values, strict=True))
+            error = sum(each * each for each in errors) / count
+            yield back((target - u) / v), LINE_WEIGHT * likelihood(error)
+    for pace, (form, shape) in itertools.product(PACES, FORMS):
+        fs = [_falls(time_s / (pace * last_s), form, shape) for time_s, _ in points]
+        f_sum, ff_sum = sum(fs), sum(f * f for f in fs)
+        fv_sum = sum(f * value for f, value in zip(fs, values, strict=True))
+        if ff_sum <= 0.0:
+            continue
+        for limit in limits:
+            b = (limit * f_sum - fv_sum) / ff_sum
+            left = (limit - target) / b if b > 0.0 else 1.0
+            if not 0.0 < left < 1.0 or b > limit + NOISE:  # falls, or begins far below 0
                 continue
-            error = _rms(top - _exp(u + v * x) - y for x, y in zip(xs, values, strict=True))
-            yield error, back((math.log(top - target) - u) / v)
+            gap_squares = count * limit * limit - 2.0 * limit * value_sum + square_sum
+            error = max(0.0, gap_squares - b * b * ff_sum) / count
+            yield pace * last_s * _inverse(left, form, shape), likelihood(error)
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
@@ -284,10 +340,16 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
-def _rms(errors: Iterator[float]) -> float:
-    squares = [error * error for error in errors]
-    return math.sqrt(sum(squares) / len(squares))
-
-
 def _exp(power: float) -> float:
     return math.exp(min(power, 50.0))
+
+
+def _falls(x: float, form: str, shape: float) -> float:
+    """f of that form at x: from 1 at 0 towards 0."""
+    return math.exp(-(x**shape)) if form == "weibull" else 1.0 / (1.0 + x**shape)
+
+
+def _inverse(f: float, form: str, shape: float) -> float:
+    """The x at which that form has fallen to f."""
+    power = -math.log(f) if form == "weibull" else 1.0 / f - 1.0
+    return float(power ** (1.0 / shape))
