@@ -60,6 +60,8 @@ class Synchronizer:
         """Whether the next local step waits for peers."""
         self._peers: dict[Rank, _SyncPeer] = {}
         """In rank order."""
+        self._lagging: frozenset[Rank] = frozenset()
+        """Kept up to date peer by peer: with hundreds of peers, each of their messages asks."""
 
     @property
     def active(self) -> list[Rank]:
@@ -76,7 +78,7 @@ class Synchronizer:
 
     def waiting_for(self) -> frozenset[Rank]:
         """Return the lagging peers if they block this worker."""
-        return self._lagging() if self._is_held else frozenset()
+        return self._lagging if self._is_held else frozenset()
 
     def next_iteration(self) -> int:
         """Return the iteration after the last, or the current one of all members in step if they
@@ -97,7 +99,7 @@ class Synchronizer:
                 f" waiting_for() is empty (now {sorted(self.waiting_for())})"
             )
         self.own, self.stepped, self._is_held = iteration, True, True
-        self._release_if_enough_keep_up()
+        self._update_lagging()
 
     def heard(self, rank: Rank, iteration: int) -> None:
         peer = self._peers.get(rank)
@@ -106,27 +108,27 @@ class Synchronizer:
         peer.finished = max(peer.finished, iteration)
         slack = self.rule.slack
         peer.in_step |= slack is None or peer.finished >= self.own - slack - 1
+        if self._lags(peer) != (rank in self._lagging):
+            self._lagging ^= {rank}
         self._release_if_enough_keep_up()
 
     def joined(self, rank: Rank, iteration: int) -> None:
         self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self.stepped)
         self._peers = dict(sorted(self._peers.items()))
-        self._release_if_enough_keep_up()
+        self._update_lagging()
 
     def left(self, rank: Rank) -> None:
         self._peers.pop(rank, None)
+        self._update_lagging()
+
+    def _update_lagging(self) -> None:
+        self._lagging = frozenset(rank for rank, peer in self._peers.items() if self._lags(peer))
         self._release_if_enough_keep_up()
 
     def _release_if_enough_keep_up(self) -> None:
         """A released worker stays released when peers join or leave before its next step."""
-        self._is_held = self._is_held and len(self._lagging()) > self.rule.spare
+        self._is_held = self._is_held and len(self._lagging) > self.rule.spare
 
-    def _lagging(self) -> frozenset[Rank]:
+    def _lags(self, peer: _SyncPeer) -> bool:
         slack = self.rule.slack
-        if slack is None:
-            return frozenset()
-        return frozenset(
-            rank
-            for rank, peer in self._peers.items()
-            if peer.in_step and peer.finished < self.own - slack
-        )
+        return slack is not None and peer.in_step and peer.finished < self.own - slack

@@ -11,8 +11,9 @@ Called by the policies with the peaks, the largest magnitudes of messages. At a 
 compare the same contributions, so that they refuse the same ones. Source: ours.
 """
 
+from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from dlion_api.names import Rank
@@ -57,10 +58,13 @@ def excessive(
     entries are left out. `recent`: the largest of a worker's recent ones; 0: none. Both functions
     are called only for a suspicious one.
     """
+    known = sorted(one for one in peaks.values() if one > 0)  # once, as there may be hundreds
     return [
         RejectMessage(rank, reason, PeerRefusal.IMPLAUSIBLE)
         for rank, peak in peaks.items()
-        if rank != own and (reason := _reason(rank, peak, peaks, largest_weight, recent))
+        if rank != own
+        and peak > _usual_without(peak, known) * MAX_GRADIENT_RATIO
+        and (reason := _reason(rank, peak, peaks, largest_weight, recent))
     ]
 
 
@@ -72,8 +76,6 @@ def _reason(
     recent: Callable[[Rank], float],
 ) -> str:
     others = {at: one for at, one in peaks.items() if at != rank}
-    if peak <= _usual(others.values()) * MAX_GRADIENT_RATIO:
-        return ""
     most = MAX_MAGNITUDE  # others that never had a gradient are nothing to compare with
     if usual := _usual(max(one, recent(at)) for at, one in others.items()):
         step = MAX_STEP_RATIO * max(1.0, largest_weight())
@@ -87,6 +89,13 @@ def _usual(peaks: Iterable[float]) -> float:
     """Return the lower median of those that are not zero; 0: there are none."""
     known = sorted(one for one in peaks if one > 0)
     return known[(len(known) - 1) // 2] if known else 0.0
+
+
+def _usual_without(peak: float, known: Sequence[float]) -> float:
+    """Return the lower median of the sorted peaks but for this one; 0: there are none."""
+    if (middle := (len(known) - 2) // 2) < 0:
+        return 0.0
+    return known[middle + (bisect_left(known, peak) <= middle)]
 
 
 def check_weights(theirs_D: Flat, own_D: Flat | None) -> Flat:
