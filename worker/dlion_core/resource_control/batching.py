@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dlion_api.names import Rank
 from dlion_api.spec import GlobalBatchSize
 
@@ -81,24 +84,34 @@ def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float])
     >>> shares(192, {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0})
     {0: 115, 1: 58, 2: 19}
     """
-    ranks = sorted(capacity_samples_per_s)
-    if not ranks or any(
-        not (math.isfinite(capacity) and capacity > 0)
-        for capacity in capacity_samples_per_s.values()
-    ):
-        msg = f"capacities {dict(capacity_samples_per_s)}; allowed: at least one, all positive"
-        raise ValueError(msg)
-    if global_batch_size <= len(ranks):
-        return dict.fromkeys(ranks, 1)
-    return dict(_shares(global_batch_size, tuple((r, capacity_samples_per_s[r]) for r in ranks)))
+    return dict(_shares(global_batch_size, capacity_samples_per_s)[0])
+
+
+_Shares = tuple[Mapping[Rank, int], NDArray[np.float64]]
+"""By rank, and the same numbers alone."""
+
+
+def _shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> _Shares:
+    return _cached_shares(global_batch_size, tuple(sorted(capacity_samples_per_s.items())))
 
 
 @lru_cache(maxsize=4)
-def _shares(
+def _cached_shares(global_batch_size: int, capacities: tuple[tuple[Rank, float], ...]) -> _Shares:
+    """Cached, because all sidecars of a simulation ask in turn."""
+    whole = _whole_shares(global_batch_size, capacities)
+    return whole, np.fromiter(whole.values(), np.float64, len(whole))
+
+
+def _whole_shares(
     global_batch_size: int, capacities: tuple[tuple[Rank, float], ...]
 ) -> Mapping[Rank, int]:
-    """Cached, because all sidecars of a simulation ask in turn."""
-    exact = _exact_shares(global_batch_size, dict(capacities))
+    capacity = dict(capacities)
+    if not capacity or any(not (math.isfinite(one) and one > 0) for one in capacity.values()):
+        msg = f"capacities {capacity}; allowed: at least one, all positive"
+        raise ValueError(msg)
+    if global_batch_size <= len(capacity):
+        return dict.fromkeys(capacity, 1)
+    exact = _exact_shares(global_batch_size, capacity)
     whole = {rank: math.floor(share) for rank, share in exact.items()}
     left_over = global_batch_size - sum(whole.values())
     by_fraction = sorted(whole, key=lambda rank: (whole[rank] - exact[rank], rank))
@@ -153,7 +166,7 @@ class BatchShares:
         self._weighted = weighted
         self._data_fraction = data_fraction
         self._tolerance_fraction = tolerance_fraction
-        self._current: dict[Rank, int] = {}
+        self._current: _Shares = {}, np.zeros(0)
         self._global_batch_size = 0
 
     def update(
@@ -172,15 +185,19 @@ class BatchShares:
         )
         if self._data_fraction and samples and samples.keys() == capacity.keys():
             capacity = blended_weights(capacity, samples, self._data_fraction)
-        target = shares(global_batch_size, capacity)
+        target = _shares(global_batch_size, capacity)
         if (
             global_batch_size != self._global_batch_size
-            or target.keys() != self._current.keys()
-            or any(self._differs(rank, share) for rank, share in target.items())
+            or target[0].keys() != self._current[0].keys()
+            or self._differs(target)
         ):
             self._current, self._global_batch_size = target, global_batch_size
-        return dict(self._current)
+        return dict(self._current[0])
 
-    def _differs(self, rank: Rank, share: int) -> bool:
-        current = self._current[rank]
-        return abs(share - current) > max(1.0, self._tolerance_fraction * current)
+    def _differs(self, target: _Shares) -> bool:
+        """Whether the share of some worker does; each sidecar asks this whenever a capacity of any
+        worker changes."""
+        now, current = target[1], self._current[1]
+        return bool(
+            np.any(np.abs(now - current) > np.maximum(1.0, self._tolerance_fraction * current))
+        )

@@ -71,6 +71,8 @@ def _batch_and_data(before: Directive, after: Directive) -> Iterator[str]:
 def _value_changes(
     what: str, before: Mapping[Rank, float], after: Mapping[Rank, float], scale: float, unit: str
 ) -> Iterator[str]:
+    if before == after:
+        return
     for rank in sorted(before.keys() | after.keys()):
         old, new = before.get(rank), after.get(rank)
         if old is not None and new is not None and abs(new - old) <= NOTABLE_FRACTION * old:

@@ -25,7 +25,7 @@ from dlion_api.spec import Job
 from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
 from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
-from dlion_core.resource_control.capacity_table import CapacityTable
+from dlion_core.resource_control.capacity_table import CapacityTable, PublishedCapacities
 from dlion_core.resource_control.directive_reasons import reason_for
 from dlion_core.resource_control.exchange_cost import ExchangeCost
 from dlion_core.resource_control.goodput import (
@@ -84,6 +84,10 @@ class ResourceController:
             data_fraction=job.spec.data_fraction,
         )
         self._batches: Mapping[Rank, int] = {}
+        self._latest: PublishedCapacities | None = None
+        self._shared: tuple[PublishedCapacities, int] | None = None
+        """What `_batches` were computed from: also the global batch size."""
+        self._slowest: tuple[PublishedCapacities, Mapping[Rank, int], float] | None = None
         self._membership: Membership | None = None
         self.peers: tuple[Member, ...] = ()
         """The other present workers."""
@@ -235,11 +239,12 @@ class ResourceController:
         """
         if self._job.spec.synchronization.mode == "asynchronous" or self.directive is None:
             return 0.0
-        known = self.capacities.known(self._active())
-        times = [
-            self._batches[rank] / rate for rank, rate in known.items() if rank in self._batches
-        ]
-        return max(times, default=0.0)
+        published, batches = self._published(), self._batches
+        if self._slowest is None or self._slowest[:2] != (published, batches):
+            known = published.samples_per_s.items()
+            times = [batches[rank] / rate for rank, rate in known if rank in batches]
+            self._slowest = published, batches, max(times, default=0.0)
+        return self._slowest[2]
 
     def _bandwidths(self) -> dict[Rank, float]:
         """Rates of existing links and, for replays of the run, of probed ones."""
@@ -314,40 +319,53 @@ class ResourceController:
         gone = {m.identity.rank for m in members} - there
         return sorted(self._all_ranks - gone | there | {self._rank})
 
-    def _global_size(self, active: list[Rank]) -> int:
+    def _published(self) -> PublishedCapacities:
+        membership, latest = self._membership, self._latest
+        ranks_version = membership, self._iteration > 0
+        if latest is None or latest.ranks_version != ranks_version:
+            members = [] if membership is None else [m.identity.rank for m in membership.members]
+            latest = self.capacities.published(self._active(), members, ranks_version)
+        elif latest.version != self.capacities.version:
+            latest = self.capacities.published(latest.active, latest.members, ranks_version)
+        self._latest = latest
+        return latest
+
+    def _global_size(self, published: PublishedCapacities) -> int:
         """Computed from published values only, so that sidecars agree."""
         if self._goodput is not None:
             return self._goodput.at(
                 self._iteration + 1,
-                scale=noise_scale(self.capacities.gradient_noises(active)),
-                samples_per_s=math.fsum(self.capacities.for_ranks(active).values()),
-                fixed_s=self.capacities.exchange_s(active),
+                scale=noise_scale(self.capacities.gradient_noises(published.active)),
+                samples_per_s=math.fsum(published.capacities.values()),
+                fixed_s=self.capacities.exchange_s(published.active),
             )
-        samples = self.capacities.training_set_samples(active) or self._training_set_samples
+        samples = published.training_set_samples or self._training_set_samples
         return self._global_batch.at(self._iteration + 1, samples)
 
     def _next_directive(self) -> Directive | None:
         """A new directive if it differs from the last one by more than noise."""
-        active = self._active()
-        if self._membership is None or not active:
+        published = self._published()
+        if self._membership is None or not published.active:
             return None
-        members = {member.identity.rank for member in self._membership.members}
-        global_size = self._global_size(active)
-        shares = self._batches = self._shares.update(
-            global_size, self.capacities.for_ranks(active), self.capacities.own_samples(active)
-        )
+        global_size = self._global_size(published)
+        if self._shared != (published, global_size):
+            self._shared = published, global_size
+            self._batches = self._shares.update(
+                global_size, published.capacities, published.own_samples
+            )
         wanted = Directive(
             version=self._version + 1,
-            local_batch_size=shares[self._rank],
+            local_batch_size=self._batches[self._rank],
             global_batch_size=global_size,
             budget_bytes=self.links.budgets(),
-            capacities=self.capacities.known(active),
+            capacities=published.samples_per_s,
             bandwidth_bytes_per_s=self._bandwidths(),
             grouping=self.grouping,
-            training_set_samples=self.capacities.total_samples(active, members),
+            training_set_samples=published.total_samples,
         )
         if self.directive is not None and not (
-            _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
+            _differs(self.directive, wanted)
+            or _is_complete(self.directive, wanted, published.active)
         ):
             return None
         reason = reason_for(self.directive, wanted)
