@@ -75,7 +75,7 @@ class Simulation:
         results_dir: Path,
         data_root: Path,
         program_root: Path,
-        on_record: Callable[[ProgressRecord], None],
+        on_record: Callable[[ProgressRecord, str], None],
         judge: Callable[[EvaluationRecord], str | None],
         fixed_core_s: float = 0.0,
         exchange_core_s: float = 0.0,
@@ -85,9 +85,10 @@ class Simulation:
     ) -> None:
         """Set up a simulation of `job` under `plan`.
 
-        `judge` returns a reason to stop, given one replica's accuracy. `lost` does so for a worker
-        that never comes back. Step costs, in core seconds: `fixed_core_s` per step,
-        `exchange_core_s` per step for the exchange, and `exchange_core_s_per_byte` by worker.
+        `on_record` takes each record and its JSON. `judge` returns a reason to stop, given one
+        replica's accuracy. `lost` does so for a worker that never comes back. Step costs, in core
+        seconds: `fixed_core_s` per step, `exchange_core_s` per step for the exchange, and
+        `exchange_core_s_per_byte` by worker.
         `thread_count` is the number of gradients computed in parallel (default: all cores); it
         affects wall time only.
         """

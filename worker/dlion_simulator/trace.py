@@ -16,7 +16,8 @@ from dlion_core.policies.interface import Flat
 class Trace:
     """Forwards records and hashes them."""
 
-    def __init__(self, on_record: Callable[[ProgressRecord], None]) -> None:
+    def __init__(self, on_record: Callable[[ProgressRecord, str], None]) -> None:
+        """`on_record` takes each record and its JSON."""
         self._on_record = on_record
         self._hash = hashlib.blake2b(digest_size=16)
         self.latest_s = 0.0
@@ -25,9 +26,10 @@ class Trace:
     def take(self, records: Iterable[ProgressRecord]) -> None:
         """Hash and forward records, in order."""
         for record in records:
-            self._hash.update(record_to_json(record).encode())
+            text = record_to_json(record)
+            self._hash.update(text.encode())
             self.latest_s = max(self.latest_s, record.time_s)
-            self._on_record(record)
+            self._on_record(record, text)
 
     def weights(self, weights_D: Flat) -> None:
         """Hash a replica's final weights."""

@@ -9,7 +9,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
@@ -73,6 +73,18 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _check_names(
+    values: Mapping[str, Any], known: Mapping[str, object], required: Iterable[str]
+) -> None:
+    unknown = values.keys() - known.keys()
+    missing = [name for name in required if name not in values]
+    if unknown or missing:
+        raise ValueError(
+            f"unknown fields {sorted(unknown)!r:.200}, missing fields {missing}; "
+            f"allowed: {', '.join(known)}"
+        )
+
+
 def fields_converter(kind: type[Any], conversion_of: Callable[[str], Conversion]) -> Fields:
     """Return a function that converts all fields of that dataclass.
 
@@ -86,13 +98,8 @@ def fields_converter(kind: type[Any], conversion_of: Callable[[str], Conversion]
     def convert(values: Any) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise TypeError("not an object")
-        unknown = values.keys() - converters.keys()
-        missing = [name for name in required if name not in values]
-        if unknown or missing:
-            raise ValueError(
-                f"unknown fields {sorted(unknown)!r:.200}, missing fields {missing}; "
-                f"allowed: {', '.join(converters)}"
-            )
+        if values.keys() != converters.keys():
+            _check_names(values, converters, required)
         converted = {}
         for name, value in values.items():
             try:

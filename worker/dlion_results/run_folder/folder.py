@@ -168,9 +168,10 @@ class ResultFolder:
     def has_steps(self) -> bool:
         return any(worker.steps for worker in self._tally.workers.values())
 
-    def append(self, record: ProgressRecord) -> None:
-        """Append one record and pass it to the operating system. Raises StorageError."""
-        self._events.append(record_to_json(record).encode() + b"\n")
+    def append(self, record: ProgressRecord, text: str = "") -> None:
+        """Append one record and pass it to the operating system. `text`: its JSON, if the caller
+        has it. Raises StorageError."""
+        self._events.append((text or record_to_json(record)).encode() + b"\n")
         self._tally.add(record)
         try:
             self._logs.add(record)

@@ -223,8 +223,8 @@ def _simulate(
     )
     with LiveView(folder.job, console, environment=f"{plan.environment}, virtual time") as view:
 
-        def take(record: ProgressRecord) -> None:
-            folder.append(record)
+        def take(record: ProgressRecord, text: str) -> None:
+            folder.append(record, text)
             view.update(record)
 
         outcome = Simulation(
