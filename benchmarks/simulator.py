@@ -3,6 +3,8 @@
     python benchmarks/simulator.py --data ../shared/data/cifar10 [--rounds 40] [--runs 3]
     python benchmarks/simulator.py --data ../shared/data/cifar10 --workers 200 --rounds 20 \\
         --runs 1 --threads 2 --set exchange.topology=randomRegular --set exchange.degree=8
+    python benchmarks/simulator.py --data ../shared/data/cifar10 --against HEAD~1 \\
+        --set trainer.program='{file: benchmarks/paper/reduced/cifar10.py}'
 
 `cipher` on CIFAR-10. Each run is a process of its own, held to as many cores as it computes
 gradients at a time (`--threads`): first the simulation, then the very same gradients (models,
@@ -10,6 +12,10 @@ batches, threads) and nothing else. Parts are wall time of the thread that simul
 what it calls of the others. Bars, over the median of the runs: for six workers 2.5 times the
 gradients alone; for 200, at 20 rounds or more, 15 minutes with set-up and end, and 12 GB at any
 number of rounds. For other numbers of workers there is none. Exit code 1 where one is missed.
+
+With `--against` runs of another commit alternate with those of this tree. Printed are CPU seconds
+of the process, as median (range), and the ratios of pairs; no bar is judged. Time on the clock is
+left out, as it says more of what else the machine does.
 """
 
 from __future__ import annotations
@@ -34,6 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from local_runs import commit
+from run_start import PACKAGES
+from start_up import checked_out, print_rounds
 
 from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_environments.model import Environment, EnvironmentMachine
@@ -50,6 +58,7 @@ BAR_RATIO, BAR_RATIO_WORKERS = 2.5, 6
 BAR_S, BAR_BYTES = 15 * 60.0, 12e9
 BAR_WORKERS, BAR_ROUNDS = 200, 20
 REST = "rest: clock, order of events"
+CPU_PARTS = ("simulation, CPU s", "set-up and end, CPU s", "gradients alone, CPU s", "all / alone")
 
 
 class Stopwatch:
@@ -102,11 +111,12 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(_run(arguments)))
         return
+    if arguments.against:
+        _compare(arguments)
+        return
     runs = []
     for number in range(1, arguments.runs + 1):
-        command = [sys.executable, __file__, *sys.argv[1:], "--one"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
+        runs.append(_one_run(ROOT))
         load = os.getloadavg()[0]
         print(f"run {number}: {_line(runs[-1])}, load average {load:.1f}", flush=True)
     _print(runs, arguments)
@@ -115,6 +125,42 @@ def main() -> None:
         print(f"bar: {words}: {'not judged' if held is None else 'met' if held else 'MISSED'}")
         is_met &= held is not False
     sys.exit(0 if is_met else 1)
+
+
+def _one_run(tree: Path) -> dict[str, Any]:
+    """A run in a process of its own, with the sources of that tree."""
+    path = os.pathsep.join(str(tree / package) for package in PACKAGES)
+    command = [sys.executable, __file__, *sys.argv[1:], "--one"]
+    variables = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return run
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="dlion-simulator-") as folder:
+        other = checked_out(arguments.against, Path(folder), PACKAGES)
+        trees = {commit(): ROOT, arguments.against: other}
+        rounds = [
+            {name: _one_run(tree) for name, tree in trees.items()} for _ in range(arguments.runs)
+        ]
+    first = rounds[0][arguments.against]
+    print(
+        f"{arguments.workers} workers, {arguments.policy}, {first['steps']} steps of "
+        f"{first['samples'] / first['steps']:.0f} samples, {arguments.runs} pairs of runs"
+    )
+    is_same = len({run["trace"] for each in rounds for run in each.values()}) == 1
+    print(f"traces of both commits {'equal' if is_same else 'DIFFERENT'}\n")
+    print_rounds(
+        list(trees), CPU_PARTS, [{n: _cpu_parts(run) for n, run in each.items()} for each in rounds]
+    )
+
+
+def _cpu_parts(run: dict[str, Any]) -> dict[str, float]:
+    whole_s = run["simulated_cpu_s"] + run["outside_cpu_s"]
+    alone_s = run["alone_cpu_s"]
+    values = (run["simulated_cpu_s"], run["outside_cpu_s"], alone_s, whole_s / alone_s)
+    return dict(zip(CPU_PARTS, values, strict=True))
 
 
 def _judged(runs: list[dict[str, Any]], workers: int, rounds: int) -> list[tuple[str, bool | None]]:
@@ -147,6 +193,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="gradients, and cores, at a time")
     parser.add_argument("--held-out", type=int, default=1000, help="samples to evaluate on")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--against", metavar="REV", help="another commit to compare with")
     parser.add_argument("--profile", type=Path, help="write a profile (pstats) of a run there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -171,6 +218,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
         return taken(model, x_B, y_B)
 
     FlatModel.step = step  # type: ignore[method-assign, assignment]
+    cpu: Counter[str] = Counter()
+    Simulation._train = _adding_cpu(cpu, Simulation._train)  # type: ignore[method-assign]
     watch = Stopwatch()
     _watch_all(watch)
     with tempfile.TemporaryDirectory() as folder:
@@ -188,15 +237,21 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
                 judge=lambda _record: None,
                 thread_count=arguments.threads,
             )
+            began_cpu_s = time.process_time()
             outcome = _profiled(simulation.run, arguments.profile)
+            whole_cpu_s = time.process_time() - began_cpu_s
     FlatModel.step = taken  # type: ignore[method-assign]
     parts = dict(watch.seconds)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     outside_s = sum(parts.pop(name, 0.0) for name in ("set up", "end"))
+    alone_s, alone_cpu_s = _alone(steps, arguments.threads)
     return {
+        "simulated_cpu_s": cpu["_train"],
+        "outside_cpu_s": whole_cpu_s - cpu["_train"],
+        "alone_cpu_s": alone_cpu_s,
         "simulated_s": sum(parts.values()),
         "outside_s": outside_s,
-        "alone_s": _alone(steps, arguments.threads),
+        "alone_s": alone_s,
         "steps": len(steps),
         "samples": sum(len(y_B) for _, _, y_B in steps),
         "virtual_s": outcome.virtual_s,
@@ -205,6 +260,20 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
         "parts": parts,
         "calls": dict(watch.calls),
     }
+
+
+def _adding_cpu(seconds: Counter[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; the CPU seconds of the whole process during it are added, by its name."""
+
+    @functools.wraps(function)
+    def measured(*arguments: Any) -> Any:
+        began_s = time.process_time()
+        try:
+            return function(*arguments)
+        finally:
+            seconds[function.__name__] += time.process_time() - began_s
+
+    return measured
 
 
 def _profiled(run: Callable[[], Any], path: Path | None) -> Any:
@@ -250,8 +319,8 @@ def _watch_all(watch: Stopwatch) -> None:
     watch.watch(run, "save_final_models", "end")
 
 
-def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> float:
-    """Wall seconds of the same gradients, so many at a time."""
+def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> tuple[float, float]:
+    """Wall and CPU seconds of the same gradients, so many at a time."""
 
     def compute(step: tuple[Any, Any, Any]) -> None:
         model, x_B, y_B = step
@@ -259,9 +328,9 @@ def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> float:
 
     with ThreadPoolExecutor(thread_count) as executor:
         list(executor.map(compute, steps[: 2 * thread_count]))
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         list(executor.map(compute, steps))
-        return time.perf_counter() - began_s
+        return time.perf_counter() - began_s, time.process_time() - began_cpu_s
 
 
 def _first_records(path: Path, count: int, folder: str) -> str:
