@@ -219,7 +219,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     FlatModel.step = step  # type: ignore[method-assign, assignment]
     cpu: Counter[str] = Counter()
-    Simulation._train = _adding_cpu(cpu, Simulation._train)  # type: ignore[method-assign]
+    name = "_train"
+    setattr(Simulation, name, _adding_cpu(cpu, getattr(Simulation, name)))
     watch = Stopwatch()
     _watch_all(watch)
     with tempfile.TemporaryDirectory() as folder:
@@ -246,8 +247,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     outside_s = sum(parts.pop(name, 0.0) for name in ("set up", "end"))
     alone_s, alone_cpu_s = _alone(steps, arguments.threads)
     return {
-        "simulated_cpu_s": cpu["_train"],
-        "outside_cpu_s": whole_cpu_s - cpu["_train"],
+        "simulated_cpu_s": cpu[name],
+        "outside_cpu_s": whole_cpu_s - cpu[name],
         "alone_cpu_s": alone_cpu_s,
         "simulated_s": sum(parts.values()),
         "outside_s": outside_s,
