@@ -115,6 +115,16 @@ def test_operator_and_sidecar_have_neither_tensorflow_nor_numpy() -> None:
         assert not heavy & here(printed(f"--extra={extra}"))
 
 
+@pytest.mark.parametrize(
+    "module", ["dlion_operator.controller.site_operator", "dlion_worker.sidecar.__main__"]
+)
+def test_they_import_neither(module: str) -> None:
+    code = f"import {module}, sys; print(*{{'keras', 'numpy', 'tensorflow'}} & sys.modules.keys())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
 def test_the_dockerfile_takes_extras_that_there_are() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     taken = set(re.findall(r"--extra (\S+)", (ROOT / "Dockerfile").read_text()))

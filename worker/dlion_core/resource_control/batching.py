@@ -9,9 +9,6 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dlion_api.names import Rank
 from dlion_api.spec import GlobalBatchSize
 
@@ -87,7 +84,7 @@ def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float])
     return dict(_shares(global_batch_size, capacity_samples_per_s)[0])
 
 
-_Shares = tuple[Mapping[Rank, int], NDArray[np.float64]]
+_Shares = tuple[Mapping[Rank, int], tuple[int, ...]]
 """By rank, and the same numbers alone."""
 
 
@@ -99,7 +96,7 @@ def _shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]
 def _cached_shares(global_batch_size: int, capacities: tuple[tuple[Rank, float], ...]) -> _Shares:
     """Cached, because all sidecars of a simulation ask in turn."""
     whole = _whole_shares(global_batch_size, capacities)
-    return whole, np.fromiter(whole.values(), np.float64, len(whole))
+    return whole, tuple(whole.values())
 
 
 def _whole_shares(
@@ -166,7 +163,7 @@ class BatchShares:
         self._weighted = weighted
         self._data_fraction = data_fraction
         self._tolerance_fraction = tolerance_fraction
-        self._current: _Shares = {}, np.zeros(0)
+        self._current: _Shares = {}, ()
         self._global_batch_size = 0
 
     def update(
@@ -189,15 +186,17 @@ class BatchShares:
         if (
             global_batch_size != self._global_batch_size
             or target[0].keys() != self._current[0].keys()
-            or self._differs(target)
+            or _differ(target[1], self._current[1], self._tolerance_fraction)
         ):
             self._current, self._global_batch_size = target, global_batch_size
         return dict(self._current[0])
 
-    def _differs(self, target: _Shares) -> bool:
-        """Whether the share of some worker does; each sidecar asks this whenever a capacity of any
-        worker changes."""
-        now, current = target[1], self._current[1]
-        return bool(
-            np.any(np.abs(now - current) > np.maximum(1.0, self._tolerance_fraction * current))
-        )
+
+@lru_cache(maxsize=4)
+def _differ(target: tuple[int, ...], current: tuple[int, ...], tolerance_fraction: float) -> bool:
+    """Whether some worker's share does. Cached, because all sidecars of a simulation ask in turn,
+    whenever a capacity of any worker changes."""
+    return any(
+        abs(share - now) > max(1.0, tolerance_fraction * now)
+        for share, now in zip(target, current, strict=True)
+    )
