@@ -72,7 +72,7 @@ class EventReason(StrEnum):
     MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
     UNUSUAL_VALUES = (
         "UnusualValues",
-        "a peer's gradient is over a hundred times as large as its earlier ones",
+        "a peer's contributions are far too large, opposed to like workers', repeated or empty",
     )
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     PROGRAM_PART_UNUSED = (

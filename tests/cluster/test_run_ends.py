@@ -179,8 +179,8 @@ def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
     """A defaulted field comes back with the next write, as in the documented order of upgrades."""
     path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/exchange/properties"
     value = {"type": "string", "default": "clip"}
-    added = {"op": "add", "path": f"{path}/robustness", "value": value}
-    removed = {"op": "remove", "path": f"{path}/robustness"}
+    added = {"op": "add", "path": f"{path}/laterField", "value": value}
+    removed = {"op": "remove", "path": f"{path}/laterField"}
     crd = "dlionjobs.dlion.dev"
     kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([added]))
     try:
@@ -188,7 +188,7 @@ def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
         time.sleep(3.0)
         assert not is_over(kubectl)
         found = kubectl.get("dlj", "digits")
-        assert found["spec"]["exchange"]["robustness"] == "clip"
+        assert found["spec"]["exchange"]["laterField"] == "clip"
     finally:
         kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([removed]))
 

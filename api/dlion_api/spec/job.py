@@ -32,6 +32,7 @@ from dlion_api.spec.policies import (
     KnowledgeTransfer,
     Synchronization,
 )
+from dlion_api.spec.robustness import ROBUSTNESS_RULES
 from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import WORKERS_CEL, Site, workers_of
 from dlion_api.spec.topologies import TOPOLOGY_RULES
@@ -211,6 +212,7 @@ class Spec:
             advice="Give each of spec.sites its classes, or leave siteClasses out.",
         ),
         *TOPOLOGY_RULES,
+        *ROBUSTNESS_RULES,
     )
 
     @property

@@ -208,6 +208,13 @@ class Exchange:
         default="none",
     )
 
+    robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(
+        "what is done about contributions that are plausible and wrong (docs/robustness.md):"
+        " nothing; a warning that names the worker; also a bound of their norms; a mean without the"
+        " extreme values of each entry; or only the contributions nearest to each other.",
+        default="detect",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.policy != 'adaptive' || self.topology == 'allToAll'",

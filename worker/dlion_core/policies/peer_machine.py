@@ -13,6 +13,8 @@ from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_core.codecs import decode_weights
 from dlion_core.codecs.payload import Payload
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.claims.deviations import DeviationDetector
 from dlion_core.policies.claims.magnitudes import (
     RecentPeaks,
     check_weights,
@@ -53,6 +55,7 @@ class PeerMachine:
         self.context = context
         self.rank, self.size = context.rank, context.layout.size
         self.neighbours = context.neighbours
+        self.robustness = context.spec.exchange.robustness
         self.synchronizer = Synchronizer(rule)
         self.links = BudgetsChanged({})
         self.local_batch_size = 1
@@ -60,6 +63,7 @@ class PeerMachine:
         """Global batch size that the driver reported; 0: unknown."""
         self._batch_of: dict[Rank, int] = {}
         self._peaks = RecentPeaks()
+        self._deviations: DeviationDetector | None = None
         self._finished: dict[Rank, int] = {}
         """Last iteration that each peer reported, member or not."""
 
@@ -127,6 +131,8 @@ class PeerMachine:
                 self._finished.pop(rank, None)
                 self._batch_of.pop(rank, None)
                 self.synchronizer.left(rank)
+                if self._deviations is not None:
+                    self._deviations.forget(rank)
                 self.left(rank)
             case BudgetsChanged():
                 self.links = event
@@ -211,10 +217,26 @@ class PeerMachine:
 
     def unusual(self, peaks: Mapping[Rank, float]) -> list[Instruction]:
         """Record the peaks of accepted contributions. Report peers whose values are far larger than
-        their earlier ones."""
-        texts = {rank: self._peaks.add(rank, peak) for rank, peak in peaks.items()}
-        texts.pop(self.rank, None)
+        their earlier ones.
+
+        Where one makes those of all grow, only it is named: the largest counts first, and no other
+        is reported once this worker's own have grown as much.
+        """
+        largest_first = sorted(peaks.items(), key=lambda one: -one[1])
+        texts = {rank: self._peaks.add(rank, peak) for rank, peak in largest_first}
+        if texts.pop(self.rank, "") or self.rank in self._peaks.grown:
+            return []
         return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts.values() if text]
+
+    def deviating(self, contributions: Mapping[Rank, Contribution]) -> list[Instruction]:
+        """Report peers whose contributions to one update, of all workers at once, deviate from the
+        others'. Policies with a barrier call it before they combine them."""
+        if self.robustness == "off":
+            return []
+        if self._deviations is None:  # policies without a barrier need no memory for it
+            self._deviations = DeviationDetector(self.context)
+        texts = self._deviations.look(contributions)
+        return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts]
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix

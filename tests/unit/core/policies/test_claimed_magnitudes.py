@@ -35,6 +35,7 @@ from dlion_core.policies.interface import (
     MessageKind,
     PolicyMachine,
     RejectMessage,
+    ReportEvent,
 )
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.weights.anchor_merge import HEAD
@@ -215,11 +216,22 @@ def test_the_peak_is_that_of_the_values(values: list[float], codec: ValueCodec) 
 
 def test_a_hundredfold_gradient_is_reported_once() -> None:
     peaks = RecentPeaks()
-    assert [peaks.add(ONE, 200.0), *(peaks.add(ONE, 1.0) for _ in range(20))] == [""] * 21
+    assert [peaks.add(ONE, 50.0), *(peaks.add(ONE, 1.0) for _ in range(20))] == [""] * 21
     assert peaks.add(ONE, 90.0) == ""
     assert peaks.add(ONE, 101.0) == "worker 1 sent values up to 1e+02; its median is 1"
-    assert peaks.add(ONE, 101.0) == ""
+    assert peaks.add(ONE, 102.0) == ""
     assert peaks.add(TWO, 1e9) == "", "nothing is known of it yet"
+
+
+def test_gradients_of_the_first_steps_are_not_unusual_later() -> None:
+    """Where all is learnt the median is next to nothing; a merge of partitions, a restart or a new
+    sample brings back what was usual."""
+    peaks = RecentPeaks()
+    for peak in (9.0, *[5e-8] * 200, 7.6):
+        assert peaks.add(ONE, peak) == ""
+    for peak in (*[5e-8] * 200, 7.6):
+        assert peaks.add(TWO, peak) == "", "others had such"
+    assert peaks.add(TWO, 9.1) == "worker 2 sent values up to 9.1; its median is 5e-08"
 
 
 def test_all_measure_a_contribution_to_a_round_by_the_same_weights() -> None:
@@ -234,3 +246,18 @@ def test_all_measure_a_contribution_to_a_round_by_the_same_weights() -> None:
         assert isinstance(rounds, LocalRounds)
         assert rounds.anchor_D is not None
         assert rounds.largest_weight() == float(np.abs(rounds.anchor_D).max())
+
+
+def test_where_the_gradients_of_all_grow_only_the_first_is_named() -> None:
+    """One bad worker makes the model diverge. Then the honest ones' gradients grow as much."""
+    worker = machine("synchronous", [ME, ONE, TWO])
+    told: list[Instruction] = []
+    sizes = [(0.5, 0.5, 0.4)] * 10 + [(0.6, 80.0, 0.7), (90.0, 9e2, 80.0), (3e3, 9e3, 9e4)]
+    for iteration, (mine, bad, honest) in enumerate(sizes, 1):
+        told += worker.handle(LocalStepDone(iteration, np.full(SIZE, mine, np.float32), 4, 1.0))
+        for sender, value in ((TWO, honest), (ONE, bad)):
+            message = replace(gradient(value), iteration=iteration)
+            told += worker.handle(MessageArrived(sender, message))
+    texts = [one.text for one in told if isinstance(one, ReportEvent)]
+    assert {text.split()[1] for text in texts} == {"1"}, texts
+    assert any("sent values up to 80" in text for text in texts)

@@ -113,7 +113,7 @@ def scale_up(world: World) -> None:
 
 
 def newer_crd(world: World) -> None:
-    world.document["spec"]["exchange"]["robustness"] = "clip"
+    world.document["spec"]["exchange"]["laterField"] = "clip"
     world.document["spec"]["later"] = {"a": 1}
 
 
@@ -238,7 +238,7 @@ def test_a_field_of_a_newer_crd_is_named_and_ignored() -> None:
     decision = world.look()
     reason, message = ready_reason(decision)
     assert reason == "Training"
-    assert "spec.later, spec.exchange.robustness" in message
+    assert "spec.later, spec.exchange.laterField" in message
     assert "upgrade the operator" in message
     assert any(isinstance(action, OpenRun) for action in decision.actions)
 

@@ -118,11 +118,19 @@ def check_peak(peak: float, own_D: Flat | None) -> None:
 
 class RecentPeaks:
     """The recent peaks of each worker. Finds gradients that are far larger than the same worker's
-    earlier ones, once per worker."""
+    earlier ones, once per worker.
+
+    Where all is learnt, the median is next to nothing, and a new sample, a restart or a merge of
+    partitions brings back gradients of the usual size. So the largest peaks that any worker ever
+    had count, too.
+    """
 
     def __init__(self) -> None:
         self._recent: defaultdict[Rank, deque[float]] = defaultdict(lambda: deque(maxlen=_HISTORY))
+        self._largest = 0.0
         self._reported: set[Rank] = set()
+        self.grown: set[Rank] = set()
+        """Workers whose last peak is far above their median, reported or not."""
 
     def largest(self, rank: Rank) -> float:
         """Return the largest recent peak; 0: none."""
@@ -133,7 +141,12 @@ class RecentPeaks:
         recent = self._recent[rank]
         usual = median(recent) if len(recent) >= _MIN_HISTORY else 0.0
         recent.append(peak)
-        if not usual or peak <= usual * UNUSUAL_RATIO or rank in self._reported:
+        known, self._largest = self._largest, max(self._largest, peak)
+        self.grown.discard(rank)
+        if not usual or peak <= usual * UNUSUAL_RATIO:
+            return ""
+        self.grown.add(rank)
+        if peak <= known or rank in self._reported:
             return ""
         self._reported.add(rank)
         return f"worker {rank} sent values up to {peak:.2g}; its median is {usual:.2g}"

@@ -9,7 +9,7 @@ zero samples only reports the sender's iteration and contributes nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +41,7 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.knowledge_transfer import SETTLING_STEPS, DirectKnowledgeTransfer
 from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.robust.robust_sum import ROBUST_METHODS, robust_sum
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule, sync_rule
 
@@ -212,7 +213,7 @@ class GradientMachine(PeerMachine):
         refused = self.excessive(peaks)
         for one in refused:
             del contributions[one.peer], peaks[one.peer], sizes[one.peer]
-        instructions += [*refused, *self.unusual(peaks)]
+        instructions += [*refused, *self.unusual(peaks), *self.deviating(contributions)]
         if not contributions:  # this worker skips it, and all contributors have left
             return instructions
         return [*instructions, self.combined_update(contributions.values(), sizes)]
@@ -226,9 +227,16 @@ class GradientMachine(PeerMachine):
         self._updates += 1
         common = divisor(self.context.spec.exchange.weighting, sizes, self.rank)
         late_D, self._arrived_D = self._arrived_D, None
-        update_D = combined_gradient(contributions, late_D, size=self.size, divisor=common)
+        update_D = self._combined(list(contributions), late_D, common)
         reported_batch_size = 0 if self._counts_all else self.reported_batch_size
         return ApplyGradient(update_D, sum(sizes.values()), reported_batch_size)
+
+    def _combined(
+        self, contributions: Collection[Contribution], late_D: Flat | None, common: int
+    ) -> Flat:
+        if self.robustness in ROBUST_METHODS and late_D is None:
+            return robust_sum(self.robustness, contributions, size=self.size, divisor=common)
+        return combined_gradient(contributions, late_D, size=self.size, divisor=common)
 
     def state(self) -> dict[str, Value]:
         """While the worker waits at a barrier, return the state before that iteration: its update

@@ -29,13 +29,8 @@ from dlion_core.policies.gradient.entries import (
 )
 from dlion_core.policies.interface import Flat, Value
 from dlion_core.policies.parameters import HierarchicalParameters
+from dlion_core.policies.robust.trimmed_mean import MAX_SUM, trimmed_mean
 from dlion_core.policies.state_values import vector_from_state
-
-_BLOCK = 2**16
-"""Entries sorted at a time."""
-
-_MAX_SUM = np.float32(2.0**120)
-"""Limit of sums of received values, since finite values could add up to infinity."""
 
 
 def groups_of(
@@ -80,8 +75,8 @@ class SiteCoder:
     def mean(self, mean_D: Flat, iteration: int) -> EncodedEntries:
         share, in_turn = self._parameters.between_share, self._parameters.combine != "mean"
         rest = self._rests["mean_rest"]
-        rest.value_D += np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
-        np.clip(rest.value_D, -_MAX_SUM, _MAX_SUM, out=rest.value_D)
+        rest.value_D += np.clip(mean_D, -MAX_SUM, MAX_SUM)
+        np.clip(rest.value_D, -MAX_SUM, MAX_SUM, out=rest.value_D)
         where = entries_to_send(rest.value_D, share, iteration, in_turn=in_turn)
         return rest.send(where, self._codec)
 
@@ -126,8 +121,8 @@ def combine(shares: Sequence[Contribution], size: int, trim: int | None) -> Flat
     largest and smallest values of each entry are left out. At least one or two values remain.
     """
     if trim is None:
-        return np.clip(sample_mean(shares, size), -_MAX_SUM, _MAX_SUM)
-    return _trimmed_mean([dense(share, size) for share in shares], size, trim)
+        return np.clip(sample_mean(shares, size), -MAX_SUM, MAX_SUM)
+    return trimmed_mean([dense(share, size) for share in shares], size, trim)
 
 
 def dense(share: Contribution, size: int) -> Flat:
@@ -135,15 +130,3 @@ def dense(share: Contribution, size: int) -> Flat:
     if share.part is None:
         return np.zeros(size, np.float32)
     return share.part.weighted(np.float32(1))
-
-
-def _trimmed_mean(value_SD: list[Flat], size: int, trim: int) -> Flat:
-    sites = len(value_SD)
-    cut = min(trim, (sites - 1) // 2)
-    mean_D = np.empty(size, np.float32)
-    for at in range(0, size, _BLOCK):
-        block = slice(at, at + _BLOCK)
-        sorted_SB = np.sort(np.stack([value_D[block] for value_D in value_SD]), axis=0)
-        kept_SB = np.clip(sorted_SB[cut : sites - cut], -_MAX_SUM, _MAX_SUM)
-        mean_D[block] = kept_SB.mean(axis=0, dtype=np.float32)
-    return mean_D

@@ -30,7 +30,6 @@ from dlion_core.codecs import (
     decode_weights,
     encode_weights,
 )
-from dlion_core.policies.aggregation import sample_mean
 from dlion_core.policies.claims.magnitudes import peaks_of
 from dlion_core.policies.claims.samples import check_samples, check_vector
 from dlion_core.policies.context import PolicyContext
@@ -54,6 +53,7 @@ from dlion_core.policies.partitions.version_vector import (
     decode_version_vector,
     encode_version_vector,
 )
+from dlion_core.policies.robust.robust_sum import robust_mean
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.weights.anchor_merge import (
     ANCHOR,
@@ -259,7 +259,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         refused = self.excessive(peaks)
         for one in refused:
             del contributions[one.peer], peaks[one.peer]
-        mean_D = sample_mean(contributions.values(), self.size)
+        mean_D = robust_mean(self.robustness, contributions.values(), self.size)
         self.anchor_D = self.anchor_D - self.outer_step(mean_D)
         own, before = contributions[self.rank], self.local_steps
         self._follow(end, max(one.local_steps for one in contributions.values()))
@@ -268,6 +268,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         instructions = [
             *refused,
             *self.unusual(peaks),
+            *self.deviating(contributions),
             *self.steps_changed(own.local_steps, before),
         ]
         present = {self.rank, *self.synchronizer.active} - self._gone

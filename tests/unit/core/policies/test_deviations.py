@@ -1,0 +1,269 @@
+"""A peer whose contributions are wrong and of a plausible size is named, and honest ones are not.
+
+Facts: at most once for each cause are named: a norm far above all that others ever had, values that
+oppose workers of like data, the same values again and again, no values at all; a worker with other
+data, a small batch, nothing left to learn, a jump back to earlier norms, or sums that do not fit a
+float is not named; a bad peer of three or four cannot have an honest one named; who is compared
+follows from the manifest; nothing is found where `robustness` is `off`, and policies with a barrier
+report what is found.
+
+Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+from dlion_api.spec.dataset import Dataset
+from dlion_core.codecs import GradientPart
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.claims.deviations import (
+    EMPTY_ROUNDS,
+    EMPTY_STEPS,
+    GRADIENT_EVERY,
+    MIN_ROUNDS,
+    WINDOW,
+    DeviationDetector,
+    groups_of_like_data,
+)
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import Layout, ReportEvent
+from example_counts import examples
+from policy_cluster import spec
+from weighing_cluster import WeighingCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    Send = Callable[[int, NDArray[np.float32]], NDArray[np.float32] | None]
+
+SIZE, ROUNDS, BAD = 3000, 60, Rank(1)
+SITES = {Rank(0): "a", Rank(1): "a", Rank(2): "a", Rank(3): "b"}
+
+
+def context(
+    policy: str = "adaptive", *, workers: int = 4, robustness: str = "detect", **data: object
+) -> PolicyContext:
+    """Of worker 0, one of three at site a; the fourth is at site b."""
+    job = spec(exchange={"policy": policy, "robustness": robustness})
+    dataset = Dataset(**{"name": "digits", **data})  # type: ignore[arg-type]
+    job = replace(job, trainer=replace(job.trainer, dataset=dataset))
+    ranks = tuple(map(Rank, range(workers)))
+    sites = {rank: SITES[rank] for rank in ranks}
+    return PolicyContext(job, Rank(0), ranks, Layout(("w",), (SIZE,)), sites)
+
+
+def named(
+    about: PolicyContext,
+    bad: Send | None = None,
+    *,
+    rounds: int = ROUNDS,
+    norms: Mapping[int, float] | None = None,
+    opposite: Rank | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """What is found if worker 1 sends that instead of what it computed.
+
+    Honest contributions are a common direction, which changes slowly, and as much noise. `norms`:
+    of all from that round on. `opposite`: a worker whose data pull the other way.
+    """
+    rng = np.random.default_rng(seed)
+    detector, texts = DeviationDetector(about), []
+    common_D = rng.standard_normal(SIZE)
+    norm = 1.0
+    for at in range(rounds):
+        norm = (norms or {}).get(at, norm)
+        common_D = 0.8 * common_D + 0.6 * rng.standard_normal(SIZE)
+        sent = {}
+        for rank in about.ranks:
+            sign = -1 if rank == opposite else 1
+            value_D = (sign * common_D + rng.standard_normal(SIZE)) * norm / np.sqrt(2 * SIZE)
+            honest_D = value_D.astype(np.float32)
+            found_D = bad(at, honest_D) if bad is not None and rank == BAD else honest_D
+            part = None if found_D is None else GradientPart(found_D)
+            sent[rank] = Contribution(8, part)
+        texts += detector.look(sent)
+    return texts
+
+
+def constant(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.linspace(-1, 1, SIZE, dtype=np.float32) / np.float32(32)
+
+
+@pytest.mark.parametrize(
+    ("send", "text"),
+    [
+        (lambda _, honest_D: 100 * honest_D, "worker 1 contributes values with the norm"),
+        (lambda _, honest_D: -honest_D, "worker 1 contributes values that oppose"),
+        (lambda _, honest_D: -3 * honest_D, "worker 1 contributes values that oppose"),
+        (constant, f"worker 1 contributes what it contributed {WINDOW} measured rounds ago"),
+        (lambda *_: None, "worker 1 has contributed samples and no values in"),
+        (lambda _, honest_D: 0 * honest_D, "worker 1 has contributed samples and no values in"),
+        (lambda at, honest_D: honest_D if at < 30 else 1e9 * honest_D, "worker 1 contributes"),
+    ],
+)
+@pytest.mark.parametrize("workers", [3, 4])
+def test_who_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
+    (found,) = named(context(workers=workers), send)
+    assert found.startswith(text)
+
+
+def test_a_large_one_is_named_in_the_second_round_before_anything_diverges() -> None:
+    about = context()
+    assert named(about, lambda _, honest_D: 100 * honest_D, rounds=1) == []
+    assert len(named(about, lambda _, honest_D: 100 * honest_D, rounds=2)) == 1
+
+
+@given(seed=st.integers(0, 10**6), workers=st.sampled_from([2, 3, 4]))
+@settings(max_examples=examples(30), deadline=None)
+def test_honest_workers_are_not_named(seed: int, workers: int) -> None:
+    assert named(context(workers=workers), seed=seed) == []
+    late = {0: 5.0, 10: 1e-7, 40: 5.0, 41: 1e-7}
+    assert named(context(workers=workers), norms=late, seed=seed) == [], "a merge, a restart"
+
+
+def test_of_two_workers_nobody_is_named() -> None:
+    about = context(workers=2)
+    for send in (lambda _, honest_D: 1e6 * honest_D, lambda _, honest_D: -honest_D):
+        assert named(about, send) == []
+
+
+def test_a_worker_with_other_data_is_not_named() -> None:
+    """Where two sites balance, what they contribute is opposite."""
+    about = context(partition="bySite")
+    assert named(about, opposite=Rank(3)) == []
+    assert named(context(partition="dirichlet"), opposite=Rank(3)) == []
+    (found,) = named(about, lambda _, honest_D: -honest_D, opposite=Rank(3))
+    assert found.startswith("worker 1 contributes values that oppose")
+
+
+def test_a_small_batch_or_nothing_left_to_learn_names_nobody() -> None:
+    chance = np.random.default_rng(1)
+
+    def noisy(_: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+        return honest_D + (chance.standard_normal(SIZE) / 15).astype(np.float32)
+
+    assert named(context(), noisy) == []
+    assert named(context(), lambda _, honest_D: 1e-9 * honest_D) == []
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_a_bad_one_cannot_have_an_honest_one_named(workers: int) -> None:
+    """It sends the contrary of what worker 2 sends, or is so large that it decides the sum."""
+    about, detector = context(workers=workers), DeviationDetector(context(workers=workers))
+    rng = np.random.default_rng(3)
+    common_D, texts = rng.standard_normal(SIZE), []
+    for _ in range(ROUNDS):
+        sent = {
+            rank: (common_D + rng.standard_normal(SIZE)).astype(np.float32) for rank in about.ranks
+        }
+        sent[BAD] = np.float32(-4) * sent[Rank(2)]
+        texts += detector.look({r: Contribution(8, GradientPart(one)) for r, one in sent.items()})
+    assert {text.split()[1] for text in texts} == {"1"}, texts
+
+
+def test_where_few_workers_knowledge_is_left_out_their_growth_is_honest() -> None:
+    """Under `trimmed` and `krum` nobody learns what only one site knows."""
+
+    def growing(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+        return honest_D * np.float32(1 + at)
+
+    for method, is_named in (("krum", False), ("trimmed", False), ("clip", True)):
+        about = context(robustness=method, partition="dirichlet")
+        assert bool(named(about, growing)) is is_named, method
+
+
+@pytest.mark.parametrize("scale", [1e19, 1e37])
+def test_sums_beyond_a_float_are_large(scale: float) -> None:
+    (found,) = named(context(), lambda _, honest_D: np.float32(scale) * honest_D)
+    assert found.startswith("worker 1 contributes values with the norm")
+
+
+def test_links_that_carry_nothing_for_a_while_name_nobody() -> None:
+    def rare(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        return honest_D if at % (EMPTY_STEPS - 1) == 0 else None
+
+    assert EMPTY_STEPS > EMPTY_ROUNDS
+    assert named(context("dlion"), rare, rounds=3 * EMPTY_STEPS) == []
+    assert len(named(context("dlion"), lambda *_: None, rounds=EMPTY_STEPS)) == 1
+
+
+def test_a_worker_that_left_begins_anew() -> None:
+    detector, chance = DeviationDetector(context()), np.random.default_rng(0)
+    texts = []
+    for at in range(60):
+        common_D = chance.standard_normal(SIZE)
+        sent = {
+            rank: Contribution(
+                8,
+                GradientPart((common_D * (-1 if rank == BAD else 1)).astype(np.float32)),
+            )
+            for rank in map(Rank, range(4))
+        }
+        texts += detector.look(sent)
+        if at % (MIN_ROUNDS - 1) == 0:
+            detector.forget(BAD)
+    assert texts == []
+
+
+@pytest.mark.parametrize(
+    ("data", "groups"),
+    [
+        ({}, [{0, 1, 2, 3}]),
+        ({"partition": "bySite"}, [{0, 1, 2}, {3}]),
+        ({"partition": "dirichlet"}, []),
+        ({"name": None, "path": "train.npz", "format": "npz"}, [{0, 1, 2}, {3}]),
+        ({"name": None, "path": "{site}.npz", "format": "npz"}, [{0, 1, 2}, {3}]),
+        ({"name": None, "path": "{index}.npz", "format": "npz"}, []),
+        ({"name": None}, []),
+    ],
+)
+def test_who_is_compared_follows_from_the_manifest(
+    data: dict[str, object], groups: list[set[int]]
+) -> None:
+    assert [set(one) for one in groups_of_like_data(context(**data))] == groups
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "dlion", "full", "sparseloco", "topk"])
+@pytest.mark.parametrize("robustness", ["off", "detect"])
+def test_policies_with_a_barrier_report_what_is_found(policy: str, robustness: str) -> None:
+    parameters = {"localSteps": 1} if policy in ("adaptive", "sparseloco") else {}
+    exchange = {"policy": policy, "robustness": robustness, "parameters": parameters}
+    cluster = WeighingCluster(spec(exchange=exchange), [4] * 4)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        for rank in cluster.ranks:
+            scale = 100 if rank == BAD else 1
+            gradient_D = scale * rng.standard_normal(cluster.layout.size)
+            cluster.step(rank, gradient_D.astype(np.float32))
+        cluster.deliver_all()
+    for rank in cluster.ranks:
+        told = [
+            one.text
+            for one in cluster.replicas[rank].said
+            if isinstance(one, ReportEvent) and one.reason is EventReason.UNUSUAL_VALUES
+        ]
+        is_told = robustness == "detect" and rank != BAD
+        assert [text.split()[1] for text in told] == ["1"] * is_told, told
+
+
+def test_of_gradients_the_first_and_then_each_fourth_is_measured() -> None:
+    """An attack that begins late is found, too."""
+
+    def late(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+        return honest_D if at < WINDOW else 100 * honest_D
+
+    about = context("full")
+    last = WINDOW + GRADIENT_EVERY
+    assert named(about, late, rounds=last) == []
+    assert len(named(about, late, rounds=last + 1)) == 1

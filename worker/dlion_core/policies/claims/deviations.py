@@ -1,0 +1,260 @@
+"""Which peer's contributions deviate from those of the others: wrong, but of a plausible size.
+
+Called by the policies that combine the contributions of all workers at once, with each round's.
+Each contribution is reduced to a sketch, a random projection to a few hundred values, and its norm.
+Nothing is sent and no contribution is changed: the result is a text for a warning, once per peer
+and cause. The bounds are wide, since a warning about an honest worker is worth less than none.
+
+- **large**: its norm is far above the largest that any other worker ever had.
+- **opposed**: it points away from workers of like data, who agree with each other.
+- **repeated**: it is what the same peer sent long ago, while those of others change.
+- **empty**: it claims samples and has no entry, while others have.
+
+Directions are compared with each other worker, and a middle one counts. A sum of all others would
+let a bad worker make an honest one seem opposed. Workers of other data may honestly point the
+opposite way: where two sites balance, their contributions are opposite. So only workers whose data
+are alike by the manifest are compared (`groups_of_like_data`).
+
+Source: ours. The sketch is a count sketch (Charikar, Chen & Farach-Colton, 2002) with one sign for
+each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P workers.
+"""
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.names import Rank
+from dlion_api.spec import Spec
+from dlion_core.codecs import GradientPart
+from dlion_core.codecs.norms import add_projection, squared_norm_of
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.context import PolicyContext
+
+SKETCH_VALUES = 509
+"""A prime, so that no dimension of a layer's shape is a multiple of it."""
+
+MIN_WORKERS = 3
+"""Of two workers either may be wrong."""
+
+WINDOW, MIN_ROUNDS = 16, 8
+"""Measured rounds of which the middle cosine counts, and the fewest."""
+
+GRADIENT_EVERY = 4
+"""Of so many gradients one is measured after the first `WINDOW`: there is one in each step, and 1 M
+entries of four workers take some 2 ms."""
+
+LARGE_RATIO, LARGE_ROUNDS = 5.0, 2
+"""Of a norm to the largest that any other worker ever had, and how many rounds it is so. Clean runs
+of unequal workers with skewed data came to 2.1."""
+
+OPPOSED_COSINE = -0.15
+"""Of the middle cosine to like workers; those of honest ones stayed above 0.02."""
+
+REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
+"""Of a contribution to the same peer's of `WINDOW` rounds ago, and of those of most others."""
+
+EMPTY_ROUNDS, EMPTY_STEPS = 16, 64
+"""In a row, under policies with local steps, and under others: not each link carries entries at
+every step."""
+
+_IN_ROUNDS = frozenset({"adaptive", "sparseloco"})
+
+_OF_A_WORKER = ("{group}", "{index}", "{rank}")
+"""Placeholders of a path that differ within a site."""
+
+
+def groups_of_like_data(context: PolicyContext) -> list[frozenset[Rank]]:
+    """Return the groups of workers whose samples are drawn alike, by the manifest.
+
+    All workers for a data set by name that is partitioned uniformly; those of each site if whole
+    classes go to sites, or if each site reads files of its own. None for other data.
+    """
+    data = context.spec.trainer.dataset
+    is_own = data.path is not None and any(one in data.path for one in _OF_A_WORKER)
+    is_known = data.name is not None or data.path is not None
+    if not is_known or is_own or data.watch or data.partition == "dirichlet":
+        return []
+    if data.name is not None and data.partition == "iid":
+        return [frozenset(context.ranks)]
+    members = defaultdict(set)
+    for rank, site in context.sites.items():
+        members[site].add(rank)
+    return [frozenset(ranks) for _, ranks in sorted(members.items())]
+
+
+def _longest_silence(spec: Spec) -> int:
+    """Return the rounds without an entry from which on a peer is named."""
+    if spec.exchange.policy in _IN_ROUNDS:
+        return EMPTY_ROUNDS
+    if spec.exchange.propagation == "selective":
+        return max(EMPTY_STEPS, 2 * spec.exchange.propagation_within)
+    return EMPTY_STEPS
+
+
+class DeviationDetector:
+    """What one worker knows of the contributions of all, itself included."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._own, self._size = context.rank, context.layout.size
+        self._groups = groups_of_like_data(context)
+        self._empty_rounds = _longest_silence(context.spec)
+        self._every = 1 if context.spec.exchange.policy in _IN_ROUNDS else GRADIENT_EVERY
+        self._leaves_out = context.spec.exchange.robustness in {"trimmed", "krum"}
+        """Whether what few workers know is not learnt, so that their gradients honestly grow."""
+        rows = -(-self._size // SKETCH_VALUES)
+        chance = np.random.default_rng((context.spec.trainer.seed, context.rank))
+        self._sign_R = chance.choice(np.array([-1, 1], np.float32), rows)
+        self._scattered_D = np.zeros(0, np.float32)
+        """Space for the entries of a sparse contribution; a gradient, once there is one."""
+        self._rounds = 0
+        self._largest: dict[Rank, float] = {}
+        """The largest norm of each worker so far."""
+        self._large: Counter[Rank] = Counter()
+        self._empty: Counter[Rank] = Counter()
+        self._cosines = _windows()
+        """Of each worker the middle one of each round."""
+        self._repeats = _windows()
+        """Of each worker the cosines to its own contribution of `WINDOW` rounds ago."""
+        self._earlier: defaultdict[Rank, deque[NDArray[np.float32]]] = defaultdict(
+            lambda: deque(maxlen=WINDOW)
+        )
+        """The last directions of each worker, the oldest first."""
+        self._reported: set[tuple[Rank, str]] = set()
+
+    def forget(self, rank: Rank) -> None:
+        """Drop the directions of a worker that left: it may come back with other weights."""
+        self._cosines.pop(rank, None)
+        self._repeats.pop(rank, None)
+        self._earlier.pop(rank, None)
+        del self._empty[rank]
+
+    def look(self, contributions: Mapping[Rank, Contribution]) -> list[str]:
+        """Return what deviates in this round, `worker 2 ...`, for each peer and cause once."""
+        if len(contributions) < MIN_WORKERS:
+            return []
+        found = self._empty_ones(contributions)
+        if self._rounds < WINDOW or self._rounds % self._every == 0:
+            found += self._measured_ones(contributions)
+        self._rounds += 1
+        texts = []
+        for rank, cause, text in found:
+            if rank != self._own and (rank, cause) not in self._reported:
+                self._reported.add((rank, cause))
+                texts.append(f"worker {rank} {text}")
+        return texts
+
+    def _measured_ones(
+        self, contributions: Mapping[Rank, Contribution]
+    ) -> list[tuple[Rank, str, str]]:
+        norms: dict[Rank, float] = {}
+        unit_of: dict[Rank, NDArray[np.float32]] = {}
+        for rank, one in contributions.items():
+            if one.part is None:
+                continue
+            norms[rank], sketch_S = self._measured(one.part)
+            length = math.sqrt(squared_norm_of(sketch_S))
+            if 0 < length < np.inf:
+                unit_of[rank] = sketch_S / np.float32(length)
+        found = [*self._large_ones(norms), *self._repeated_ones(unit_of)]
+        for group in self._groups:
+            found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
+        return found
+
+    def _measured(self, part: GradientPart) -> tuple[float, NDArray[np.float32]]:
+        """Return the norm and the sketch. The norm is that of all entries: what a sketch keeps of
+        a contribution that was made to vanish in it is too little."""
+        if part.where is None:
+            value_D = part.value_K
+        else:
+            if not self._scattered_D.size:
+                self._scattered_D = np.zeros(self._size, np.float32)
+            value_D = self._scattered_D
+            value_D[:] = 0
+            part.add_to(value_D, np.float32(1))
+        sketch_S = np.zeros(SKETCH_VALUES, np.float32)
+        square = float(add_projection(value_D, self._sign_R, sketch_S))
+        return math.sqrt(square), sketch_S
+
+    def _large_ones(self, norms: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
+        for rank, norm in norms.items():
+            self._largest[rank] = max(norm, self._largest.get(rank, 0.0))
+        found = []
+        for rank, norm in norms.items():
+            others = max((one for at, one in self._largest.items() if at != rank), default=0.0)
+            is_known = not self._leaves_out or any(
+                rank in group and len(group) >= MIN_WORKERS for group in self._groups
+            )
+            if others and norm > LARGE_RATIO * others and is_known:
+                self._large[rank] += 1
+                if self._large[rank] >= LARGE_ROUNDS:
+                    text = f"contributes values with the norm {norm:.2g}; the largest of all"
+                    found.append((rank, "large", f"{text} others so far is {others:.2g}"))
+        return found
+
+    def _empty_ones(
+        self, contributions: Mapping[Rank, Contribution]
+    ) -> list[tuple[Rank, str, str]]:
+        with_values = {
+            rank for rank, one in contributions.items() if one.part is not None and one.part.peak
+        }
+        found = []
+        for rank in contributions:
+            is_alone = rank not in with_values and len(with_values) >= MIN_WORKERS - 1
+            self._empty[rank] = self._empty[rank] + 1 if is_alone else 0
+            if self._empty[rank] >= self._empty_rounds:
+                text = f"has contributed samples and no values in {self._empty[rank]} rounds"
+                found.append((rank, "empty", text))
+        return found
+
+    def _opposed_ones(
+        self, unit_of: Mapping[Rank, NDArray[np.float32]]
+    ) -> list[tuple[Rank, str, str]]:
+        if len(unit_of) < MIN_WORKERS:
+            return []
+        ranks = list(unit_of)
+        units_PS = np.stack([unit_of[rank] for rank in ranks])
+        cosine_PP = units_PS @ units_PS.T
+        for at, rank in enumerate(ranks):
+            others = np.sort(np.delete(cosine_PP[at], at))
+            self._cosines[rank].append(float(others[len(others) // 2]))
+        middle = {
+            rank: median(self._cosines[rank])
+            for rank in ranks
+            if len(self._cosines[rank]) >= MIN_ROUNDS
+        }
+        found = []
+        for rank, cosine in middle.items():
+            agreeing = [at for at, one in middle.items() if at != rank and one > 0]
+            if cosine < OPPOSED_COSINE and 2 * len(agreeing) > len(middle) - 1:
+                text = f"contributes values that oppose those of workers of like data: {cosine:.2f}"
+                found.append((rank, "opposed", f"{text} is their middle cosine"))
+        return found
+
+    def _repeated_ones(
+        self, unit_of: Mapping[Rank, NDArray[np.float32]]
+    ) -> list[tuple[Rank, str, str]]:
+        for rank, unit_S in unit_of.items():
+            earlier = self._earlier[rank]
+            if len(earlier) == WINDOW:
+                self._repeats[rank].append(float(unit_S @ earlier[0]))
+            earlier.append(unit_S)
+        usual = {
+            rank: median(self._repeats[rank])
+            for rank in unit_of
+            if len(self._repeats[rank]) >= MIN_ROUNDS
+        }
+        found = []
+        for rank, cosine in usual.items():
+            others = [one for at, one in usual.items() if at != rank]
+            if cosine > REPEATED_COSINE and len(others) >= 2 and median(others) < CHANGING_COSINE:
+                text = f"contributes what it contributed {WINDOW} measured rounds ago"
+                found.append((rank, "repeated", text))
+        return found
+
+
+def _windows() -> defaultdict[Rank, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=WINDOW))
