@@ -1,0 +1,150 @@
+"""What one bad worker of four does to a job, by the method of `exchange.robustness`.
+
+    python benchmarks/insiders.py --out runs.jsonl [--seeds 1 2] [--methods clip] [--part 0/2]
+    python benchmarks/insiders.py --clean 25 --out clean.jsonl [--part 0/2]
+    python benchmarks/insiders.py --table runs.jsonl
+    python benchmarks/insiders.py --table clean.jsonl
+
+Each run is the quick start's job (digits, four unequal workers at sites of three and one) in
+virtual time; worker 1, one of three at its site, attacks from its own machine or with its own data
+(tests/support/insider_runs.py). `--clean N` makes 4 N runs without an attacker, which count how
+often an honest worker is named. Runs are appended as JSON, a line each, and repeated by no later
+call with the same file; `--part i/n` makes every n-th, for several processes. A run takes three to
+four seconds of CPU.
+
+Printed: mean accuracy of the honest replicas at the end, whether the attacker was named by an event
+`UnusualValues` (N), and whether an honest worker was (H).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+STEPS = {"adaptive": 90, "sparseloco": 90}
+USUAL_STEPS = 120
+METHODS = ("detect", "clip", "trimmed", "krum")
+SPLITS = ("iid", "bySite")
+CLEAN = (("adaptive", "iid"), ("adaptive", "bySite"), ("full", "bySite"), ("dlion", "dirichlet"))
+FIELDS = ("attack", "split", "policy", "method", "seed")
+
+
+def main() -> None:
+    """Make the runs, or print a table of those that were made."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="file to append runs to")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the runs of these files")
+    parser.add_argument("--clean", type=int, metavar="N", help="4 N runs without an attacker")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--attacks", nargs="+", help="some of the attacks")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--policies", nargs="+", default=["adaptive"])
+    parser.add_argument("--splits", nargs="+", default=list(SPLITS))
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th run from the i-th on")
+    arguments = parser.parse_args()
+    if arguments.table:
+        runs = [
+            json.loads(line) for path in arguments.table for line in path.read_text().splitlines()
+        ]
+        _print_clean(runs) if all(one["attack"] == "none" for one in runs) else _print_table(runs)
+        return
+    if arguments.out is None:
+        parser.error("--out FILE or --table FILE")
+    _make(arguments)
+
+
+def _wanted(arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
+    import insider_runs
+
+    if arguments.clean:
+        seeds = range(1, arguments.clean + 1)
+        return [
+            ("none", split, policy, "detect", seed) for seed in seeds for policy, split in CLEAN
+        ]
+    attacks = arguments.attacks or ["none", *insider_runs.ATTACKS, *insider_runs.DATA_ATTACKS]
+    return [
+        (attack, split, policy, method, seed)
+        for seed, policy, method, attack, split in itertools.product(
+            arguments.seeds, arguments.policies, arguments.methods, attacks, arguments.splits
+        )
+    ]
+
+
+def _make(arguments: argparse.Namespace) -> None:
+    import insider_runs
+
+    done: set[tuple[Any, ...]] = set()
+    if arguments.out.exists():
+        lines = arguments.out.read_text().splitlines()
+        done = {tuple(json.loads(line)[name] for name in FIELDS) for line in lines}
+    part, parts = map(int, arguments.part.split("/"))
+    for wanted in _wanted(arguments)[part::parts]:
+        if wanted in done:
+            continue
+        attack, split, policy, method, seed = wanted
+        began_s = time.process_time()
+        run = insider_runs.run(
+            attack, split=split, policy=policy, robustness=method, seed=seed,
+            steps=STEPS.get(policy, USUAL_STEPS),
+        )  # fmt: skip
+        found = dict(zip(FIELDS, wanted, strict=True))
+        found |= {"accuracy": round(run.accuracy, 4), "steps": run.steps, "problem": run.problem}
+        found |= {"named": {str(rank): list(said) for rank, said in run.named.items()}}
+        found |= {"cpu_s": round(time.process_time() - began_s, 1)}
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+def _mark(runs: list[dict[str, Any]]) -> str:
+    """The mean accuracy of some runs, and who was named in any or all of them."""
+    from insider_runs import ATTACKER
+
+    accuracy = statistics.fmean(one["accuracy"] for one in runs)
+    text = "diverged" if not accuracy else f"{accuracy:.1%}"
+    named = sum(str(ATTACKER) in one["named"] for one in runs)
+    honest = sum(any(rank != str(ATTACKER) for rank in one["named"]) for one in runs)
+    if named:
+        text += " N" if named == len(runs) else f" N {named}/{len(runs)}"
+    return text + (f" H {honest}/{len(runs)}" if honest else "")
+
+
+def _print_table(runs: list[dict[str, Any]]) -> None:
+    cells: defaultdict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = defaultdict(dict)
+    for one in runs:
+        row = cells[one["policy"], one["split"], one["attack"]]
+        row.setdefault(one["method"], []).append(one)
+    methods = [name for name in METHODS if any(name in row for row in cells.values())]
+    print(f"| policy | data | attack | {' | '.join(methods)} |")
+    print("|---" * (3 + len(methods)) + "|")
+    for (policy, split, attack), row in cells.items():
+        marks = [_mark(row[name]) if name in row else "" for name in methods]
+        print(f"| {policy} | {split} | {attack} | {' | '.join(marks)} |")
+
+
+def _print_clean(runs: list[dict[str, Any]]) -> None:
+    by_job: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for one in runs:
+        by_job[one["policy"], one["split"]].append(one)
+    print("| policy | data | clean runs | with a worker named | accuracy |\n|---|---|---|---|---|")
+    for (policy, split), some in by_job.items():
+        named = sum(bool(one["named"]) for one in some)
+        mean = statistics.fmean(one["accuracy"] for one in some)
+        print(f"| {policy} | {split} | {len(some)} | {named} | {mean:.1%} |")
+    total = sum(bool(one["named"]) for one in runs)
+    print(f"\n{len(runs)} clean runs; an honest worker was named in {total}")
+
+
+if __name__ == "__main__":
+    main()
