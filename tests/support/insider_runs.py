@@ -256,7 +256,7 @@ def run(
             results_dir=Path(folder),
             data_root=Path(folder),
             program_root=Path(folder),
-            on_record=records.append,
+            on_record=lambda record, _: records.append(record),
             judge=lambda _: None,
             thread_count=1,
         )
