@@ -132,6 +132,10 @@ class EventReason(StrEnum):
         "EnvironmentChanged",
         "the environment changed a worker's cores, rates or links",
     )
+    MACHINE_TEMPERATURE = (
+        "MachineTemperature",
+        "at the end of a simulated run: how hot a worker's machine became",
+    )
     ENVIRONMENT_FAILED = "EnvironmentFailed", "the environment cannot be imposed; the run ends"
 
 

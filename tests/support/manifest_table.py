@@ -91,6 +91,10 @@ ACCEPTED = [
         f"{GROUP}.image": "registry.example/trainer:2-gpu",
         f"{GROUP}.resources": {"limits": {"nvidia.com/gpu": 1}},
         f"{GROUP}.podTemplate": {"spec": {"runtimeClassName": "nvidia", "affinity": None}}}),
+    Case("a heat budget", {"spec.nodePolicies": {"heat": {"thresholdCelsius": 74.5}}}),
+    Case("a heat budget with its floor", {"spec.nodePolicies": {
+        "heat": {"thresholdCelsius": 150, "minComputeShare": 1}}}),
+    Case("node policies without any", {"spec.nodePolicies": {}}),
     Case("a quorum of all sites", {"spec.minSites": 2}),
     Case("64 sites", {"spec.sites": [_site(f"s{i}") for i in range(64)]}),
     Case("a program in a module", {PROGRAM: {"module": "pkg.mod"}}),

@@ -21,6 +21,7 @@ MAX_WORKERS = 1000
 MAX_MBIT_PER_S = 1e6
 MAX_LOSS_PERCENT = 50.0
 MAX_LATENCY_MS = 10_000
+_CELSIUS: Mapping[str, Any] = {"minimum": -100, "maximum": 300, "unit": "°C"}
 
 _Rate = Annotated[float, Limits(above=0, maximum=MAX_MBIT_PER_S)]
 _Loss = Annotated[float, Limits(minimum=0, maximum=MAX_LOSS_PERCENT)]
@@ -62,6 +63,75 @@ def _two(doc: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentTime:
+    """A time in the run."""
+
+    fraction: float | None = setting(
+        "as a fraction of the job's stop.maxSeconds.", default=None, above=0, below=1
+    )
+    seconds: float | None = setting(
+        "in seconds after the start.", default=None, minimum=0, maximum=1e9, unit="seconds"
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(fraction="fraction", seconds="seconds"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentAmbient:
+    """The air around a machine from some time on."""
+
+    at: EnvironmentTime = setting("from when on.")
+    celsius: float = setting("its temperature.", **_CELSIUS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentThrottle:
+    """How the hardware slows down by itself while it is hot."""
+
+    trip_celsius: float = setting("temperature at which it slows down.", **_CELSIUS)
+    resume_celsius: float = setting("temperature at which it is fast again.", **_CELSIUS)
+    speed: float = setting("share of its speed meanwhile.", above=0, below=1)
+    power: float | None = setting(
+        "share of its power above idle meanwhile; default: as the speed.",
+        default=None, minimum=0, maximum=1,
+    )  # fmt: skip
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.resumeCelsius < self.tripCelsius",
+            message="resumeCelsius must be below tripCelsius",
+            holds=lambda it: it.resume_celsius < it.trip_celsius,
+            reads=("resumeCelsius", "tripCelsius"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentThermals:
+    """For the simulator: how a machine warms up."""
+
+    joules_per_kelvin: float = setting("its heat capacity.", above=0, maximum=1e7, unit="J/K")
+    kelvin_per_watt: float = setting(
+        "its thermal resistance to the air.", above=0, maximum=1e4, unit="K/W"
+    )
+    idle_watts: float = setting("power without load.", minimum=0, maximum=1e5, unit="W")
+    busy_watts: float = setting("power while it computes.", above=0, maximum=1e5, unit="W")
+    ambient_celsius: float = setting("temperature of the air at the start.", **_CELSIUS)
+    ambient: tuple[EnvironmentAmbient, ...] = setting(
+        "later temperatures of the air, in order of time.", default=(), max_items=1000
+    )
+    throttle: EnvironmentThrottle | None = setting(
+        "the hardware's own throttle; default: none.", default=None
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.idleWatts < self.busyWatts",
+            message="idleWatts must be below busyWatts",
+            holds=lambda it: it.idle_watts < it.busy_watts,
+            reads=("idleWatts", "busyWatts"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentMachine:
     """Consecutive workers with the same machine."""
 
@@ -73,6 +143,10 @@ class EnvironmentMachine:
     uplink_mbit_per_s: float | None = _rate("rate of the uplink, where it differs.")
     downlink_mbit_per_s: float | None = _rate("rate of the downlink, where it differs.")
     loss_percent: float = _loss("on each one's uplink, and on its downlink.", default=0.0)
+    thermals: EnvironmentThermals | None = setting(
+        "for the simulator: how each warms up; default: its temperature is not simulated.",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +167,6 @@ class EnvironmentTraffic:
     )
     latency_ms: float = _latency("latency one way.", default=0.0)
     loss_percent: float = _loss("on the way, beside those of the workers' own links.", default=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentTime:
-    """A time in the run."""
-
-    fraction: float | None = setting(
-        "as a fraction of the job's stop.maxSeconds.", default=None, above=0, below=1
-    )
-    seconds: float | None = setting(
-        "in seconds after the start.", default=None, minimum=0, maximum=1e9, unit="seconds"
-    )
-    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(fraction="fraction", seconds="seconds"),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,31 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class HardwareThrottle:
+    """What a machine does by itself: it slows down at `trip_celsius`, until `resume_celsius`."""
+
+    trip_celsius: float
+    resume_celsius: float
+    speed: float
+    """Share of the machine's speed meanwhile."""
+    power: float
+    """Share of the power above idle meanwhile."""
+
+
+@dataclass(frozen=True)
+class Thermals:
+    """How one machine warms up: C dT/dt = P - (T - ambient) / R."""
+
+    joules_per_kelvin: float
+    kelvin_per_watt: float
+    idle_watts: float
+    busy_watts: float
+    ambient: tuple[tuple[float, float], ...]
+    """Seconds after the start, and degrees Celsius from then on; the first is at 0."""
+    throttle: HardwareThrottle | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """An environment applied to a job's workers on a given machine.
 
@@ -163,6 +188,8 @@ class Plan:
     stragglers: tuple[Straggler, ...] = ()
     absences: tuple[Absence, ...] = ()
     """In order of worker and time; those of one worker do not overlap."""
+    thermals: Mapping[Rank, Thermals] = field(default_factory=dict)
+    """For virtual time: of the workers whose temperature is simulated."""
     message_overhead_bytes: int = MESSAGE_OVERHEAD_BYTES
     """For virtual time: takes link time, but counters count payloads only, as on a real link."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)

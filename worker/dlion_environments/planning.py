@@ -26,6 +26,7 @@ from dlion_environments.scheduled_events import (
     late_problems,
     simulator_only_problems,
     stragglers_of,
+    thermals_of,
     times_of,
 )
 from dlion_environments.times import seconds_of
@@ -102,6 +103,7 @@ def plan_environment(
         initial=timeline[0][1],
         changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
         stragglers=stragglers_of(environment, duration_s),
+        thermals=thermals_of(environment, duration_s),
         absences=absences_of(environment, duration_s),
     )
 

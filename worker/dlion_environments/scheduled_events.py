@@ -1,4 +1,4 @@
-"""Packet loss, stragglers and absences of an environment.
+"""Packet loss, stragglers, absences and temperatures of an environment.
 
 Only the simulator supports them; on real processes they are rejected, each by name.
 """
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import Problem
 from dlion_api.names import Rank
 from dlion_api.spec import Job
-from dlion_environments.plan import Absence, Straggler
+from dlion_environments.plan import Absence, HardwareThrottle, Straggler, Thermals
 from dlion_environments.times import seconds_of
 
 if TYPE_CHECKING:
-    from dlion_environments.model import Environment, EnvironmentTime
+    from dlion_environments.model import Environment, EnvironmentThermals, EnvironmentTime
 
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
+ADVICE_THERMALS = "Take it out: a real machine has a temperature of its own."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
 
 
@@ -52,6 +53,7 @@ def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
         *((f"absences[{i}]", ADVICE_ABSENCE) for i in range(len(environment.absences))),
         *((f"stragglers[{i}]", ADVICE_STRAGGLER) for i in range(len(environment.stragglers))),
         *((path, ADVICE_LOSS) for path in _paths_of_loss(environment)),
+        *((f"workers[{i}].thermals", ADVICE_THERMALS) for i, _ in _thermals(environment)),
     ]
     for path, advice in unsupported:
         yield Problem(
@@ -59,6 +61,13 @@ def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
             message="is for `dlion simulate` only: `dlion run` cannot impose it",
             advice=advice,
         )
+
+
+def _thermals(environment: Environment) -> Iterable[tuple[int, EnvironmentThermals]]:
+    """Index and thermals of each machine that has any."""
+    for index, machine in enumerate(environment.workers):
+        if machine.thermals is not None:
+            yield index, machine.thermals
 
 
 def _paths_of_loss(environment: Environment) -> Iterable[str]:
@@ -100,6 +109,11 @@ def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
         *((f"stragglers[{i}].ends", s.ends) for i, s in enumerate(environment.stragglers)),
         *((f"absences[{i}].leaves", a.leaves) for i, a in enumerate(environment.absences)),
         *((f"absences[{i}].comes", a.comes) for i, a in enumerate(environment.absences)),
+        *(
+            (f"workers[{i}].thermals.ambient[{j}].at", later.at)
+            for i, thermals in _thermals(environment)
+            for j, later in enumerate(thermals.ambient)
+        ),
     ]
     return [(path, at) for path, at in times if at is not None]
 
@@ -128,3 +142,33 @@ def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[S
             )
         )
     return tuple(made)
+
+
+def thermals_of(environment: Environment, duration_s: float | None) -> dict[Rank, Thermals]:
+    """Of every worker whose machine has any."""
+    machines = [machine for each in environment.workers for machine in [each] * each.count]
+    return {
+        Rank(rank): _thermals_in_seconds(machine.thermals, duration_s)
+        for rank, machine in enumerate(machines)
+        if machine.thermals is not None
+    }
+
+
+def _thermals_in_seconds(fields: EnvironmentThermals, duration_s: float | None) -> Thermals:
+    throttle = fields.throttle
+    later = ((seconds_of(each.at, duration_s) or 0.0, each.celsius) for each in fields.ambient)
+    return Thermals(
+        joules_per_kelvin=fields.joules_per_kelvin,
+        kelvin_per_watt=fields.kelvin_per_watt,
+        idle_watts=fields.idle_watts,
+        busy_watts=fields.busy_watts,
+        ambient=((0.0, fields.ambient_celsius), *later),
+        throttle=None
+        if throttle is None
+        else HardwareThrottle(
+            throttle.trip_celsius,
+            throttle.resume_celsius,
+            throttle.speed,
+            throttle.speed if throttle.power is None else throttle.power,
+        ),
+    )

@@ -178,6 +178,7 @@ def time_orders(it: Any, sound: IsValid) -> Iterator[TimeOrder]:
         known = latest.get(is_fraction)
         if known is None or known.seconds(1) <= moment.seconds(1):
             latest[is_fraction] = moment
+    yield from _ambient_orders(it, sound)
     yield from _spans(it, sound, "stragglers", "begins", "ends")
     yield from _spans(it, sound, "absences", "leaves", "comes")
     for (earlier_path, earlier), (path, absence) in _successive(it, sound):
@@ -187,6 +188,21 @@ def time_orders(it: Any, sound: IsValid) -> Iterator[TimeOrder]:
                 TimePoint(f"{path}.leaves", absence.leaves),
                 f"worker {absence.worker} cannot leave before it has come back",
             )
+
+
+def _ambient_orders(it: Any, sound: IsValid) -> Iterator[TimeOrder]:
+    for index, machine in enumerate(getattr(it, "workers", ())):
+        path = f"workers[{index}].thermals"
+        thermals = getattr(machine, "thermals", None)
+        if thermals is None or not sound(path) or not sound(f"{path}.ambient"):
+            continue
+        moments = [
+            TimePoint(f"{path}.ambient[{place}].at", later.at)
+            for place, later in enumerate(thermals.ambient)
+            if sound(f"{path}.ambient[{place}].at")
+        ]
+        for earlier, moment in itertools.pairwise(moments):
+            yield TimeOrder(earlier, moment, "ambient must be in order of time", is_strict=False)
 
 
 def _spans(it: Any, sound: IsValid, name: str, first: str, last: str) -> Iterator[TimeOrder]:

@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.link_budget import equalize_similar
 from dlion_worker.training.datasets import training_set_size_is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
     from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Capacity
+    from dlion_api.protocol.measurements import Capacity, Directive
     from dlion_api.spec import Job
     from dlion_core.lifecycle.reporting import Reporter
     from dlion_core.policies.iteration_guard import IterationGuard
     from dlion_core.resource_control.resource_controller import ResourceController
     from dlion_simulator.clock import VirtualClock
     from dlion_simulator.costs import StepCosts, StragglerModel
+    from dlion_simulator.heat import MachineHeat
     from dlion_simulator.links import VirtualLink
     from dlion_simulator.worker import VirtualWorker
     from dlion_worker.training.datasets import BatchStream
@@ -55,6 +58,8 @@ class WorkerParts:
     straggler_model: StragglerModel
     units: float
     """Relative compute: core seconds of the cost model per virtual second."""
+    heat: MachineHeat | None = None
+    """None: its temperature is not simulated."""
     links: dict[Rank, VirtualLink] = field(default_factory=dict)
 
     def counted_training_samples(self) -> int:
@@ -64,6 +69,46 @@ class WorkerParts:
             return self.training_set_samples
         directive = self.director.directive
         return 0 if directive is None else directive.training_set_samples
+
+
+@dataclass(frozen=True)
+class SimulatedLinks:
+    """The worker's links and sidecar, as the steps use them."""
+
+    parts: WorkerParts
+
+    def latest_directive(self) -> Directive | None:
+        return self.parts.director.directive
+
+    def set_budgets(self, directive: Directive) -> None:
+        for peer, link in self.parts.links.items():
+            link.set_budget(directive.budget_bytes.get(peer))
+
+    def sendable_bytes(self) -> Mapping[Rank, int]:
+        sizes = {peer: link.sendable_bytes() for peer, link in self.parts.links.items()}
+        return equalize_similar({peer: size for peer, size in sizes.items() if size is not None})
+
+    def one_way_delays_s(self) -> Mapping[Rank, float]:
+        return {peer: link.latency_s for peer, link in self.parts.links.items()}
+
+    def set_iteration(self, iteration: int) -> None:
+        """Peers read it from the worker's progress."""
+
+
+@dataclass(frozen=True)
+class ProgressUndo:
+    """Undoes the progress of a step; in virtual time no checkpoint needs more."""
+
+    progress: JobProgress
+    before: JobProgress = field(default_factory=JobProgress)
+
+    def begin_step(self) -> None:
+        self.before.take(self.progress)
+
+    def end_step(self) -> None: ...
+
+    def undo_step(self) -> None:
+        self.progress.take(self.before)
 
 
 @dataclass(frozen=True)

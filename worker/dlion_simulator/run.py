@@ -35,6 +35,7 @@ from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
 from dlion_simulator.costs import StepCosts, StragglerModel
 from dlion_simulator.final_models import save_final_models
+from dlion_simulator.heat import MachineHeat
 from dlion_simulator.links import VirtualLink
 from dlion_simulator.network import VirtualNetwork
 from dlion_simulator.trace import Trace
@@ -111,6 +112,8 @@ class Simulation:
             for w in job.workers()
         }
         """One for all incarnations of a worker: a restart does not reset the draws."""
+        budget = job.spec.node_policies.heat
+        self._heat = {rank: MachineHeat(each, budget) for rank, each in plan.thermals.items()}
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""
@@ -135,6 +138,7 @@ class Simulation:
             training = self._churn.training
             for worker in training.values():
                 worker.report_links(now=True)
+                worker.report_heat(virtual_s)
             save_final_models(
                 self._job,
                 training,
@@ -262,6 +266,7 @@ class Simulation:
             ),
             straggler_model=self._straggler_models[rank],
             units=self._units(self._conditions, rank),
+            heat=self._heat.get(rank),
         )
 
     def _link(self, parts: WorkerParts) -> None:

@@ -7,11 +7,13 @@ not affect the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlion_api.protocol.measurements import CpuAllowance
 from dlion_api.reasons import EventReason
+from dlion_core.heat.duty_cycle import rest_s
+from dlion_core.heat.heat_controller import SAMPLE_S
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
@@ -26,20 +28,19 @@ from dlion_core.lifecycle.step_cycle import (
     WaitForEvents,
 )
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
-from dlion_core.links.link_budget import equalize_similar
 from dlion_core.policies.catalogue import rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
-from dlion_simulator.context import WorkerPhase
+from dlion_simulator.context import ProgressUndo, SimulatedLinks, WorkerPhase
 from dlion_simulator.costs import exchange_phases
+from dlion_simulator.heat import remaining_s
 from dlion_worker.training.evaluation import weights_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from concurrent.futures import Future
 
     from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Capacity, Directive, Grouping
+    from dlion_api.protocol.measurements import Capacity, Grouping
     from dlion_core.links.events import ExchangeEvent
     from dlion_core.policies.interface import Message, RejectMessage
     from dlion_simulator.admission import VirtualAdmission
@@ -50,46 +51,6 @@ if TYPE_CHECKING:
 
 MIN_STEP_S = 1e-9
 """Minimum virtual duration of a step: with steps of zero length a run would never end."""
-
-
-@dataclass(frozen=True)
-class _SimulatedLinks:
-    """The worker's links and sidecar, as the steps use them."""
-
-    parts: WorkerParts
-
-    def latest_directive(self) -> Directive | None:
-        return self.parts.director.directive
-
-    def set_budgets(self, directive: Directive) -> None:
-        for peer, link in self.parts.links.items():
-            link.set_budget(directive.budget_bytes.get(peer))
-
-    def sendable_bytes(self) -> Mapping[Rank, int]:
-        sizes = {peer: link.sendable_bytes() for peer, link in self.parts.links.items()}
-        return equalize_similar({peer: size for peer, size in sizes.items() if size is not None})
-
-    def one_way_delays_s(self) -> Mapping[Rank, float]:
-        return {peer: link.latency_s for peer, link in self.parts.links.items()}
-
-    def set_iteration(self, iteration: int) -> None:
-        """Peers read it from the worker's progress."""
-
-
-@dataclass(frozen=True)
-class _ProgressUndo:
-    """Undoes the progress of a step; in virtual time no checkpoint needs more."""
-
-    progress: JobProgress
-    before: JobProgress = field(default_factory=JobProgress)
-
-    def begin_step(self) -> None:
-        self.before.take(self.progress)
-
-    def end_step(self) -> None: ...
-
-    def undo_step(self) -> None:
-        self.progress.take(self.before)
 
 
 class VirtualWorker:
@@ -105,7 +66,7 @@ class VirtualWorker:
             self.inbox,
             due=lambda after_s: context.clock.after(after_s, self._check_quorum),
         )
-        self.cycle = StepCycle(dispatcher, _SimulatedLinks(parts), _ProgressUndo(self.progress))
+        self.cycle = StepCycle(dispatcher, SimulatedLinks(parts), ProgressUndo(self.progress))
         self.admission: VirtualAdmission | None = None
         """Set while the worker joins a run that may already be training."""
         self.phase = WorkerPhase.ENTERING
@@ -124,6 +85,8 @@ class VirtualWorker:
         self._computed_s = self._busy_s = 0.0
         self._exchanged_bytes = self._charged_bytes = 0
         self._batch_size = 0
+        self._resting_batch_size: int | None = None
+        """Of the step that begins after the rest that the heat budget demands."""
 
     @property
     def is_training(self) -> bool:
@@ -172,10 +135,9 @@ class VirtualWorker:
 
     def set_compute_units(self, units: float) -> None:
         """Change the share of the machine, also for the current step."""
-        if self.phase is WorkerPhase.COMPUTING and self._due is not None:
-            now_s = self._context.clock.now_s
-            self._left_core_s -= (now_s - self._since_s) * self.parts.units
-            self._since_s = now_s
+        is_resting = self._resting_batch_size is not None
+        if self.phase is WorkerPhase.COMPUTING and self._due is not None and not is_resting:
+            self._count_work()
             self._due.cancel()
             self.parts.units = units
             self._schedule()
@@ -210,6 +172,9 @@ class VirtualWorker:
             self.phase, self.admission = WorkerPhase.STOPPED, None
         elif self.cycle.lacks_quorum:
             self.advance()
+        elif self._resting_batch_size is not None and self._due is not None:
+            self._due.cancel()
+            self._begin_step(self._resting_batch_size)
 
     def _check_quorum(self) -> None:
         if self.is_training:
@@ -232,6 +197,22 @@ class VirtualWorker:
 
     def _compute(self, batch_size: int) -> None:
         self.phase = WorkerPhase.COMPUTING
+        self._follow_heat(is_busy=False)
+        heat, now_s = self.parts.heat, self._context.clock.now_s
+        rest = 0.0
+        if heat is not None and self.stopping is None:
+            rest = rest_s(heat.share, busy_s=self._busy_s, wall_s=now_s - self._began_s)
+        if rest < MIN_STEP_S:
+            self._begin_step(batch_size)
+            return
+        self._resting_batch_size = batch_size
+        # The share may change meanwhile.
+        self._due = self._context.clock.after(
+            min(rest, SAMPLE_S), lambda: self._compute(batch_size)
+        )
+
+    def _begin_step(self, batch_size: int) -> None:
+        self._resting_batch_size = None
         parts = self.parts
         x_B, y_B = parts.stream.next(batch_size)
         self._batch_size = len(y_B)
@@ -246,11 +227,42 @@ class VirtualWorker:
         self._schedule()
 
     def _schedule(self) -> None:
-        seconds = max(MIN_STEP_S, self._left_core_s / self.parts.units)
-        self._due = self._context.clock.after(seconds, self._step_done)
+        parts, clock = self.parts, self._context.clock
+        speed = parts.units if parts.heat is None else parts.units * parts.heat.speed
+        seconds = max(MIN_STEP_S, self._left_core_s / speed)
+        slice_s = remaining_s(parts.heat, clock.now_s)
+        if slice_s < seconds:
+            self._due = clock.after(max(MIN_STEP_S, slice_s), self._go_on)
+        else:
+            self._due = clock.after(seconds, self._step_done)
+
+    def _go_on(self) -> None:
+        """Go on with the step after the heat may have changed."""
+        self._count_work()
+        self._schedule()
+
+    def _count_work(self) -> None:
+        """Subtract what was computed since the last call from the step."""
+        heat, now_s = self.parts.heat, self._context.clock.now_s
+        speed = self.parts.units if heat is None else self.parts.units * heat.speed
+        self._left_core_s -= (now_s - self._since_s) * speed
+        self._since_s = now_s
+        self._follow_heat(is_busy=True)
+
+    def _follow_heat(self, *, is_busy: bool) -> None:
+        """Follow the machine's temperature until now, and the heat budget."""
+        heat, now_s = self.parts.heat, self._context.clock.now_s
+        if heat is None:
+            return
+        before = heat.share
+        heat.advance(now_s, is_busy=is_busy)
+        if heat.share != before:
+            self.parts.director.set_compute_share(heat.share, now_s)
+            self.send_capacity()
 
     def _step_done(self) -> None:
         assert self._step is not None
+        self._follow_heat(is_busy=True)
         result, now_s = self._step.result(), self._context.clock.now_s
         self._step = self._due = None
         self._busy_s = now_s - self._began_s
@@ -295,6 +307,8 @@ class VirtualWorker:
 
     def _report(self) -> None:
         parts, cpu_s = self.parts, self._step_core_s
+        if parts.heat is not None:  # a slower clock takes more CPU seconds for the same work
+            cpu_s = self._busy_s * parts.units
         wall_s = self._context.clock.now_s - self._began_s
         took = StepDuration(
             compute_s=self._computed_s,
@@ -312,6 +326,12 @@ class VirtualWorker:
         )
         self.report_links()
         self._report_to_sidecar(took)
+
+    def report_heat(self, now_s: float) -> None:
+        """Report what became of the machine's temperature, at the end of the run."""
+        if (heat := self.parts.heat) is not None:
+            heat.advance(now_s, is_busy=False)
+            self.parts.reporter.event(EventReason.MACHINE_TEMPERATURE, heat.summary())
 
     def report_links(self, *, now: bool = False) -> None:
         """Report sent bytes when due, or at the end of the run."""

@@ -265,3 +265,11 @@ class Directive:
     """The new grouping, if the topology uses groups."""
     training_set_samples: int = 0
     """Sum of the samples that all workers reported; 0: some have not reported yet."""
+    compute_share: float = 1.0
+    """Share of the time in which the trainer may compute: the heat budget. The trainer rests
+    between steps; waiting for peers counts as rest."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a share outside of 0 < share <= 1."""
+        if not 0 < self.compute_share <= 1:
+            raise ValueError(f"compute share {self.compute_share}; allowed: above 0, at most 1")

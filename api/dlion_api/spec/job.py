@@ -23,6 +23,7 @@ from dlion_api.spec.bounds import (
     AnnotationValue,
     LabelValue,
 )
+from dlion_api.spec.node_policies import NodePolicies
 from dlion_api.spec.policies import (
     GROWING_BATCH_POLICIES,
     GROWING_DATA_FRACTION,
@@ -102,6 +103,11 @@ class Spec:
     network: Network = setting("how workers reach each other.", default=Network())
     tls: Tls = setting("where certificates come from.", default=Tls())
     checkpoint: Checkpoint = setting("how often state is saved.", default=Checkpoint())
+    node_policies: NodePolicies = setting(
+        "what workers owe to their machines. A change takes effect in the next run.",
+        default=NodePolicies(),
+        hashed=False,
+    )
     suspend: bool = setting(
         "stop the workers and keep the job; dlion run refuses such a job.",
         default=False,

@@ -35,6 +35,7 @@ WITH_SITES = {
     "two-clouds-hetero": ([3, 1], 1000, 20, 10),
     "intercontinental": ([2, 2, 2], 1000, 50, 39),
     "quickstart": ([3, 1], 100, 20, 0),
+    "fanless": ([3, 1], 100, 20, 10),
 }
 
 

@@ -22,6 +22,7 @@ def reason_for(before: Directive | None, after: Directive) -> str:
         return f"first directive: {after.local_batch_size} of {after.global_batch_size} samples"
     changes = [
         *_groups(before, after),
+        *_compute_share(before, after),
         *_batch_and_data(before, after),
         *_value_changes("capacity of {}", before.capacities, after.capacities, 1.0, "samples/s"),
         *_value_changes(
@@ -58,6 +59,17 @@ def _groups(before: Directive, after: Directive) -> list[str]:
     if len(groups_text) > MAX_GROUPS_CHARACTERS:
         groups_text = f"{len(grouping.groups)} of {sum(map(len, grouping.groups))} workers"
     return [f"worker {grouping.decider} made groups ({grouping.version}) of links: {groups_text}"]
+
+
+def _compute_share(before: Directive, after: Directive) -> Iterator[str]:
+    """The heat budget.
+
+    >>> reason_for(Directive(1, 48, 192), Directive(2, 48, 192, compute_share=0.625))
+    'the heat budget fell from 100% to 62% of compute'
+    """
+    old, new = before.compute_share, after.compute_share
+    if old != new:
+        yield f"the heat budget {_direction(old, new)} from {old:.0%} to {new:.0%} of compute"
 
 
 def _batch_and_data(before: Directive, after: Directive) -> Iterator[str]:

@@ -40,6 +40,7 @@ from dlion_core.topology.topology import CLUSTERED, neighbours_of
 SHARE_TOLERANCE_FRACTION = 0.02
 BUDGET_TOLERANCE_FRACTION = 0.05
 DATA_TOLERANCE_FRACTION = 0.01
+COMPUTE_SHARE_TOLERANCE = 0.02
 MAX_OWN_FACTOR = 2.0
 """A budget covers at most this many times the gradient's computing time. A worker with an expensive
 exchange does not get still more to send for being slow."""
@@ -95,6 +96,7 @@ class ResourceController:
         self._iteration = 0
         self._version = 0
         self._published_s = float("-inf")
+        self._compute_share = 1.0
         self._measured_at_s: dict[Rank, float] = {}
         self.directive: Directive | None = None
         self.allowance: CpuAllowance | None = None
@@ -160,6 +162,15 @@ class ResourceController:
                 return None  # training uses the link, and its own transfers are better measurements
         self._measured_at_s[peer] = now_s
         self.links.probed(peer, busy_bytes, receiver_busy_s)
+        return self._next_directive()
+
+    def set_compute_share(self, share: float, now_s: float) -> Directive | None:
+        """Let the trainer compute for that share of the time. Its capacity, and so its part of the
+        batch, shrink as much. Raises ValueError for a share outside of 0 < share <= 1."""
+        if not 0 < share <= 1:
+            raise ValueError(f"share {share}; allowed: above 0, at most 1")
+        self._compute_share = share
+        self._publish(now_s)
         return self._next_directive()
 
     # ---- queries -------------------------------------------------------------------------
@@ -282,7 +293,7 @@ class ResourceController:
         regular = now_s - self._published_s >= REGULAR_S
         own = Capacity(
             rank=self._rank,
-            samples_per_s=estimate.samples_per_s,
+            samples_per_s=estimate.samples_per_s * self._compute_share,
             window_s=estimate.window_s,
             source=estimate.source,
             iteration=self._iteration,
@@ -300,6 +311,7 @@ class ResourceController:
             return
         self._version = directive.version
         self.directive = directive
+        self._compute_share = directive.compute_share
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
         (self._goodput or self._global_batch).resume(directive.global_batch_size)
@@ -362,6 +374,7 @@ class ResourceController:
             bandwidth_bytes_per_s=self._bandwidths(),
             grouping=self.grouping,
             training_set_samples=published.total_samples,
+            compute_share=self._compute_share,
         )
         if self.directive is not None and not (
             _differs(self.directive, wanted)
@@ -380,8 +393,11 @@ class ResourceController:
 
 def _differs(last: Directive, wanted: Directive) -> bool:
     more = abs(wanted.training_set_samples - last.training_set_samples)
+    before, share = last.compute_share, wanted.compute_share
     return (
-        last.local_batch_size != wanted.local_batch_size
+        abs(share - before) > COMPUTE_SHARE_TOLERANCE
+        or (share == 1.0) != (before == 1.0)
+        or last.local_batch_size != wanted.local_batch_size
         or last.global_batch_size != wanted.global_batch_size
         or last.grouping != wanted.grouping
         or more > DATA_TOLERANCE_FRACTION * last.training_set_samples
