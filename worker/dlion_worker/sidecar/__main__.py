@@ -6,6 +6,7 @@ Turns errors into exit codes. Ends in order on SIGTERM and SIGINT.
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -54,6 +55,13 @@ def _arguments() -> argparse.Namespace:
         metavar="FILE",
         help="file of the trainer's output, whose end goes to the keeper",
     )
+    parser.add_argument(
+        "--machine-root",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get("DLION_MACHINE_ROOT", "/"),
+        help="folder with the machine's proc and sys; default: DLION_MACHINE_ROOT, else /",
+    )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING"])
     return parser.parse_args()
 
@@ -81,6 +89,7 @@ async def _serve(config: WorkerConfig, job: Job, arguments: argparse.Namespace) 
         metrics_host=arguments.metrics_host or config.listen_host,
         metrics_port=arguments.metrics_port,
         trainer_output=arguments.trainer_output,
+        machine_root=arguments.machine_root,
     )
     await sidecar.run(stopped)
 

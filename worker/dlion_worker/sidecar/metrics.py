@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CpuAllowance, Directive
+from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
 
@@ -33,6 +34,8 @@ class MetricsReading:
     refusals: Mapping[RefusalKey, int]
     renewals: int
     node: NodeFacts
+    heat: HeatDecision | None = None
+    """None: the job has no heat budget."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     """Of the trainer's main thread, by part."""
     exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -116,6 +119,7 @@ _Row = tuple[str, str, float | None]
 
 def _gauges(reading: MetricsReading) -> Sequence[_Row]:
     node, directive, allowance = reading.node, reading.directive, reading.allowance
+    heat = reading.heat
     capacity = reading.capacity if reading.capacity.samples_per_s > 0 else None
     return (
         ("capacity_samples_per_second",
@@ -129,6 +133,12 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
          directive.global_batch_size if directive else None),
         ("directive_version", "Version of the last directive.",
          directive.version if directive else None),
+        ("heat_compute_share_ratio", "Share of the time that the heat budget leaves to compute.",
+         heat.share if heat else None),
+        ("heat_target_celsius", "Temperature that the heat budget aims at.",
+         heat.target_celsius if heat else None),
+        ("heat_blind_count", "1 while the heat budget has no usable temperature, else 0.",
+         float(heat.state in {HeatState.UNKNOWN, HeatState.BLIND}) if heat else None),
         ("iteration_own_seconds", "Time of one iteration without waiting for peers.",
          reading.iteration_s),
         ("trainer_connected_count", "Trainers connected to this sidecar: 0 or 1.",

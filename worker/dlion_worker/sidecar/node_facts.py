@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlion_core.heat.heat_controller import MAX_CELSIUS, MIN_CELSIUS
+
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 represents "no limit" by a number near 2**63."""
 
@@ -42,8 +44,8 @@ def read_node_facts(root: Path = Path("/")) -> NodeFacts:
         cpu_weight=_cpu_weight(groups),
         cpu_pressure_ratio=_pressure(root, "cpu"),
         memory_pressure_ratio=_pressure(root, "memory"),
-        frequency_hertz=_frequency(root),
-        temperature_celsius=_temperature(root),
+        frequency_hertz=read_frequency(root),
+        temperature_celsius=read_temperature(root),
         memory_total_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
         memory_limit_bytes=_memory_limit(groups),
@@ -147,8 +149,8 @@ def _pressure(root: Path, resource: str) -> float | None:
     return float(match[1]) / 100 if match else None
 
 
-def _frequency(root: Path) -> float | None:
-    """The mean over all processors."""
+def read_frequency(root: Path) -> float | None:
+    """Hertz: the mean over all processors."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
     values = [kilohertz for file in files if (kilohertz := _number(file)) is not None]
     if values:
@@ -157,11 +159,18 @@ def _frequency(root: Path) -> float | None:
     return 1e6 * sum(map(float, megahertz)) / len(megahertz) if megahertz else None
 
 
-def _temperature(root: Path) -> float | None:
-    """The hottest sensor: it causes throttling."""
-    files = (root / "sys/class/thermal").glob("thermal_zone[0-9]*/temp")
-    values = [value for file in files if (value := _number(file)) is not None]
-    return max(values) / 1e3 if values else None
+def read_temperature(root: Path) -> float | None:
+    """Degrees Celsius of the hottest thermal zone: it causes throttling.
+
+    Machines without zones may have hardware monitors. Values that no processor has are those of
+    zones without a sensor.
+    """
+    for pattern in ("thermal/thermal_zone[0-9]*/temp", "hwmon/hwmon[0-9]*/temp[0-9]*_input"):
+        values = [_number(file) for file in (root / "sys/class").glob(pattern)]
+        celsius = [value / 1e3 for value in values if value is not None]
+        if plausible := [each for each in celsius if MIN_CELSIUS <= each <= MAX_CELSIUS]:
+            return max(plausible)
+    return None
 
 
 def _memory(root: Path) -> dict[str, float]:

@@ -26,10 +26,12 @@ from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job
+from dlion_core.heat.heat_controller import SAMPLE_S
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.sidecar.heat_budget import HeatBudget
 from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
@@ -57,8 +59,10 @@ class SidecarProcess:
         metrics_host: str,
         metrics_port: int,
         trainer_output: Path | None = None,
+        machine_root: Path = Path("/"),
     ) -> None:
-        """`trainer_output`: the log whose end goes to the keeper, if there is one."""
+        """`trainer_output`: the log whose end goes to the keeper, if there is one. `machine_root`:
+        the folder with the machine's `proc` and `sys`."""
         self._config, self._job = config, job
         self._trainer_output = trainer_output
         self._identity = job.worker(config.rank)
@@ -66,6 +70,9 @@ class SidecarProcess:
         self._controller = ResourceController(job, config.rank)
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self._step_seconds = StepSeconds()
+        self._machine_root = machine_root
+        policy = job.spec.node_policies.heat
+        self._heat = None if policy is None else HeatBudget(policy, machine_root)
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
@@ -90,9 +97,12 @@ class SidecarProcess:
         await self._local.start()
         try:
             metrics = self._serve_metrics()
+            heat = asyncio.create_task(self._keep_cool())
             try:
                 await self._serve_peers(stopped)
             finally:
+                heat.cancel()
+                await asyncio.gather(heat, return_exceptions=True)
                 metrics.shutdown()
                 metrics.server_close()
         finally:
@@ -121,6 +131,8 @@ class SidecarProcess:
             return
         if isinstance(record, StepTiming):
             self._step_seconds.add(record)
+            if self._heat is not None:
+                self._heat.add_step(record)
         self._issue(self._controller.handle(record, time.monotonic()))
         if isinstance(record, Peers):
             self._trust = record.trust
@@ -139,6 +151,14 @@ class SidecarProcess:
         if directive is not None:
             _LOG.info("directive %d: %s", directive.version, directive.reason)
             self._local.send(directive)
+
+    async def _keep_cool(self) -> None:
+        """Sample the temperature at intervals and pass on the share of compute; until cancelled."""
+        while self._heat is not None:
+            decision = self._heat.sample(time.monotonic())
+            self._issue(self._controller.set_compute_share(decision.share, time.monotonic()))
+            self._notify_peers()
+            await asyncio.sleep(SAMPLE_S)
 
     # ---- peers ---------------------------------------------------------------------------------
 
@@ -313,5 +333,6 @@ class SidecarProcess:
             refused=self._refusals.messages(),
             refusals=self._refusals.counts(),
             renewals=self._credentials.renewals,
-            node=read_node_facts(),
+            node=read_node_facts(self._machine_root),
+            heat=None if self._heat is None else self._heat.decision,
         )

@@ -216,7 +216,12 @@ class TrainingLoop:
                 case WaitForEvents():
                     self._wait()
 
+    def _compute_share(self) -> float:
+        directive = self._parts.sidecar.latest_directive()
+        return 1.0 if directive is None else directive.compute_share
+
     def _compute(self, batch_size: int) -> None:
+        self._clock.rest(self._compute_share, until=lambda: self._over() is not None)
         parts = self._parts
         self._silent_s = 0.0
         self._callbacks.step_begins()
@@ -330,6 +335,7 @@ class TrainingLoop:
                 link_receive_s=received_s - clock.link_began_s[1],
             ),
         )
+        clock.busy_s = took.wall_s - took.waited_s
         with clock.own():
             has_hash = parts.job.spec.trainer.hash_weights
             self._cycle.report_step(

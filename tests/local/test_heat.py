@@ -1,0 +1,113 @@
+"""Facts: `dlion run` with a heat budget keeps a machine close to its threshold. Its sensor is a file
+that this test heats and cools by how busy the workers are. The workers compute less meanwhile and
+as much as before once the air is cool; sidecars say what they do. A machine without a sensor trains
+as fast as ever, and its sidecars say so once.
+
+The machine is the exact solution of a first-order equation with a time constant of 20 s. Left out:
+the controller itself (tests/unit/core/heat), real sensors.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from local_run import LocalRun, blobs, job_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+THRESHOLD, RISE_K, TIME_CONSTANT_S = 60.0, 60.0, 20.0
+TICK_S = 0.5
+HEAT = {"heat": {"thresholdCelsius": THRESHOLD}}
+
+
+class FakeMachine:
+    """A thermal zone in a folder, heated by the steps of a run."""
+
+    def __init__(self, root: Path, run: Callable[[], LocalRun]) -> None:
+        self._file = root / "sys/class/thermal/thermal_zone0/temp"
+        self._file.parent.mkdir(parents=True)
+        self._run = run
+        self.ambient, self.celsius = 30.0, 30.0
+        self._write()
+
+    def _write(self) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_text(f"{round(self.celsius * 1000)}\n")
+        part.replace(self._file)
+
+    def live(self, seconds: float) -> list[tuple[float, float]]:
+        """Let time pass; temperatures, and the workers' mean share of busy time, each tick."""
+        samples, end_s = [], time.monotonic() + seconds
+        seen, last_s = len(self._run().steps()), time.monotonic()
+        while time.monotonic() < end_s:
+            time.sleep(TICK_S)
+            steps, now_s = self._run().steps(), time.monotonic()
+            busy_s = sum(step.wall_s - step.waited_s for step in steps[seen:])
+            passed_s, seen, last_s = now_s - last_s, len(steps), now_s
+            share = min(1.0, busy_s / 2 / passed_s)
+            steady = self.ambient + RISE_K * share
+            kept = math.exp(-passed_s / TIME_CONSTANT_S)
+            self.celsius = steady + (self.celsius - steady) * kept
+            self._write()
+            samples.append((self.celsius, share))
+        return samples
+
+
+def sidecar_log(run: LocalRun, rank: int) -> str:
+    (path,) = (run.folder / "logs").glob(f"sidecar-{rank}.log")
+    return path.read_text(errors="replace")
+
+
+def document(folder: Path) -> dict[str, object]:
+    trainer = {"program": blobs(folder, nap_s=0.05), "stop": {"maxSteps": 1_000_000}}
+    return job_document(2, trainer=trainer, nodePolicies=HEAT)
+
+
+def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "machine"
+    monkeypatch.setenv("DLION_MACHINE_ROOT", str(root))
+    machine = FakeMachine(root, lambda: run)
+    with LocalRun(tmp_path, document(tmp_path)) as run:
+        run.wait_for_step(5)
+        first = machine.live(6.0)
+        machine.live(34.0)
+        hot = machine.live(25.0)
+        machine.ambient = -20.0  # not limited even by a busy machine
+        machine.live(25.0)
+        cool = machine.live(6.0)
+        run.end(signal.SIGINT)
+        logs = [sidecar_log(run, rank) for rank in (0, 1)]
+    temperatures = [celsius for celsius, _ in hot]
+    assert THRESHOLD - 6.0 < fmean(temperatures) < THRESHOLD + 0.5
+    assert max(temperatures) < THRESHOLD + 3.0
+    first_share, hot_share, cool_share = (fmean(s for _, s in each) for each in (first, hot, cool))
+    # What keeps 60 degrees in air of 30 is half of the time.
+    assert 0.3 < hot_share < 0.65
+    assert hot_share < 0.75 * first_share
+    assert cool_share > 0.85 * first_share
+    for log in logs:
+        assert "heat budget: limits compute to stay below 60 °C" in log
+        assert "the heat budget fell from" in log
+
+
+def test_a_machine_without_a_sensor_is_not_limited_and_its_sidecars_say_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))
+    with LocalRun(tmp_path, document(tmp_path)) as run:
+        run.wait_for_step(100)
+        run.end(signal.SIGINT)
+        logs = [sidecar_log(run, rank) for rank in (0, 1)]
+    for log in logs:
+        assert log.count("heat budget: no temperature in") == 1
+        assert "the heat budget fell" not in log
