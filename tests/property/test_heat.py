@@ -33,6 +33,7 @@ def test_any_readings_leave_the_share_within_its_bounds(
         now_s += step_s  # may go back, as no caller's clock should
         decision = controller.sample(now_s, celsius, used)
         assert floor <= decision.share <= 1.0
+        assert floor <= decision.mean_share <= 1.0
 
 
 @settings(max_examples=12)

@@ -29,8 +29,8 @@ class MachineHeat:
         self._controller: HeatController | None = None
         if budget is not None:
             self._controller = HeatController(budget.threshold_celsius, budget.min_compute_share)
-        self.share = 1.0
-        """Share of the time in which the worker may compute."""
+        self.share = self.mean_share = 1.0
+        """Share of the time in which the worker may compute; without its noise."""
         self._now_s = self._sampled_s = 0.0
         self._busy_s = 0.0
         """Computed since the last sample."""
@@ -70,7 +70,8 @@ class MachineHeat:
         used = min(1.0, self._busy_s / (now_s - self._sampled_s))
         self._sampled_s, self._busy_s = now_s, 0.0
         if self._controller is not None:
-            self.share = self._controller.sample(now_s, self._machine.celsius, used).share
+            decision = self._controller.sample(now_s, self._machine.celsius, used)
+            self.share, self.mean_share = decision.share, decision.mean_share
 
     def _count_above(self, passed_s: float) -> None:
         celsius = self._machine.celsius

@@ -254,10 +254,10 @@ class VirtualWorker:
         heat, now_s = self.parts.heat, self._context.clock.now_s
         if heat is None:
             return
-        before = heat.share
+        before = (heat.share, heat.mean_share)
         heat.advance(now_s, is_busy=is_busy)
-        if heat.share != before:
-            self.parts.director.set_compute_share(heat.share, now_s)
+        if (heat.share, heat.mean_share) != before:
+            self.parts.director.set_compute_share(heat.share, heat.mean_share, now_s)
             self.send_capacity()
 
     def _step_done(self) -> None:

@@ -1,13 +1,16 @@
 """Chooses the share of compute that keeps a temperature below its threshold. Pure."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dlion_core.heat.thermal_model import ThermalModel, ThermalParameters
 
 SAMPLE_S = 2.0
 """Interval between samples that the callers keep."""
+
+MEAN_S = 30.0
+"""Time constant of the mean share: batches follow it, which should not change at each sample."""
 
 HORIZON_S = 20.0
 """The temperature shall be at its target so many seconds from now. Shorter horizons use the last
@@ -21,7 +24,7 @@ FIRST_MARGIN_K, MAX_MARGIN_K = 1.0, 8.0
 MARGIN_K_PER_S = 0.1
 """How fast the margin grows while the temperature is above the threshold."""
 
-FOLLOWED_FRACTION = 0.4
+FOLLOWED_FRACTION = 0.15
 """Part of the difference between a reading and its prediction that counts as a real change."""
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
@@ -55,6 +58,8 @@ class HeatDecision:
 
     share: float
     state: HeatState
+    mean_share: float = 1.0
+    """The share without its noise, for decisions that should not follow each sample."""
     celsius: float | None = None
     """Filtered temperature; None: unknown."""
     target_celsius: float | None = None
@@ -87,7 +92,7 @@ class HeatController:
         self._margin_k = FIRST_MARGIN_K
         self._celsius: float | None = None
         self._now_s = self._usable_s = -math.inf
-        self._limit = 1.0
+        self._limit = self._mean_share = 1.0
         self._jumps = 0
         self._range = (math.inf, -math.inf)
         self._frozen = _FrozenCheck()
@@ -102,8 +107,18 @@ class HeatController:
 
         `celsius` is None without a reading. Times must not go back.
         """
-        step_s = now_s - self._now_s if math.isfinite(self._now_s) else 0.0
+        step_s = max(0.0, now_s - self._now_s) if math.isfinite(self._now_s) else 0.0
         self._now_s = max(now_s, self._now_s)
+        decision = self._decide(now_s, celsius, used_share, step_s)
+        change = 1.0 - math.exp(-step_s / MEAN_S)
+        self._mean_share += change * (decision.share - self._mean_share)
+        if decision.share == 1.0 and self._mean_share > 0.99:
+            self._mean_share = 1.0
+        return replace(decision, mean_share=self._mean_share)
+
+    def _decide(
+        self, now_s: float, celsius: float | None, used_share: float, step_s: float
+    ) -> HeatDecision:
         used_share = min(max(used_share, 0.0), 1.0) if math.isfinite(used_share) else self._limit
         usable = self._usable(celsius, used_share, step_s)
         if usable is None:
@@ -117,7 +132,7 @@ class HeatController:
         wanted = self._model.parameters.share_for(self._celsius, target, self._horizon_s)
         self._limit = min(max(wanted, self._min_share), 1.0)
         state = HeatState.FREE if self._limit >= 1.0 else HeatState.LIMITED
-        return HeatDecision(self._limit, state, self._celsius, target)
+        return HeatDecision(self._limit, state, celsius=self._celsius, target_celsius=target)
 
     # ---- the sensor ------------------------------------------------------------------------------
 
@@ -127,7 +142,7 @@ class HeatController:
             return None
         if self._celsius is None:
             return celsius
-        predicted = self._model.parameters.after(self._celsius, used_share, max(0.0, step_s))
+        predicted = self._model.parameters.after(self._celsius, used_share, step_s)
         if abs(celsius - predicted) > MAX_JUMP_K and self._jumps < CONFIRMATIONS:
             self._jumps += 1
             return None
@@ -143,18 +158,18 @@ class HeatController:
     def _filtered(self, celsius: float, used_share: float, step_s: float) -> float:
         if self._celsius is None:
             return celsius
-        predicted = self._model.parameters.after(self._celsius, used_share, max(0.0, step_s))
+        predicted = self._model.parameters.after(self._celsius, used_share, step_s)
         return predicted + FOLLOWED_FRACTION * (celsius - predicted)
 
     def _without_reading(self, used_share: float, step_s: float) -> HeatDecision:
         if self._celsius is None:
             return HeatDecision(1.0, HeatState.UNKNOWN)
-        self._celsius = self._model.parameters.after(self._celsius, used_share, max(0.0, step_s))
+        self._celsius = self._model.parameters.after(self._celsius, used_share, step_s)
         self._celsius = min(max(self._celsius, MIN_CELSIUS), MAX_CELSIUS)
         blind_s = self._now_s - self._usable_s - BLIND_AFTER_S
         if blind_s <= 0:
             state = HeatState.FREE if self._limit >= 1.0 else HeatState.LIMITED
-            return HeatDecision(self._limit, state, self._celsius)
+            return HeatDecision(self._limit, state, celsius=self._celsius)
         above = (self._limit - self._min_share) * math.exp(-blind_s / BLIND_DECAY_S)
         return HeatDecision(self._min_share + above, HeatState.BLIND)
 
@@ -165,7 +180,7 @@ class HeatController:
 
         Far below the threshold nothing is learned of it.
         """
-        step_k = MARGIN_K_PER_S * min(max(step_s, 0.0), SAMPLE_S)
+        step_k = MARGIN_K_PER_S * min(step_s, SAMPLE_S)
         if celsius > self._threshold:
             self._margin_k += step_k
         elif celsius > self._threshold - self._margin_k - 1.0:
@@ -192,7 +207,7 @@ class _FrozenCheck:
             self._parameters, self._is_frozen = now, False
         elif self._parameters is not None:
             self._expected = self._parameters.after(
-                self._expected, used_share, min(max(0.0, step_s), SAMPLE_S)
+                self._expected, used_share, min(step_s, SAMPLE_S)
             )
         # Until it changes: the share that follows may well lead to this temperature.
         self._is_frozen |= abs(self._expected - celsius) > FROZEN_K

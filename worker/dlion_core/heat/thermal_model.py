@@ -13,7 +13,7 @@ whole degrees is enough."""
 MEMORY_S = 1200.0
 """Time constant of forgetting: longer than a fanless machine needs to warm up."""
 
-OFFSET_S = 20.0
+OFFSET_S = 40.0
 """Time constant of following what the model does not know, such as the sun or other processes."""
 
 NOISE_K = 0.5

@@ -96,7 +96,7 @@ class ResourceController:
         self._iteration = 0
         self._version = 0
         self._published_s = float("-inf")
-        self._compute_share = 1.0
+        self._compute_share = self._capacity_share = 1.0
         self._measured_at_s: dict[Rank, float] = {}
         self.directive: Directive | None = None
         self.allowance: CpuAllowance | None = None
@@ -164,12 +164,12 @@ class ResourceController:
         self.links.probed(peer, busy_bytes, receiver_busy_s)
         return self._next_directive()
 
-    def set_compute_share(self, share: float, now_s: float) -> Directive | None:
-        """Let the trainer compute for that share of the time. Its capacity, and so its part of the
-        batch, shrink as much. Raises ValueError for a share outside of 0 < share <= 1."""
-        if not 0 < share <= 1:
-            raise ValueError(f"share {share}; allowed: above 0, at most 1")
-        self._compute_share = share
+    def set_compute_share(self, share: float, mean_share: float, now_s: float) -> Directive | None:
+        """Let the trainer compute for `share` of the time. Its capacity, and so its part of the
+        batch, shrink to `mean_share`. Raises ValueError for one outside of 0 < share <= 1."""
+        if not (0 < share <= 1 and 0 < mean_share <= 1):
+            raise ValueError(f"shares {share}, {mean_share}; allowed: above 0, at most 1")
+        self._compute_share, self._capacity_share = share, mean_share
         self._publish(now_s)
         return self._next_directive()
 
@@ -293,7 +293,7 @@ class ResourceController:
         regular = now_s - self._published_s >= REGULAR_S
         own = Capacity(
             rank=self._rank,
-            samples_per_s=estimate.samples_per_s * self._compute_share,
+            samples_per_s=estimate.samples_per_s * self._capacity_share,
             window_s=estimate.window_s,
             source=estimate.source,
             iteration=self._iteration,
@@ -311,7 +311,7 @@ class ResourceController:
             return
         self._version = directive.version
         self.directive = directive
-        self._compute_share = directive.compute_share
+        self._compute_share = self._capacity_share = directive.compute_share
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
         (self._goodput or self._global_batch).resume(directive.global_batch_size)

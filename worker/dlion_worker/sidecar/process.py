@@ -155,8 +155,10 @@ class SidecarProcess:
     async def _keep_cool(self) -> None:
         """Sample the temperature at intervals and pass on the share of compute; until cancelled."""
         while self._heat is not None:
-            decision = self._heat.sample(time.monotonic())
-            self._issue(self._controller.set_compute_share(decision.share, time.monotonic()))
+            now_s = time.monotonic()
+            decision = self._heat.sample(now_s)
+            share, mean_share = decision.share, decision.mean_share
+            self._issue(self._controller.set_compute_share(share, mean_share, now_s))
             self._notify_peers()
             await asyncio.sleep(SAMPLE_S)
 

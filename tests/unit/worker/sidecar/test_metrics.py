@@ -58,7 +58,7 @@ def reading(*, full: bool) -> MetricsReading:
         refused=0,
         refusals={("exchange", "served", "BadCertificate"): 2} if full else {},
         renewals=0,
-        heat=HeatDecision(0.6, HeatState.LIMITED, 70.0, 74.0) if full else None,
+        heat=HeatDecision(0.6, HeatState.LIMITED, 0.6, 70.0, 74.0) if full else None,
         step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
         exchange_thread_seconds={"send": 0.5} if full else {},
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)
