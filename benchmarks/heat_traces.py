@@ -82,6 +82,12 @@ HELD_OUT: tuple[Trace, ...] = (
     ("die on case", "other load", "hot"),
     ("board", "other load", "hot"),
     ("box", "steps of 1 s", "day"),
+    # Added after the parameters were final.
+    ("box", "steps of 8 s", "sun"),
+    ("die on case", "waits", "day"),
+    ("bare", "steps of 8 s", "warm"),
+    ("board, DVFS", "pauses", "hot"),
+    ("die on case", "pauses", "door"),
 )
 
 

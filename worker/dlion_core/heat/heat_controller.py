@@ -18,7 +18,7 @@ kelvins later and react to noise; longer ones slow down early."""
 
 ALLOWED_FRACTION = 0.06
 """Of the time the temperature may be above the threshold: the budget."""
-AIMED_FRACTION = 0.02
+AIMED_FRACTION = 0.01
 """Of the time that the margin aims at, so that unforeseen changes fit the budget."""
 FIRST_MARGIN_K, MAX_MARGIN_K = 1.0, 8.0
 MARGIN_K_PER_S = 0.1

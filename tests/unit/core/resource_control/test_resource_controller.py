@@ -5,15 +5,21 @@ were probed, and again after the quotas are permuted; all directors agree on sha
 global batch; each directive says why; a lost worker's share is spread; budgets follow deliveries
 and their absence of change makes no directive; a restarted sidecar goes on from the last directive;
 idle links are probed, one at a time; how much data there are is told before any speed, and few more
-make no directive. Leaves out: sockets (tests/local).
+make no directive; under a heat budget capacity and batch shrink to the mean share, the directive
+has the present one, and an invalid share is refused on either side.
+
+Leaves out: sockets (tests/local).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import (
     Capacity,
@@ -26,6 +32,7 @@ from dlion_api.protocol.measurements import (
     StepTiming,
 )
 from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.sidecar_protocol import decode, encode
 from dlion_api.spec import Job, load_job
 from dlion_core.resource_control.resource_controller import (
     IDLE_LINK_S,
@@ -528,3 +535,69 @@ def test_a_worker_by_which_a_group_has_grown_gets_its_share() -> None:
     told = [director.handle(Peers(membership_of(grown), 50_000), 2.0) for director in directors]
     assert [directive and directive.local_batch_size for directive in told] == [GLOBAL // 4] * 4
     assert [len(director.neighbours()) for director in directors] == [3] * 4
+
+
+# ---- the heat budget -----------------------------------------------------------------------------
+
+INVALID = [0.0, -0.1, 1.01, math.nan, math.inf]
+
+
+def alone() -> ResourceController:
+    """A worker of two, which knows its own speed only."""
+    controller = SynchronousJob([1.0, 1.0]).directors[0]
+    controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    return controller
+
+
+def test_capacity_follows_the_mean_share_and_the_directive_the_present_one() -> None:
+    controller = alone()
+    before = controller.own().samples_per_s
+    directive = controller.set_compute_share(0.5, 0.8, 10.0)
+    assert controller.own().samples_per_s == pytest.approx(0.8 * before)
+    assert directive is not None
+    assert directive.compute_share == 0.5
+    assert "the heat budget fell from 100% to 50% of compute" in directive.reason
+
+
+def test_a_limited_worker_has_a_smaller_part_of_the_batch() -> None:
+    job = SynchronousJob([1.0, 1.0])
+    for director in job.directors:
+        director.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    job.directors[0].set_compute_share(0.5, 0.5, 10.0)
+    for receiver, sender in ((0, 1), (1, 0)):
+        job.directors[receiver].handle_capacity(job.directors[sender].own(), 1)
+    hot, cool = job.batches()
+    assert hot + cool == 192
+    assert hot == pytest.approx(192 / 3, abs=2)
+
+
+def test_a_small_change_makes_no_directive_and_the_end_of_the_limit_does() -> None:
+    controller = alone()
+    controller.set_compute_share(0.985, 0.985, 10.0)
+    assert controller.set_compute_share(0.97, 0.985, 12.0) is None
+    directive = controller.set_compute_share(1.0, 0.985, 14.0)
+    assert directive is not None
+    assert directive.compute_share == 1.0
+
+
+def test_a_restarted_sidecar_goes_on_from_the_share_of_its_trainer() -> None:
+    restarted = ResourceController(job_of(2), Rank(0))
+    restarted.handle(Directive(7, 48, 192, compute_share=0.4), 0.0)
+    restarted.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    assert restarted.own().samples_per_s == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("share", INVALID)
+def test_an_invalid_share_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="allowed: above 0, at most 1"):
+        alone().set_compute_share(share, 0.5, 0.0)
+    with pytest.raises(ValueError, match="allowed: above 0, at most 1"):
+        alone().set_compute_share(0.5, share, 0.0)
+
+
+@pytest.mark.parametrize("share", [0, 1.01, 2**60])
+def test_a_trainer_refuses_an_invalid_share_of_a_message(share: float) -> None:
+    fields = json.loads(encode(Directive(1, 48, 192)))
+    fields["compute_share"] = share
+    with pytest.raises(ContractError, match="compute share"):
+        decode(json.dumps(fields).encode())
