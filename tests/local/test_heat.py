@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-THRESHOLD, RISE_K, TIME_CONSTANT_S = 60.0, 60.0, 20.0
+THRESHOLD, RISE_K, TIME_CONSTANT_S = 60.0, 100.0, 20.0
 TICK_S = 0.5
 HEAT = {"heat": {"thresholdCelsius": THRESHOLD}}
 
@@ -82,19 +82,19 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
         first = machine.live(6.0)
         machine.live(34.0)
         hot = machine.live(25.0)
-        machine.ambient = -20.0  # not limited even by a busy machine
+        machine.ambient = -45.0  # not limited even by a busy machine
         machine.live(25.0)
         cool = machine.live(6.0)
         run.end(signal.SIGINT)
         logs = [sidecar_log(run, rank) for rank in (0, 1)]
     temperatures = [celsius for celsius, _ in hot]
-    assert THRESHOLD - 6.0 < fmean(temperatures) < THRESHOLD + 0.5
-    assert max(temperatures) < THRESHOLD + 3.0
+    assert THRESHOLD - 6.0 < fmean(temperatures) < THRESHOLD + 1.0
+    assert max(temperatures) < THRESHOLD + 5.0
     first_share, hot_share, cool_share = (fmean(s for _, s in each) for each in (first, hot, cool))
-    # What keeps 60 degrees in air of 30 is half of the time.
-    assert 0.3 < hot_share < 0.65
+    # What keeps 60 degrees in air of 30 is 30 % of the time.
+    assert 0.15 < hot_share < 0.4
     assert hot_share < 0.75 * first_share
-    assert cool_share > 0.85 * first_share
+    assert cool_share > 0.8 * first_share
     for log in logs:
         assert "heat budget: limits compute to stay below 60 °C" in log
         assert "the heat budget fell from" in log
