@@ -1,4 +1,4 @@
-"""Facts: `dlion run` with a heat budget keeps a machine close to its threshold. Its sensor is a file
+"""Facts: `dlion run` with a heat budget keeps a machine near its threshold. Its sensor is a file
 that this test heats and cools by how busy the workers are. The workers compute less meanwhile and
 as much as before once the air is cool; sidecars say what they do. A machine without a sensor trains
 as fast as ever, and its sidecars say so once.
