@@ -1,10 +1,11 @@
-"""Learns how a machine's temperature follows its load. Pure: time is an argument."""
+"""Learns how a machine's temperature follows its load. Pure: time is an argument.
+
+Three unknowns need no NumPy, which sidecars do not load.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 FILTER_S = 8.0
 """Time constant of the filters that stand in for a derivative: some samples, so that a sensor of
@@ -22,15 +23,13 @@ NOISE_K = 0.5
 FIRST_RATE_K_PER_S = 0.05
 """Warming by a fully used processor before anything is known; only a starting point."""
 FIRST_COOLING_PER_S = 1 / 600
-_DEVIATIONS_3 = np.array([0.5, 0.5, 0.01])
+_DEVIATIONS_3 = (0.5, 0.5, 0.01)
 """How far the parameters may be from the starting point: the least of information that is kept."""
 
 MIN_RATE_K_PER_S = 1e-4
 MIN_COOLING_PER_S = 1e-5
 MAX_COOLING_PER_S = 1.0
 """Bounds of the physics: load warms, and warmth flows away."""
-_LOWEST_3 = np.array([-np.inf, MIN_RATE_K_PER_S, MIN_COOLING_PER_S])
-_HIGHEST_3 = np.array([np.inf, np.inf, MAX_COOLING_PER_S])
 
 MAX_STEP_S = 60.0
 """A longer pause between samples is a gap: the filters restart after it."""
@@ -96,12 +95,13 @@ class ThermalModel:
     def __init__(self) -> None:
         self._reference_celsius: float | None = None
         self._time_s = self._above_k = 0.0
-        self._filtered_3 = np.zeros(3)
+        self._filtered_3 = [0.0, 0.0, 0.0]
         """Filtered 1, share, and negative temperature above the reference."""
-        self._theta_3 = np.array([0.0, FIRST_RATE_K_PER_S, FIRST_COOLING_PER_S])
-        self._least_33: NDArray[np.float64] = np.diag(_DEVIATIONS_3**-2.0)
-        self._information_33 = self._least_33.copy()
-        self._weighted_3 = self._information_33 @ self._theta_3
+        self._theta_3 = [0.0, FIRST_RATE_K_PER_S, FIRST_COOLING_PER_S]
+        self._information_33 = [[0.0] * 3 for _ in range(3)]
+        for index, deviation in enumerate(_DEVIATIONS_3):
+            self._information_33[index][index] = deviation**-2
+        self._weighted_3 = _product(self._information_33, self._theta_3)
         self._offset_k_per_s = 0.0
 
     def add(self, now_s: float, celsius: float, share: float) -> None:
@@ -118,8 +118,10 @@ class ThermalModel:
         kept = math.exp(-step_s / FILTER_S)
         # Exact for a share that stays and a temperature that changes evenly between two samples.
         even_k = above_k - kept * before_k - (above_k - before_k) * FILTER_S / step_s * (1 - kept)
-        inputs_3 = np.array([1 - kept, (1 - kept) * share, -even_k])
-        self._filtered_3 = kept * self._filtered_3 + inputs_3
+        inputs_3 = (1 - kept, (1 - kept) * share, -even_k)
+        self._filtered_3 = [
+            kept * before + new for before, new in zip(self._filtered_3, inputs_3, strict=True)
+        ]
         slope = (above_k + self._filtered_3[2]) / FILTER_S
         self._learn(self._filtered_3, slope, step_s)
 
@@ -129,41 +131,59 @@ class ThermalModel:
         if before is not None:
             # drift is relative to the reference: dT/dt at a given temperature stays the same.
             self._theta_3[0] -= self._theta_3[2] * (celsius - before)
-            self._weighted_3 = self._information_33 @ self._theta_3
+            self._weighted_3 = _product(self._information_33, self._theta_3)
         self._reference_celsius, self._time_s = celsius, now_s
         self._above_k = 0.0
-        self._filtered_3 = np.zeros(3)
+        self._filtered_3 = [0.0, 0.0, 0.0]
 
-    def _learn(self, filtered_3: NDArray[np.float64], slope: float, step_s: float) -> None:
+    def _learn(self, filtered_3: Sequence[float], slope: float, step_s: float) -> None:
         variance = (NOISE_K / FILTER_S) ** 2
         kept = math.exp(-step_s / MEMORY_S)
-        self._information_33 = (
-            kept * self._information_33
-            + (1 - kept) * self._least_33
-            + np.outer(filtered_3, filtered_3) / variance
-        )
-        self._weighted_3 = (
-            kept * self._weighted_3
-            + (1 - kept) * self._least_33 @ self._theta_3
-            + filtered_3 * (slope / variance)
-        )
-        self._theta_3 = np.linalg.solve(self._information_33, self._weighted_3)
-        missing = slope - float(self._bounded_3 @ filtered_3)
-        self._offset_k_per_s += (1 - math.exp(-step_s / OFFSET_S)) * (
-            missing - self._offset_k_per_s
-        )
+        for i, own in enumerate(filtered_3):
+            least = (1 - kept) * _DEVIATIONS_3[i] ** -2
+            for j, other in enumerate(filtered_3):
+                self._information_33[i][j] *= kept
+                self._information_33[i][j] += own * other / variance
+            self._information_33[i][i] += least
+            self._weighted_3[i] *= kept
+            self._weighted_3[i] += least * self._theta_3[i] + own * slope / variance
+        self._theta_3 = _solved(self._information_33, self._weighted_3)
+        drift, rate, cooling = self._bounded_3
+        predicted = drift * filtered_3[0] + rate * filtered_3[1] + cooling * filtered_3[2]
+        change = (slope - predicted) - self._offset_k_per_s
+        self._offset_k_per_s += (1 - math.exp(-step_s / OFFSET_S)) * change
 
     @property
-    def _bounded_3(self) -> NDArray[np.float64]:
-        bounded_3: NDArray[np.float64] = self._theta_3.clip(_LOWEST_3, _HIGHEST_3)
-        return bounded_3
+    def _bounded_3(self) -> tuple[float, float, float]:
+        drift, rate, cooling = self._theta_3
+        cooling = min(max(cooling, MIN_COOLING_PER_S), MAX_COOLING_PER_S)
+        return drift, max(rate, MIN_RATE_K_PER_S), cooling
 
     @property
     def parameters(self) -> ThermalParameters:
         """The present estimate. Raises ValueError before the first reading."""
         if self._reference_celsius is None:
             raise ValueError("no reading yet")
-        drift, rate, cooling = map(float, self._bounded_3)
+        drift, rate, cooling = self._bounded_3
         return ThermalParameters(
             self._reference_celsius, drift + self._offset_k_per_s, rate, cooling
         )
+
+
+def _product(matrix_33: Sequence[Sequence[float]], vector_3: Sequence[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector_3, strict=True)) for row in matrix_33]
+
+
+def _solved(matrix_33: Sequence[Sequence[float]], right_3: Sequence[float]) -> list[float]:
+    """Solve by elimination; the matrix is symmetric and positive, so that no pivot is zero."""
+    rows = [[*row, right] for row, right in zip(matrix_33, right_3, strict=True)]
+    for i, pivot in enumerate(rows):
+        for below in rows[i + 1 :]:
+            factor = below[i] / pivot[i]
+            for k in range(i, len(below)):
+                below[k] -= factor * pivot[k]
+    solution = [0.0] * len(rows)
+    for i in reversed(range(len(rows))):
+        known = sum(rows[i][k] * solution[k] for k in range(i + 1, len(rows)))
+        solution[i] = (rows[i][-1] - known) / rows[i][i]
+    return solution
