@@ -1,14 +1,37 @@
-"""Describes how a directive differs from the one before, for `events.jsonl` and the report."""
+"""Whether a directive differs from the one before, and how, for `events.jsonl` and the report."""
 
 from collections.abc import Iterator, Mapping
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
 
+BUDGET_TOLERANCE_FRACTION = 0.05
+DATA_TOLERANCE_FRACTION = 0.01
+COMPUTE_SHARE_TOLERANCE = 0.02
+
 MAX_CHANGES = 6
 NOTABLE_FRACTION = 0.02
 MAX_GROUPS_CHARACTERS = 200
 """Limit for the list of group members; beyond it only the numbers are shown."""
+
+
+def differs(last: Directive, wanted: Directive) -> bool:
+    """Whether a directive differs from the last one by more than noise."""
+    more = abs(wanted.training_set_samples - last.training_set_samples)
+    before, share = last.compute_share, wanted.compute_share
+    return (
+        abs(share - before) > COMPUTE_SHARE_TOLERANCE
+        or (share == 1.0) != (before == 1.0)
+        or last.local_batch_size != wanted.local_batch_size
+        or last.global_batch_size != wanted.global_batch_size
+        or last.grouping != wanted.grouping
+        or more > DATA_TOLERANCE_FRACTION * last.training_set_samples
+        or last.budget_bytes.keys() != wanted.budget_bytes.keys()
+        or any(
+            abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
+            for peer, budget in last.budget_bytes.items()
+        )
+    )
 
 
 def reason_for(before: Directive | None, after: Directive) -> str:

@@ -26,7 +26,7 @@ from dlion_core.resource_control.batching import BatchShares, GlobalBatchControl
 from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
 from dlion_core.resource_control.capacity_table import CapacityTable, PublishedCapacities
-from dlion_core.resource_control.directive_reasons import reason_for
+from dlion_core.resource_control.directive_reasons import differs, reason_for
 from dlion_core.resource_control.exchange_cost import ExchangeCost
 from dlion_core.resource_control.goodput import (
     DecayingMean,
@@ -38,9 +38,6 @@ from dlion_core.topology.grouping import GroupingState
 from dlion_core.topology.topology import CLUSTERED, neighbours_of
 
 SHARE_TOLERANCE_FRACTION = 0.02
-BUDGET_TOLERANCE_FRACTION = 0.05
-DATA_TOLERANCE_FRACTION = 0.01
-COMPUTE_SHARE_TOLERANCE = 0.02
 MAX_OWN_FACTOR = 2.0
 """A budget covers at most this many times the gradient's computing time. A worker with an expensive
 exchange does not get still more to send for being slow."""
@@ -377,7 +374,7 @@ class ResourceController:
             compute_share=self._compute_share,
         )
         if self.directive is not None and not (
-            _differs(self.directive, wanted)
+            differs(self.directive, wanted)
             or _is_complete(self.directive, wanted, published.active)
         ):
             return None
@@ -389,24 +386,6 @@ class ResourceController:
         self.directive = replace(wanted, reason=reason)
         self._version = wanted.version
         return self.directive
-
-
-def _differs(last: Directive, wanted: Directive) -> bool:
-    more = abs(wanted.training_set_samples - last.training_set_samples)
-    before, share = last.compute_share, wanted.compute_share
-    return (
-        abs(share - before) > COMPUTE_SHARE_TOLERANCE
-        or (share == 1.0) != (before == 1.0)
-        or last.local_batch_size != wanted.local_batch_size
-        or last.global_batch_size != wanted.global_batch_size
-        or last.grouping != wanted.grouping
-        or more > DATA_TOLERANCE_FRACTION * last.training_set_samples
-        or last.budget_bytes.keys() != wanted.budget_bytes.keys()
-        or any(
-            abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
-            for peer, budget in last.budget_bytes.items()
-        )
-    )
 
 
 def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
