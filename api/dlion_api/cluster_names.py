@@ -34,6 +34,8 @@ ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"
 """The same for all groups of all sites, as JSON, if ranks are counted."""
 AUTHORITIES_ANNOTATION: Final = f"{GROUP}/authorities"
 """On a run's Jobs, if its job names authorities: each site's CA bundle, as JSON; no keys."""
+ATTEMPT_ANNOTATION: Final = f"{GROUP}/attempt"
+"""Which attempt at its run a Job is of; absent: the first."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Copied from the DLionJob to its Jobs, which Kueue then starts."""
 

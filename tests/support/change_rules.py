@@ -11,7 +11,11 @@ from dlion_api.errors import Problem
 from dlion_api.spec import Job
 from dlion_api.spec.transitions import JOB_TRANSITIONS
 
-ATTRIBUTES = {"knowledgeTransfer": "knowledge_transfer", "managedBy": "managed_by"}
+ATTRIBUTES = {
+    "knowledgeTransfer": "knowledge_transfer",
+    "managedBy": "managed_by",
+    "failureRules": "failure_rules",
+}
 
 
 def change_problems(old: Job, new: Job, *, run_ended: bool) -> list[Problem]:

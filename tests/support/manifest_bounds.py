@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dlion_api.spec.failures import ENDS
 from manifest_schema import nodes, openapi
 from manifest_table import DATASET, EXCHANGE, GBS, GONE, PROGRAM, SYNC, changed, smallest
 
@@ -24,6 +25,7 @@ CONDITION = {"type": "Ready", "status": "True", "reason": "Training", "lastTrans
 SITE_STATUS = {"name": "plant-a", "state": "Ready", "workers": 3}
 PAIR_STATUS = {"pair": "plant-a to plant-b", "connected": 3, "expected": 3}
 STATUS = {
+    "attempt": {"number": 2, "startTime": TIME, "runStartTime": TIME},
     "conditions": [CONDITION],
     "sites": [SITE_STATUS],
     "links": {"connected": 0, "expected": 0, "pairs": [PAIR_STATUS]},
@@ -106,6 +108,9 @@ ITEMS: dict[str, Callable[[int], Any]] = {
     "spec.trainer.dataset.siteClasses[].classes": lambda i: i,
     "spec.trainer.dataset.keepClasses": lambda i: i,
     "spec.trainer.freeze": lambda i: f"v{i}",
+    "spec.failureRules": lambda i: {"onEnds": ["Killed"], "action": "Restart"},
+    "spec.failureRules[].onEnds": lambda i: list(ENDS)[i],
+    "spec.failureRules[].groups": lambda i: f"g{i}",
     "status.conditions": lambda i: CONDITION | {"type": f"t{i}"},
     "status.sites": lambda i: SITE_STATUS | {"name": f"s{i}"},
     "status.links.pairs": lambda i: PAIR_STATUS | {"pair": f"s{i} to t{i}"},
@@ -121,6 +126,7 @@ ENTRIES: dict[str, Any] = {
 """By mapping: a value."""
 
 PATH_DATA = {"path": "x", "format": "npz"}
+FAILURE_RULE = {"onEnds": ["Killed"], "action": "FailRun"}
 ONE_WORKER = {"spec.sites": _sites(1)}
 MANY_WORKERS = {"spec.sites": [
     {"name": f"s{i}", "groups": [{"name": f"g{k}", "workers": 999} for k in range(8)]} for i in range(4)],
@@ -168,6 +174,14 @@ SCENES: dict[str, dict[str, Any]] = {
     "spec.exchange.residual": {f"{EXCHANGE}.policy": "dlion"},
     "spec.synchronization.backupWorkers": MANY_WORKERS,
     "spec.synchronization.mode": {f"{SYNC}.backupWorkers": 1},
+    "spec.failureRules": {"spec.failureRules": [FAILURE_RULE]},
+    "spec.failureRules[].onEnds[]": {"spec.failureRules": [FAILURE_RULE]},
+    "spec.failureRules[].groups": {"spec.failureRules": [FAILURE_RULE],
+        "spec.sites": [{"name": "s", "groups": [{"name": f"g{i}", "workers": 1} for i in range(8)]},
+                       {"name": "t", "groups": [{"name": "g8", "workers": 1}]}]},
+    "spec.failureRules[].groups[]": {"spec.failureRules": [FAILURE_RULE | {"groups": ["a"]}], "spec.sites": [
+        {"name": "s", "groups": [{"name": "a", "workers": 1}, {"name": "a" * 16, "workers": 1}]}]},
+    "spec.maxRetries": ONE_WORKER,
     "spec.tls.secretName": {"spec.tls": {"mode": "Secret", "secretName": "ca"}},
     "spec.tls.issuerName": {"spec.tls": {"mode": "CertManager", "issuerName": "ca"}},
 }  # fmt: skip

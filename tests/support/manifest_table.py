@@ -69,6 +69,8 @@ DATASET, STOP, OPTIMIZER = "spec.trainer.dataset", "spec.trainer.stop", "spec.tr
 GBS, EXCHANGE, GROUP = "spec.batching.globalBatchSize", "spec.exchange", "spec.sites.0.groups.0"
 PROGRAM, TRANSFER, SYNC = "spec.trainer.program", "spec.knowledgeTransfer", "spec.synchronization"
 
+RULES = "spec.failureRules"
+
 
 def _site(name: str, workers: int = 1) -> dict[str, Any]:
     return {"name": name, "groups": [{"name": "g", "workers": workers}]}
@@ -96,6 +98,12 @@ ACCEPTED = [
         "heat": {"thresholdCelsius": 150, "minComputeShare": 1}}}),
     Case("node policies without any", {"spec.nodePolicies": {}}),
     Case("a quorum of all sites", {"spec.minSites": 2}),
+    Case("a failure rule for a group of one site", {RULES: [
+        {"onEnds": ["Killed", "Disrupted"], "groups": ["large"], "action": "Ignore"}]}),
+    Case("restarts after errors of the program, and the run's end after too many", {RULES: [
+        {"onEnds": ["ProgramFailed"], "action": "Restart"},
+        {"onEnds": ["RestartsExceeded"], "action": "FailRun"}]}),
+    Case("retries at one site", {"spec.sites": [_site("s")], "spec.maxRetries": 3}),
     Case("64 sites", {"spec.sites": [_site(f"s{i}") for i in range(64)]}),
     Case("a program in a module", {PROGRAM: {"module": "pkg.mod"}}),
     Case("a program in a file", {PROGRAM: {"file": "models/net.py"}}),
@@ -313,6 +321,18 @@ REFUSED = [
          f"{SYNC}.backupWorkers", "rule"),
     Case("a lambda above 1", {f"{TRANSFER}.lambda": 1.01}, f"{TRANSFER}.lambda"),
     Case("a quorum above the sites", {"spec.minSites": 3}, "spec.minSites", "rule"),
+    Case("a failure rule for a group that no site has", {RULES: [
+        {"onEnds": ["Killed"], "groups": ["large", "medium"], "action": "FailRun"}]}, RULES, "rule"),
+    Case("a failure rule for an exit code", {RULES: [{"onEnds": ["137"], "action": "FailRun"}]},
+         f"{RULES}[0].onEnds[0]"),
+    Case("a failure rule with an action of Kubernetes", {RULES: [
+        {"onEnds": ["Killed"], "action": "FailJob"}]}, f"{RULES}[0].action"),
+    Case("a failure rule for no end", {RULES: [{"onEnds": [], "action": "FailRun"}]},
+         f"{RULES}[0].onEnds"),
+    Case("restarts after the last restart", {RULES: [
+        {"onEnds": ["Killed", "RestartsExceeded"], "action": "Ignore"}]}, f"{RULES}[0].action", "rule"),
+    Case("17 failure rules", {RULES: [{"onEnds": ["Killed"], "action": "Ignore"}] * 17}, RULES),
+    Case("retries at two sites", {"spec.maxRetries": 1}, "spec.maxRetries", "rule"),
     Case("small messages", {"spec.network.maxMessageBytes": 1000}, "spec.network.maxMessageBytes"),
     Case("a gateway that is to tell workers by names that nobody says",
          {"spec.network": {"exposure": "Gateway"}, "spec.tls": {"mode": "Disabled"}},

@@ -23,6 +23,7 @@ from dlion_api.spec.bounds import (
     AnnotationValue,
     LabelValue,
 )
+from dlion_api.spec.failures import MAX_RULES, FailureRule
 from dlion_api.spec.node_policies import NodePolicies
 from dlion_api.spec.policies import (
     GROWING_BATCH_POLICIES,
@@ -153,6 +154,20 @@ class Spec:
         " job.",
         default="Continue",
     )
+    failure_rules: tuple[FailureRule, ...] = setting(
+        "what follows a worker's end; the first rule that matches counts. Without one, crashed"
+        " workers restart, disrupted ones without counting, and others have failed for good.",
+        default=(),
+        max_items=MAX_RULES,
+    )
+    max_retries: int = setting(
+        "in a cluster: how often a failed run starts again from its checkpoints, after 10 s to 10"
+        " minutes. Not after errors of manifest, data or program, nor after FailRun.",
+        default=0,
+        minimum=0,
+        maximum=100,
+        hashed=False,
+    )
     pod_template: Mapping[str, Any] | None = optional(
         "metadata and spec merged into the workers' pods; the keeper takes what schedules its own."
         " Checked by the API server. A change takes effect in the next run.",
@@ -216,6 +231,22 @@ class Spec:
             ),
             reads=("trainer.dataset.siteClasses", "sites"),
             advice="Give each of spec.sites its classes, or leave siteClasses out.",
+        ),
+        Rule(
+            cel="self.failureRules.all(r, r.groups.all(g,"
+            " self.sites.exists(s, s.groups.exists(x, x.name == g))))",
+            message="failureRules may name groups of spec.sites only",
+            holds=lambda it: not _unknown_groups(it),
+            reads=("failureRules", "sites"),
+            given=lambda it: ", ".join(_unknown_groups(it)),
+            allowed=lambda it: ", ".join(sorted({g.name for s in it.sites for g in s.groups})),
+        ),
+        Rule(
+            cel="self.maxRetries == 0 || size(self.sites) == 1",
+            message="maxRetries needs a job of one site: sites do not agree on retries",
+            holds=lambda it: it.max_retries == 0 or len(it.sites) == 1,
+            reads=("maxRetries", "sites"),
+            advice="Leave maxRetries out, and give a new runId at every site after a failure.",
         ),
         *TOPOLOGY_RULES,
         *ROBUSTNESS_RULES,
@@ -337,6 +368,12 @@ class Job:
         document = self.compared()
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unknown_groups(spec: Spec) -> list[str]:
+    """Groups of failure rules that no site has."""
+    known = {group.name for site in spec.sites for group in site.groups}
+    return sorted({name for rule in spec.failure_rules for name in rule.groups} - known)
 
 
 def _has_whole_mean(spec: Spec) -> bool:

@@ -70,6 +70,8 @@ JOB_TRANSITIONS = (
             "managedBy",
         ),
     ),
+    # CEL ignores the order of `onEnds` and `groups`, which has no meaning.
+    _unchanged("failureRules"),
     TransitionRule(
         cel=f"!({RUN_TRAINS_CEL}) || self.spec.runId != oldSelf.spec.runId || ({_SAME_PLACES})",
         message="once its workers train, of sites only the number of workers may change without"

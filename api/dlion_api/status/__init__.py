@@ -7,6 +7,7 @@ from dlion_api.status.conditions import Condition, ConditionType, Reason, State,
 from dlion_api.status.model import (
     INITIAL_STATUS,
     MAX_PAIRS,
+    AttemptStatus,
     LinkStatus,
     Metric,
     PairStatus,
@@ -18,6 +19,7 @@ from dlion_api.status.model import (
 __all__ = [
     "INITIAL_STATUS",
     "MAX_PAIRS",
+    "AttemptStatus",
     "Condition",
     "ConditionType",
     "LinkStatus",

@@ -67,6 +67,8 @@ class Reason(StrEnum):
     ENDED_EARLY = "EndedEarly"
     PARTIAL = "Partial"
     POLICY_DENIED = "PolicyDenied"
+    RETRYING = "Retrying"
+    FAILED_BY_RULE = "FailedByRule"
 
 
 class State(StrEnum):

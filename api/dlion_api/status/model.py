@@ -99,6 +99,18 @@ class TrainerStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttemptStatus:
+    """A later attempt at a run that failed before (`spec.maxRetries`)."""
+
+    number: int = setting("counted from 1.", minimum=2, maximum=INT32_MAX)
+    start_time: str = setting("when this attempt begins, or began.", **TIME)
+    run_start_time: str = setting("when the first attempt began.", **TIME)
+    last_failure: str = setting(
+        "reason and message of the end of the attempt before.", default="", max_length=1024
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """Everything that the operator reports about a job."""
 
@@ -112,10 +124,11 @@ class Status:
     run_id: str = setting("the run that this refers to.", default="", max_length=RUN_ID_LENGTH)
     spec_hash: str = setting("hash of this site's manifest.", default="", max_length=HASH_LENGTH)
     training_start_time: str | None = optional(
-        "when this site's workers started to train in this run; before, every field of the spec may"
-        " change; afterwards, most may not.",
+        "when this site's workers started to train in this run, or in its latest attempt;"
+        " before, every field of the spec may change; afterwards, most may not.",
         **TIME,
     )
+    attempt: AttemptStatus | None = optional("the current attempt, from the second on.")
     conditions: tuple[Condition, ...] = setting(
         "the job's conditions.", default=(), key="type", max_items=32
     )

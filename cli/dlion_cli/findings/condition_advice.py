@@ -52,6 +52,11 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         f"The program raised an error: see its traceback, {NEW_RUN}",
         "dlion logs {name}",
     ),
+    Reason.FAILED_BY_RULE: (
+        f"A rule of failureRules failed the run: see the named end, {NEW_RUN}",
+        "dlion logs {name}",
+    ),
+    Reason.RETRYING: ("Wait; the failed pods' logs stay until then", "dlion logs {name}"),
     Reason.WORKERS_FAILED: (f"See the exit code and the log, {NEW_RUN}", "dlion logs {name}"),
     Reason.FORBIDDEN: (
         "Grant the operator the permission, or raise the quota; it retries by itself",

@@ -61,6 +61,9 @@ class JobStatus:
         self.version = str(metadata.get("resourceVersion", ""))
         self.finalizers = [text(each) for each in metadata.get("finalizers") or ()]
         self.run_id = text(spec.get("runId"))
+        number = mapping_of(status.get("attempt")).get("number")
+        self.attempt = number if isinstance(number, int) else 1
+        """Which attempt at its run, from 1."""
         self.is_suspended = spec.get("suspend") is True
         """Whether the manifest requests suspension."""
         self.was_ever_observed = status.get("observedGeneration", -1) != -1

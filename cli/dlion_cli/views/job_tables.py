@@ -102,7 +102,8 @@ def one_job(
 
 def figures_line(job: JobStatus) -> str:
     """Run, metrics and links in one line."""
-    parts = [f"run {job.run_id}"]
+    attempt = f", attempt {job.attempt}" if job.attempt > 1 else ""
+    parts = [f"run {job.run_id}{attempt}"]
     parts += [f"{name} {value}" for name, value in job.metrics.items()]
     return "  ·  ".join([*parts, f"links {job.links}"])
 

@@ -6,6 +6,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
+from dlion_api.spec.failures import ENDS, NAMED_CODES, FailureAction, FailureRule, action_after
 from dlion_api.spec.sites import Group
 from dlion_operator.children.pod_templates import worker_template
 from dlion_operator.children.pods import (
@@ -22,6 +23,15 @@ from dlion_operator.model.settings import Settings
 _FATAL = sorted(
     int(code) for code in ExitCode if code.fatal and code not in (ExitCode.OK, ExitCode.INTERRUPTED)
 )
+
+_POD_ACTIONS: Mapping[FailureAction, str] = {
+    "Restart": "Count",
+    "Ignore": "Ignore",
+    "FailWorker": "FailIndex",
+    # `FailJob` would end this group alone and at once; the operator ends the whole run in order.
+    "FailRun": "FailIndex",
+}
+"""What Kubernetes does with a failed pod."""
 
 
 def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, Any]) -> Document:
@@ -49,7 +59,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
             "parallelism": group.workers,
             "backoffLimitPerIndex": job.spec.max_restarts,
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules()},
+            "podFailurePolicy": {"rules": _failure_rules(job, group)},
             # With a queue, its controller decides when the Job starts.
             "suspend": bool(queue),
             "template": worker_template(
@@ -62,17 +72,35 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
     )
 
 
-def _failure_rules() -> list[Document]:
-    """Ignore failures that the worker did not cause; fail the index if a restart cannot help."""
-    return [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        _exit_rule("Ignore", [int(ExitCode.INTERRUPTED)]),
-        _exit_rule("FailIndex", _FATAL),
+def _failure_rules(job: Job, group: Group) -> list[Document]:
+    """The manifest's failure rules for ends of this group's pods, and what follows without them.
+
+    An end by Kubernetes comes first, so that a pod that is killed in a drain was not `Killed`. An
+    end on request, as by suspending, is none, and may not be counted or final.
+    """
+    rules = job.spec.failure_rules
+    disrupted = _POD_ACTIONS[action_after(rules, "Disrupted", group.name)]
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    made: list[Document] = [
+        {"action": disrupted, "onPodConditions": [condition]},
+        _exit_rule("Ignore", "In", [int(ExitCode.INTERRUPTED)]),
     ]
+    for rule in rules:
+        if not rule.groups or group.name in rule.groups:
+            made += _rules_for_exits(rule)
+    return [*made, _exit_rule("FailIndex", "In", _FATAL)]
 
 
-def _exit_rule(action: str, codes: list[int]) -> Document:
-    matched = {"containerName": names.TRAINER_CONTAINER, "operator": "In", "values": codes}
+def _rules_for_exits(rule: FailureRule) -> list[Document]:
+    """The rule for exit codes; none, if it has none."""
+    codes = {code for end in rule.on_ends for code in ENDS[end].codes}
+    if "Crashed" in rule.on_ends:
+        return [_exit_rule(_POD_ACTIONS[rule.action], "NotIn", sorted(NAMED_CODES - codes))]
+    return [_exit_rule(_POD_ACTIONS[rule.action], "In", sorted(codes))] if codes else []
+
+
+def _exit_rule(action: str, operator: str, codes: list[int]) -> Document:
+    matched = {"containerName": names.TRAINER_CONTAINER, "operator": operator, "values": codes}
     return {"action": action, "onExitCodes": matched}
 
 

@@ -55,6 +55,12 @@ class WorkerJobView(ObjectView):
         return str(self.annotations.get(names.SPEC_HASH_ANNOTATION, ""))
 
     @property
+    def attempt(self) -> int:
+        """Which attempt at its run it is of, from 1."""
+        text = str(self.annotations.get(names.ATTEMPT_ANNOTATION, ""))
+        return int(text) if text.isdecimal() else 1
+
+    @property
     def suspended(self) -> bool:
         return bool(self._spec.get("suspend"))
 

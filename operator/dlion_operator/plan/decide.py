@@ -5,13 +5,14 @@ number of times, also in an operator that has just started.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import load_job
-from dlion_api.status import ConditionType, Reason
+from dlion_api.status import AttemptStatus, ConditionType, Reason
 from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.run_objects import (
     authority_certificate,
@@ -62,6 +63,12 @@ from dlion_operator.plan.outcome.diagnosis import (
 from dlion_operator.plan.outcome.event_selection import select_events
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.job_status import run_status, status_without_run
+from dlion_operator.plan.outcome.retries import (
+    clear_attempt,
+    current_attempt,
+    next_attempt,
+    retrying,
+)
 from dlion_operator.plan.outcome.run_outcome import (
     A_WORKER_FINISHED,
     cannot_continue_reason,
@@ -149,6 +156,8 @@ def _decide_run(run: Run, note: str) -> Decision:
     cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if run.job.spec.suspend:
         return _suspend(run, cleaning)
+    if run.earlier_jobs:
+        return _await_attempt(run, cleaning)
     if run.has_ended:
         return _finish(diagnose_outcome(run), run, cleaning)
     if is_manifest_changed(run):
@@ -213,7 +222,7 @@ def _open_run(run: Run) -> OpenRun:
         run.job,
         run.workers,
         run.spec_hash,
-        age_s=max(0.0, run.age.total_seconds()),
+        age_s=run.age_s,
         failed=run.failed_ranks,
         addresses=addresses(run),
         authority=run.authority,
@@ -243,6 +252,8 @@ def _objects(run: Run, *, with_jobs: bool = True) -> Iterator[Action]:
             made = worker_job(job, group, settings, owner)
             digest = run.manifest_digest or manifest_digest(job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
+            if run.attempt > 1:
+                made["metadata"]["annotations"][names.ATTEMPT_ANNOTATION] = str(run.attempt)
             yield Create(made)
     for service, document in exposing_objects(run):
         yield Apply(document, exposes=service)
@@ -279,12 +290,33 @@ def _is_status_ahead(diagnosis: Diagnosis, run: Run) -> bool:
 
 
 def _finish(diagnosis: Diagnosis, run: Run, cleaning: tuple[Action, ...]) -> Decision:
-    """The run is over: inform the keeper, and write the outcome to the status."""
+    """The run is over: inform the keeper, and write the outcome to the status. Or the attempt is:
+    write when the next begins."""
+    if (attempt := next_attempt(run, diagnosis)) is not None:
+        return _with_attempt(attempt, run, (*cleaning, _open_run(run)))
+    if run.attempt > 1 and diagnosis.phase is JobPhase.FAILED:
+        diagnosis = with_note(diagnosis, f"this was attempt {run.attempt}")
     succeeded = diagnosis.phase is JobPhase.SUCCEEDED
     # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
     # an operator that is killed in between would take the halted run for a running one.
     actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
     return _with_run_status(diagnosis, run, actions)
+
+
+def _await_attempt(run: Run, cleaning: tuple[Action, ...]) -> Decision:
+    """An attempt has failed: wait for the start of the next one, and then make room for it."""
+    attempt = current_attempt(run)
+    start = parse_time(attempt.start_time) or run.observed.now
+    wait_s = (start - run.observed.now).total_seconds()
+    acting = (_open_run(run),) if wait_s > 0 else tuple(clear_attempt(run))
+    decision = _with_attempt(attempt, run, (*cleaning, *acting))
+    return replace(decision, requeue_after_s=min(REQUEUE_S, max(wait_s, 1.0)))
+
+
+def _with_attempt(attempt: AttemptStatus, run: Run, actions: tuple[Action, ...]) -> Decision:
+    """A decision with the status of a run that waits for this attempt."""
+    diagnosis = retrying(attempt, run)
+    return _with_status(diagnosis, run.observed, run_status(diagnosis, run, attempt), actions)
 
 
 def _decide_after_end(run: Run, type_: str, time: str) -> Decision:

@@ -8,6 +8,7 @@ from datetime import datetime
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport, describe_exit
 from dlion_api.names import SiteName
+from dlion_api.spec.failures import WorkerEnd, end_of_exit
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
 from dlion_operator.model.job_view import (
@@ -232,6 +233,15 @@ class PodView(ObjectView):
     def trainer_exit(self) -> int | None:
         """Exit code of its trainer, if that has ended."""
         return self._trainer("terminated").get("exitCode")
+
+    @property
+    def end(self) -> WorkerEnd | None:
+        """How it failed. None: it did not, or on request, or before its trainer began."""
+        if self.phase != "Failed":
+            return None
+        if self.disruption:
+            return "Disrupted"
+        return None if self.trainer_exit is None else end_of_exit(self.trainer_exit)
 
     @property
     def disruption(self) -> str:

@@ -17,7 +17,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
 from dlion_operator.children.pods import owner_of
 from dlion_operator.model.initial_group_sizes import from_json, with_group_sizes
-from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki import run_trust
 from dlion_operator.pki.job_authority import NamedAuthority
@@ -112,13 +112,20 @@ class Run:
 
     @property
     def created_at(self) -> datetime | None:
-        """When its first Job was created. Suspending does not change it."""
+        """When the first Job of this attempt was created. Suspending does not change it."""
         return min((v.created_at for v in self.jobs.values() if v.created_at), default=None)
 
     @property
     def age(self) -> timedelta:
-        """Time since it was created. 0: it has no Job yet."""
+        """Time since this attempt was created. 0: it has no Job yet."""
         return self.observed.now - self.created_at if self.created_at else timedelta()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the first attempt was created, on which its records count."""
+        first = parse_time((self.status.get("attempt") or {}).get("runStartTime"))
+        began = first or self.created_at or self.observed.now
+        return max(0.0, (self.observed.now - began).total_seconds())
 
     @property
     def started_at(self) -> datetime | None:
@@ -129,6 +136,22 @@ class Run:
     def manifest_digest(self) -> str:
         """Digest of the manifest of its Jobs (`manifest_changes`). Empty: not known."""
         return _kept(self.jobs, names.MANIFEST_ANNOTATION)
+
+    @property
+    def attempt(self) -> int:
+        """The current attempt at this run, from 1: by its status, else by its Jobs."""
+        counted = (self.status.get("attempt") or {}).get("number", 1)
+        return max(int(counted), *(view.attempt for view in self.jobs.values()), 1)
+
+    @property
+    def attempt_start(self) -> datetime | None:
+        """When the current attempt begins or began. None: it is the first."""
+        return parse_time((self.status.get("attempt") or {}).get("startTime"))
+
+    @property
+    def earlier_jobs(self) -> tuple[WorkerJobView, ...]:
+        """Its Jobs of earlier attempts, which have failed."""
+        return tuple(view for view in self.jobs.values() if view.attempt < self.attempt)
 
     @property
     def ended_at(self) -> datetime | None:

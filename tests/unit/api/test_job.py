@@ -49,6 +49,7 @@ HASHED: dict[str, Any] = {
     "spec.knowledgeTransfer": {"lambda": 0.5},
     "spec.network": {"linkShape": "perPeer"},
     "spec.maxRestarts": 3,
+    "spec.failureRules": [{"onEnds": ["Killed"], "action": "FailRun"}],
 }
 MAY_CHANGE = {
     *EXEMPT,

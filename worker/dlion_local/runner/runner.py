@@ -23,6 +23,7 @@ from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
+from dlion_api.spec.failures import end_of_exit, fail_run_cause
 from dlion_environments.change_description import describe_change
 from dlion_environments.plan import ConditionsChange, Plan
 from dlion_local.emulation.emulation import EmulatedEnvironment
@@ -311,13 +312,17 @@ class LocalRunner:
         self._failed[rank] = failure
         self._warn(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
         self.coordinator.lost(rank)
-        if self._fatal is None and (reason := self._stop_cause()):
+        if self._fatal is None and (reason := self._stop_cause(rank, code)):
             self._fatal = failure.code
             self.coordinator.request_stop(f"worker {rank} has failed, and {reason}")
 
-    def _stop_cause(self) -> str:
-        """Why the run cannot continue without the failed workers; empty if it can."""
+    def _stop_cause(self, rank: Rank, code: int) -> str:
+        """Why the run cannot continue without the failed workers, of which the last ended with that
+        exit code; empty if it can."""
         spec = self.job.spec
+        group = self.job.worker(rank).group
+        if rule := fail_run_cause(spec.failure_rules, end_of_exit(code), group):
+            return rule
         if self._training_began_s is None and spec.start_deadline_seconds is None:
             return "the others would wait for it (no startDeadlineSeconds)"
         if spec.failure_policy == "Fail":

@@ -14,6 +14,7 @@ from dlion_api.errors import SpecError
 from dlion_api.exit_codes import TRAINING_ENDED, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
+from dlion_api.spec.failures import FailureRule
 from dlion_worker.supervisor.output_copy import copied_output
 from dlion_worker.supervisor.process import StartFunction, SupervisorProcess, spawn
 from dlion_worker.supervisor.supervision import Supervision
@@ -26,8 +27,8 @@ def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn
     """Supervise as the options say; return the exit code. `start` starts the trainer."""
     options = _parser().parse_args(arguments)
     try:
-        max_restarts = _max_restarts(options.config, options.max_restarts)
-    except (SpecError, OSError) as error:
+        max_restarts, rules, group = _restart_rules(options.config, options.max_restarts)
+    except (SpecError, OSError, LookupError) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.SPEC
     trainer = [sys.executable, "-P", "-m", "dlion_worker.trainer", "--config", options.config]
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn
         grace_s=options.grace_s,
         ended_code=ExitCode.OK if options.command else TRAINING_ENDED,
         given_up_code=options.given_up_code,
+        failure_rules=rules,
+        group=group,
     )
     with copied_output(options.keep_output):
         return SupervisorProcess(command, supervision, start=start).run()
@@ -54,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds from a forwarded SIGTERM or SIGINT to SIGKILL (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-restarts", type=int, help="overrides the manifest's spec.maxRestarts"
+        "--max-restarts",
+        type=int,
+        help="replaces the manifest's spec.maxRestarts and spec.failureRules",
     )
     parser.add_argument(
         "--given-up-code",
@@ -80,11 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _max_restarts(config_path: str, given: int | None) -> int:
+def _restart_rules(config_path: str, given: int | None) -> tuple[int, Sequence[FailureRule], str]:
+    """The most restarts, the failure rules, and the worker's group, from its manifest.
+
+    Raises: SpecError, OSError, LookupError: the manifest does not have the worker.
+    """
     if given is not None:
-        return given
-    document = WorkerConfig.load(config_path).job_document
-    return load_job(document, source=config_path).spec.max_restarts
+        return given, (), ""
+    config = WorkerConfig.load(config_path)
+    job = load_job(config.job_document, source=config_path)
+    return job.spec.max_restarts, job.spec.failure_rules, job.worker(config.rank).group
 
 
 if __name__ == "__main__":

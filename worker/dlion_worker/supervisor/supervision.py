@@ -4,20 +4,17 @@ A method for each event returns instructions; time is an argument. `process` dri
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.spec.failures import FailureAction, FailureRule, action_after, end_of_exit
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 10.0
 HEALTHY_S = 60.0
 """After this lifetime of a child, the back-off starts from the beginning."""
-
-
-FATAL_CODES = frozenset(code.value for code in ExitCode if code.fatal)
-"""Exit codes after which a restart cannot help."""
 
 ENDED_BY_PROGRAM = (
     "the program ended the trainer's process with exit code 0 before the end of the training. "
@@ -67,10 +64,11 @@ class SupervisionState(StrEnum):
 
 
 class Supervision:
-    """Supervises one child over its restarts. `max_restarts` counts all of them.
+    """Supervises one child over its restarts. `max_restarts` counts all but ignored ones.
 
-    `ended_code`: the child's exit code for an orderly end. If it is not 0, then 0 is a program's
-    own. `given_up_code`: the exit code after the last restart; None: the child's last code.
+    `failure_rules` are the manifest's, `group` is the worker's. `ended_code`: the child's exit code
+    for an orderly end. If it is not 0, then 0 is a program's own. `given_up_code`: the exit code
+    after the last restart; None: the child's last code.
     """
 
     def __init__(
@@ -80,6 +78,8 @@ class Supervision:
         grace_s: float,
         ended_code: int = ExitCode.OK,
         given_up_code: int | None = None,
+        failure_rules: Sequence[FailureRule] = (),
+        group: str = "",
     ) -> None:
         self.due_s: float | None = None
         """When to call `timer_expired`; None: never."""
@@ -88,6 +88,9 @@ class Supervision:
         self._grace_s = grace_s
         self._ended_code = ended_code
         self._given_up_code = given_up_code
+        self._failure_rules = failure_rules
+        self._group = group
+        self._starts = 0
         self._restarts = 0
         self._backoff_s = FIRST_BACKOFF_S
         self._started_s = 0.0
@@ -96,41 +99,50 @@ class Supervision:
     def start(self, now_s: float) -> tuple[Instruction, ...]:
         """Start the child, for the first time or again."""
         self.state, self.due_s, self._started_s = SupervisionState.RUNNING, None, now_s
+        self._starts += 1
         return (StartChild(),)
 
     def child_started(self, pid: int) -> tuple[Instruction, ...]:
-        return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
+        return (LogEvent("started", {"pid": pid, "start": self._starts}),)
 
     def child_exited(self, code: int, now_s: float) -> tuple[Instruction, ...]:
         """The child has ended: with an exit code, or -n by signal n."""
         lived_s = now_s - self._started_s
         has_ended = code == self._ended_code
         status = _status_fields(ExitCode.OK if has_ended else code)
-        exited = LogEvent("exited", {**status, "lived_s": round(lived_s, 3)})
+        exited: tuple[Instruction, ...] = (
+            LogEvent("exited", {**status, "lived_s": round(lived_s, 3)}),
+        )
         if has_ended:
-            return (exited, self._end(ExitCode.OK))
+            return (*exited, self._end(ExitCode.OK))
         if -code in self._forwarded:
             # The child had no signal handler yet; the forwarded signal ended it.
-            return (exited, self._end(ExitCode.INTERRUPTED))
+            return (*exited, self._end(ExitCode.INTERRUPTED))
+        as_shell = code if code >= 0 else 128 - code
         if code == ExitCode.OK:
             if self.state is SupervisionState.STOPPING:  # the program handled the signal itself
-                return (exited, self._end(ExitCode.INTERRUPTED))
-            return (exited, LogError(ENDED_BY_PROGRAM), self._end(ExitCode.PROGRAM))
-        as_shell = code if code >= 0 else 128 - code
-        if self.state is SupervisionState.STOPPING or code in FATAL_CODES:
-            return (exited, self._end(as_shell))
-        if self._restarts >= self._max_restarts:
+                return (*exited, self._end(ExitCode.INTERRUPTED))
+            exited, as_shell = (*exited, LogError(ENDED_BY_PROGRAM)), int(ExitCode.PROGRAM)
+        action = self._action_after(as_shell)
+        if self.state is SupervisionState.STOPPING or action in ("FailWorker", "FailRun"):
+            return (*exited, self._end(as_shell))
+        if action == "Restart" and self._restarts >= self._max_restarts:
             given_up = LogEvent("giving up", {"restarts": self._restarts, "code": as_shell})
             given_code = self._given_up_code
-            return (exited, given_up, self._end(as_shell if given_code is None else given_code))
+            return (*exited, given_up, self._end(as_shell if given_code is None else given_code))
         if lived_s >= HEALTHY_S:
             self._backoff_s = FIRST_BACKOFF_S
         wait_s = self._backoff_s
         self._backoff_s = min(MAX_BACKOFF_S, 2 * wait_s)
-        self._restarts += 1
+        self._restarts += action == "Restart"
         self.state, self.due_s = SupervisionState.WAITING, now_s + wait_s
         restarting = {"wait_s": wait_s, "restart": self._restarts, "most": self._max_restarts}
-        return (exited, LogEvent("restarting", {**_status_fields(code), **restarting}))
+        return (*exited, LogEvent("restarting", {**_status_fields(code), **restarting}))
+
+    def _action_after(self, code: int) -> FailureAction:
+        """What follows an exit code; those of no end are final, as a restart cannot help."""
+        end = end_of_exit(code)
+        return "FailWorker" if end is None else action_after(self._failure_rules, end, self._group)
 
     def stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
         """The supervisor received a signal that asks it to stop."""

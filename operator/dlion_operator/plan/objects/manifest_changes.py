@@ -26,7 +26,7 @@ from dlion_operator.plan.runs import Run
 
 _NOT_IN_OBJECTS = (
     "runId", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished",
-    "checkpoint",
+    "checkpoint", "maxRetries",
 )  # fmt: skip
 """Fields that act on a run without new objects; so does the number of a group's workers."""
 MAX_LISTED_FIELDS = 3
@@ -51,6 +51,8 @@ def manifest_digest(job: Job) -> str:
 def is_manifest_changed(run: Run) -> bool:
     """Whether the manifest has changed since this run's Jobs were created, and no worker has
     trained."""
+    if run.attempt > 1:  # a new keeper would not have the checkpoints
+        return False
     made_from = run.manifest_digest
     if not made_from or made_from == manifest_digest(run.job):
         return False

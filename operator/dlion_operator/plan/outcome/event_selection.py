@@ -31,6 +31,6 @@ def _events(diagnosis: Diagnosis, observed: Observed, after: Document) -> Iterat
     if problem and is_new and reason is not Reason.NO_AUTHORITY:
         yield JobEvent(Reason.NO_AUTHORITY.value, diagnosis.message, "Warning")
     if previous.get("reason") != reason:
-        bad = diagnosis.phase in _WARNING_PHASES
+        bad = diagnosis.phase in _WARNING_PHASES or reason is Reason.RETRYING
         message = diagnosis.message or reason.value
         yield JobEvent(reason.value, message, "Warning" if bad else "Normal")

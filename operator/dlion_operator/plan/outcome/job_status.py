@@ -8,7 +8,15 @@ from typing import Any, Literal
 from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
-from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
+from dlion_api.status import (
+    AttemptStatus,
+    Condition,
+    ConditionType,
+    Reason,
+    SiteStatus,
+    Status,
+    state_of,
+)
 from dlion_operator.model.job_view import generation_of, job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
@@ -47,7 +55,10 @@ def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, An
     return {**status_of_run(observed, run_id), **_completed(status, observed)}
 
 
-def run_status(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
+def run_status(
+    diagnosis: Diagnosis, run: Run, attempt: AttemptStatus | None = None
+) -> dict[str, Any]:
+    """Return the status of a job with a run. `attempt`: the one that follows a failed one."""
     held = _conditions(diagnosis, run.observed)
     view = run.observed.run or run.observed.remote_view
     ended = diagnosis.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
@@ -69,6 +80,10 @@ def run_status(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         trainer_status=view.trainer_status,
     )
     document = _completed(status, run.observed)
+    if attempt is not None:
+        document["attempt"] = to_document(attempt)
+    elif "attempt" in before:
+        document["attempt"] = before["attempt"]
     if view.trainer_status is None and "trainerStatus" in before:
         # An operator that has just started does not know the progress yet.
         document["trainerStatus"] = before["trainerStatus"]
@@ -92,11 +107,14 @@ def _completed(status: Status, observed: Observed) -> dict[str, Any]:
 
 
 def _training_start(run: Run) -> str | None:
-    """When this site's workers were first observed to train in this run, or None."""
-    previous = run.status.get("trainingStartTime")
-    if previous is None and has_trained(run):
-        return format_time(run.observed.now)
-    return previous
+    """When this site's workers were first observed to train in this run, or in its latest attempt
+    that trained, or None."""
+    previous: str | None = run.status.get("trainingStartTime")
+    if not has_trained(run) or run.earlier_jobs:
+        return previous
+    began, attempt_start = parse_time(previous), run.attempt_start
+    is_of_earlier = began is None or (attempt_start is not None and began < attempt_start)
+    return format_time(run.observed.now) if is_of_earlier else previous
 
 
 def _keep_participants(document: dict[str, Any], before: Mapping[str, Any]) -> None:

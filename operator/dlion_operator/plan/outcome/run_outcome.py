@@ -5,14 +5,15 @@ may depend on facts that an operator loses in a restart: such facts are stored o
 """
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
+from dlion_api.spec.failures import WorkerEnd, fail_run_cause
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.model.job_view import condition, is_true
-from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, first_of
+from dlion_operator.model.job_view import condition, is_true, parse_time
+from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, PodView, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run, status_of_run
@@ -23,6 +24,8 @@ CLOCK_TOLERANCE_S = 5.0
 A_WORKER_FINISHED = "a worker has finished"
 """Reason for asking the other workers to end. It does not say why the first one ended."""
 
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
 _EXIT_REASONS = {
     ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
     ExitCode.SPEC: Reason.INVALID_SPEC,
@@ -32,10 +35,13 @@ _EXIT_REASONS = {
 
 
 def has_trained(run: Run) -> bool:
-    """Whether workers of this site have trained in this run.
+    """Whether workers of this site have trained in this run, or in its current attempt.
 
     An operator that has just started reads it from the status.
     """
+    if run.attempt_start is not None:
+        began = parse_time(run.status.get("trainingStartTime"))
+        return run.view.training or (began is not None and began >= run.attempt_start)
     # Older operators write `trainerStatus` without `trainingStartTime`.
     was_training = run.status.get("trainingStartTime") or run.status.get("trainerStatus")
     return run.view.training or bool(was_training)
@@ -54,6 +60,8 @@ def cannot_continue_reason(run: Run) -> str:
     """Why a run cannot go on without its failed workers. Empty: it can."""
     if not run.failed:
         return ""
+    if rule := failing_rule(run):
+        return rule
     spec = run.job.spec
     if not has_trained(run) and spec.start_deadline_seconds is None:
         # Others may train that have not reported to this operator yet.
@@ -64,6 +72,25 @@ def cannot_continue_reason(run: Run) -> str:
     if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
         return "no worker is left"
     return ""
+
+
+def failing_rule(run: Run) -> str:
+    """Which of the manifest's failure rules fails the run, after a worker failed for good. Empty:
+    none."""
+    failed = {(v.group, index) for v in run.jobs.values() for index in v.failed_indexes}
+    pods = [pod for pod in run.pods if pod.phase == "Failed" and (pod.group, pod.index) in failed]
+    latest = {pod.worker: pod for pod in sorted(pods, key=lambda pod: pod.created_at or _LONG_AGO)}
+    causes = (
+        fail_run_cause(run.job.spec.failure_rules, _end_for_good(pod), pod.group)
+        for name, pod in latest.items()
+        if name in run.failed
+    )
+    return next(filter(None, causes), "")
+
+
+def _end_for_good(pod: PodView) -> WorkerEnd | None:
+    """The end of a worker's last pod. Pods that nodes refuse use restarts up, too."""
+    return "RestartsExceeded" if pod.end is None and pod.trainer_exit is None else pod.end
 
 
 def is_deadline_exceeded(run: Run, now: datetime) -> bool:
@@ -95,7 +122,8 @@ def diagnose_outcome(run: Run) -> Diagnosis:
         limit = run.job.spec.active_deadline_seconds
         message = f"the run took longer than activeDeadlineSeconds ({limit} s); its state is saved"
         return Diagnosis(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED, message)
-    if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
+    is_fatal = run.job.spec.failure_policy == "Fail" or failing_rule(run)
+    if run.succeeded == 0 or (run.failed and is_fatal):
         return diagnose_failure(run)
     why = stop_reason(run)
     missing = _missing_replicas(run)
@@ -169,4 +197,6 @@ def diagnose_failure(run: Run) -> Diagnosis:
     if run.failed:
         messages.insert(0, f"{first_of(run.failed, MAX_LISTED)} failed for good")
     messages = messages or ["no worker trained to the end"]
+    if rule := failing_rule(run):
+        reason, messages = Reason.FAILED_BY_RULE, [rule, *messages]
     return Diagnosis(JobPhase.FAILED, reason, join_messages(messages))

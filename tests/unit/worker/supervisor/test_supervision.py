@@ -1,5 +1,6 @@
 """Facts: restarts wait 1, 2, 4, 8, 10, 10 s, and 1 s again after a healthy minute; all restarts
-count; fatal codes and a stop end it; who does not stop within the grace is killed. A trainer proves
+count; fatal codes and a stop end it; failure rules add restarts, take them away, or let them not
+count; who does not stop within the grace is killed. A trainer proves
 an orderly end by a code of its own: one that ends with 0 was ended by its program, and fails.
 
 Left out: processes and signals (tests/local/test_supervisor.py).
@@ -12,8 +13,8 @@ import signal
 import pytest
 
 from dlion_api.exit_codes import TRAINING_ENDED, ExitCode
+from dlion_api.spec.failures import FailureAction, FailureRule
 from dlion_worker.supervisor.supervision import (
-    FATAL_CODES,
     ExitSupervisor,
     Instruction,
     LogError,
@@ -72,12 +73,79 @@ def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: int, code: 
 
 
 def test_exactly_the_documented_codes_are_fatal() -> None:
-    assert {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130} == FATAL_CODES
+    fatal = {code for code in range(256) if acts(running().child_exited(code, 5.0))}
+    assert fatal == {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130}
+    assert fatal == {int(code) for code in ExitCode if code.fatal}
 
 
 @pytest.mark.parametrize("code", [0, 65, 130])
 def test_a_fatal_code_ends_it(code: int) -> None:
     assert acts(running().child_exited(code, 5.0)) == [ExitSupervisor(code)]
+
+
+def under(*rules: FailureRule, group: str = "small") -> Supervision:
+    supervision = Supervision(
+        max_restarts=1,
+        grace_s=4.0,
+        ended_code=TRAINING_ENDED,
+        given_up_code=ExitCode.RESTARTS,
+        failure_rules=rules,
+        group=group,
+    )
+    supervision.start(0.0)
+    return supervision
+
+
+def restarts(supervision: Supervision, code: int, most: int = 20) -> tuple[int, int | None]:
+    """How often it restarts a child that always ends so, and its own exit code, if any."""
+    for count in range(most):
+        for each in supervision.child_exited(code, 100.0 * count):
+            if isinstance(each, ExitSupervisor):
+                return count, each.code
+        supervision.timer_expired(100.0 * count + 1)
+    return most, None
+
+
+def test_a_rule_lets_a_program_try_again_within_max_restarts() -> None:
+    rule = FailureRule(on_ends=("ProgramFailed",), action="Restart")
+    assert restarts(under(rule), ExitCode.PROGRAM) == (1, ExitCode.RESTARTS)
+    assert restarts(under(rule), ExitCode.DATA) == (0, ExitCode.DATA)
+    assert restarts(under(rule), ExitCode.OK) == (1, ExitCode.RESTARTS), "its program ended it"
+
+
+def test_an_ignored_end_is_not_counted() -> None:
+    rule = FailureRule(on_ends=("Killed",), action="Ignore")
+    supervision = under(rule)
+    assert restarts(supervision, -signal.SIGKILL) == (20, None)
+    assert restarts(supervision, CRASH) == (1, ExitCode.RESTARTS)
+
+
+@pytest.mark.parametrize("action", ["FailWorker", "FailRun"])
+def test_a_rule_takes_restarts_away(action: FailureAction) -> None:
+    """The exit code stays: the operator looks the rule up by it."""
+    rule = FailureRule(on_ends=("Crashed", "Unavailable"), action=action)
+    assert restarts(under(rule), CRASH) == (0, CRASH)
+    assert restarts(under(rule), -signal.SIGSEGV) == (0, 139)
+    assert restarts(under(rule), 42) == (0, 42)
+    assert restarts(under(rule), ExitCode.UNAVAILABLE) == (0, ExitCode.UNAVAILABLE)
+    assert restarts(under(rule), -signal.SIGKILL) == (1, ExitCode.RESTARTS)
+
+
+def test_the_first_rule_of_the_workers_group_counts() -> None:
+    rules = (
+        FailureRule(on_ends=("Killed",), groups=("large",), action="FailWorker"),
+        FailureRule(on_ends=("Killed",), action="Ignore"),
+        FailureRule(on_ends=("Killed",), groups=("small",), action="FailRun"),
+    )
+    assert restarts(under(*rules, group="large"), -signal.SIGKILL) == (0, 137)
+    assert restarts(under(*rules, group="small"), -signal.SIGKILL) == (20, None)
+
+
+def test_a_stop_outweighs_every_rule() -> None:
+    """What ends a pod on request is not restarted in it, however its trainer ends."""
+    supervision = under(FailureRule(on_ends=("Crashed",), action="Ignore"))
+    supervision.stop_requested(signal.SIGTERM, 1.0)
+    assert acts(supervision.child_exited(CRASH, 2.0)) == [ExitSupervisor(CRASH)]
 
 
 def trainer() -> Supervision:

@@ -1,0 +1,102 @@
+"""docs/faults.md has every end of a worker and every action with what the code does of it.
+
+The cells of both tables follow from what supervisor, operator and the rendered Jobs do, not from
+the declarations alone.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import load_job
+from dlion_api.spec.failures import ENDS, FailureAction, FailureRule, WorkerEnd, end_of_exit
+from dlion_operator.children.worker_jobs import worker_job
+from dlion_worker.supervisor.supervision import ExitSupervisor, LogEvent, Supervision
+from operator_world import SETTINGS, World, dlion_job, ready_reason
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+CODES = {end: kind.codes[0] if kind.codes else int(ExitCode.FAILED) for end, kind in ENDS.items()}
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the table whose first column has that heading, without the header."""
+    text = PAGE.read_text()
+    rows = re.split(rf"^\| {heading} \|.*\n\|[-|]+\n", text, flags=re.MULTILINE)[1]
+    lines = rows.split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_the_page_has_every_end_as_it_is() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table("end")}
+    assert list(rows) == list(ENDS)
+    for end, kind in ENDS.items():
+        code, meaning, action, retried = rows[end]
+        expected = {"Crashed": "1 and others", "Disrupted": "any"}.get(end, str(CODES[end]))
+        assert (code, meaning, action) == (expected, kind.meaning, f"`{kind.action}`"), end
+        assert retried == ("yes" if is_retried(end) else "no"), end
+        assert end == "Disrupted" or end_of_exit(CODES[end]) == end
+
+
+def is_retried(end: WorkerEnd) -> bool:
+    """Whether a run whose only worker has failed so for good begins again."""
+    world = World(dlion_job({"small": 1}, maxRetries=1))
+    world.look()
+    world.make_jobs()
+    world.train()
+    world.look()
+    world.end("small", failed="0", exit_code=CODES[end])
+    if end == "Disrupted":
+        world.fail("small", 0, ExitCode.INTERRUPTED)
+        world.pods["small-0"]["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True"}
+        ]
+    return ready_reason(world.look())[0] == "Retrying"
+
+
+@pytest.mark.parametrize("action", get_args(FailureAction))
+def test_the_page_has_every_action_as_it_is(action: FailureAction) -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table("action")}
+    assert list(rows) == list(get_args(FailureAction))
+    in_pod, pod, counts, run = rows[action]
+    rule = FailureRule(on_ends=("Crashed",), action=action)
+    supervision = Supervision(max_restarts=1, grace_s=4.0, failure_rules=(rule,))
+    supervision.start(0.0)
+    done = supervision.child_exited(ExitCode.FAILED, 1.0)
+    restarts = not any(isinstance(each, ExitSupervisor) for each in done)
+    assert in_pod.startswith("another starts") == restarts
+    counted = [each.details.get("restart") for each in done
+               if isinstance(each, LogEvent) and each.event == "restarting"]  # fmt: skip
+    assert counts == ("yes" if counted == [1] else "no")
+    assert pod == f"{'another' if restarts else 'no other'} pod (`{pod_action(action)}`)"
+    assert ("goes on" in run) == restarts
+    assert ("`FailedByRule`" in run) == (reason_after(action) == "FailedByRule")
+
+
+def pod_action(action: str) -> str:
+    """What the Job does with a pod whose trainer has crashed."""
+    job = load_job(dlion_job(failureRules=[{"onEnds": ["Crashed"], "action": action}]))
+    group = job.spec.sites[0].groups[0]
+    made: Any = worker_job(job, group, SETTINGS, {"uid": "u-1", "name": "digits"})
+    actions = [
+        each["action"]
+        for each in made["spec"]["podFailurePolicy"]["rules"]
+        if each.get("onExitCodes", {}).get("operator") == "NotIn"
+    ]
+    return str(actions[0])
+
+
+def reason_after(action: str) -> str:
+    """How a run ends whose only worker has crashed for good."""
+    rules = [{"onEnds": ["Crashed"], "action": action}]
+    world = World(dlion_job({"small": 1}, failureRules=rules))
+    world.look()
+    world.make_jobs()
+    world.train()
+    world.look()
+    world.end("small", failed="0", exit_code=ExitCode.FAILED)
+    return ready_reason(world.look())[0]
