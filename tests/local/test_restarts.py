@@ -1,5 +1,6 @@
 """Facts: a trainer that ends at its start, by a code or by a signal, is told of each time at once:
-in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait.
+in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait. A
+rule with `FailRun` for that end fails the run without a restart.
 
 Left out: the reading of logs (tests/unit/local/test_restart_watcher.py), the back-off
 (tests/unit/worker/supervisor).
@@ -29,6 +30,25 @@ def load_data(split, site, worker_index):
         {how}
     return _load(split, site, worker_index)
 """
+
+
+@pytest.mark.timeout(200)
+def test_a_failure_rule_ends_the_run_at_the_first_such_end(tmp_path: Path) -> None:
+    """Signals would be restarted otherwise, and the other worker would train on."""
+    more = ENDS.format(how="os.abort()")
+    trainer = {"program": blobs(tmp_path, more=more), "stop": {"maxSteps": 100_000}}
+    rules = [
+        {"onEnds": ["Killed", "ProgramFailed"], "action": "Ignore"},
+        {"onEnds": ["Crashed"], "groups": ["g"], "action": "FailRun"},
+    ]
+    job = job_document(2, trainer=trainer, failureRules=rules, startDeadlineSeconds=600)
+    with LocalRun(tmp_path, job) as run:
+        assert run.finish() == ExitCode.FAILED, run.terminal()
+    assert not run.events("TrainerEnded"), "no restart"
+    (failed,) = run.events("WorkerFailed")
+    assert failed.rank == 0
+    assert failed.message.endswith("; failureRules[1] is FailRun for Crashed")
+    assert "failureRules[1] is FailRun for Crashed" in " ".join(run.terminal().split())
 
 
 @pytest.mark.timeout(200)

@@ -64,6 +64,8 @@ from dlion_operator.plan.outcome.event_selection import select_events
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.job_status import run_status, status_without_run
 from dlion_operator.plan.outcome.retries import (
+    attempts_note,
+    awaits_attempt,
     clear_attempt,
     current_attempt,
     next_attempt,
@@ -156,7 +158,7 @@ def _decide_run(run: Run, note: str) -> Decision:
     cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if run.job.spec.suspend:
         return _suspend(run, cleaning)
-    if run.earlier_jobs:
+    if awaits_attempt(run):
         return _await_attempt(run, cleaning)
     if run.has_ended:
         return _finish(diagnose_outcome(run), run, cleaning)
@@ -294,8 +296,8 @@ def _finish(diagnosis: Diagnosis, run: Run, cleaning: tuple[Action, ...]) -> Dec
     write when the next begins."""
     if (attempt := next_attempt(run, diagnosis)) is not None:
         return _with_attempt(attempt, run, (*cleaning, _open_run(run)))
-    if run.attempt > 1 and diagnosis.phase is JobPhase.FAILED:
-        diagnosis = with_note(diagnosis, f"this was attempt {run.attempt}")
+    if diagnosis.phase is JobPhase.FAILED:
+        diagnosis = with_note(diagnosis, attempts_note(run))
     succeeded = diagnosis.phase is JobPhase.SUCCEEDED
     # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
     # an operator that is killed in between would take the halted run for a running one.

@@ -515,6 +515,33 @@ def test_another_run_begins_with_its_first_attempt() -> None:
     assert names.ATTEMPT_ANNOTATION not in made.document["metadata"]["annotations"]
 
 
+def test_a_run_that_waits_fails_at_once_where_no_retry_is_allowed_any_more() -> None:
+    """Only then may runId change."""
+    world = failed_run(maxRetries=3)
+    assert ready_reason(world.look())[0] == "Retrying"
+    world.document["spec"]["maxRetries"] = 0
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert (reason, truths(decision)["Failed"]) == ("RestartsExceeded", "True")
+    assert message.endswith("attempt 2 does not begin: maxRetries is 0")
+    assert [a for a in decision.actions if isinstance(a, FinishRun)]
+
+
+def test_an_attempt_that_has_begun_is_not_called_off_half_way() -> None:
+    world = training({"small": 2, "large": 1}, maxRetries=1)
+    for group, failed in (("small", "0,1"), ("large", "0")):
+        world.end(group, failed=failed, exit_code=SIGKILL)
+    world.look()
+    world.pass_by(10)
+    del world.jobs["small"]  # the first of two deletions
+    world.document["spec"]["maxRetries"] = 0
+    decision = world.look()
+    assert [name for kind, name in deleted(decision) if kind is Kind.JOB] == [
+        world.jobs["large"]["metadata"]["name"]
+    ]
+    assert truths(decision)["Failed"] == "False"
+
+
 def test_more_retries_may_be_allowed_while_a_run_lasts() -> None:
     world = failed_run(maxRetries=1)
     next_try(world)

@@ -310,19 +310,18 @@ class LocalRunner:
             return
         failure = read_failure(code, self._group.log_path(f"worker-{rank}"))
         self._failed[rank] = failure
-        self._warn(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
+        group = self.job.worker(rank).group
+        rule = fail_run_cause(self.job.spec.failure_rules, end_of_exit(code), group)
+        message = f"ended for good with {failure}{'; ' if rule else ''}{rule}"
+        self._warn(rank, EventReason.WORKER_FAILED, message)
         self.coordinator.lost(rank)
-        if self._fatal is None and (reason := self._stop_cause(rank, code)):
+        if self._fatal is None and (reason := rule or self._stop_cause()):
             self._fatal = failure.code
             self.coordinator.request_stop(f"worker {rank} has failed, and {reason}")
 
-    def _stop_cause(self, rank: Rank, code: int) -> str:
-        """Why the run cannot continue without the failed workers, of which the last ended with that
-        exit code; empty if it can."""
+    def _stop_cause(self) -> str:
+        """Why the run cannot continue without the failed workers; empty if it can."""
         spec = self.job.spec
-        group = self.job.worker(rank).group
-        if rule := fail_run_cause(spec.failure_rules, end_of_exit(code), group):
-            return rule
         if self._training_began_s is None and spec.start_deadline_seconds is None:
             return "the others would wait for it (no startDeadlineSeconds)"
         if spec.failure_policy == "Fail":

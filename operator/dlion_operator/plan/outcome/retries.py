@@ -47,6 +47,21 @@ def next_attempt(run: Run, diagnosis: Diagnosis) -> AttemptStatus | None:
     )
 
 
+def awaits_attempt(run: Run) -> bool:
+    """Whether an attempt has failed and the next has not begun. Not if `maxRetries` was lowered in
+    time: then the run has failed."""
+    is_allowed = run.attempt <= 1 + run.job.spec.max_retries
+    return bool(run.earlier_jobs) and (is_allowed or not run.has_ended)
+
+
+def attempts_note(run: Run) -> str:
+    """Note on the attempts of a run that failed for good. Empty: there was one."""
+    made = max((view.attempt for view in run.jobs.values()), default=run.attempt)
+    if made < run.attempt:
+        return f"attempt {run.attempt} does not begin: maxRetries is {run.job.spec.max_retries}"
+    return f"this was attempt {made}" if made > 1 else ""
+
+
 def current_attempt(run: Run) -> AttemptStatus:
     """Return the current attempt by the status. If that was lost, it begins now."""
     with suppress(SpecError):

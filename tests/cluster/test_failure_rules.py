@@ -1,0 +1,229 @@
+"""What a real API server and its Job controller make of failure rules and retries, without pods.
+
+Proves: it takes the `podFailurePolicy` of every rule; each action after a pod that failed, in a
+kubelet's place: another pod that is counted, another that is not, none, or the end of the run; an
+evicted and a killed pod is not counted; the next attempt at a run has new Jobs of the same names,
+whatever moment the operator is killed at, and none is made after the last. A manifest that asks for
+what is not allowed is refused, and rules are fixed once workers train. Left out: the decisions one
+by one (tests/unit/operator/test_run_ends), workers that train (tests/local/test_drained_workers).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from operator_process import OperatorProcess
+from podless_jobs import conditions, end_workers, is_over, jobs, manifest, workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from testbed.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
+LATEST = "2026-01-31T12:00:00Z"
+SIGKILL = 137
+
+
+@pytest.fixture(scope="module")
+def operator(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One for all namespaces."""
+    folder = tmp_path_factory.mktemp("operator")
+    with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
+        yield process
+        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+def eventually(look: Callable[[], Any], *, within_s: float = 60.0) -> Any:
+    """What `look` yields once it is true."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s"
+        time.sleep(0.2)
+    return found
+
+
+def alone(**changes: Any) -> dict[str, Any]:
+    """A job of one group of two workers."""
+    document = manifest(**changes)
+    document["spec"]["sites"][0]["groups"].pop()
+    return document
+
+
+def training(kubectl: Kubectl, document: dict[str, Any], pods: int) -> None:
+    """Its workers have trained, as an operator writes it."""
+    kubectl.apply(document)
+    eventually(lambda: len(workers(kubectl)) == pods)
+    status = {"status": {"trainingStartTime": LATEST}}
+    kubectl.run("patch", "dlj", "digits", "--subresource=status", "--type=merge",
+                "-p", json.dumps(status))  # fmt: skip
+
+
+def pods_of(kubectl: Kubectl, group: str, index: int) -> list[dict[str, Any]]:
+    chosen = f"dlion.dev/group={group},batch.kubernetes.io/job-completion-index={index}"
+    found: list[dict[str, Any]] = kubectl.get("pods", "-l", chosen)["items"]
+    return found
+
+
+def fail(kubectl: Kubectl, group: str, index: int, code: int, *, evicted: bool = False) -> None:
+    """In a kubelet's place: the trainer of the living pod of that worker has ended so."""
+    (pod,) = [p for p in pods_of(kubectl, group, index) if p["status"]["phase"] != "Failed"]
+    terminated = {"exitCode": code, "reason": "Error", "startedAt": LATEST, "finishedAt": LATEST}
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+                 "lastTransitionTime": LATEST}  # fmt: skip
+    status: dict[str, Any] = {"phase": "Failed", "containerStatuses": [
+        {"name": "trainer", "image": "x", "imageID": "x", "ready": False, "restartCount": 0,
+         "state": {"terminated": terminated}}]}  # fmt: skip
+    status |= {"conditions": [condition]} if evicted else {}
+    kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=merge",
+                "-p", json.dumps({"status": status}))  # fmt: skip
+
+
+def replaced(kubectl: Kubectl, group: str, index: int, *, counted: int, ignored: int) -> None:
+    """Another pod is there, with so many failures of its index before it."""
+
+    def is_there() -> bool:
+        living = [p for p in pods_of(kubectl, group, index) if p["status"]["phase"] != "Failed"]
+        notes = living[0]["metadata"]["annotations"] if living else {}
+        prefix = "batch.kubernetes.io/job-index"
+        return bool(living) and (
+            int(notes.get(f"{prefix}-failure-count", 0)),
+            int(notes.get(f"{prefix}-ignored-failure-count", 0)),
+        ) == (counted, ignored)
+
+    eventually(is_there, within_s=90)
+
+
+def failed_indexes(kubectl: Kubectl, group: str) -> str:
+    (job,) = kubectl.get("jobs", "-l", f"dlion.dev/group={group}")["items"]
+    return str((job.get("status") or {}).get("failedIndexes", ""))
+
+
+def rule(end: str, action: str, *groups: str) -> dict[str, Any]:
+    return {"onEnds": [end], "action": action, "groups": list(groups)}
+
+
+@pytest.mark.usefixtures("operator")
+def test_each_action_has_its_result(kubectl: Kubectl) -> None:
+    rules = [
+        rule("ProgramFailed", "Restart"),
+        rule("Killed", "Ignore", "small"),
+        rule("Killed", "FailWorker", "large"),
+        rule("Crashed", "FailRun"),
+        rule("RestartsExceeded", "FailRun", "large"),
+    ]
+    training(kubectl, manifest(small=2, failureRules=rules, maxRestarts=3), 3)
+    # Restart: fatal without a rule.
+    fail(kubectl, "small", 0, 67)
+    replaced(kubectl, "small", 0, counted=1, ignored=0)
+    # Ignore, and an eviction that had to be killed, for which no rule is needed.
+    fail(kubectl, "small", 1, SIGKILL)
+    replaced(kubectl, "small", 1, counted=0, ignored=1)
+    fail(kubectl, "small", 1, SIGKILL, evicted=True)
+    replaced(kubectl, "small", 1, counted=0, ignored=2)
+    # FailWorker: the others go on.
+    fail(kubectl, "large", 0, SIGKILL)
+    eventually(lambda: failed_indexes(kubectl, "large") == "0")
+    time.sleep(3.0)
+    assert not is_over(kubectl), conditions(kubectl)
+    # FailRun: the others are asked to end, and the run has failed.
+    fail(kubectl, "small", 0, 139)
+    eventually(lambda: failed_indexes(kubectl, "small") == "0")
+    time.sleep(3.0)
+    assert not is_over(kubectl), "the others save what they have first"
+    end_workers(kubectl)
+    eventually(lambda: is_over(kubectl))
+    status, reason, message = conditions(kubectl)["Failed"]
+    assert (status, reason) == ("True", "FailedByRule")
+    assert message.startswith("failureRules[3] is FailRun for Crashed; ")
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_drained_worker_is_never_counted(kubectl: Kubectl) -> None:
+    """With no restarts at all: neither an eviction nor an end on request is one."""
+    training(kubectl, alone(small=1, maxRestarts=0), 1)
+    fail(kubectl, "small", 0, 130, evicted=True)
+    replaced(kubectl, "small", 0, counted=0, ignored=1)
+    fail(kubectl, "small", 0, 130)
+    replaced(kubectl, "small", 0, counted=0, ignored=2)
+    assert not is_over(kubectl)
+
+
+def attempts(kubectl: Kubectl) -> dict[str, str]:
+    """The attempt of each Job that is not being deleted, by its UID."""
+    return {
+        job["metadata"]["uid"]: job["metadata"]["annotations"].get("dlion.dev/attempt", "1")
+        for job in jobs(kubectl)
+        if not job["metadata"].get("deletionTimestamp")
+    }
+
+
+def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    training(kubectl, manifest(small=1, maxRestarts=0, maxRetries=1), 2)
+    first, names = attempts(kubectl), {job["metadata"]["name"] for job in jobs(kubectl)}
+    (keeper,) = kubectl.get("deployment", "-l", "dlion.dev/job-name=digits")["items"]
+    for group in ("small", "large"):
+        fail(kubectl, group, 0, SIGKILL)
+    eventually(lambda: conditions(kubectl)["Ready"][1] == "Retrying")
+    assert conditions(kubectl)["Failed"][0] == "False"
+    status = kubectl.get("dlj", "digits")["status"]
+    assert status["attempt"]["number"] == 2
+    assert status["attempt"]["lastFailure"].startswith("RestartsExceeded: ")
+    assert attempts(kubectl) == first, "the failed pods stay"
+    operator.kill()
+    operator.start()
+    eventually(lambda: sorted(attempts(kubectl).values()) == ["2", "2"])
+    assert not attempts(kubectl).keys() & first.keys()
+    assert {job["metadata"]["name"] for job in jobs(kubectl)} == names
+    eventually(lambda: len(workers(kubectl)) == 2)
+    (same,) = kubectl.get("deployment", "-l", "dlion.dev/job-name=digits")["items"]
+    assert same["metadata"]["uid"] == keeper["metadata"]["uid"], "it has the checkpoints"
+    assert len(kubectl.get("configmap", "-l", "dlion.dev/job-name=digits")["items"]) == 1
+    assert kubectl.get("dlj", "digits")["status"]["trainingStartTime"] == LATEST
+    eventually(lambda: conditions(kubectl)["Ready"][1] == "WorkersStarting")
+    for group in ("small", "large"):
+        fail(kubectl, group, 0, SIGKILL)
+    eventually(lambda: is_over(kubectl))
+    assert conditions(kubectl)["Failed"][1] == "RestartsExceeded"
+    assert conditions(kubectl)["Failed"][2].endswith("this was attempt 2")
+    time.sleep(12.0)
+    assert set(attempts(kubectl).values()) == {"2"}
+    assert len(attempts(kubectl)) == 2
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_waiting_run_may_be_given_up_for_another(kubectl: Kubectl) -> None:
+    training(kubectl, alone(small=1, maxRestarts=0, maxRetries=5), 1)
+    fail(kubectl, "small", 0, SIGKILL)
+    eventually(lambda: conditions(kubectl)["Ready"][1] == "Retrying")
+    with pytest.raises(UnavailableError, match="runId may change only after"):
+        kubectl.apply(alone(small=1, maxRestarts=0, maxRetries=5, runId="2"))
+    kubectl.apply(alone(small=1, maxRestarts=0))
+    eventually(lambda: is_over(kubectl))
+    kubectl.apply(alone(small=1, maxRestarts=0, runId="2"))
+    eventually(lambda: len(workers(kubectl)) == 1 and not is_over(kubectl))
+    assert set(attempts(kubectl).values()) == {"1"}
+    assert "attempt" not in kubectl.get("dlj", "digits")["status"]
+
+
+@pytest.mark.usefixtures("operator")
+def test_rules_are_refused_where_they_mean_nothing_and_fixed_while_workers_train(
+    kubectl: Kubectl,
+) -> None:
+    unknown = alone(failureRules=[rule("Killed", "FailRun", "medium")])
+    with pytest.raises(UnavailableError, match="failureRules may name groups"):
+        kubectl.apply(unknown)
+    two = alone(maxRetries=1)
+    two["spec"]["sites"].append({"name": "plant-b", "groups": [{"name": "g", "workers": 1}]})
+    with pytest.raises(UnavailableError, match="maxRetries needs a job of one site"):
+        kubectl.apply(two)
+    training(kubectl, alone(failureRules=[rule("Killed", "FailRun")]), 2)
+    with pytest.raises(UnavailableError, match="failureRules may change only together with runId"):
+        kubectl.apply(alone(failureRules=[rule("Killed", "Ignore")]))
