@@ -542,6 +542,29 @@ def test_an_attempt_that_has_begun_is_not_called_off_half_way() -> None:
     assert truths(decision)["Failed"] == "False"
 
 
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_manifest_may_be_corrected_at_a_later_attempt_if_none_has_trained(
+    has_trained: bool,
+) -> None:
+    """Else the keeper has checkpoints of the manifest as it was."""
+    world = training({"small": 2}, maxRetries=1) if has_trained else World(
+        dlion_job({"small": 2}, maxRetries=1)
+    )  # fmt: skip
+    if not has_trained:
+        carry_out(world, world.look())
+    world.end("small", failed="0,1", exit_code=SIGKILL)
+    next_try(world)
+    world.pass_by(60)
+    world.run = RunView(open_s=60.0)
+    world.document["spec"]["podTemplate"] = {"metadata": {"labels": {"a": "b"}}}
+    kinds = {kind for kind, _ in deleted(world.look())}
+    assert (Kind.DEPLOYMENT in kinds) == (Kind.JOB in kinds) == (not has_trained)
+    carry_out(world, world.look())
+    carry_out(world, world.look())
+    (job,) = world.jobs.values()
+    assert job["metadata"]["annotations"][names.ATTEMPT_ANNOTATION] == "2"
+
+
 def test_more_retries_may_be_allowed_while_a_run_lasts() -> None:
     world = failed_run(maxRetries=1)
     next_try(world)

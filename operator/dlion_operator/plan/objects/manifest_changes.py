@@ -51,8 +51,8 @@ def manifest_digest(job: Job) -> str:
 def is_manifest_changed(run: Run) -> bool:
     """Whether the manifest has changed since this run's Jobs were created, and no worker has
     trained."""
-    if run.attempt > 1:  # a new keeper would not have the checkpoints
-        return False
+    if run.attempt > 1 and run.status.get("trainingStartTime"):
+        return False  # an earlier attempt has trained: a new keeper may lack its checkpoints
     made_from = run.manifest_digest
     if not made_from or made_from == manifest_digest(run.job):
         return False
