@@ -18,7 +18,7 @@ import pytest
 
 from dlion_api.errors import UnavailableError
 from operator_process import OperatorProcess
-from podless_jobs import conditions, end_workers, is_over, jobs, manifest, workers
+from podless_jobs import conditions, is_over, jobs, manifest, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +104,15 @@ def failed_indexes(kubectl: Kubectl, group: str) -> str:
     return str((job.get("status") or {}).get("failedIndexes", ""))
 
 
+def end_living(kubectl: Kubectl) -> None:
+    """In a kubelet's place: the other workers have ended in order."""
+    ended = json.dumps({"status": {"phase": "Succeeded"}})
+    for pod in workers(kubectl):
+        if pod["status"]["phase"] != "Failed":
+            name = pod["metadata"]["name"]
+            kubectl.run("patch", "pod", name, "--subresource=status", "--type=merge", "-p", ended)
+
+
 def rule(end: str, action: str, *groups: str) -> dict[str, Any]:
     return {"onEnds": [end], "action": action, "groups": list(groups)}
 
@@ -136,7 +145,7 @@ def test_each_action_has_its_result(kubectl: Kubectl) -> None:
     eventually(lambda: failed_indexes(kubectl, "small") == "0")
     time.sleep(3.0)
     assert not is_over(kubectl), "the others save what they have first"
-    end_workers(kubectl)
+    end_living(kubectl)
     eventually(lambda: is_over(kubectl))
     status, reason, message = conditions(kubectl)["Failed"]
     assert (status, reason) == ("True", "FailedByRule")
