@@ -109,7 +109,9 @@ ITEMS: dict[str, Callable[[int], Any]] = {
     "spec.trainer.dataset.keepClasses": lambda i: i,
     "spec.trainer.freeze": lambda i: f"v{i}",
     "spec.failureRules": lambda i: {"onEnds": ["Killed"], "action": "Restart"},
-    "spec.failureRules[].onEnds": lambda i: list(ENDS)[i],
+    "spec.failureRules[].onEnds": lambda i: list(ENDS)[
+        i % len(ENDS)
+    ],  # more than all are not different
     "spec.failureRules[].groups": lambda i: f"g{i}",
     "status.conditions": lambda i: CONDITION | {"type": f"t{i}"},
     "status.sites": lambda i: SITE_STATUS | {"name": f"s{i}"},
