@@ -29,6 +29,7 @@ from change_rules import change_problems
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.spec import bounds, load_job
+from dlion_api.spec.failures import ENDS, MAX_GROUPS_PER_RULE, MAX_RULES
 from dlion_api.status import Status
 from example_counts import examples
 from manifest_bounds import CONDITION, Trial, document, trials
@@ -365,6 +366,10 @@ KEPT = {
     "with degree 1 only two workers are connected": "a single pair",
     "degree must not be above half the number of workers, the size of the other side": "two sides",
     "bipartite with a degree needs an even number of workers": "two sides",
+    "failureRules may name groups of spec.sites only": "a failure rule for a group of one site",
+    "after RestartsExceeded there are no restarts left": "restarts after errors of the program, and"
+    " the run's end after too many",
+    "maxRetries needs a job of one site: sites do not agree on retries": "retries at one site",
 }
 """By a rule's message: the accepted manifest of the table that the rule is about."""
 
@@ -383,11 +388,17 @@ def largest(class_count: int, entries: int) -> dict[str, Any]:
     group = {"workers": 1, "resources": {"limits": mapping, "requests": mapping},
              "nodeSelector": mapping}  # fmt: skip
     groups = [group | {"name": f"{g:x>16}"} for g in range(bounds.MAX_GROUPS_PER_SITE)]
+    # The rule on failure rules looks at every group of every site before it finds theirs.
+    last = [each | {"name": f"{g:y>16}"} for g, each in enumerate(groups)]
+    rule = {"onEnds": list(ENDS), "groups": [each["name"] for each in last[:MAX_GROUPS_PER_RULE]],
+            "action": "FailRun"}  # fmt: skip
     classes = list(range(class_count))
     dataset = {"name": "digits", "partition": "bySite", "keepClasses": classes,
                "siteClasses": [{"site": name, "classes": classes} for name in names]}  # fmt: skip
     return changed(smallest(), {
-        "spec.sites": [{"name": name, "groups": groups} for name in names],
+        "spec.sites": [{"name": name, "groups": groups} for name in names[:-1]]
+        + [{"name": names[-1], "groups": last}],
+        "spec.failureRules": [rule] * MAX_RULES,
         "spec.batching": {"globalBatchSize": {"initial": 1000}},
         "spec.trainer.dataset": dataset,
         "spec.trainer.freeze": [f"{i:x>256}" for i in range(64)],

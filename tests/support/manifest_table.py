@@ -331,7 +331,7 @@ REFUSED = [
          f"{RULES}[0].onEnds"),
     Case("restarts after the last restart", {RULES: [
         {"onEnds": ["Killed", "RestartsExceeded"], "action": "Ignore"}]}, f"{RULES}[0].action", "rule"),
-    Case("17 failure rules", {RULES: [{"onEnds": ["Killed"], "action": "Ignore"}] * 17}, RULES),
+    Case("nine failure rules", {RULES: [{"onEnds": ["Killed"], "action": "Ignore"}] * 9}, RULES),
     Case("retries at two sites", {"spec.maxRetries": 1}, "spec.maxRetries", "rule"),
     Case("small messages", {"spec.network.maxMessageBytes": 1000}, "spec.network.maxMessageBytes"),
     Case("a gateway that is to tell workers by names that nobody says",

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from dlion_api.document import Limits, Rule, setting
 from dlion_api.endings import SIGKILL_EXIT_CODE
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec.bounds import GROUP_NAME_LENGTH, LABEL_FORM, MAX_GROUPS_PER_SITE
+from dlion_api.spec.bounds import GROUP_NAME_LENGTH, LABEL_FORM
 
 WorkerEnd = Literal[
     "Crashed",
@@ -33,8 +33,10 @@ WorkerEnd = Literal[
 
 FailureAction = Literal["Restart", "Ignore", "FailWorker", "FailRun"]
 
-MAX_RULES: Final = 16
+MAX_RULES: Final = 8
 """With the operator's own three, below Kubernetes' limit of 20 in a podFailurePolicy."""
+MAX_GROUPS_PER_RULE: Final = 4
+"""An API server compares each with every group of every site."""
 
 GroupName = Annotated[str, Limits(**LABEL_FORM, max_length=GROUP_NAME_LENGTH)]
 
@@ -105,7 +107,7 @@ class FailureRule:
         "only workers of these groups, at any site; empty: of all.",
         default=(),
         unique=True,
-        max_items=MAX_GROUPS_PER_SITE,
+        max_items=MAX_GROUPS_PER_RULE,
     )
     action: FailureAction = setting(
         "Restart: within maxRestarts. Ignore: restart without counting. FailWorker: the worker has"
