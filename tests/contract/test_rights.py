@@ -20,6 +20,8 @@ RIGHTS = yaml.safe_load(
 )
 BESIDE = {
     ("", "pods/status"),
+    ("batch", "jobs/status"),  # a suspended Job's start time
+    ("kueue.x-k8s.io", "workloads/status"),
     ("dlion.dev", "dlionjobs/status"),
     ("dlion.dev", "dlionjobs/finalizers"),  # never written: an owner reference asks for it
 }

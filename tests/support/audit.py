@@ -101,6 +101,8 @@ class Asked:
             return False
         if rule["scope"] == "operator":
             return self.namespace == (self.home or self.namespace)
+        if rule["scope"] == "KueueClasses":
+            return True
         is_in_some = rule["scope"] != "cluster" and self.namespace in self.watched
         return is_in_some if self.mode == "namespaced" else True
 

@@ -40,6 +40,7 @@ class KeptObjects:
         self.requests: list[tuple[str, str]] = []
         self.deleted: list[tuple[Kind, str, str]] = []
         """Kind, name and UID of each delete that was asked for."""
+        self.unserved: set[Kind] = set()
         self.refuse: Callable[[str, Document], None] = lambda _verb, _document: None
         self._version = 100
 
@@ -62,6 +63,10 @@ class KeptObjects:
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         self._note("get", {"kind": kind.name})
         return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def serves(self, kind: Kind) -> bool:
+        self._note("get", {"kind": "APIResourceList"})
+        return kind not in self.unserved
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
         self._note("list", {"kind": kind.name})

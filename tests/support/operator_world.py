@@ -17,6 +17,7 @@ from dlion_api.spec import load_job
 from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decide import decide
 from dlion_operator.plan.decisions import Apply, Decision
 from dlion_operator.plan.missing_pods import missing_pods
@@ -75,6 +76,9 @@ class World:
         self.pods: dict[str, Document] = {}
         self.services: list[Document] = []
         self.run: RunView | None = None
+        self.queue: QueueState | None = None
+        self.keeper: Document | None = None
+        """The keeper's Deployment."""
         self.now = START
         self._missing: DurationTracker[MissingPod] = DurationTracker()
         self._terminating: DurationTracker[str] = DurationTracker()
@@ -101,6 +105,8 @@ class World:
             now=self.now,
             authority_pem="PEM",
             run=self.run,
+            queue=self.queue,
+            keeper=self.keeper,
         )
 
     def look(self, **changes: Any) -> Decision:

@@ -52,6 +52,8 @@ class Reason(StrEnum):
     PROGRAM_FAILED = "ProgramFailed"
     WORKERS_FAILED = "WorkersFailed"
     QUEUED = "Queued"
+    QUEUE_INACTIVE = "QueueInactive"
+    QUEUE_UNUSABLE = "QueueUnusable"
     FORBIDDEN = "Forbidden"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     UNSCHEDULABLE = "Unschedulable"

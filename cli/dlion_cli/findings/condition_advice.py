@@ -28,6 +28,14 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     ),
     Reason.WORKERS_STARTING: ("Wait for the pods", "dlion watch {name}"),
     Reason.QUEUED: ("Wait, or raise the queue's quota", "kubectl get workloads"),
+    Reason.QUEUE_INACTIVE: (
+        "Set spec.active of the named Workload to true, or suspend and resume the job",
+        "kubectl describe workloads",
+    ),
+    Reason.QUEUE_UNUSABLE: (
+        "Correct what the message names; it is tried again by itself",
+        "kubectl get workloads,localqueues",
+    ),
     Reason.WAITING_FOR_PEERS: (
         "Apply the manifest at the sites that lack it, and check the links",
         "dlion preflight FILE --contexts A,B",

@@ -54,6 +54,7 @@ authority:
   secretName: {{ .Values.authority.secretName | quote }}
   ownerService: {{ ternary "" (include "dlion.operator" .) .Values.authority.keep | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}
+kueue: {{ .Values.kueue.enabled }}
 metricsPort: {{ int .Values.metrics.port }}
 healthPort: {{ int .Values.health.port }}
 {{- if $others }}

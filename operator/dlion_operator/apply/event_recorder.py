@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from dlion_api.cluster_names import MANAGER
 from dlion_api.errors import DLionError
 from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient, RequestRefusedError
+from dlion_operator.model.job_view import format_time
 from dlion_operator.plan.decisions import JobEvent
-from dlion_operator.plan.outcome.job_status import format_time
 
 _LOG = logging.getLogger(__name__)
 

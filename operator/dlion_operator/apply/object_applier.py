@@ -71,6 +71,10 @@ class ObjectApplier:
         """Objects for exposing workers that could not be applied, by worker Service."""
         return self._backoff.failed_objects()
 
+    def forget(self, kind: Kind, name: str) -> None:
+        """Look an object up before the next write to it: it is not as it was applied."""
+        self._applied.pop((kind, name), None)
+
     async def restore_labels(self, job: ObjectName) -> None:
         """Put back the labels of children that were known in the last pass. This must come before
         any decision: without its labels a child looks deleted.
@@ -132,8 +136,7 @@ class ObjectApplier:
             try:
                 event = await self._execute_one(action, namespace, create=create)
             except RequestRefusedError as error:
-                is_job = isinstance(action, Create) and Kind.of(action.document) is Kind.JOB
-                if is_job or (starts_run and _is_prerequisite(action)):
+                if _is_needed(action) or (starts_run and _is_prerequisite(action)):
                     raise
                 event = self._warn_once(error, f"{_describe(action)} {error.code}")
             if event is not None:
@@ -282,7 +285,7 @@ class ObjectApplier:
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
     ) -> None:
         patched = await self._cluster.patch(kind, namespace, name, patch, subresource=subresource)
-        if patched is not None:
+        if patched is not None and kind in WATCHED:
             self._store.put(kind, patched)
 
     async def _delete(self, action: Delete, namespace: str) -> None:
@@ -307,6 +310,8 @@ class ObjectApplier:
             self._applied[kind, name] = ("", self._monotonic_s())
         elif not metadata.get("deletionTimestamp"):
             await self._cluster.delete(kind, namespace, name, uid=live_uid)
+            if kind not in WATCHED:
+                self.forget(kind, name)
 
     def _last_digest(self, key: ObjectKey) -> str | None:
         """The hash of what was applied. Empty: the object is gone. None: not known."""
@@ -323,6 +328,12 @@ class ObjectApplier:
 
 def _key(document: Document) -> ObjectKey:
     return Kind.of(document), str(document["metadata"]["name"])
+
+
+def _is_needed(action: Action) -> bool:
+    """Whether the run waits for this object, also if other objects of it exist."""
+    kinds = (Kind.JOB, Kind.WORKLOAD)
+    return isinstance(action, Create) and Kind.of(action.document) in kinds
 
 
 def _is_prerequisite(action: Action) -> bool:
@@ -363,6 +374,9 @@ def _creation_event(document: Document, *, was_there: bool) -> JobEvent | None:
         return JobEvent("WorkersCreated", f"Job {name} with {workers}")
     if kind == "Deployment":
         return JobEvent("KeeperCreated", f"Deployment {name}{', which was deleted' * was_there}")
+    if kind == "Workload":
+        queue, count = document["spec"]["queueName"], len(document["spec"]["podSets"])
+        return JobEvent("WorkloadCreated", f"Workload {name} in queue {queue}, {count} pod sets")
     return JobEvent("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
 
 

@@ -20,7 +20,8 @@ _OUR_LABELS = (
 _NEVER_COPIED = (
     "dlion.dev",  # ours
     # Reserved for Kubernetes and its projects, including the labels by which Argo CD, Helm and
-    # kubectl track objects (app.kubernetes.io), and the queue (kueue.x-k8s.io), for Jobs only.
+    # kubectl track objects (app.kubernetes.io), and the queue (kueue.x-k8s.io): by its label Kueue
+    # would admit a child once more.
     "kubernetes.io",
     "k8s.io",
     "x-k8s.io",

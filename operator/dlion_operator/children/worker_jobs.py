@@ -38,11 +38,8 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
     """Return the group's Job, which is created once per run."""
     site = settings.site
     labels = {names.COMPONENT_LABEL: names.WORKER, names.GROUP_LABEL: group.name}
-    queue = job.metadata.labels.get(names.QUEUE_LABEL)
     name = names.group_job_name(job.key, group.name)
-    metadata = metadata_of(
-        name, job, owner, site=site, **labels, **({names.QUEUE_LABEL: queue} if queue else {})
-    )
+    metadata = metadata_of(name, job, owner, site=site, **labels)
     metadata["annotations"] = {
         names.SPEC_HASH_ANNOTATION: job.hash(),
         names.WORKERS_ANNOTATION: str(group.workers),
@@ -60,8 +57,9 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
             "backoffLimitPerIndex": job.spec.max_restarts,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules(job, group)},
-            # With a queue, its controller decides when the Job starts.
-            "suspend": bool(queue),
+            # With a queue, the run's Workload decides when the Job starts. The Job itself has no
+            # label of the queue: Kueue would admit it once more, alone.
+            "suspend": bool(job.metadata.labels.get(names.QUEUE_LABEL)),
             "template": worker_template(
                 job,
                 group,

@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name, run_name
 from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
+from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.controller.reconcile_state import ReconcileState
 from dlion_operator.kubernetes.client import (
     ConflictError,
@@ -39,6 +40,7 @@ from dlion_operator.plan.decisions import (
     JobEvent,
     OpenRun,
     StopRun,
+    is_about,
 )
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import read_node_state
@@ -96,6 +98,7 @@ class Reconciler:
         state = self._state_of(name, document)
         if not is_unmanaged(document):
             state.authority = await state.secret.read(document)
+            await self._read_queue(state)
             await state.applier.restore_labels(name)
         self._report_disruptions(name, state)
         await self._check_nodes(name, state)
@@ -126,6 +129,12 @@ class Reconciler:
             retry_s = max(0.0, state.rejection.retry_at_s - self._monotonic_s())
             return _sooner(requeue_s, retry_s)
         return requeue_s
+
+    async def _read_queue(self, state: ReconcileState) -> None:
+        state.queue = await state.workload.read(state.document)
+        if state.queue is not None and state.queue.workload is None:
+            # It is not watched: another program may have deleted it.
+            state.applier.forget(Kind.WORKLOAD, run_name(job_key(state.document)))
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""
@@ -191,7 +200,8 @@ class Reconciler:
         secret = NamedSecret(
             self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
         )
-        return ReconcileState(document, applier, secret)
+        workload = WorkloadReader(self._cluster, self._settings, self._monotonic_s)
+        return ReconcileState(document, applier, secret, workload)
 
     def reset(self) -> None:
         """Forget all objects, but not which jobs exist. Needed when the cluster's state has gone
@@ -234,6 +244,7 @@ class Reconciler:
             rejected=state.rejection.rejected,
             failed_objects=state.applier.failed_objects,
             authority=state.authority,
+            queue=state.queue,
             last_error=state.last_error,
             missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
             terminating=replace(self._terminating_pods(name), nodes=state.nodes),
@@ -259,6 +270,8 @@ class Reconciler:
                     self._runs.close(key.namespace, key.name)
                 case _:
                     pass
+        if any(is_about(action, Kind.WORKLOAD) for action in decision.actions):
+            state.workload.invalidate()
         made = await state.applier.execute(decision.actions, key.namespace, create=create)
         self._runs.note(key, [*made, *decision.events])
         await self._post_events(made, state)

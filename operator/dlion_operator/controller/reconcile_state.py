@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlion_operator.apply.object_applier import ObjectApplier
+from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.kubernetes.client import Document, RequestRefusedError
 from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.pki.named_secret import NamedSecret
 from dlion_operator.plan.decisions import JobEvent
@@ -62,6 +64,8 @@ class ReconcileState:
     """The DLionJob, as the latest pass found it."""
     applier: ObjectApplier
     secret: NamedSecret
+    workload: WorkloadReader
+    queue: QueueState | None = None
     authority: NamedAuthority | None = None
     rejection: RejectionBackoff = field(default_factory=RejectionBackoff)
     failing_since_s: float | None = None

@@ -112,6 +112,11 @@ class KubernetesApi:
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         return await self._send("GET", _path(kind, namespace, name), absent_ok=True)
 
+    async def serves(self, kind: Kind) -> bool:
+        api_version, _, plural = kind.value
+        found = await self._send("GET", f"/apis/{api_version}", absent_ok=True) or {}
+        return any(each.get("name") == plural for each in found.get("resources") or ())
+
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
         items: list[Document] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})

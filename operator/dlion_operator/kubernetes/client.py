@@ -30,6 +30,12 @@ class Kind(Enum):
     EVENT = ("v1", "Event", "events")
     TLS_ROUTE = ("gateway.networking.k8s.io/v1", "TLSRoute", "tlsroutes")
     INGRESS_ROUTE_TCP = ("traefik.io/v1alpha1", "IngressRouteTCP", "ingressroutetcps")
+    WORKLOAD = ("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
+    RESOURCE_FLAVOR = ("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors")
+    WORKLOAD_PRIORITY_CLASS = (
+        "kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses"
+    )  # fmt: skip
+    PRIORITY_CLASS = ("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Kind:
@@ -78,6 +84,10 @@ class KubernetesClient(Protocol):
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         """Return the object or None. `namespace` is empty for a cluster-scoped kind."""
+        ...
+
+    async def serves(self, kind: Kind) -> bool:
+        """Return whether the API server has that kind in that version."""
         ...
 
     async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:

@@ -274,7 +274,7 @@ class LeasedCluster:
     def __init__(self, cluster: KubernetesClient, leases: Leases) -> None:
         self._cluster = cluster
         self._leases = leases
-        self.get, self.list = cluster.get, cluster.list
+        self.get, self.list, self.serves = cluster.get, cluster.list, cluster.serves
 
     def _check(self, namespace: str, what: str) -> None:
         if not self._leases.holds(namespace):

@@ -66,7 +66,8 @@ class WorkerJobView(ObjectView):
 
     @property
     def queued(self) -> bool:
-        """Whether a queue decides when it starts."""
+        """Whether a queue decides when it starts, apart from the run's other Jobs. So it is for the
+        Jobs of an older operator, and for those that Kueue's webhook put into a default queue."""
         return names.QUEUE_LABEL in self.labels
 
     @property
@@ -103,6 +104,11 @@ class WorkerJobView(ObjectView):
             return None
         # The controller's clock may be behind the API server's.
         return max(started, self.created_at) if self.created_at else started
+
+    @property
+    def has_start_time(self) -> bool:
+        """Whether its status has a start time. Its pod template cannot change then."""
+        return bool(self._status.get("startTime"))
 
     @property
     def ended_at(self) -> datetime | None:
@@ -160,3 +166,8 @@ def parse_time(text: object) -> datetime | None:
     if not isinstance(text, str) or not text:
         return None
     return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def format_time(time: datetime) -> str:
+    """Format a time for Kubernetes: UTC, in whole seconds."""
+    return time.replace(microsecond=0).isoformat().replace("+00:00", "Z")

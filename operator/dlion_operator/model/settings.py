@@ -251,6 +251,10 @@ class Settings:
         key="name",
         max_items=MAX_SITES,
     )
+    kueue: bool = setting(
+        "whether Kueue admits jobs with its queue label; their pods do not start otherwise.",
+        default=False,
+    )
     metrics_port: int = _port("port of /metrics.", METRICS_PORT)
     health_port: int = _port("port of /livez and /readyz.", HEALTH_PORT)
 

@@ -81,6 +81,13 @@ from dlion_operator.plan.outcome.run_outcome import (
     is_deadline_exceeded,
     may_miss_workers,
 )
+from dlion_operator.plan.queueing import (
+    finish_workload,
+    keeper_deployment,
+    leave_queue,
+    scale_keeper,
+    workload_actions,
+)
 from dlion_operator.plan.runs import Run, groups_of
 
 MANAGED_BY = "dlion.dev/operator"
@@ -95,6 +102,8 @@ MIN_RETENTION = timedelta(seconds=60)
 SERVE_AFTER_END = timedelta(minutes=10)
 """Time in which the keeper can learn that a run is over."""
 REQUEUE_S = 10.0
+QUEUE_POLL_S = 5.0
+"""The same while a job waits for Kueue, whose Workload is not watched."""
 
 
 def decide(observed: Observed, settings: Settings) -> Decision:
@@ -177,6 +186,7 @@ def _decide_run(run: Run, note: str) -> Decision:
         _open_run(run),
         *_objects(run, with_jobs=not invalid_template),
         *update_jobs(run),
+        *scale_keeper(run),
         *store_bundles(run),
     )
     if why := _stop_reason(run):
@@ -216,6 +226,7 @@ def _suspend(run: Run, cleaning: tuple[Action, ...]) -> Decision:
         actions = (*cleaning, *stopping, _open_run(run))
     else:
         actions = (*cleaning, *stopping, *delete_worker_services(run), CloseRun())
+        actions = (*actions, *scale_keeper(run), *leave_queue(run))
     return _with_run_status(diagnosis, run, actions)
 
 
@@ -241,13 +252,18 @@ def _requested_certificate(run: Run) -> Iterator[Action]:
 def _objects(run: Run, *, with_jobs: bool = True) -> Iterator[Action]:
     """All objects of the run in their desired form. `with_jobs`: include its Jobs."""
     job, settings, owner = run.job, run.settings, run.owner
+    if with_jobs:
+        yield from workload_actions(run)
     yield from _requested_certificate(run)
     documents = [
         config_map(job, settings, owner, authority_pem=run.observed.authority_pem),
         headless_service(job, settings, owner),
         *keeper_objects(job, settings, owner),
     ]
-    for document in documents:
+    for made in documents:
+        is_keeper = Kind.of(made) is Kind.DEPLOYMENT
+        if (document := keeper_deployment(run, made) if is_keeper else made) is None:
+            continue
         yield Create(document) if Kind.of(document) in CREATE_ONLY else Apply(document)
     for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
@@ -330,6 +346,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
         *halt_jobs(run),
         *release_lost_pods(run.observed.terminating, run.observed.now),
         *delete_worker_services(run),
+        *finish_workload(run, succeeded=type_ == ConditionType.SUCCEEDED),
     ]
     waits = [SERVE_AFTER_END]
     if age >= SERVE_AFTER_END:
@@ -344,7 +361,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
         waits.append(timedelta(seconds=ttl))
         if age >= timedelta(seconds=ttl):
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
-            actions += delete_run_objects(run.job.key)
+            actions += delete_run_objects(run.job.key, run.observed)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
     due += [REQUEUE_S] if run.observed.terminating.documents else []
     return Decision(
@@ -373,4 +390,6 @@ def _with_status(
         diagnosis.phase is JobPhase.SUSPENDED and is_alone
     )
     looks_again = observed.terminating.documents or not is_idle
-    return Decision(actions, status, events, REQUEUE_S if looks_again else None)
+    waits = observed.queue is not None and not observed.queue.may_run
+    requeue_s = QUEUE_POLL_S if waits else REQUEUE_S
+    return Decision(actions, status, events, requeue_s if looks_again else None)

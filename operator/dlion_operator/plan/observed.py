@@ -18,6 +18,7 @@ from dlion_operator.model.job_view import (
     condition_text,
     parse_time,
 )
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
 
@@ -159,6 +160,8 @@ class Observed:
     """Failed objects for exposing workers, by the name of the worker's Service."""
     authority: NamedAuthority | None = None
     """State of the authority that the job names. None: it names none."""
+    queue: QueueState | None = None
+    """What Kueue reports of the job. None: it has no queue."""
     last_error: str = ""
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
     missing_s: Mapping[MissingPod, float] = field(default_factory=dict)

@@ -16,9 +16,11 @@ from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
 from dlion_operator.children.pods import owner_of
+from dlion_operator.children.workload import group_pod_set
 from dlion_operator.model.initial_group_sizes import from_json, with_group_sizes
 from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki import run_trust
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodView, RemoteView, RunView
@@ -186,10 +188,28 @@ class Run:
             for index in view.completed_indexes
         )
 
-    def size_of(self, group: Group) -> int:
+    def wanted_size_of(self, group: Group) -> int:
         """Desired size of that group, limited to what the run allows."""
         wanted = self.wanted.get(group.name, group.workers)
         return wanted if self.job.may_grow else min(wanted, group.workers)
+
+    def size_of(self, group: Group) -> int:
+        """The same, limited to what its queue has admitted."""
+        wanted, view = self.wanted_size_of(group), self.queue.view if self.queue else None
+        admitted = view.admitted_count(group_pod_set(group.name)) if view else None
+        return wanted if admitted is None else min(wanted, max(0, admitted))
+
+    @property
+    def queue(self) -> QueueState | None:
+        """What Kueue reports of the run as a whole. None: it has no queue, or Kueue admits each of
+        its Jobs by itself: those of an older operator, and those that Kueue's webhook has put into
+        a default queue."""
+        return None if any(view.queued for view in self.jobs.values()) else self.observed.queue
+
+    @property
+    def may_start(self) -> bool:
+        """Whether suspended Jobs may start now, as far as a queue decides."""
+        return self.queue is None or self.queue.may_run
 
     def is_queued(self, group: str) -> bool:
         """Whether that group waits in a queue and runs no pods."""
@@ -197,7 +217,8 @@ class Run:
         if view is None:
             return names.QUEUE_LABEL in self.job.metadata.labels
         here = (pod for pod in self.pods if pod.group == group)
-        return view.queued and view.suspended and all(pod.is_finished for pod in here)
+        waits = view.queued or not self.may_start
+        return waits and view.suspended and all(pod.is_finished for pod in here)
 
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
@@ -230,13 +251,20 @@ class Run:
     def oversized_groups(self) -> tuple[str, ...]:
         """Messages on groups that should be larger than this run allows."""
         exchange = self.job.spec.exchange
-        return tuple(
+        beyond_run = (
             f"group {group.name}: {self.wanted[group.name]} workers wanted, but this run began with"
             f" {group.workers}; with exchange policy {exchange.policy} and topology"
             f" {exchange.topology} more apply from the next run on"
             for group in self.groups
-            if self.wanted.get(group.name, 0) > self.size_of(group)
+            if self.wanted.get(group.name, 0) > self.wanted_size_of(group)
         )
+        beyond_queue = (
+            f"group {group.name}: {self.wanted_size_of(group)} workers wanted, and the queue has"
+            f" admitted {self.size_of(group)}; suspend and resume the job to queue it again"
+            for group in self.groups
+            if self.wanted_size_of(group) > self.size_of(group)
+        )
+        return (*beyond_run, *beyond_queue)
 
 
 def status_of_run(observed: Observed, run_id: str) -> Mapping[str, Any]:

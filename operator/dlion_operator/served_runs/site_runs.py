@@ -25,13 +25,13 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.kubernetes.store import ObjectName
+from dlion_operator.model.job_view import format_time
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.job_authority import JobAuthority, NamedAuthority
 from dlion_operator.pki.run_trust import shared_keys, trusted_bundles
 from dlion_operator.plan.decisions import JobEvent, OpenRun
 from dlion_operator.plan.objects.exposure import advertised_members
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunView
-from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.remote_sites import RemoteReports, remote_views, unserved_run_view

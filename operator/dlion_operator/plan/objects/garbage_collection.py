@@ -110,7 +110,7 @@ def delete_other_runs(
     status = observed.document.get("status") or {}
     before = str(status.get("runId") or "")
     if before and before != key.run_id:
-        yield from delete_run_objects(JobKey(key.namespace, key.name, before))
+        yield from delete_run_objects(JobKey(key.namespace, key.name, before), observed)
 
 
 def delete_unneeded_services(run: Run) -> Iterator[Action]:
@@ -130,8 +130,10 @@ def delete_worker_services(run: Run, *, kept: Collection[str] = ()) -> Iterator[
             yield Delete(Kind.SERVICE, service.name, service.uid)
 
 
-def delete_run_objects(key: JobKey) -> Iterator[Action]:
+def delete_run_objects(key: JobKey, observed: Observed) -> Iterator[Action]:
     """Delete a run's objects except its Jobs, worker Services and claim."""
+    if observed.queue is not None and not observed.queue.problem:
+        yield Delete(Kind.WORKLOAD, names.run_name(key))
     for kind, name in (
         (Kind.DEPLOYMENT, names.keeper_name(key)),
         (Kind.SERVICE, names.keeper_name(key)),

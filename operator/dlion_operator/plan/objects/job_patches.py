@@ -8,23 +8,28 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.pki.run_trust import bundles_to_text
 from dlion_operator.plan.decisions import Action, Patch
+from dlion_operator.plan.queueing import placement_problem, start_job
 from dlion_operator.plan.runs import Run
 
 
 def update_jobs(run: Run) -> Iterator[Action]:
-    """Updates to running Jobs: whether they are suspended, and their size."""
+    """Updates to Jobs that have not ended: whether they are suspended, and their size."""
+    may_start = run.may_start and not placement_problem(run)
+    must_stop = run.queue is not None and run.queue.must_stop
     for group in run.groups:
         view = run.jobs.get(group.name)
         if view is None or view.ended_at is not None:
             continue
         spec: dict[str, Any] = {}
-        if view.suspended and not view.queued:
-            spec["suspend"] = False
+        if must_stop and not view.suspended:
+            spec["suspend"] = True
         if view.workers != (size := run.size_of(group)):
             # Kueue must count the pods first; the controller then sets `startTime` again.
             spec |= {"suspend": True} if view.is_scaled_to_zero else {}
             spec |= {"parallelism": size, "completions": size}
-        if spec:
+        if view.suspended and not view.queued and may_start:
+            yield from start_job(run, view, spec)
+        elif spec:
             yield _patch(view, spec)
 
 
@@ -42,8 +47,8 @@ def store_bundles(run: Run) -> Iterator[Action]:
 def halt_jobs(run: Run) -> Iterator[Action]:
     """Stop running pods; ended pods keep their logs.
 
-    A Job in a queue is scaled to zero instead. Kueue starts an admitted Job whenever it is
-    suspended, and evicts a Job whose size has changed.
+    A Job that is in a queue by itself is scaled to zero instead. Kueue starts an admitted Job
+    whenever it is suspended, and evicts a Job whose size has changed.
     """
     for view in run.jobs.values():
         if view.ended_at is not None:

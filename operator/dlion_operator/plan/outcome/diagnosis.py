@@ -10,6 +10,7 @@ from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_probl
 from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue
 from dlion_operator.plan.observed import PodProblem, RunView
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.queueing import diagnose_queue
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
     JOIN_TIMEOUT,
@@ -26,7 +27,6 @@ from dlion_operator.plan.startup_delays import (
 MAX_LISTED = 5
 START_AND_JOIN_TIMEOUT = START_TIMEOUT + JOIN_TIMEOUT
 """Counted from a pod's creation. No known start takes longer."""
-_QUEUED = Diagnosis(JobPhase.WAITING, Reason.QUEUED, "waiting for a place in the queue")
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -91,8 +91,8 @@ def _diagnose_training(run: Run) -> Diagnosis:
     training = {site: _training_workers(view, site) for site in {*view.ready, *view.linked}}
     sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
-        if _is_queued(run):
-            return _QUEUED
+        if queued := diagnose_queue(run):
+            return queued
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
         message = join_messages([few, *_remote_problems(view)])
         return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, message)
@@ -102,14 +102,14 @@ def _diagnose_training(run: Run) -> Diagnosis:
     link_problems = [*_remote_problems(view), *exposure_problems(run)]
     if here < run.size or there < elsewhere:
         messages = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
-        messages += [_QUEUED.message] if _is_queued(run) else []
-        messages += link_problems
+        messages += [*_queue_messages(run), *link_problems]
         problems = (*pod_creation_problems(run), *_pod_problems(run))
         messages += [problem.message for problem in problems]
         messages += [pod.failure for pod in run.pods if pod.failure]
         return Diagnosis(JobPhase.DEGRADED, Reason.PEERS_LOST, join_messages(messages))
     workers = "worker trains" if here + there == 1 else "workers train"
-    messages = [f"{here + there} {workers}", *run.oversized_groups, *link_problems]
+    messages = [f"{here + there} {workers}", *_queue_messages(run), *run.oversized_groups]
+    messages += link_problems
     return _diagnose_keeper(run, join_messages(messages))
 
 
@@ -135,14 +135,14 @@ def _training_workers(view: RunView, site: SiteName) -> int:
     return max(ready, linked) if linked or there.is_reachable else 0
 
 
-def _is_queued(run: Run) -> bool:
-    """Whether Kueue has admitted no group of this site."""
-    return bool(run.jobs) and all(job.suspended and job.queued for job in run.jobs.values())
+def _queue_messages(run: Run) -> list[str]:
+    queued = diagnose_queue(run)
+    return [queued.message] if queued else []
 
 
 def _diagnose_start(run: Run) -> Diagnosis:
-    if _is_queued(run):
-        return _QUEUED
+    if queued := diagnose_queue(run):
+        return queued
     view = run.view
     here, total = view.ready.get(run.site, 0), run.total_size(view)
     if here >= run.size and (problems := exposure_problems(run)):

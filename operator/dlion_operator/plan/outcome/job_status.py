@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal
 
 from dlion_api.document import schema, to_document
@@ -17,7 +17,7 @@ from dlion_api.status import (
     Status,
     state_of,
 )
-from dlion_operator.model.job_view import generation_of, job_key, parse_time
+from dlion_operator.model.job_view import format_time, generation_of, job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
     Diagnosis,
@@ -214,8 +214,3 @@ def _consistency(view: RunView | None) -> SpecConsistency:
         return SpecConsistency("False", view.drift)
     is_known = view.remote and all(site.has_run for site in view.remote.values())
     return SpecConsistency("True" if is_known else "Unknown")
-
-
-def format_time(time: datetime) -> str:
-    """Format a time for Kubernetes: UTC, in whole seconds."""
-    return time.replace(microsecond=0).isoformat().replace("+00:00", "Z")

@@ -105,8 +105,10 @@ def test_labels_of_others_are_never_copied(name: str) -> None:
     before, after = all_children(labelled({})), all_children(labelled({name: "x"}))
     changed = [d for one, d in zip(before, after, strict=True) if one != d]
     if name == "kueue.x-k8s.io/queue-name":
-        assert [each["kind"] for each in changed] == ["Job"]
-        assert name not in changed[0]["spec"]["template"]["metadata"]["labels"]
+        (job,) = changed
+        assert (job["kind"], job["spec"]["suspend"]) == ("Job", True)
+        assert name not in job["metadata"]["labels"]
+        assert name not in job["spec"]["template"]["metadata"]["labels"]
     else:
         assert changed == []
 

@@ -746,20 +746,6 @@ def test_a_suspended_job_is_looked_at_while_its_pods_go() -> None:
     assert world.look().requeue_after_s is not None
 
 
-def test_where_there_is_a_queue_it_says_when_workers_start() -> None:
-    document = dlion_job()
-    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
-    world = World(document)
-    jobs = [a.document for a in world.look().actions if isinstance(a, Create)]
-    jobs = [job for job in jobs if job["kind"] == "Job"]
-    assert [job["spec"]["suspend"] for job in jobs] == [True]
-    assert jobs[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "edge"
-    world.make_jobs()
-    decision = world.look()
-    assert ready_reason(decision)[0] == "Queued"
-    assert not [a for a in decision.actions if isinstance(a, Patch)]
-
-
 def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
     document = dlion_job()
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
@@ -767,6 +753,7 @@ def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
     world.look()
     world.make_jobs()
     (job,) = world.jobs.values()
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "edge"
     job["spec"]["suspend"] = False
     world.train()
     assert ready_reason(world.look())[0] == "Training"
@@ -779,12 +766,13 @@ def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
 
 
 def admitted() -> World:
-    """A job in a queue, whose Job has been let run."""
+    """A job whose Job is in a queue by itself, as an older operator made it, and runs."""
     document = dlion_job()
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
     world = World(document)
     world.look()
     world.make_jobs()
+    world.jobs["small"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "edge"
     world.jobs["small"]["spec"]["suspend"] = False
     world.train()
     assert ready_reason(world.look())[0] == "Training"

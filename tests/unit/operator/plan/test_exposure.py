@@ -24,6 +24,7 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.events import JoinRequested
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings, LoadBalancer, Settings
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.token_bindings import Bearer
 from dlion_operator.plan.decisions import Apply, Decision, Delete, OpenRun
@@ -108,6 +109,7 @@ def test_a_worker_gets_a_service_that_selects_its_pod_alone() -> None:
 def test_who_waits_in_a_queue_holds_no_ports() -> None:
     at = world()
     at.document["metadata"]["labels"] = {names.QUEUE_LABEL: "edge"}
+    at.queue = QueueState()
     assert services(at.look()) == []
     at.make_jobs()
     pods, at.pods = at.pods, {}

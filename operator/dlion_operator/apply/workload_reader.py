@@ -1,0 +1,156 @@
+"""Read what Kueue reports of a queued job: its Workload, the assigned flavors, the priority class.
+
+`reconcile` calls it before it decides, with one object per DLionJob. The Workload is polled by
+name, not watched: a watch of a kind that a cluster lacks would end the operator.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import DLionError, SpecError
+from dlion_api.spec import Job, load_job
+from dlion_operator.children.workload import pod_priority_class
+from dlion_operator.kubernetes.client import (
+    Document,
+    Kind,
+    KubernetesClient,
+    RequestRefusedError,
+)
+from dlion_operator.kubernetes.store import owner_uids
+from dlion_operator.model.settings import Settings
+from dlion_operator.model.workload_view import PriorityOfQueue, QueueState, WorkloadView
+from dlion_operator.plan.runs import groups_of
+
+_LOG = logging.getLogger(__name__)
+
+READ_INTERVAL_S: Final = 4.0
+"""Shorter than the time between two passes over a job that waits in its queue."""
+NOT_SERVED = (
+    f"this cluster serves no {Kind.WORKLOAD.value[0]} Workload: install Kueue 0.15 or newer, or"
+    f" remove the job's label {names.QUEUE_LABEL}"
+)
+NOT_ENABLED = (
+    "this site's operator may not queue jobs: set kueue.enabled in the values of its chart, or"
+    f" remove the job's label {names.QUEUE_LABEL}"
+)
+
+
+class _MissingError(DLionError):
+    """An object that the Workload needs does not exist."""
+
+
+class WorkloadReader:
+    """The queue state of one job, as last read."""
+
+    def __init__(
+        self, cluster: KubernetesClient, settings: Settings, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._monotonic_s = monotonic_s
+        self._state = QueueState()
+        self._read_for: object = None
+        """The manifest for which the state was read."""
+        self._again_s = float("-inf")
+        self._flavors: dict[str, Document] = {}
+        self._flavors_for: object = None
+
+    def invalidate(self) -> None:
+        """Read again in the next pass: the Workload is being written."""
+        self._again_s = float("-inf")
+
+    async def read(self, document: Document) -> QueueState | None:
+        """Return the state; None: the job has no queue, or does not run at this site.
+
+        Raises: ServerError if the API server does not answer.
+        """
+        if not (document["metadata"].get("labels") or {}).get(names.QUEUE_LABEL):
+            return None
+        if not self._settings.kueue:
+            return QueueState(problem=NOT_ENABLED)
+        try:
+            job = load_job(document)
+        except SpecError:
+            return None  # reported in the job's status
+        if not groups_of(job, self._settings.site):
+            return None
+        wanted = (job.key, document["metadata"].get("generation"), job.metadata.labels)
+        if wanted != self._read_for or self._monotonic_s() >= self._again_s:
+            self._read_for, before = wanted, self._state.problem
+            self._state = await self._read(job, str(document["metadata"]["uid"]))
+            self._again_s = self._monotonic_s() + READ_INTERVAL_S
+            if self._state.problem and self._state.problem != before:
+                _LOG.warning("run %s: %s", job.key, self._state.problem)
+        return self._state
+
+    async def _read(self, job: Job, owner_uid: str) -> QueueState:
+        name = names.run_name(job.key)
+        try:
+            found = await self._cluster.get(Kind.WORKLOAD, job.key.namespace, name)
+            if found is None and not await self._cluster.serves(Kind.WORKLOAD):
+                return QueueState(problem=NOT_SERVED)
+            if found is not None and owner_uid not in owner_uids(found):
+                return QueueState(
+                    problem=f"Workload {name} already exists and has another owner: delete or"
+                    " rename it"
+                )
+            view = None if found is None else WorkloadView(found)
+            if view is not None and view.may_run:
+                return QueueState(found, flavors=await self._assigned_flavors(view))
+            if view is not None and (view.has_quota or view.is_finished):
+                return QueueState(found)
+            return QueueState(found, priority=await self._priority(job))
+        except RequestRefusedError as error:
+            advice = "set kueue.enabled in the values of this site's chart"
+            return QueueState(
+                problem=f"this site's operator may not queue jobs: {advice} ({error})"
+            )
+        except _MissingError as error:
+            return QueueState(problem=str(error))
+
+    async def _assigned_flavors(self, view: WorkloadView) -> Mapping[str, Document]:
+        """Read them once per admission: a change of a flavor moves no running pods.
+
+        Raises: _MissingError if one does not exist.
+        """
+        admission = (view.uid, view.admitted_since, tuple(view.all_flavors))
+        if admission != self._flavors_for:
+            self._flavors = {
+                name: await self._existing(Kind.RESOURCE_FLAVOR, name) for name in view.all_flavors
+            }
+            self._flavors_for = admission
+        return self._flavors
+
+    async def _priority(self, job: Job) -> PriorityOfQueue | None:
+        """The priority of the class that the job's label names, else of its pods' class.
+
+        Raises: _MissingError if that does not exist.
+        """
+        kind, name = (
+            Kind.WORKLOAD_PRIORITY_CLASS,
+            job.metadata.labels.get(names.QUEUE_PRIORITY_LABEL, ""),
+        )
+        if not name:
+            kind, name = Kind.PRIORITY_CLASS, self._pod_priority_class(job)
+        if not name:
+            return None
+        value = (await self._existing(kind, name)).get("value")
+        api_version, kind_name, _ = kind.value
+        number = value if isinstance(value, int) and not isinstance(value, bool) else 0
+        return PriorityOfQueue(api_version.partition("/")[0], kind_name, name, number)
+
+    def _pod_priority_class(self, job: Job) -> str:
+        try:
+            return pod_priority_class(job, groups_of(job, self._settings.site), self._settings)
+        except (AttributeError, TypeError, ValueError, KeyError):
+            return ""  # the podTemplate is malformed, which the job's status reports
+
+    async def _existing(self, kind: Kind, name: str) -> Document:
+        found = await self._cluster.get(kind, "", name)
+        if found is None:
+            label = names.QUEUE_PRIORITY_LABEL
+            hint = f", or change label {label}" if kind is Kind.WORKLOAD_PRIORITY_CLASS else ""
+            raise _MissingError(f"{kind.value[1]} {name} does not exist: create it{hint}")
+        return found

@@ -1,0 +1,87 @@
+"""A queued run's Workload at a site, by which Kueue admits all of its pods at once.
+
+Each group and the keeper is one of its pod sets. Source: Kueue's API kueue.x-k8s.io/v1beta2.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Group
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.pods import metadata_of
+from dlion_operator.children.worker_jobs import worker_job
+from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.model.settings import Settings
+from dlion_operator.model.workload_view import PriorityOfQueue
+
+KEEPER_POD_SET = names.KEEPER
+
+
+def group_pod_set(group: str) -> str:
+    """Return the name of a group's pod set, which is never the keeper's.
+
+    >>> group_pod_set("keeper")
+    'worker-keeper'
+    """
+    return f"{names.WORKER}-{group}"
+
+
+def workload(
+    job: Job,
+    groups: Sequence[Group],
+    settings: Settings,
+    owner: Mapping[str, Any],
+    priority: PriorityOfQueue | None,
+) -> Document:
+    """Return the Workload for these groups of the site.
+
+    Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
+    """
+    pod_sets = [
+        _pod_set(group_pod_set(each.name), each.workers, worker_job(job, each, settings, owner))
+        for each in groups
+    ]
+    spec: Document = {
+        "queueName": job.metadata.labels.get(names.QUEUE_LABEL, ""),
+        "podSets": [*pod_sets, _pod_set(KEEPER_POD_SET, 1, _keeper(job, settings, owner))],
+    }
+    if priority is not None:
+        spec |= {
+            "priority": priority.value,
+            "priorityClassRef": {
+                "group": priority.group, "kind": priority.kind, "name": priority.name
+            },
+        }  # fmt: skip
+    metadata = metadata_of(names.run_name(job.key), job, owner, site=settings.site)
+    metadata["annotations"] = {names.WORKLOAD_ANNOTATION: _digest(spec)}
+    return Kind.WORKLOAD.document(metadata, spec=spec)
+
+
+def _pod_set(name: str, count: int, document: Document) -> Document:
+    return {"name": name, "count": count, "template": document["spec"]["template"]}
+
+
+def pod_priority_class(job: Job, groups: Sequence[Group], settings: Settings) -> str:
+    """Return the priority class of the first pod set whose pods have one. Empty: none has.
+
+    Raises: as `workload`.
+    """
+    owner: Document = {}
+    made = [worker_job(job, group, settings, owner) for group in groups]
+    specs = (each["spec"]["template"]["spec"] for each in (*made, _keeper(job, settings, owner)))
+    found = (spec.get("priorityClassName") for spec in specs)
+    return next((name for name in found if isinstance(name, str) and name), "")
+
+
+def _keeper(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    made = keeper_objects(job, settings, owner)
+    return next(each for each in made if Kind.of(each) is Kind.DEPLOYMENT)
+
+
+def _digest(spec: Mapping[str, Any]) -> str:
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,297 @@
+"""A run that Kueue admits as a whole: its Workload, and what follows from Kueue's answer. Pure.
+
+Kueue only manages the jobs of kinds that it knows. For other Workloads its scheduler reserves
+quota and its controller marks them Admitted or Evicted; what it does for its own jobs beyond that
+is up to the operator: it starts and stops the pods, clears the reservation of an evicted Workload
+after the last pod has ended, and reports PodsReady and Finished.
+
+Source: Kueue 0.17, `pkg/controller/jobframework/reconciler.go` (ReconcileGenericJob) and
+`pkg/workload/workload.go` (UnsetQuotaReservationWithCondition, SyncAdmittedCondition).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.status import Reason
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
+from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.model.job_view import WorkerJobView, condition, format_time, generation_of
+from dlion_operator.model.placement import Placement, placed, placement_patch
+from dlion_operator.model.workload_view import (
+    ADMITTED,
+    EVICTED,
+    FINISHED,
+    PODS_READY,
+    QUOTA_RESERVED,
+    REQUEUED,
+    WorkloadView,
+)
+from dlion_operator.plan.decisions import Action, Create, Delete, Patch
+from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.runs import Run
+
+QUEUED_MESSAGE = "waiting for a place in the queue"
+_REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
+"""Reasons of an eviction after which a Workload queues again at once. After others Kueue itself
+sets the condition Requeued to True, when their cause is over."""
+
+
+def diagnose_queue(run: Run) -> Diagnosis | None:
+    """Why the run's queue keeps it from running. None: it does not."""
+    queue = run.queue
+    if queue is None:
+        waits = run.jobs and all(job.suspended and job.queued for job in run.jobs.values())
+        return Diagnosis(JobPhase.WAITING, Reason.QUEUED, QUEUED_MESSAGE) if waits else None
+    if queue.problem:
+        return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, queue.problem)
+    if queue.may_run:
+        problem = placement_problem(run)
+        return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, problem) if problem else None
+    view = queue.view
+    if view is not None and not view.is_active:
+        message = f"Workload {view.name} is deactivated (spec.active is false)"
+        message = "; ".join(filter(None, [message, view.reason]))
+        return Diagnosis(JobPhase.STUCK, Reason.QUEUE_INACTIVE, message)
+    why = view.reason if view is not None else ""
+    message = f"{QUEUED_MESSAGE}: {why}" if why else QUEUED_MESSAGE
+    return Diagnosis(JobPhase.WAITING, Reason.QUEUED, message)
+
+
+def placement_problem(run: Run) -> str:
+    """Why the admitted pods cannot get what the admission adds to them. Empty: they can."""
+    if run.queue is None or not run.queue.may_run:
+        return ""
+    try:
+        for group, job in run.jobs.items():
+            placement_patch(job.document, run.queue.placement(group_pod_set(group)))
+        _placed_keeper(run)
+    except ValueError as error:
+        return f"Kueue's flavors or admission checks contradict the pods: {error}"
+    return ""
+
+
+# ---- Jobs and keeper -------------------------------------------------------------------------
+
+
+def start_job(run: Run, view: WorkerJobView, spec: Document) -> Iterator[Action]:
+    """Start a suspended Job with that change of its spec and what its admission adds to its pods.
+
+    Raises: ValueError, see `placement_problem`.
+    """
+    queue = run.queue
+    placement = Placement() if queue is None else queue.placement(group_pod_set(view.group))
+    added = placement_patch(view.document, placement)
+    if added and view.has_start_time:
+        # Only without it may the template change, as Kueue does with its own Jobs.
+        yield Patch(
+            Kind.JOB, view.name, _own(view.uid, status={"startTime": None}), subresource="status"
+        )
+    metadata = {"uid": view.uid, **added.get("metadata", {})}
+    spec = {**spec, "suspend": False, **added.get("spec", {})}
+    yield Patch(Kind.JOB, view.name, {"metadata": metadata, "spec": spec})
+
+
+def keeper_deployment(run: Run, rendered: Document) -> Document | None:
+    """The keeper's Deployment to create. None: it must wait for the admission."""
+    if run.queue is None or run.observed.keeper is not None:
+        return rendered
+    if not run.may_start or placement_problem(run):
+        return None
+    return placed(rendered, run.queue.placement(KEEPER_POD_SET))
+
+
+def scale_keeper(run: Run) -> Iterator[Action]:
+    """Start the keeper of an admitted run, and stop it after the workers of one that must not run.
+
+    A keeper without a claim goes on: its data would be lost.
+    """
+    keeper, queue = run.observed.keeper, run.queue
+    if keeper is None or queue is None:
+        return
+    replicas = (keeper.get("spec") or {}).get("replicas")
+    name, uid = str(keeper["metadata"]["name"]), str(keeper["metadata"].get("uid", ""))
+    wanted = queue.may_run and not run.job.spec.suspend
+    if wanted and replicas == 0 and not placement_problem(run):
+        added = placement_patch(keeper, queue.placement(KEEPER_POD_SET))
+        metadata = {"uid": uid, **added.get("metadata", {})}
+        spec = {"replicas": 1, **added.get("spec", {})}
+        yield Patch(Kind.DEPLOYMENT, name, {"metadata": metadata, "spec": spec})
+    must_stop = queue.must_stop or run.job.spec.suspend
+    if must_stop and replicas and _has_claim(keeper) and _workers_are_gone(run):
+        yield Patch(Kind.DEPLOYMENT, name, _own(uid, spec={"replicas": 0}))
+
+
+def _placed_keeper(run: Run) -> None:
+    """Raises: ValueError if the keeper's pod contradicts its placement."""
+    assert run.queue is not None
+    placement, keeper = run.queue.placement(KEEPER_POD_SET), run.observed.keeper
+    if keeper is not None:
+        placement_patch(keeper, placement)
+        return
+    for each in keeper_objects(run.job, run.settings, run.owner):
+        if Kind.of(each) is Kind.DEPLOYMENT:
+            placed(each, placement)
+
+
+def _has_claim(keeper: Mapping[str, Any]) -> bool:
+    spec = (keeper.get("spec") or {}).get("template", {}).get("spec") or {}
+    return any(each.get("persistentVolumeClaim") for each in spec.get("volumes") or ())
+
+
+def _workers_are_gone(run: Run) -> bool:
+    return all(pod.is_finished for pod in run.pods)
+
+
+def _is_stopped(run: Run) -> bool:
+    """Whether no pod of the run needs its quota any more."""
+    keeper = run.observed.keeper
+    stays = keeper is not None and not _has_claim(keeper)
+    jobs_are_halted = all(view.suspended or view.ended_at for view in run.jobs.values())
+    keepers_are_gone = stays or all(pod.is_finished for pod in run.keepers)
+    return jobs_are_halted and _workers_are_gone(run) and keepers_are_gone
+
+
+# ---- the Workload ----------------------------------------------------------------------------
+
+
+def workload_actions(run: Run) -> Iterator[Action]:
+    """Keep the Workload of a run that goes on."""
+    queue = run.queue
+    if queue is None:
+        yield from _without_queue(run)
+        return
+    view = queue.view
+    if queue.problem:
+        return
+    if view is None:
+        yield Create(_workload(run))
+    elif view.is_finished:
+        # Others have ended it, though the run goes on: it is queued again.
+        if _is_stopped(run):
+            yield Delete(Kind.WORKLOAD, view.name, view.uid)
+    elif view.has_quota:
+        yield from _status_patch(run, view, _running_status(run, view))
+    elif view.digest != _workload(run)["metadata"]["annotations"][names.WORKLOAD_ANNOTATION]:
+        yield Delete(Kind.WORKLOAD, view.name, view.uid)
+
+
+def leave_queue(run: Run) -> Iterator[Action]:
+    """Delete the Workload of a suspended run after its pods: that frees the quota at once."""
+    if run.queue is None:
+        yield from _without_queue(run)
+    elif (view := run.queue.view) is not None and _is_stopped(run):
+        yield Delete(Kind.WORKLOAD, view.name, view.uid)
+
+
+def finish_workload(run: Run, *, succeeded: bool) -> Iterator[Action]:
+    """Report the end of a run to Kueue after its workers' pods have ended, which frees its quota.
+
+    The keeper stays, so that the model can be fetched.
+    """
+    view = run.queue.view if run.queue is not None else None
+    if view is None or view.is_finished or not _workers_are_gone(run):
+        return
+    reason = "Succeeded" if succeeded else "Failed"
+    over = _condition(view, FINISHED, "True", reason, f"the run of {run.job.key.name} is over")
+    yield from _status_patch(run, view, {FINISHED: over})
+
+
+def _without_queue(run: Run) -> Iterator[Action]:
+    """Delete the Workload of a job that has lost its label, or whose Jobs Kueue admits alone."""
+    if run.settings.kueue:
+        yield Delete(Kind.WORKLOAD, names.run_name(run.job.key))
+
+
+def _workload(run: Run) -> Document:
+    groups = [replace(group, workers=run.wanted_size_of(group)) for group in run.groups]
+    priority = run.queue.priority if run.queue is not None else None
+    return workload(run.job, groups, run.settings, run.owner, priority)
+
+
+def _running_status(run: Run, view: WorkloadView) -> Mapping[str, Document]:
+    """The conditions of a Workload with quota that have to change."""
+    if not view.may_run:
+        is_over = view.is_evicted and _is_stopped(run)
+        return _released(view) if is_over else {}
+    before = condition(view.document, PODS_READY)
+    if _pods_are_ready(run):
+        again = before.get("reason") in ("WaitForRecovery", "Recovered")
+        reason, status = "Recovered" if again else "Started", "True"
+        message = "all pods of the run are ready or have succeeded"
+    else:
+        was_ready = before.get("status") == "True" or before.get("reason") == "WaitForRecovery"
+        reason, status = "WaitForRecovery" if was_ready else "WaitForStart", "False"
+        message = "not all pods of the run are ready or have succeeded"
+    if before.get("status") == status:
+        return {}
+    return {PODS_READY: _condition(view, PODS_READY, status, reason, message)}
+
+
+def _released(view: WorkloadView) -> Mapping[str, Document]:
+    """The conditions of an evicted Workload without quota."""
+    evicted = condition(view.document, EVICTED)
+    reason, message = str(evicted.get("reason") or EVICTED), str(evicted.get("message") or "")
+    at_once = "True" if reason in _REQUEUED_AT_ONCE else "False"
+    no_quota = "The workload has no reservation"
+    return {
+        REQUEUED: _condition(view, REQUEUED, at_once, reason, message),
+        QUOTA_RESERVED: _condition(view, QUOTA_RESERVED, "False", "Pending", message),
+        ADMITTED: _condition(view, ADMITTED, "False", "NoReservation", no_quota),
+        PODS_READY: _condition(view, PODS_READY, "False", "WaitForStart", "it is evicted"),
+    }
+
+
+def _condition(view: WorkloadView, type_: str, status: str, reason: str, message: str) -> Document:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message[:1024],
+        "observedGeneration": generation_of(view.document),
+    }
+
+
+def _status_patch(
+    run: Run, view: WorkloadView, changed: Mapping[str, Document]
+) -> Iterator[Action]:
+    """Write these conditions and leave the others, unless another program writes meanwhile."""
+    if not changed:
+        return
+    now = format_time(run.observed.now)
+    conditions = [
+        each
+        for each in (view.document.get("status") or {}).get("conditions") or ()
+        if each.get("type") not in changed
+    ]
+    for type_, made in changed.items():
+        before = condition(view.document, type_)
+        is_same = before.get("status") == made["status"] and before.get("lastTransitionTime")
+        since = before["lastTransitionTime"] if is_same else now
+        conditions.append({**made, "lastTransitionTime": since})
+    status: Document = {"conditions": conditions}
+    if changed.get(QUOTA_RESERVED, {}).get("status") == "False":
+        status["admission"] = None
+    metadata = {"uid": view.uid, "resourceVersion": view.version}
+    patch = {"metadata": metadata, "status": status}
+    yield Patch(Kind.WORKLOAD, view.name, patch, subresource="status")
+
+
+def _pods_are_ready(run: Run) -> bool:
+    ready = [
+        pod
+        for pod in (*run.pods, *run.keepers)
+        if pod.deleted_at is None
+        and (pod.phase == "Succeeded" or pod.condition("Ready").get("status") == "True")
+    ]
+    keepers = [pod for pod in ready if pod.component == names.KEEPER]
+    here = {(pod.group, pod.index) for pod in ready if pod.component == names.WORKER}
+    wanted = {(group.name, i) for group in run.groups for i in range(run.size_of(group))}
+    return bool(keepers) and wanted <= here
+
+
+def _own(uid: str, **parts: Any) -> Document:
+    """A patch that another object of the same name rejects."""
+    return {"metadata": {"uid": uid}, **parts}

@@ -1,0 +1,242 @@
+"""What the operator reads of Kueue, against an API server in memory, as passes over one job.
+
+Proves: the Workload is made before any Job, and none without it; it is polled, seldom, and made
+anew where somebody deletes it; a cluster without Kueue, a site that may not queue, a refused or
+foreign Workload and missing classes end in the status with what to do, and are tried again;
+priority classes and flavors are read by name; a write that Kueue has overtaken is decided anew;
+jobs without a queue ask for nothing.
+Leaves out: a real API server and Kueue (tests/cluster/test_queueing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlion_operator.kubernetes.client import (
+    ConflictError,
+    Document,
+    Kind,
+    RequestRefusedError,
+)
+from operator_in_memory import KeptObjects, Site
+from operator_world import SETTINGS, dlion_job
+
+QUEUEING = replace(SETTINGS, kueue=True)
+NAME = "digits-116be6"
+ADMITTED = [{"type": each, "status": "True"} for each in ("QuotaReserved", "Admitted")]
+
+
+def queued(**labels: str) -> Document:
+    document = dlion_job()
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge", **labels}
+    return document
+
+
+def ready(site: Site) -> tuple[str, str]:
+    """Reason and message."""
+    found = next(each for each in site.status()["conditions"] if each["type"] == "Ready")
+    return found["reason"], found["message"]
+
+
+def keep(cluster: KeptObjects, kind: Kind, name: str, **parts: Any) -> None:
+    cluster._keep(kind.document({"name": name}, **parts))
+
+
+def later(site: Site, seconds: float = 5.0) -> None:
+    site.time_s += seconds
+    site.look()
+
+
+def set_status(site: Site, **status: Any) -> None:
+    """Kueue writes the Workload."""
+    workload = site.cluster.objects[Kind.WORKLOAD, NAME]
+    site.cluster._keep({**workload, "status": {**workload.get("status", {}), **status}})
+
+
+def admit(site: Site) -> None:
+    flavors = [
+        {"name": name, "count": count, "flavors": {"cpu": "arm"}}
+        for name, count in (("worker-small", 2), ("keeper", 1))
+    ]
+    set_status(site, conditions=ADMITTED, admission={"podSetAssignments": flavors})
+
+
+def test_the_workload_is_made_before_any_job() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    made = [kind for verb, kind in site.cluster.writes() if verb == "create"]
+    assert made == ["Workload", "ConfigMap", "Job"]
+    assert ready(site)[0] == "Queued"
+    later(site)
+    assert site.cluster.writes() == []
+
+
+def test_a_refused_workload_keeps_jobs_from_being_made() -> None:
+    def refuse(verb: str, document: Document) -> None:
+        if verb == "create" and document["kind"] == "Workload":
+            raise RequestRefusedError("spec.podSets: Too many: 9: must have at most 8 items", 422)
+
+    site = Site(queued(), settings=QUEUEING)
+    site.cluster.refuse = refuse
+    site.look()
+    assert [kind for verb, kind in site.cluster.writes() if verb == "create"] == ["Workload"]
+    reason, message = ready(site)
+    assert reason == "InvalidSpec"
+    assert "at most 8 items" in message
+    site.cluster.refuse = lambda _verb, _document: None
+    later(site, 11)
+    assert (Kind.WORKLOAD, NAME) in site.cluster.objects
+
+
+def test_a_cluster_without_kueue_is_named_and_asked_again() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.cluster.unserved = {Kind.WORKLOAD}
+    site.look()
+    reason, message = ready(site)
+    assert reason == "QueueUnusable"
+    assert "install Kueue 0.15 or newer" in message
+    assert (Kind.WORKLOAD, NAME) not in site.cluster.objects
+    site.cluster.unserved = set()
+    later(site)
+    assert (Kind.WORKLOAD, NAME) in site.cluster.objects
+    assert ready(site)[0] == "Queued"
+
+
+def test_a_site_that_may_not_queue_says_which_value_to_set() -> None:
+    site = Site(queued())
+    site.look()
+    assert ready(site)[0] == "QueueUnusable"
+    assert "set kueue.enabled" in ready(site)[1]
+    asked = [kind for _, kind in site.cluster.requests]
+    assert "WORKLOAD" not in asked
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
+def test_missing_rights_are_named() -> None:
+    def refuse(verb: str, document: Document) -> None:
+        if document["kind"] == "WORKLOAD":
+            raise RequestRefusedError("workloads is forbidden", 403)
+
+    site = Site(queued(), settings=QUEUEING)
+    site.cluster.refuse = refuse
+    site.look()
+    reason, message = ready(site)
+    assert reason == "QueueUnusable"
+    assert "workloads is forbidden" in message
+
+
+def test_a_workload_of_another_owner_admits_nothing() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    keep(
+        site.cluster,
+        Kind.WORKLOAD,
+        NAME,
+        status={"conditions": ADMITTED},
+    )
+    site.look()
+    assert ready(site)[0] == "QueueUnusable"
+    assert "has another owner" in ready(site)[1]
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "name"),
+    [
+        ({"kueue.x-k8s.io/priority-class": "urgent"}, Kind.WORKLOAD_PRIORITY_CLASS, "urgent"),
+        ({}, Kind.PRIORITY_CLASS, "high"),
+    ],
+)
+def test_the_priority_is_that_of_the_named_class(
+    labels: dict[str, str], kind: Kind, name: str
+) -> None:
+    document = queued(**labels)
+    document["spec"]["podTemplate"] = {"spec": {"priorityClassName": "high"}}
+    site = Site(document, settings=QUEUEING)
+    site.look()
+    reason, message = ready(site)
+    assert reason == "QueueUnusable"
+    assert f"{kind.value[1]} {name} does not exist: create it" in message
+    keep(site.cluster, kind, name, value=700)
+    later(site)
+    spec = site.cluster.objects[Kind.WORKLOAD, NAME]["spec"]
+    group = kind.value[0].partition("/")[0]
+    assert spec["priority"] == 700
+    assert spec["priorityClassRef"] == {"group": group, "kind": kind.value[1], "name": name}
+
+
+def test_flavors_are_read_once_per_admission() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    admit(site)
+    later(site)
+    assert "ResourceFlavor arm does not exist" in ready(site)[1]
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={"nodeLabels": {"arch": "arm64"}})
+    later(site)
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is False
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"arch": "arm64"}
+    for _ in range(5):
+        later(site)
+        assert ("get", "WORKLOAD") in site.cluster.requests
+        assert ("get", "RESOURCE_FLAVOR") not in site.cluster.requests
+
+
+def test_a_burst_of_passes_asks_for_the_workload_once() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    later(site)
+    for _ in range(10):
+        site.look()
+        assert ("get", "WORKLOAD") not in site.cluster.requests
+
+
+def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    del site.cluster.objects[Kind.WORKLOAD, NAME]
+    later(site)
+    assert (Kind.WORKLOAD, NAME) in site.cluster.objects
+
+
+def test_a_write_that_kueue_has_overtaken_is_decided_anew() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    admit(site)
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
+
+    def evict(verb: str, document: Document) -> None:
+        if (verb, document["kind"]) == ("patch", "status") and not done:
+            done.append(True)
+            conditions = [
+                {"type": each, "status": "True", "reason": "Preempted"}
+                for each in ("QuotaReserved", "Admitted", "Evicted")
+            ]
+            set_status(site, conditions=conditions)
+            raise ConflictError("changed meanwhile")
+
+    done: list[bool] = []
+    site.cluster.refuse = evict
+    with pytest.raises(ConflictError):
+        later(site)
+    later(site)
+    conditions = site.cluster.objects[Kind.WORKLOAD, NAME]["status"]["conditions"]
+    held = {each["type"]: each["status"] for each in conditions}
+    assert held["Evicted"] == "True"
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
+def test_a_job_without_a_queue_asks_kueue_for_nothing_but_a_workload_left_over() -> None:
+    site = Site(dlion_job(), settings=QUEUEING)
+    site.look()
+    later(site)
+    later(site)
+    assert ("get", "WORKLOAD") not in site.cluster.requests
+    other = Site(dlion_job())
+    other.look()
+    assert not {"WORKLOAD", "APIResourceList"} & {kind for _, kind in other.cluster.requests}

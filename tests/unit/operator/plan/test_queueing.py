@@ -1,0 +1,674 @@
+"""A queued run is admitted as a whole, by one Workload, and does what Kueue expects of its owner.
+
+Proves: the Workload has a pod set for each group and the keeper, with what their pods request, and
+the priority; no pod runs before Kueue admits it; flavors and admission checks reach the pods, also
+others after an eviction; an evicted run stops its workers, then its keeper, and only then gives the
+quota back, as Kueue's own controller does; a deactivated, ended, lost or foreign Workload; sizes
+beyond the admission; whatever a Workload's status holds, a decision is made, and pods run only
+where it is admitted.
+Leaves out: Kueue itself (tests/cluster/test_queueing.py), reading (test_workload_reader).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.spec import load_job
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.settings import KeeperSettings
+from dlion_operator.model.workload_view import PriorityOfQueue, QueueState
+from dlion_operator.plan.decisions import Create, Decision, Delete, Patch
+from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+Document = dict[str, Any]
+
+
+def queued(groups: dict[str, int] | None = None, *, claim: str = "", **spec: Any) -> World:
+    """A job in queue `edge`, and nothing else; `claim`: its keepers', if they have one."""
+    document = dlion_job(groups, **spec)
+    document["metadata"]["labels"] = {QUEUE: "edge", "team": "vision"}
+    keeper = KeeperSettings(claim_name=claim)
+    world = World(document, replace(SETTINGS, kueue=True, keeper=keeper))
+    world.queue = QueueState()
+    return world
+
+
+def created(decision: Decision, kind: str) -> list[Document]:
+    return [
+        action.document
+        for action in decision.actions
+        if isinstance(action, Create) and action.document["kind"] == kind
+    ]
+
+
+def patches(decision: Decision, kind: Kind) -> list[Patch]:
+    return [a for a in decision.actions if isinstance(a, Patch) and a.kind is kind]
+
+
+def job_patches(decision: Decision) -> list[Document]:
+    """What the patches of Jobs' specs change, without guards."""
+    return [a.patch["spec"] for a in patches(decision, Kind.JOB) if "spec" in a.patch]
+
+
+def deleted(decision: Decision, kind: Kind) -> list[str]:
+    return [a.name for a in decision.actions if isinstance(a, Delete) and a.kind is kind]
+
+
+def submitted(world: World) -> Document:
+    """The Workload and the suspended Jobs of the first look are there."""
+    decision = world.look()
+    (made,) = created(decision, "Workload")
+    for job in created(decision, "Job"):
+        group = job["metadata"]["labels"]["dlion.dev/group"]
+        there = copy.deepcopy(job)
+        there["metadata"] |= {"uid": f"job-{group}", "creationTimestamp": stamp(world.now)}
+        there["status"] = {}
+        world.jobs[group] = there
+    workload = copy.deepcopy(made)
+    workload["metadata"] |= {"uid": "w-1", "resourceVersion": "7", "generation": 1}
+    workload["spec"]["active"] = True
+    workload["status"] = {}
+    world.queue = QueueState(workload)
+    return workload
+
+
+def say(world: World, type_: str, status: str, reason: str = "ByKueue", message: str = "") -> None:
+    """Kueue sets a condition of the Workload."""
+    assert world.queue is not None
+    assert world.queue.workload is not None
+    status_ = world.queue.workload["status"]
+    others = [each for each in status_.get("conditions", ()) if each["type"] != type_]
+    status_["conditions"] = [
+        *others,
+        {
+            "type": type_,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": stamp(world.now),
+        },
+    ]
+
+
+def admit(world: World, flavor: Document | None = None, **counts: int) -> None:
+    """Kueue admits the Workload whole, or with these counts, all in one flavor."""
+    assert world.queue is not None
+    assert world.queue.workload is not None
+    workload = world.queue.workload
+    workload["status"]["admission"] = {
+        "clusterQueue": "all",
+        "podSetAssignments": [
+            {
+                "name": each["name"],
+                "count": counts.get(each["name"].removeprefix("worker-"), each["count"]),
+                "flavors": {"cpu": "arm", "memory": "arm"},
+            }
+            for each in workload["spec"]["podSets"]
+        ],
+    }
+    say(world, "Evicted", "False")
+    say(world, "QuotaReserved", "True")
+    say(world, "Admitted", "True")
+    world.queue = QueueState(workload, flavors={"arm": flavor or {"spec": {}}})
+
+
+def running(world: World) -> None:
+    """What the operator decides now happens to its Jobs and keeper, and the pods run and train."""
+    decision = world.look()
+    for action in patches(decision, Kind.JOB):
+        for job in world.jobs.values():
+            if job["metadata"]["name"] == action.name:
+                apply_merge(job, action.patch)
+    for deployment in created(decision, "Deployment"):
+        world.keeper = copy.deepcopy(deployment)
+        world.keeper["metadata"]["uid"] = "keeper"
+    for group, job in world.jobs.items():
+        job["status"] = {"startTime": stamp(world.now)}
+        for index in range(job["spec"]["parallelism"]):
+            pod = world._pod(job, index)
+            pod["status"] = {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }
+            world.pods[f"{group}-{index}"] = pod
+    world.make_keeper()
+    world.train()
+
+
+def apply_merge(target: Document, patch: Document) -> None:
+    """RFC 7396, in place."""
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, dict):
+            apply_merge(target.setdefault(name, {}), value)
+        else:
+            target[name] = value
+
+
+def stop_workers(world: World) -> None:
+    """The Jobs are suspended, and their pods are gone."""
+    for job in world.jobs.values():
+        job["spec"]["suspend"] = True
+    world.pods = {name: pod for name, pod in world.pods.items() if name == "keeper"}
+    world.train(ready=0)
+
+
+def workload_status(decision: Decision) -> Document:
+    (patch,) = patches(decision, Kind.WORKLOAD)
+    assert patch.subresource == "status"
+    assert patch.patch["metadata"] == {"uid": "w-1", "resourceVersion": "7"}
+    return dict(patch.patch["status"])
+
+
+def by_type(status: Document) -> dict[str, tuple[str, str]]:
+    return {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
+
+
+# ---- before the admission --------------------------------------------------------------------
+
+
+def test_the_workload_has_a_pod_set_for_each_group_and_the_keeper() -> None:
+    decision = queued({"small": 3, "keeper": 1}).look()
+    (workload,) = created(decision, "Workload")
+    assert workload["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    assert workload["spec"]["queueName"] == "edge"
+    sets = {each["name"]: each for each in workload["spec"]["podSets"]}
+    assert {name: each["count"] for name, each in sets.items()} == {
+        "worker-small": 3, "worker-keeper": 1, "keeper": 1
+    }  # fmt: skip
+    (owner,) = workload["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["kind"], owner["controller"]) == ("u-1", "DLionJob", True)
+    # Kueue counts what the pods request: those are the same templates.
+    for job in created(decision, "Job"):
+        name = f"worker-{job['metadata']['labels']['dlion.dev/group']}"
+        assert sets[name]["template"] == job["spec"]["template"]
+    keeper = sets["keeper"]["template"]["spec"]["containers"][0]
+    assert keeper["name"] == "keeper"
+
+
+def test_no_pod_can_run_before_kueue_admits_the_run() -> None:
+    world = queued()
+    decision = world.look()
+    (job,) = created(decision, "Job")
+    assert job["spec"]["suspend"] is True
+    assert created(decision, "Deployment") == []
+    submitted(world)
+    decision = world.look()
+    assert ready_reason(decision) == ("Queued", "waiting for a place in the queue")
+    assert job_patches(decision) == []
+    assert created(decision, "Deployment") == []
+    say(world, "QuotaReserved", "False", "Pending", "insufficient quota for cpu")
+    assert ready_reason(world.look())[1].endswith("queue: insufficient quota for cpu")
+    say(world, "QuotaReserved", "True")
+    say(world, "Admitted", "False", "UnsatisfiedChecks", "not all checks ready")
+    assert job_patches(world.look()) == []
+    assert ready_reason(world.look())[1].endswith("queue: not all checks ready")
+
+
+def test_jobs_and_pods_carry_no_label_of_the_queue() -> None:
+    decision = queued().look()
+    for document in (*created(decision, "Job"), *created(decision, "Workload")):
+        assert QUEUE not in document["metadata"]["labels"]
+        assert document["metadata"]["labels"]["team"] == "vision"
+    (job,) = created(decision, "Job")
+    assert QUEUE not in job["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_workload_takes_over_the_priority() -> None:
+    world = queued()
+    world.queue = QueueState(
+        priority=PriorityOfQueue("kueue.x-k8s.io", "WorkloadPriorityClass", "urgent", 900)
+    )
+    (workload,) = created(world.look(), "Workload")
+    assert workload["spec"]["priority"] == 900
+    assert workload["spec"]["priorityClassRef"] == {
+        "group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "urgent"
+    }  # fmt: skip
+
+
+def test_a_waiting_workload_follows_the_manifest() -> None:
+    world = queued({"small": 2})
+    name = submitted(world)["metadata"]["name"]
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+    world.document["metadata"]["labels"][QUEUE] = "night"
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+    world.document["metadata"]["labels"][QUEUE] = "edge"
+    world.document["spec"]["sites"][0]["groups"][0]["workers"] = 5
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+    say(world, "QuotaReserved", "True")  # from now on Kueue allows no change
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+
+
+# ---- admission and flavors -------------------------------------------------------------------
+
+ARM = {
+    "spec": {
+        "nodeLabels": {"kubernetes.io/arch": "arm64"},
+        "tolerations": [{"key": "arm", "operator": "Exists", "effect": "NoSchedule"}],
+    }
+}
+
+
+def test_an_admitted_run_starts_whole_where_its_flavors_say() -> None:
+    world = queued({"small": 2, "big": 1})
+    submitted(world)
+    admit(world, ARM)
+    decision = world.look()
+    for spec in job_patches(decision):
+        assert spec["suspend"] is False
+        pod = spec["template"]["spec"]
+        assert pod["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+        assert ARM["spec"]["tolerations"][0] in pod["tolerations"]  # type: ignore[index]
+        assert {"key": "node.kubernetes.io/not-ready"}.items() <= pod["tolerations"][0].items()
+    assert len(job_patches(decision)) == 2
+    (keeper,) = created(decision, "Deployment")
+    assert keeper["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    running(world)
+    decision = world.look()
+    assert ready_reason(decision)[0] == "Training"
+    assert job_patches(decision) == []
+
+
+def test_admission_checks_add_to_the_pods() -> None:
+    world = queued()
+    workload = submitted(world)
+    admit(world, ARM)
+    workload["status"]["admissionChecks"] = [
+        {
+            "name": "provision",
+            "state": "Ready",
+            "podSetUpdates": [
+                {"name": "worker-small", "annotations": {"a.example/consume": "r-1"},
+                 "labels": {"b.example/pool": "x"}, "nodeSelector": {"pool": "x"}},
+                {"name": "unknown", "nodeSelector": {"pool": "y"}},
+            ],
+        }
+    ]  # fmt: skip
+    (spec,) = job_patches(world.look())
+    template = spec["template"]
+    assert template["metadata"]["annotations"] == {"a.example/consume": "r-1"}
+    assert template["metadata"]["labels"]["b.example/pool"] == "x"
+    assert template["spec"]["nodeSelector"] == {"kubernetes.io/arch": "arm64", "pool": "x"}
+
+
+def test_a_flavor_that_contradicts_the_pods_starts_nothing() -> None:
+    world = queued()
+    world.document["spec"]["sites"][0]["groups"][0]["nodeSelector"] = {
+        "kubernetes.io/arch": "amd64"
+    }
+    submitted(world)
+    admit(world, ARM)
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert reason == "QueueUnusable"
+    assert "'amd64'" in message
+    assert "'arm64'" in message
+    assert truths(decision)["Stalled"] == "True"
+    assert job_patches(decision) == []
+    assert created(decision, "Deployment") == []
+
+
+def test_after_another_admission_the_pods_get_its_flavors_and_no_others() -> None:
+    world = queued(claim="store")
+    world.document["spec"]["sites"][0]["groups"][0]["nodeSelector"] = {"zone": "a"}
+    submitted(world)
+    admit(world, ARM)
+    running(world)
+    say(world, "Evicted", "True", "Preempted")
+    stop_workers(world)
+    admit(world, {"spec": {"nodeLabels": {"gpu": "yes"}}})
+    decision = world.look()
+    first, second = patches(decision, Kind.JOB)
+    # Of a Job that has run, Kubernetes lets the template change without a start time alone.
+    assert (first.subresource, first.patch["status"]) == ("status", {"startTime": None})
+    job = world.jobs["small"]
+    apply_merge(job, second.patch)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"zone": "a", "gpu": "yes"}
+    assert "arm" not in {each.get("key") for each in pod["tolerations"]}
+    assert job["spec"]["suspend"] is False
+
+
+def test_kueue_hears_when_all_pods_are_ready_and_when_some_are_lost() -> None:
+    world = queued({"small": 2})
+    submitted(world)
+    admit(world)
+    assert by_type(workload_status(world.look()))["PodsReady"] == ("False", "WaitForStart")
+    say(world, "PodsReady", "False", "WaitForStart")
+    assert patches(world.look(), Kind.WORKLOAD) == []
+    running(world)
+    status = workload_status(world.look())
+    assert by_type(status)["PodsReady"] == ("True", "Started")
+    assert by_type(status)["Admitted"] == ("True", "ByKueue")
+    say(world, "PodsReady", "True", "Started")
+    lost = world.pods.pop("small-1")
+    assert by_type(workload_status(world.look()))["PodsReady"] == ("False", "WaitForRecovery")
+    say(world, "PodsReady", "False", "WaitForRecovery")
+    world.pods["small-1"] = lost
+    assert by_type(workload_status(world.look()))["PodsReady"] == ("True", "Recovered")
+
+
+# ---- eviction --------------------------------------------------------------------------------
+
+
+def test_an_evicted_run_stops_in_order_before_it_gives_its_quota_back() -> None:
+    world = queued(claim="store")
+    submitted(world)
+    admit(world)
+    running(world)
+    say(world, "Evicted", "True", "Preempted", "to make room for urgent")
+    decision = world.look()
+    assert job_patches(decision) == [{"suspend": True}]
+    assert patches(decision, Kind.DEPLOYMENT) == []  # the workers save their state there
+    assert patches(decision, Kind.WORKLOAD) == []
+    stop_workers(world)
+    decision = world.look()
+    assert ready_reason(decision) == (
+        "Queued", "waiting for a place in the queue: Preempted: to make room for urgent"
+    )  # fmt: skip
+    (scaled,) = patches(decision, Kind.DEPLOYMENT)
+    assert scaled.patch["spec"] == {"replicas": 0}
+    assert patches(decision, Kind.WORKLOAD) == []
+    assert world.keeper is not None
+    world.keeper["spec"]["replicas"] = 0
+    assert patches(world.look(), Kind.WORKLOAD) == []  # its pod still runs
+    del world.pods["keeper"]
+    status = workload_status(world.look())
+    assert status["admission"] is None
+    said = by_type(status)
+    assert said["QuotaReserved"] == ("False", "Pending")
+    assert said["Admitted"] == ("False", "NoReservation")
+    assert said["Requeued"] == ("True", "Preempted")
+    assert said["Evicted"] == ("True", "Preempted")
+    say(world, "QuotaReserved", "False", "Pending", "to make room for urgent")
+    say(world, "Admitted", "False")
+    decision = world.look()
+    assert patches(decision, Kind.WORKLOAD) == []
+    assert ready_reason(decision)[0] == "Queued"
+    admit(world)
+    decision = world.look()
+    assert [each["suspend"] for each in job_patches(decision)] == [False]
+    (scaled,) = patches(decision, Kind.DEPLOYMENT)
+    assert scaled.patch["spec"] == {"replicas": 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "at_once"),
+    [
+        ("Preempted", "True"),
+        ("NodeFailures", "True"),
+        ("PodsReadyTimeout", "False"),
+        ("ClusterQueueStopped", "False"),
+        ("AdmissionCheck", "False"),
+        ("Deactivated", "False"),
+    ],
+)
+def test_kueue_decides_when_an_evicted_run_queues_again(reason: str, at_once: str) -> None:
+    world = queued()
+    submitted(world)
+    admit(world)
+    say(world, "Evicted", "True", reason)
+    assert by_type(workload_status(world.look()))["Requeued"] == (at_once, reason)
+
+
+def test_a_keeper_without_a_claim_outlives_an_eviction() -> None:
+    """Its pod has the only copy of the run's checkpoints."""
+    world = queued()
+    submitted(world)
+    admit(world)
+    running(world)
+    say(world, "Evicted", "True", "Preempted")
+    stop_workers(world)
+    decision = world.look()
+    assert patches(decision, Kind.DEPLOYMENT) == []
+    assert workload_status(decision)["admission"] is None
+
+
+def test_a_deactivated_run_says_so_and_stays_so() -> None:
+    world = queued()
+    workload = submitted(world)
+    workload["spec"]["active"] = False
+    decision = world.look()
+    assert ready_reason(decision)[0] == "QueueInactive"
+    assert truths(decision)["Stalled"] == "True"
+    say(world, "Evicted", "True", "Deactivated", "exceeding the number of retries")
+    assert "exceeding the number of retries" in ready_reason(world.look())[1]
+    decision = world.look()
+    assert patches(decision, Kind.WORKLOAD) == []
+    assert deleted(decision, Kind.WORKLOAD) == []
+
+
+def test_a_run_without_quota_stops_whatever_took_it() -> None:
+    world = queued()
+    submitted(world)
+    admit(world)
+    running(world)
+    world.queue = QueueState()  # somebody has deleted the Workload
+    decision = world.look()
+    assert job_patches(decision) == [{"suspend": True}]
+    assert len(created(decision, "Workload")) == 1
+
+
+def test_a_workload_that_another_program_has_ended_is_made_anew_after_the_pods() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    admit(world)
+    running(world)
+    say(world, "Finished", "True", "OutOfSync")
+    decision = world.look()
+    assert job_patches(decision) == [{"suspend": True}]
+    assert deleted(decision, Kind.WORKLOAD) == []
+    stop_workers(world)
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+
+
+def test_what_cannot_be_read_neither_starts_nor_stops_pods() -> None:
+    world = queued()
+    submitted(world)
+    world.queue = QueueState(problem="this cluster serves no Workload")
+    decision = world.look()
+    assert ready_reason(decision) == ("QueueUnusable", "this cluster serves no Workload")
+    assert truths(decision)["Stalled"] == "True"
+    assert job_patches(decision) == []
+    submitted_again = queued()
+    submitted(submitted_again)
+    admit(submitted_again)
+    running(submitted_again)
+    submitted_again.queue = QueueState(problem="forbidden")
+    decision = submitted_again.look()
+    assert job_patches(decision) == []
+    assert ready_reason(decision)[0] == "Training"
+    assert "forbidden" in ready_reason(decision)[1]
+
+
+# ---- suspension, end, sizes ------------------------------------------------------------------
+
+
+def test_a_suspended_run_leaves_its_queue_after_its_pods() -> None:
+    world = queued(claim="store")
+    name = submitted(world)["metadata"]["name"]
+    admit(world)
+    running(world)
+    world.document["spec"]["suspend"] = True
+    decision = world.look()
+    assert job_patches(decision) == [{"suspend": True}]
+    assert deleted(decision, Kind.WORKLOAD) == []
+    stop_workers(world)
+    (scaled,) = patches(world.look(), Kind.DEPLOYMENT)
+    assert scaled.patch["spec"] == {"replicas": 0}
+    del world.pods["keeper"]
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+    world.queue = QueueState()
+    world.document["spec"]["suspend"] = False
+    decision = world.look()
+    assert len(created(decision, "Workload")) == 1
+    assert job_patches(decision) == []
+
+
+def test_a_run_that_is_over_reports_that_to_kueue() -> None:
+    world = queued()
+    submitted(world)
+    admit(world)
+    running(world)
+    world.end("small")
+    assert truths(world.look())["Succeeded"] == "True"
+    status = workload_status(world.look())
+    assert by_type(status)["Finished"] == ("True", "Succeeded")
+    assert "admission" not in status
+    say(world, "Finished", "True", "Succeeded")
+    assert patches(world.look(), Kind.WORKLOAD) == []
+
+
+def test_a_run_that_failed_is_finished_too_after_its_last_pod() -> None:
+    world = queued(activeDeadlineSeconds=60)
+    submitted(world)
+    admit(world)
+    running(world)
+    world.pass_by(3600)
+    assert truths(world.look())["Failed"] == "True"
+    assert patches(world.look(), Kind.WORKLOAD) == []
+    world.pods = {"keeper": world.pods["keeper"]}
+    assert by_type(workload_status(world.look()))["Finished"] == ("True", "Failed")
+
+
+def test_a_run_grows_no_further_than_it_is_admitted() -> None:
+    world = queued({"small": 2})
+    submitted(world)
+    admit(world)
+    running(world)
+    groups = world.document["spec"]["sites"][0]["groups"]
+    groups[0]["workers"] = 5
+    decision = world.look()
+    assert job_patches(decision) == []
+    assert "5 workers wanted, and the queue has admitted 2" in ready_reason(decision)[1]
+    groups[0]["workers"] = 1
+    assert job_patches(world.look()) == [{"parallelism": 1, "completions": 1}]
+
+
+def test_a_partly_admitted_run_starts_with_what_it_got() -> None:
+    world = queued({"small": 4})
+    submitted(world)
+    admit(world, small=3)
+    (spec,) = job_patches(world.look())
+    assert (spec["parallelism"], spec["completions"], spec["suspend"]) == (3, 3, False)
+
+
+def test_a_job_that_loses_its_label_runs_without_a_workload() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    del world.document["metadata"]["labels"][QUEUE]
+    world.queue = None
+    decision = world.look()
+    assert deleted(decision, Kind.WORKLOAD) == [name]
+    assert job_patches(decision) == [{"suspend": False}]
+
+
+def test_jobs_that_are_in_a_queue_by_themselves_stay_so() -> None:
+    """Those of an older operator, and those that Kueue's webhook put into a default queue."""
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    world.jobs["small"]["metadata"]["labels"][QUEUE] = "default"
+    decision = world.look()
+    assert ready_reason(decision)[0] == "Queued"
+    assert deleted(decision, Kind.WORKLOAD) == [name]
+    assert job_patches(decision) == []
+
+
+def test_a_new_run_deletes_the_workload_of_the_earlier_one() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    world.look()
+    world.document["spec"]["runId"] = "2"
+    world.queue = QueueState()
+    decision = world.look()
+    assert deleted(decision, Kind.WORKLOAD) == [name]
+    (made,) = created(decision, "Workload")
+    assert made["metadata"]["name"] != name
+
+
+# ---- hostile Workloads -----------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**31) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+CONDITIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["Admitted", "QuotaReserved", "Evicted", "Finished", "New"]),
+            "status": st.sampled_from(["True", "False", "Unknown"]),
+        },
+        optional={"reason": st.text(max_size=8), "message": st.text(max_size=2000)},
+    ),
+    max_size=5,
+    unique_by=lambda each: each["type"],
+)
+
+
+@given(
+    conditions=CONDITIONS,
+    assignments=JSON,
+    checks=JSON,
+    active=st.sampled_from([True, False, None, "no"]),
+    flavor=JSON,
+)
+def test_whatever_a_workload_holds_pods_start_only_if_it_is_admitted(
+    conditions: list[Document], assignments: Any, checks: Any, active: Any, flavor: Any
+) -> None:
+    world = queued(claim="store")
+    workload = submitted(world)
+    workload["spec"]["active"] = active
+    workload["status"] = {
+        "conditions": conditions,
+        "admission": {"podSetAssignments": assignments},
+        "admissionChecks": checks,
+        "future": assignments,
+    }
+    world.queue = QueueState(workload, flavors={"arm": {"spec": flavor}})
+    decision = world.look()
+    holds = {each["type"] for each in conditions if each["status"] == "True"}
+    may_run = {"Admitted", "QuotaReserved"} <= holds and not holds & {"Evicted", "Finished"}
+    if not may_run or active is False:
+        assert job_patches(decision) == []
+        assert created(decision, "Deployment") == []
+    assert decision.status is not None
+
+
+@pytest.mark.parametrize("entry", [{"name": "worker-small", "count": True}, {"name": 7}, "x", None])
+def test_a_malformed_assignment_counts_as_none(entry: Any) -> None:
+    world = queued({"small": 2})
+    workload = submitted(world)
+    admit(world)
+    workload["status"]["admission"]["podSetAssignments"] = [entry]
+    (spec,) = job_patches(world.look())
+    assert spec["suspend"] is False
+    assert "parallelism" not in spec
+
+
+def test_an_edited_record_of_the_placement_is_no_obstacle() -> None:
+    world = queued()
+    submitted(world)
+    world.jobs["small"]["metadata"]["annotations"]["dlion.dev/queue-placement"] = "[" * 9000
+    admit(world, ARM)
+    (spec,) = job_patches(world.look())
+    assert spec["template"]["spec"]["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+
+
+def test_the_keeper_of_the_workload_is_the_one_that_is_made() -> None:
+    world = queued(claim="store")
+    (workload,) = created(world.look(), "Workload")
+    job, owner = load_job(world.document), {"uid": "u-1"}
+    deployment = keeper_objects(job, world.settings, owner)[-1]
+    assert workload["spec"]["podSets"][-1]["template"] == deployment["spec"]["template"]
