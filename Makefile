@@ -74,9 +74,10 @@ cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this 
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
 
 EXAMPLES ?= 1
-slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
+slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, Kueue, variants of local runs (root)
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
+	tools/testbed build-kueue
 	EXAMPLES=$(EXAMPLES) tools/test-slow
 
 causes: testbed-setup ## Make twenty causes of slowness and failure, and print the command and the sentence that name each (root)

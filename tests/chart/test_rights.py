@@ -1,8 +1,8 @@
 """What the operator may do, as the chart grants it.
 
 Proves: no wildcard; one Role for the operator's own namespace and one for each of `namespaces`, no
-ClusterRole then; every rule has a reason; secrets are reachable by the authority's name alone; what
-is granted is exactly what files/rights.yaml says.
+ClusterRole then but for what Kueue has no namespace for; every rule has a reason; secrets are
+reachable by the authority's name alone; what is granted is exactly what files/rights.yaml says.
 Leaves out: whether the operator needs all of it (the audit log of the cluster's tests tells), and
 what an API server makes of it (tests/cluster/test_chart.py).
 """
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 NAMED = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca"}
-SCOPES = {"jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP", "Secret", "CertManager"}
+SCOPES = {
+    "jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP", "Secret", "CertManager", "Kueue",
+    "KueueClasses",
+}  # fmt: skip
 NAMESPACED = merged(SITE, nested("namespaces", ["ml", "edge"]))
 
 
@@ -166,3 +169,24 @@ def test_secrets_with_authorities_are_reached_where_the_values_say_so(
     scopes = {"jobs", "cluster", scope} if values is SITE else {"jobs", scope}
     for role in made[1:]:
         assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))
+
+
+def test_queues_take_their_rights_where_the_values_say_so(helm: Helm) -> None:
+    on = nested("kueue.enabled", True)
+    (_, jobs), _ = roles(helm, merged(SITE, on))
+    wanted = granted({"jobs", "cluster", "Kueue", "KueueClasses"})
+    assert sorted(map(str, jobs["rules"])) == sorted(map(str, wanted))
+
+
+def test_an_operator_of_some_namespaces_reads_flavors_and_classes_of_the_cluster(
+    helm: Helm,
+) -> None:
+    made, bindings = roles(helm, merged(NAMESPACED, nested("kueue.enabled", True)))
+    (classes,) = [each for each in made if each["kind"] == "ClusterRole"]
+    assert classes["rules"] == granted({"KueueClasses"})
+    assert {verb for rule in classes["rules"] for verb in rule["verbs"]} == {"get"}
+    bound = [each["roleRef"]["name"] for each in bindings if each["kind"] == "ClusterRoleBinding"]
+    assert bound == [classes["metadata"]["name"]]
+    jobs = [each for each in made if each["metadata"].get("namespace") in ("ml", "edge")]
+    for role in jobs:
+        assert sorted(map(str, role["rules"])) == sorted(map(str, granted({"jobs", "Kueue"})))

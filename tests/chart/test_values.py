@@ -40,7 +40,8 @@ TAINT = {"key": "edge", "operator": "Exists"}
 DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 RENDERED = (
-    "advertised_address", "images", "coordinator", "keeper", "sidecar", "load_balancer", "gateway"
+    "advertised_address", "images", "coordinator", "keeper", "sidecar", "load_balancer", "gateway",
+    "kueue",
 )  # fmt: skip
 """Settings that matter for a job's objects."""
 OTHER: dict[str, Any] = {
@@ -103,6 +104,7 @@ OTHER: dict[str, Any] = {
     "authority.certificateLifeSeconds": 2_147_483_647,
     "tls.secretNames": ["plant-a-ca"],
     "tls.certManager": True,
+    "kueue.enabled": True,
     "metrics.port": 19440,
     "health.port": 19441,
     "crds.enabled": False,
@@ -243,6 +245,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("authority.certificateLifeSeconds", 2**31, "/authority/certificateLifeSeconds"),
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
     ("tls.certManager", "yes", "/tls/certManager"),
+    ("kueue.enabled", "yes", "/kueue/enabled"),
     ("tls.secretNames", ["A"], "/tls/secretNames/0"),
     ("tls.secretNames", ["a", "a"], "/tls/secretNames"),
     ("federation.port", 1023, "/federation/port"),
@@ -362,6 +365,7 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
         nested("authority.certificateLifeSeconds", 2**31 - 1),
         2**31 - 1,
     ),
+    "kueue": (nested("kueue.enabled", True), True),
     "metrics_port": (nested("metrics.port", 1024), 1024),
     "health_port": (nested("health.port", 65535), 65535),
 }

@@ -4,9 +4,10 @@ Proves: what it makes is accepted and owned; deleting a job takes everything alo
 operator gone; lines of its log name the job that they are of; a status of which kstatus, Flux and
 Argo CD say what docs/conditions.md says; 301 jobs at rest cost little memory and no request that
 changes anything; killing the operator at any time leaves no child twice; refusals become
-conditions; a change of the run id starts a new run; a job in a queue (Kueue) waits, says so, and is
-left suspended; what an API server accepts never crashes it. Prints its memory.
-Left out: pods that run (test_training), faults of the API server (test_api_faults), Kueue itself.
+conditions; a change of the run id starts a new run; what an API server accepts never crashes it.
+Prints its memory.
+Left out: pods that run (test_training), faults of the API server (test_api_faults), queues
+(test_queueing).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from gitops.agreement import agree
 from gitops.documents import NOT_SELECTED, STARTING, STUCK, SUSPENDED, UNSEEN
 from manifest_table import changed, smallest
 from operator_process import OperatorProcess
-from podless_jobs import place, workers
 
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
@@ -231,43 +231,6 @@ def test_jobs_of_another_controller_and_of_other_sites_are_left_alone(
     agree(found, UNSEEN)
     names = ("theirs", "elsewhere")
     assert not [each for each in children(kubectl) if any(name in each for name in names)]
-
-
-@pytest.mark.usefixtures("nobody_runs_pods")
-def test_a_job_in_a_queue_waits_until_it_is_admitted_and_while_it_is_taken_back(
-    kubectl: Kubectl, operator: OperatorProcess
-) -> None:
-    """The test does what Kueue does: it says whether Jobs with the queue's label are suspended."""
-    document = manifest()
-    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
-    kubectl.apply(document)
-    keeper = ("pods", "-l", "app.kubernetes.io/component=keeper")
-    (pod,) = eventually(lambda: kubectl.get(*keeper)["items"])
-    place(kubectl, pod["metadata"]["name"])
-    eventually(lambda: condition(kubectl, "Ready").get("reason") == "Queued")
-    assert condition(kubectl, "Ready")["message"] == "waiting for a place in the queue"
-    agree(kubectl.get("dlj", "digits"), STARTING)
-    chosen = ("jobs", "-l", "kueue.x-k8s.io/queue-name=edge")
-    jobs = [each["metadata"]["name"] for each in kubectl.get(*chosen)["items"]]
-    assert len(jobs) == 2
-    assert not workers(kubectl)
-
-    def suspend(wanted: bool) -> None:
-        patch = json.dumps({"spec": {"suspend": wanted}})
-        for name in jobs:
-            kubectl.run("patch", "job", name, "--type=merge", "-p", patch)
-
-    suspend(False)
-    eventually(lambda: len(workers(kubectl)) == 4)
-    eventually(lambda: condition(kubectl, "Ready")["reason"] != "Queued")
-    suspend(True)
-    eventually(lambda: condition(kubectl, "Ready")["reason"] == "Queued")
-    eventually(lambda: not workers(kubectl))
-    looks = "dlion_operator_reconciles_total"
-    looked = operator.metric(looks)
-    kubectl.run("annotate", "dlj", "digits", "looked=at")
-    eventually(lambda: operator.metric(looks) > looked)
-    assert all(each["spec"]["suspend"] for each in kubectl.get(*chosen)["items"])
 
 
 def test_the_site_keeps_its_authority_over_restarts(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cert_manager
+import kueue
 from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.cluster_names import JOB_LABEL
@@ -87,7 +88,13 @@ class Life:
         program = helm_program()
         assert program is not None
         helm = Helm(program, self.folder / "helm", self.site.kubectl)
-        values = {**SITE, "namespaces": list(self.namespaces), "tls": TLS_VALUES}
+        values = {
+            **SITE,
+            "namespaces": list(self.namespaces),
+            "tls": TLS_VALUES,
+            "kueue": {"enabled": True},
+        }
+        kueue.install(self.site.kubectl)
         if (folder := cert_manager.built()) is not None:
             cert_manager.install(folder, self.site.kubectl)
         helm.run("install", RELEASE, str(CHART), "-n", NAMESPACE, values=values)
@@ -97,7 +104,11 @@ class Life:
             Account.of(self.system, "dlion-operator", self.folder / "account"),
             namespaces=self.namespaces,
             namespace=NAMESPACE,
-            settings={"keeper": {"size": "1Gi"}, "authority": {"ownerService": "dlion-operator"}},
+            settings={
+                "keeper": {"size": "1Gi"},
+                "authority": {"ownerService": "dlion-operator"},
+                "kueue": True,
+            },
         )
 
     def begin(self, operator: OperatorProcess) -> None:
@@ -114,6 +125,39 @@ class Life:
             eventually(lambda: self.kubectl.get("certificates")["items"], what="a Certificate")
         eventually(lambda: self._has_pods("first"), what="pods of the first job")
         lose_worker(self.kubectl, "first")
+
+    def queue(self) -> None:
+        """A job waits for its class, is admitted, evicted, admitted elsewhere, and suspended."""
+        labels = {"kueue.x-k8s.io/queue-name": "edge", "kueue.x-k8s.io/priority-class": "urgent"}
+        high = {"podTemplate": {"spec": {"priorityClassName": "high"}}}
+        job = manifest("queued", **high)
+        job["metadata"]["labels"] = labels
+        self.kubectl.apply(
+            kueue.resource_flavor("arm", {"arch": "arm"}),
+            kueue.resource_flavor("x86", {"arch": "x86"}),
+            {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+             "metadata": {"name": "high"}, "value": 7},
+            job,
+        )  # fmt: skip
+        eventually(lambda: self._ready_reason("queued") == "QueueUnusable", what="no class")
+        self.kubectl.run("label", "dlj", "queued", "kueue.x-k8s.io/priority-class-")
+        for flavor in ("arm", "x86"):
+            eventually(lambda: self._ready_reason("queued") == "Queued", what="Queued")
+            eventually(lambda: kueue.workload_of(self.kubectl, "queued"), what="a Workload")
+            kueue.admit(self.kubectl, "queued", flavor)
+            eventually(lambda: self._has_pods("queued"), what="pods of the queued job")
+            kueue.evict(self.kubectl, "queued")
+            eventually(self._has_given_back, what="its quota given back")
+        self.kubectl.apply({**job, "spec": {**job["spec"], "suspend": True}})
+        eventually(lambda: not kueue.workload_of(self.kubectl, "queued"), what="no Workload")
+
+    def _has_given_back(self) -> bool:
+        found = kueue.workload_of(self.kubectl, "queued") or {}
+        return "admission" not in found.get("status", {})
+
+    def _ready_reason(self, name: str) -> str:
+        conditions = (self.kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
+        return next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
 
     def go_on(self, operator: OperatorProcess) -> None:
         """The site has another authority. The second trains to its end and is run again; all go
@@ -175,6 +219,7 @@ def live(life: Life) -> None:
     """From the chart's installation to the last job's end."""
     with life.install() as operator:
         life.begin(operator)
+        life.queue()
         life.go_on(operator)
 
 
@@ -191,8 +236,8 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
         print(f"{mode}: {len(asked)} requests, {len(everywhere | jobs | own)} rights used")
         assert refused(asked) == [], mode
         of_all = () if life.namespaces else ("cluster",)
-        granted = listed("jobs", *of_all, *TLS_SCOPES)
+        granted = listed("jobs", *of_all, *TLS_SCOPES, "Kueue", "KueueClasses")
         assert everywhere | jobs == granted - NEVER_ASKED.keys(), mode
         assert own == listed("operator"), mode
         if life.namespaces:
-            assert everywhere == set()
+            assert everywhere == listed("KueueClasses")

@@ -7,12 +7,13 @@ request of another program waits for it.
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 import subprocess
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
@@ -29,13 +30,18 @@ if TYPE_CHECKING:
 MODULE = Path(__file__).with_name("kueue_manager")
 NAME = "sigs.k8s.io/kueue"
 NAMESPACE = "kueue-system"
-_WITH_CERTIFICATES = """
+_ALONE = """
 mount -t tmpfs none /etc
-mkdir -p /etc/kueue/metrics
-ln -s "$0" /etc/kueue/metrics/certs
+mkdir -p /etc/kueue/metrics/certs
+cp "$0"/tls.crt "$0"/tls.key /etc/kueue/metrics/certs
+cp "$1" "$2" /etc/kueue
+shift 2
+mount -t tmpfs none /tmp
+mkdir /tmp/k8s-webhook-server
+ln -s /etc/kueue/metrics/certs /tmp/k8s-webhook-server/serving-certs
 exec "$@"
 """
-"""Its metrics read their certificate at a fixed path (root). Its webhooks' is below TMPDIR."""
+"""It reads the certificates of its metrics and webhooks at fixed paths (root)."""
 _KINDS = ("workloads", "clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses")
 
 
@@ -48,6 +54,11 @@ def definitions() -> Path:
     folder = cache_folder() / f"kueue-kinds-{hash_of(MODULE)}"
     build_once(folder, _copy_definitions)
     return folder
+
+
+def built() -> Path | None:
+    """The folder with its manager; None where it has to be built first."""
+    return _folder() if (_folder() / ".complete").exists() else None
 
 
 def build() -> Path:
@@ -79,6 +90,96 @@ def install(kubectl: Kubectl) -> None:
     kubectl.wait_until_known(*(f"{kind}.kueue.x-k8s.io" for kind in _KINDS))
 
 
+def resource_flavor(name: str, labels: dict[str, str], **spec: Any) -> dict[str, Any]:
+    """A ResourceFlavor of nodes with these labels."""
+    return _document("ResourceFlavor", name, spec={"nodeLabels": labels, **spec})
+
+
+def priority_class(name: str, value: int) -> dict[str, Any]:
+    """A WorkloadPriorityClass."""
+    return _document("WorkloadPriorityClass", name, value=value)
+
+
+def cluster_queue(name: str, flavor: str, *, cpu: str) -> dict[str, Any]:
+    """A ClusterQueue with that much CPU, in which a higher priority preempts."""
+    resources = [
+        {"name": "cpu", "nominalQuota": cpu},
+        {"name": "memory", "nominalQuota": "64Gi"},
+    ]
+    group = {
+        "coveredResources": ["cpu", "memory"],
+        "flavors": [{"name": flavor, "resources": resources}],
+    }
+    spec = {
+        "namespaceSelector": {},
+        "resourceGroups": [group],
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+    }
+    return _document("ClusterQueue", name, spec=spec)
+
+
+def local_queue(name: str, cluster_queue: str) -> dict[str, Any]:
+    """A LocalQueue of the namespace that it is applied to."""
+    return _document("LocalQueue", name, spec={"clusterQueue": cluster_queue})
+
+
+def _document(kind: str, name: str, **parts: Any) -> dict[str, Any]:
+    metadata = {"name": name}
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, **parts}
+
+
+def workload_of(kubectl: Kubectl, job: str) -> dict[str, Any] | None:
+    """The Workload of that DLionJob; None: there is none."""
+    found = kubectl.get("workloads.kueue.x-k8s.io", "-l", f"dlion.dev/job-name={job}")["items"]
+    return found[0] if found else None
+
+
+def admit(kubectl: Kubectl, job: str, flavor: str) -> None:
+    """Do what Kueue does when it admits a job's Workload, all in that flavor."""
+    workload = workload_of(kubectl, job)
+    assert workload is not None
+    assignments = [
+        {"name": each["name"], "count": each["count"], "flavors": {"cpu": flavor}}
+        for each in workload["spec"]["podSets"]
+    ]
+    admission = {"clusterQueue": "all", "podSetAssignments": assignments}
+    states = {"QuotaReserved": "True", "Admitted": "True", "Evicted": "False"}
+    _write_status(kubectl, workload, states, admission=admission)
+
+
+def evict(kubectl: Kubectl, job: str, reason: str = "Preempted") -> None:
+    """Do what Kueue does when it wants the quota of a job's Workload back."""
+    workload = workload_of(kubectl, job)
+    assert workload is not None
+    _write_status(kubectl, workload, {"Evicted": "True"}, reason=reason)
+
+
+def _write_status(
+    kubectl: Kubectl,
+    workload: dict[str, Any],
+    states: dict[str, str],
+    *,
+    reason: str = "ByTest",
+    **status: Any,
+) -> None:
+    before = (workload.get("status") or {}).get("conditions") or []
+    made = [
+        {
+            "type": type_,
+            "status": state,
+            "reason": reason,
+            "message": f"{type_} by the test",
+            "lastTransitionTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        }
+        for type_, state in states.items()
+    ]
+    conditions = [each for each in before if each["type"] not in states] + made
+    patch = json.dumps({"status": {"conditions": conditions, **status}})
+    name = workload["metadata"]["name"]
+    kubectl.run("patch", "workloads.kueue.x-k8s.io", name, "--subresource=status",
+                "--type=merge", "-p", patch)  # fmt: skip
+
+
 class Kueue:
     """Its manager, on all of a cluster that knows its kinds; a context that ends it."""
 
@@ -88,8 +189,8 @@ class Kueue:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        served = self._work / "k8s-webhook-server" / "serving-certs"
-        Authority.make(served, "ca").issue("tls", "kueue", hosts=("127.0.0.1",))
+        certificates = self._work / "certificates"
+        Authority.make(certificates, "ca").issue("tls", "kueue", hosts=("127.0.0.1",))
         health, metrics, webhook = free_ports(3)
         configuration = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -108,10 +209,11 @@ class Kueue:
         path.write_text(yaml.safe_dump(configuration))
         with (self._work / "kueue.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation=private", "sh", "-ec", _WITH_CERTIFICATES,
-                 str(served), str(self._folder / "kueue"), f"--config={path}", "--zap-log-level=2",
-                 f"--kubeconfig={self._kubectl.kubeconfig}"],
-                env={**os.environ, "TMPDIR": str(self._work)},
+                ["unshare", "--mount", "--propagation=private", "sh", "-ec", _ALONE,
+                 str(certificates), str(path), str(self._kubectl.kubeconfig),
+                 str(self._folder / "kueue"), f"--config=/etc/kueue/{path.name}",
+                 f"--kubeconfig=/etc/kueue/{self._kubectl.kubeconfig.name}",
+                 "--zap-log-level=2", "--feature-gates=VisibilityOnDemand=false"],
                 stdout=log, stderr=log,
             )  # fmt: skip
         return self

@@ -55,6 +55,7 @@ DEFAULTS: Final[Values] = {
         "parent": {"name": "", "namespace": "", "sectionName": ""},
         "entryPoints": [],
     },
+    "kueue": {"enabled": False},
 }
 """Defaults of the values that matter here (helm/dlion/values.yaml)."""
 
@@ -105,6 +106,7 @@ def settings_of(values: Values, site: str, *, source: str) -> Settings:
         "keeper": keeper,
         "sidecar": values["sidecar"],
         "loadBalancer": values["loadBalancer"],
+        "kueue": values["kueue"]["enabled"],
     }
     if gateway["address"]:
         document["gateway"] = gateway

@@ -87,6 +87,7 @@ class WorkloadReader:
 
     async def _read(self, job: Job, owner_uid: str) -> QueueState:
         name = names.run_name(job.key)
+        found: Document | None = None
         try:
             found = await self._cluster.get(Kind.WORKLOAD, job.key.namespace, name)
             if found is None and not await self._cluster.serves(Kind.WORKLOAD):
@@ -108,7 +109,7 @@ class WorkloadReader:
                 problem=f"this site's operator may not queue jobs: {advice} ({error})"
             )
         except _MissingError as error:
-            return QueueState(problem=str(error))
+            return QueueState(found, problem=str(error))
 
     async def _assigned_flavors(self, view: WorkloadView) -> Mapping[str, Document]:
         """Read them once per admission: a change of a flavor moves no running pods.

@@ -57,6 +57,8 @@ def workload(
             },
         }  # fmt: skip
     metadata = metadata_of(names.run_name(job.key), job, owner, site=settings.site)
+    # Kueue's messages on preemptions name the job by it.
+    metadata["labels"] |= {names.QUEUE_OWNER_LABEL: owner["uid"]} if owner["uid"] else {}
     metadata["annotations"] = {names.WORKLOAD_ANNOTATION: _digest(spec)}
     return Kind.WORKLOAD.document(metadata, spec=spec)
 

@@ -145,7 +145,8 @@ class QueueState:
     @property
     def must_stop(self) -> bool:
         """Whether its pods must not run. False with `may_run` False: not known."""
-        return not self.problem and not self.may_run
+        view = self.view
+        return not self.problem if view is None else not view.may_run
 
     def placement(self, pod_set: str) -> Placement:
         """What the admission adds to the pods of that set.

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.observed import RejectedObject, RunView
 from operator_world import World, dlion_job, stamp
 
@@ -153,11 +154,12 @@ def _queued() -> Document:
     document = dlion_job()
     document["metadata"]["labels"] = {names.QUEUE_LABEL: "edge"}
     world = World(document)
+    world.queue = QueueState()
     world.look()
     world.make_jobs()
     world.pods.clear()
     for job in world.jobs.values():
-        job["spec"]["suspend"] = True  # as Kueue does, and takes it back
+        job["spec"]["suspend"] = True
     return _kept(world)
 
 

@@ -13,6 +13,7 @@ import click
 
 import cert_manager
 import flux
+import kueue
 import route_kinds
 from dlion_api.errors import DLionError
 from gitops.argo_cd import APPLICATIONS
@@ -208,12 +209,19 @@ def build() -> None:
     click.echo(VERDICTS.build().parent)
     click.echo(cert_manager.build())
     click.echo(route_kinds.build())
+    click.echo(kueue.definitions())
 
 
 @main.command("build-flux")
 def build_flux() -> None:
     """Build Flux' controllers into the cache, if they are not there; print the folder."""
     click.echo(flux.build())
+
+
+@main.command("build-kueue")
+def build_kueue() -> None:
+    """Build Kueue's manager into the cache, if it is not there; print the folder."""
+    click.echo(kueue.build())
 
 
 @main.command("build-argo-cd")

@@ -116,6 +116,20 @@ def test_a_gateway_has_its_routes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not any("uid" in each["metadata"] for each in objects)
 
 
+def test_a_queued_job_has_its_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = job_document(1)
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    file = write(tmp_path, document)
+    values = write(tmp_path, {"kueue": {"enabled": True}}, "v.yaml")
+    objects = rendered(capsys, file, "--values", values)
+    assert kinds(objects) == ["Workload", "ConfigMap", "Service", "Service", "Job"]
+    assert objects[0]["spec"]["queueName"] == "edge"
+    assert "job-uid" not in str(objects[0])
+    assert objects[-1]["spec"]["suspend"] is True
+    assert main(["render", file]) == 0
+    assert "kueue.enabled is false" in capsys.readouterr().out
+
+
 def test_a_program_file_travels_as_with_submit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from dlion_cli.terminal import options
 from dlion_environments.yaml_text import YamlDocument
 from dlion_operator.model.job_view import condition
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.decide import MANAGED_BY, decide
 from dlion_operator.plan.decisions import Apply, Create
@@ -138,6 +139,10 @@ def render_job(manifest: RenderedManifest, settings: Settings) -> RenderedJob:
     job = manifest.job
     if job.spec.network.exposure == "LoadBalancer" and len(job.spec.sites) > 1:
         notes.append("The workers' Services become LoadBalancers once they have node ports")
+    if any(each["kind"] == "Workload" for each in objects):
+        notes.append("Kueue admits the Workload; only then the Jobs start, and the keeper is made")
+    elif names.QUEUE_LABEL in job.metadata.labels:
+        notes.append("kueue.enabled is false: the job waits for it, because it has a queue's label")
     if job.spec.tls.secret_name:
         notes.append(f"Secret {job.spec.tls.secret_name}: yours, with the job's authority")
     if any(each["kind"] == "Certificate" for each in objects):
@@ -159,6 +164,7 @@ def _decided(document: Document, settings: Settings, services: list[Document]) -
         now=_NOW,
         authority_pem="",
         authority=NamedAuthority(None),  # as if it could sign
+        queue=_queue(document, settings),
     )
     decision = decide(observed, settings)
     objects = [
@@ -172,6 +178,13 @@ def _decided(document: Document, settings: Settings, services: list[Document]) -
         why = message or f"spec.managedBy names another controller than {MANAGED_BY}"
         raise SpecError([Problem("spec", f"the operator creates no workers: {why}")])
     return objects
+
+
+def _queue(document: Document, settings: Settings) -> QueueState | None:
+    """The state of a queue that the job has just been put into. None: it has none."""
+    if not (document["metadata"].get("labels") or {}).get(names.QUEUE_LABEL):
+        return None
+    return QueueState(problem="" if settings.kueue else "kueue.enabled is false")
 
 
 def _without_unknown(document: Document) -> Document:

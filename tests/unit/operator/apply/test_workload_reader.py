@@ -169,6 +169,20 @@ def test_the_priority_is_that_of_the_named_class(
     assert spec["priorityClassRef"] == {"group": group, "kind": kind.value[1], "name": name}
 
 
+def test_a_class_that_is_missing_hides_no_workload() -> None:
+    document = queued()
+    site = Site(document, settings=QUEUEING)
+    site.look()
+    document["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+    site.change(document)
+    later(site)
+    assert ready(site)[0] == "QueueUnusable"
+    document["spec"]["suspend"] = True
+    site.change(document)
+    later(site)
+    assert (Kind.WORKLOAD, NAME) not in site.cluster.objects
+
+
 def test_flavors_are_read_once_per_admission() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()

@@ -514,6 +514,25 @@ def test_a_suspended_run_leaves_its_queue_after_its_pods() -> None:
     assert job_patches(decision) == []
 
 
+def test_a_suspended_run_leaves_its_queue_also_where_its_class_is_missing() -> None:
+    world = queued()
+    workload = submitted(world)
+    world.queue = QueueState(workload, problem="WorkloadPriorityClass urgent does not exist")
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+    world.document["spec"]["suspend"] = True
+    assert deleted(world.look(), Kind.WORKLOAD) == [workload["metadata"]["name"]]
+
+
+def test_pods_without_quota_stop_also_where_a_class_is_missing() -> None:
+    world = queued()
+    workload = submitted(world)
+    admit(world)
+    running(world)
+    say(world, "QuotaReserved", "False", "Pending")
+    world.queue = QueueState(workload, problem="WorkloadPriorityClass urgent does not exist")
+    assert job_patches(world.look()) == [{"suspend": True}]
+
+
 def test_a_run_that_is_over_reports_that_to_kueue() -> None:
     world = queued()
     submitted(world)
