@@ -104,7 +104,7 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _in_vain(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
     tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
-    return granted_in_vain(used, *tls)
+    return granted_in_vain(used, *tls, "Kueue", "KueueClasses")
 
 
 @pytest.hookimpl(optionalhook=True)
