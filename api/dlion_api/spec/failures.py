@@ -8,14 +8,19 @@ Source: the rules are Kubernetes' podFailurePolicy and JobSet's failurePolicy, w
 place of exit codes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from dlion_api.document import Limits, Rule, setting
 from dlion_api.endings import SIGKILL_EXIT_CODE
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec.bounds import GROUP_NAME_LENGTH, LABEL_FORM
+
+if TYPE_CHECKING:
+    from dlion_api.spec.job import Spec
 
 WorkerEnd = Literal[
     "Crashed",
@@ -169,3 +174,30 @@ def fail_run_cause(rules: Sequence[FailureRule], end: WorkerEnd | None, group: s
     if end is None or action_after(rules, end, group) != "FailRun":
         return ""
     return f"failureRules[{matching_rule(rules, end, group)}] is FailRun for {end}"
+
+
+def _unknown_groups(spec: Spec) -> list[str]:
+    """Groups of failure rules that no site has."""
+    known = {group.name for site in spec.sites for group in site.groups}
+    return sorted({name for rule in spec.failure_rules for name in rule.groups} - known)
+
+
+FAILURE_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        cel="self.failureRules.all(r, r.groups.all(g,"
+        " self.sites.exists(s, s.groups.exists(x, x.name == g))))",
+        message="failureRules may name groups of spec.sites only",
+        holds=lambda it: not _unknown_groups(it),
+        reads=("failureRules", "sites"),
+        given=lambda it: ", ".join(_unknown_groups(it)),
+        allowed=lambda it: ", ".join(sorted({g.name for s in it.sites for g in s.groups})),
+    ),
+    Rule(
+        cel="self.maxRetries == 0 || size(self.sites) == 1",
+        message="maxRetries needs a job of one site: sites do not agree on retries",
+        holds=lambda it: it.max_retries == 0 or len(it.sites) == 1,
+        reads=("maxRetries", "sites"),
+        advice="Leave maxRetries out, and give a new runId at every site after a failure.",
+    ),
+)
+"""Rules of `Spec`."""

@@ -23,7 +23,7 @@ from dlion_api.spec.bounds import (
     AnnotationValue,
     LabelValue,
 )
-from dlion_api.spec.failures import MAX_RULES, FailureRule
+from dlion_api.spec.failures import FAILURE_RULES, MAX_RULES, FailureRule
 from dlion_api.spec.node_policies import NodePolicies
 from dlion_api.spec.policies import (
     GROWING_BATCH_POLICIES,
@@ -232,24 +232,9 @@ class Spec:
             reads=("trainer.dataset.siteClasses", "sites"),
             advice="Give each of spec.sites its classes, or leave siteClasses out.",
         ),
-        Rule(
-            cel="self.failureRules.all(r, r.groups.all(g,"
-            " self.sites.exists(s, s.groups.exists(x, x.name == g))))",
-            message="failureRules may name groups of spec.sites only",
-            holds=lambda it: not _unknown_groups(it),
-            reads=("failureRules", "sites"),
-            given=lambda it: ", ".join(_unknown_groups(it)),
-            allowed=lambda it: ", ".join(sorted({g.name for s in it.sites for g in s.groups})),
-        ),
-        Rule(
-            cel="self.maxRetries == 0 || size(self.sites) == 1",
-            message="maxRetries needs a job of one site: sites do not agree on retries",
-            holds=lambda it: it.max_retries == 0 or len(it.sites) == 1,
-            reads=("maxRetries", "sites"),
-            advice="Leave maxRetries out, and give a new runId at every site after a failure.",
-        ),
         *TOPOLOGY_RULES,
         *ROBUSTNESS_RULES,
+        *FAILURE_RULES,
     )
 
     @property
@@ -368,12 +353,6 @@ class Job:
         document = self.compared()
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _unknown_groups(spec: Spec) -> list[str]:
-    """Groups of failure rules that no site has."""
-    known = {group.name for site in spec.sites for group in site.groups}
-    return sorted({name for rule in spec.failure_rules for name in rule.groups} - known)
 
 
 def _has_whole_mean(spec: Spec) -> bool:

@@ -16,10 +16,10 @@ from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import AttemptStatus, Reason
 from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import format_time
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.missing_pods import FIRST_BACKOFF_S, MAX_BACKOFF_S
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.plan.runs import Run
 
 RETRIED_REASONS = frozenset({Reason.RESTARTS_EXCEEDED, Reason.WORKERS_FAILED})
