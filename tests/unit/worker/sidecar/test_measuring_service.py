@@ -7,6 +7,7 @@ Left out: what capacities say (test_capacity_messages.py), how they are asked fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from datetime import timedelta
@@ -139,7 +140,9 @@ async def begun_probe(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryCall:
     """A probe that sends its first chunk and no more."""
     stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
     call = stub.Probe()
-    await call.write(measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=b"x"))
+    chunk = measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=b"x")
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # refused already
+        await call.write(chunk)
     return call
 
 
@@ -152,15 +155,16 @@ async def end_of(call: grpc.aio.StreamUnaryCall) -> str:
 def test_one_peer_takes_only_a_few_probes_at_once_and_none_for_ever() -> None:
     async def body() -> None:
         called = Called()
-        called.service.probe_within_s = 1.0
+        called.service.probe_within_s = 2.0
         port = await called.service.start("127.0.0.1", preferred_port=0)
         async with called.connection(port) as first, called.connection(port) as second:
             held = [await begun_probe(first) for _ in range(MAX_PROBES_PER_CALLER)]
-            await share(second, 10.0)  # in order: the probes have arrived
-            assert "probes at once" in await end_of(await begun_probe(second))
-            assert ["a probe of more than 1 s" in await end_of(call) for call in held] == [
-                True
-            ] * MAX_PROBES_PER_CALLER
+            ends = [await end_of(call) for call in (await begun_probe(second), *held)]
+            refused_at_once = [each for each in ends if "probes at once" in each]
+            too_slow = [each for each in ends if "a probe of more than 2 s" in each]
+            # Whose is refused is open: probes of two connections may arrive in any order.
+            assert (len(refused_at_once), len(too_slow)) == (1, MAX_PROBES_PER_CALLER), ends
+            await share(second, 10.0)
             call = await begun_probe(second)
             await call.done_writing()
             assert (await call).busy_bytes == 0
