@@ -370,6 +370,15 @@ KEPT = {
     "after RestartsExceeded there are no restarts left": "restarts after errors of the program, and"
     " the run's end after too many",
     "maxRetries needs a job of one site: sites do not agree on retries": "retries at one site",
+    "robustness clip, trimmed and krum need a policy that combines the contributions of all workers"
+    " at once": "clipping in rounds, whatever the mode",
+    "robustness clip, trimmed and krum need mode synchronous with this policy, since late"
+    " contributions are added without them": "clipping on a ring",
+    "robustness clip, trimmed and krum need propagation all: else a peer gets the sum of several"
+    " gradients at once": "clipping on a ring",
+    "robustness trimmed and krum need topology allToAll: neighbours are too few": "clipping on a"
+    " ring",
+    "too few workers for this robustness": "krum of four",
 }
 """By a rule's message: the accepted manifest of the table that the rule is about."""
 

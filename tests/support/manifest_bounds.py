@@ -184,6 +184,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "spec.failureRules[].groups[]": {"spec.failureRules": [FAILURE_RULE | {"groups": ["a"]}], "spec.sites": [
         {"name": "s", "groups": [{"name": "a", "workers": 1}, {"name": "a" * 16, "workers": 1}]}]},
     "spec.maxRetries": ONE_WORKER,
+    "spec.nodePolicies.heat": {"spec.nodePolicies.heat": {"thresholdCelsius": 80}},
     "spec.tls.secretName": {"spec.tls": {"mode": "Secret", "secretName": "ca"}},
     "spec.tls.issuerName": {"spec.tls": {"mode": "CertManager", "issuerName": "ca"}},
 }  # fmt: skip
