@@ -197,6 +197,9 @@ class Run:
         """The same, limited to what its queue has admitted."""
         wanted, view = self.wanted_size_of(group), self.queue.view if self.queue else None
         admitted = view.admitted_count(group_pod_set(group.name)) if view else None
+        job = self.jobs.get(group.name)
+        if admitted is None and job is not None and self.queue and self.queue.problem:
+            admitted = job.workers  # what is admitted cannot be read: no group grows
         return wanted if admitted is None else min(wanted, max(0, admitted))
 
     @property
