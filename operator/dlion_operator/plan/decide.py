@@ -121,11 +121,12 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         run_id = job_key(document).run_id
         if end_condition(observed, run_id):
             return Decision((), _refreshed_status(observed))
-        return _decide_without_run(invalid_manifest(error, observed, run_id), observed)
+        invalid = invalid_manifest(error, observed, run_id)
+        return _decide_without_run(invalid, observed, settings)
     if not groups_of(job, settings.site):
         message = f"spec.sites does not name this site, {settings.site}"
         return _decide_without_run(
-            Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed
+            Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed, settings
         )
     run = Run.of(job, observed, settings)
     if ended := end_condition(observed, job.key.run_id):
@@ -133,7 +134,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     return _decide_run(run, ignored_fields_note(unknown))
 
 
-def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
+def _decide_without_run(diagnosis: Diagnosis, observed: Observed, settings: Settings) -> Decision:
     """Only delete the remains of earlier runs."""
     key = job_key(observed.document)
     views = [WorkerJobView(document) for document in observed.jobs]
@@ -142,7 +143,7 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
     closing = () if len(other_runs) < len(views) else (CloseRun(),)
     actions = (
         *closing,
-        *delete_other_runs(other_runs, key, observed),
+        *delete_other_runs(other_runs, key, observed, settings),
         *release_lost_pods(observed.terminating, observed.now),
     )
     return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
@@ -163,7 +164,7 @@ def is_managed_here(document: Mapping[str, Any]) -> bool:
 
 def _decide_run(run: Run, note: str) -> Decision:
     """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
-    earlier = delete_other_runs(run.other_runs, run.job.key, run.observed)
+    earlier = delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings)
     cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if run.job.spec.suspend:
         return _suspend(run, cleaning)
@@ -342,7 +343,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
     it."""
     age = run.observed.now - (parse_time(time) or run.observed.now)
     actions: list[Action] = [
-        *delete_other_runs(run.other_runs, run.job.key, run.observed),
+        *delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings),
         *halt_jobs(run),
         *release_lost_pods(run.observed.terminating, run.observed.now),
         *delete_worker_services(run),
@@ -361,7 +362,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
         waits.append(timedelta(seconds=ttl))
         if age >= timedelta(seconds=ttl):
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
-            actions += delete_run_objects(run.job.key, run.observed)
+            actions += delete_run_objects(run.job.key, run.observed, run.settings)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
     due += [REQUEUE_S] if run.observed.terminating.documents else []
     return Decision(

@@ -7,6 +7,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import Document, WorkerJobView
+from dlion_operator.model.settings import Settings
 from dlion_operator.plan.decisions import Action, Delete, Patch
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
@@ -99,7 +100,7 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
 
 
 def delete_other_runs(
-    other_runs: Sequence[WorkerJobView], key: JobKey, observed: Observed
+    other_runs: Sequence[WorkerJobView], key: JobKey, observed: Observed, settings: Settings
 ) -> Iterator[Action]:
     """Delete the Jobs of other runs than `key`'s, and their objects."""
     for view in other_runs:
@@ -110,7 +111,7 @@ def delete_other_runs(
     status = observed.document.get("status") or {}
     before = str(status.get("runId") or "")
     if before and before != key.run_id:
-        yield from delete_run_objects(JobKey(key.namespace, key.name, before), observed)
+        yield from delete_run_objects(JobKey(key.namespace, key.name, before), observed, settings)
 
 
 def delete_unneeded_services(run: Run) -> Iterator[Action]:
@@ -130,9 +131,10 @@ def delete_worker_services(run: Run, *, kept: Collection[str] = ()) -> Iterator[
             yield Delete(Kind.SERVICE, service.name, service.uid)
 
 
-def delete_run_objects(key: JobKey, observed: Observed) -> Iterator[Action]:
+def delete_run_objects(key: JobKey, observed: Observed, settings: Settings) -> Iterator[Action]:
     """Delete a run's objects except its Jobs, worker Services and claim."""
-    if observed.queue is not None and not observed.queue.problem:
+    # Also if the manifest names no queue now, or is invalid: the run may have been queued.
+    if settings.kueue and not (observed.queue and observed.queue.problem):
         yield Delete(Kind.WORKLOAD, names.run_name(key))
     for kind, name in (
         (Kind.DEPLOYMENT, names.keeper_name(key)),

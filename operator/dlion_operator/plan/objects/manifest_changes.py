@@ -65,7 +65,7 @@ def recreate_objects(run: Run) -> Iterator[Action]:
     yield CloseRun()  # workers of the new manifest have another hash
     for view in run.jobs.values():
         yield Delete(Kind.JOB, view.name, view.uid)
-    yield from delete_run_objects(run.job.key, run.observed)
+    yield from delete_run_objects(run.job.key, run.observed, run.settings)
 
 
 RECREATING = Diagnosis(

@@ -11,9 +11,17 @@ Leaves out: Kueue itself (tests/cluster/test_queueing.py), retries without a que
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
+import pytest
+
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.workload_view import QueueState
 from queued_world import (
+    QUEUE,
     admit,
+    deleted,
     job_patches,
     queued,
     running,
@@ -31,3 +39,36 @@ def test_no_group_grows_while_its_admission_cannot_be_read() -> None:
     assert world.jobs["small"]["spec"]["parallelism"] == 3
     world.queue = QueueState(problem="forbidden")
     assert job_patches(world.look()) == []
+
+
+@pytest.mark.parametrize("change", ["no label", "invalid", "not selected"])
+def test_the_workload_of_an_earlier_run_goes_also_without_a_queue(change: str) -> None:
+    """It would hold its quota for as long as the job exists."""
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    admit(world)
+    running(world)
+    world.look()
+    world.document = copy.deepcopy(world.document)
+    spec = world.document["spec"]
+    spec["runId"] = "2"
+    if change == "no label":
+        del world.document["metadata"]["labels"][QUEUE]
+    elif change == "invalid":
+        spec["trainer"]["stop"] = {}
+    else:
+        spec["sites"][0]["name"] = "plant-b"
+    world.queue = None
+    assert name in deleted(world.look(), Kind.WORKLOAD)
+
+
+def test_a_site_that_may_not_queue_never_deletes_workloads() -> None:
+    world = queued()
+    submitted(world)
+    world.look()
+    world.document["spec"]["runId"] = "2"
+    world.settings = replace(world.settings, kueue=False)
+    world.queue = QueueState(problem="this site's operator may not queue jobs")
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+    world.queue = None
+    assert deleted(world.look(), Kind.WORKLOAD) == []
