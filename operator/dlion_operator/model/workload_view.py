@@ -18,6 +18,16 @@ ADMITTED, QUOTA_RESERVED, EVICTED, FINISHED, REQUEUED, PODS_READY = (
 """Types of a Workload's conditions."""
 
 
+@dataclass(frozen=True)
+class PriorityOfQueue:
+    """The priority of a Workload, and the class that gives it."""
+
+    group: str
+    kind: str
+    name: str
+    value: int
+
+
 class WorkloadView(ObjectView):
     @property
     def version(self) -> str:
@@ -54,6 +64,15 @@ class WorkloadView(ObjectView):
     def is_active(self) -> bool:
         """False: it is never admitted until a user sets `spec.active`."""
         return self._spec.get("active") is not False
+
+    @property
+    def priority(self) -> PriorityOfQueue | None:
+        """Its priority, if a class gives it."""
+        found, value = _texts(self._spec.get("priorityClassRef")), self._spec.get("priority")
+        if not found or not isinstance(value, int):
+            return None
+        group, kind, name = (found.get(each, "") for each in ("group", "kind", "name"))
+        return PriorityOfQueue(group, kind, name, value)
 
     @property
     def may_run(self) -> bool:
@@ -108,16 +127,6 @@ class WorkloadView(ObjectView):
 
     def _assignment(self, pod_set: str) -> Document:
         return next((each for each in self._assignments() if each.get("name") == pod_set), {})
-
-
-@dataclass(frozen=True)
-class PriorityOfQueue:
-    """The priority of a Workload, and the class that gives it."""
-
-    group: str
-    kind: str
-    name: str
-    value: int
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ from dlion_operator.plan.outcome.retries import (
     clear_attempt,
     current_attempt,
     next_attempt,
+    obey_queue,
     retrying,
 )
 from dlion_operator.plan.outcome.run_outcome import (
@@ -83,6 +84,7 @@ from dlion_operator.plan.outcome.run_outcome import (
 )
 from dlion_operator.plan.queueing import (
     finish_workload,
+    follows_manifest,
     keeper_deployment,
     leave_queue,
     scale_keeper,
@@ -176,7 +178,8 @@ def _decide_run(run: Run, note: str) -> Decision:
         return _with_run_status(RECREATING, run, (*cleaning, *recreate_objects(run)))
     if abandoned := _abandoned(run):
         return _finish(abandoned, run, cleaning)
-    invalid_template = "" if run.is_complete else template_problem(run)
+    is_made = run.is_complete and not follows_manifest(run)
+    invalid_template = "" if is_made else template_problem(run)
     if not run.jobs and (diagnosis := _start_blocker(run, invalid_template)):
         diagnosis = with_note(diagnosis, note)
         creating = () if invalid_template else _initial_actions(run, diagnosis)
@@ -327,7 +330,8 @@ def _await_attempt(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     attempt = current_attempt(run)
     start = parse_time(attempt.start_time) or run.observed.now
     wait_s = (start - run.observed.now).total_seconds()
-    acting = (_open_run(run),) if wait_s > 0 else tuple(clear_attempt(run))
+    waiting = (_open_run(run), *obey_queue(run))
+    acting = waiting if wait_s > 0 else tuple(clear_attempt(run))
     decision = _with_attempt(attempt, run, (*cleaning, *acting))
     return replace(decision, requeue_after_s=min(REQUEUE_S, max(wait_s, 1.0)))
 

@@ -172,10 +172,19 @@ def workload_actions(run: Run) -> Iterator[Action]:
         # Others have ended it, though the run goes on: it is queued again.
         if _is_stopped(run):
             yield Delete(Kind.WORKLOAD, view.name, view.uid)
+    elif not (view.has_quota and run.jobs) and view.digest != _digest(_workload(run)):
+        # Before the Jobs also one with quota: a later attempt may request more than is admitted.
+        yield Delete(Kind.WORKLOAD, view.name, view.uid)
     elif view.has_quota:
         yield from _status_patch(run, view, _running_status(run, view))
-    elif view.digest != _workload(run)["metadata"]["annotations"][names.WORKLOAD_ANNOTATION]:
-        yield Delete(Kind.WORKLOAD, view.name, view.uid)
+
+
+def follows_manifest(run: Run) -> bool:
+    """Whether the run's Workload is still made from the manifest: there is none with quota."""
+    queue = run.queue
+    if queue is None or queue.problem:
+        return False
+    return queue.view is None or not (queue.view.has_quota or queue.view.is_finished)
 
 
 def leave_queue(run: Run) -> Iterator[Action]:
@@ -207,8 +216,15 @@ def _without_queue(run: Run) -> Iterator[Action]:
 
 def _workload(run: Run) -> Document:
     groups = [replace(group, workers=run.wanted_size_of(group)) for group in run.groups]
-    priority = run.queue.priority if run.queue is not None else None
+    queue = run.queue
+    priority = queue.priority if queue is not None else None
+    if queue is not None and queue.view is not None and queue.view.has_quota:
+        priority = queue.view.priority  # it is not looked up then
     return workload(run.job, groups, run.settings, run.owner, priority)
+
+
+def _digest(made: Document) -> str:
+    return str(made["metadata"]["annotations"][names.WORKLOAD_ANNOTATION])
 
 
 def _running_status(run: Run, view: WorkloadView) -> Mapping[str, Document]:
@@ -289,7 +305,9 @@ def _pods_are_ready(run: Run) -> bool:
     keepers = [pod for pod in ready if pod.component == names.KEEPER]
     here = {(pod.group, pod.index) for pod in ready if pod.component == names.WORKER}
     wanted = {(group.name, i) for group in run.groups for i in range(run.size_of(group))}
-    return bool(keepers) and wanted <= here
+    # A worker that failed for good gets no pod again: a run that goes on without it is whole.
+    ended = {(view.group, i) for view in run.jobs.values() for i in view.finished_indexes}
+    return bool(keepers) and wanted - ended <= here
 
 
 def _own(uid: str, **parts: Any) -> Document:

@@ -19,7 +19,9 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import format_time
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.missing_pods import FIRST_BACKOFF_S, MAX_BACKOFF_S
+from dlion_operator.plan.objects.job_patches import halt_jobs
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.queueing import scale_keeper, workload_actions
 from dlion_operator.plan.runs import Run
 
 RETRIED_REASONS = frozenset({Reason.RESTARTS_EXCEEDED, Reason.WORKERS_FAILED})
@@ -81,6 +83,19 @@ def retrying(attempt: AttemptStatus, run: Run) -> Diagnosis:
     message = f"attempt {attempt.number} of {of} begins at {attempt.start_time}"
     before = f"attempt {attempt.number - 1} failed: {attempt.last_failure}"
     return Diagnosis(JobPhase.WAITING, Reason.RETRYING, f"{message}; {before}")
+
+
+def obey_queue(run: Run) -> Iterator[Action]:
+    """Do what Kueue wants of a run between two attempts. Its quota stays unless Kueue takes it
+    back."""
+    queue = run.queue
+    if queue is None or queue.problem:
+        return
+    if queue.must_stop:
+        yield from halt_jobs(run)  # an attempt also fails while some of its pods still run
+    yield from scale_keeper(run)
+    if queue.view is not None and queue.view.has_quota:
+        yield from workload_actions(run)
 
 
 def clear_attempt(run: Run) -> Iterator[Action]:

@@ -13,22 +13,140 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.model.workload_view import QueueState
+from dlion_operator.model.workload_view import PriorityOfQueue, QueueState
+from dlion_operator.plan.decisions import Decision
+from operator_world import World, ready_reason
 from queued_world import (
     QUEUE,
     admit,
+    apply_merge,
+    by_type,
+    created,
     deleted,
     job_patches,
+    patches,
     queued,
     running,
+    say,
+    stop_workers,
     submitted,
+    workload_status,
 )
 
 SIGKILL = 137
+
+
+def between_attempts(**changes: Any) -> World:
+    """A queued run whose first attempt has failed, and whose second waits for its start."""
+    world = queued(claim="store", **{"maxRetries": 3, **changes})
+    submitted(world)
+    admit(world)
+    running(world)
+    world.look()
+    say(world, "PodsReady", "True", "Started")
+    world.end("small", failed="0,1", exit_code=SIGKILL)
+    assert ready_reason(world.look())[0] == "Retrying"
+    world.run = None
+    return world
+
+
+def begin(world: World) -> Decision:
+    """The start of the next attempt has come: its Jobs are about to be made."""
+    world.pass_by(11)
+    world.look()
+    world.jobs.clear()
+    world.pods = {name: pod for name, pod in world.pods.items() if name == "keeper"}
+    return world.look()
+
+
+def test_a_run_keeps_its_quota_between_attempts() -> None:
+    world = between_attempts()
+    decision = world.look()
+    assert deleted(decision, Kind.WORKLOAD) == []
+    assert patches(decision, Kind.WORKLOAD) == [], "neither finished nor without ready pods"
+    decision = begin(world)
+    assert deleted(decision, Kind.WORKLOAD) == []
+    (job,) = created(decision, "Job")
+    assert job["spec"]["suspend"] is True
+
+
+def test_a_run_that_is_evicted_between_attempts_gives_its_quota_back_at_once() -> None:
+    world = between_attempts()
+    say(world, "Evicted", "True", "Preempted")
+    (scaled,) = patches(world.look(), Kind.DEPLOYMENT)
+    assert scaled.patch["spec"] == {"replicas": 0}
+    assert world.keeper is not None
+    world.keeper["spec"]["replicas"] = 0
+    del world.pods["keeper"]
+    decision = world.look()
+    assert workload_status(decision)["admission"] is None
+    assert ready_reason(decision)[0] == "Retrying"
+
+
+def test_pods_of_a_failed_attempt_stop_if_it_is_evicted() -> None:
+    """One worker failed before the others trained, which ends an attempt and leaves them."""
+    world = queued(
+        {"small": 2, "large": 1}, maxRetries=1, failurePolicy="Fail", startDeadlineSeconds=60
+    )
+    submitted(world)
+    admit(world)
+    running(world)
+    world.run = None
+    world.fail("small", 0, SIGKILL)
+    world.jobs["small"]["status"]["failedIndexes"] = "0"
+    assert ready_reason(world.look())[0] == "Retrying"
+    assert job_patches(world.look()) == []
+    say(world, "Evicted", "True", "Preempted")
+    assert job_patches(world.look()) == [{"suspend": True}, {"suspend": True}]
+
+
+def test_an_attempt_that_requests_more_is_admitted_anew() -> None:
+    world = between_attempts()
+    (group,) = world.document["spec"]["sites"][0]["groups"]
+    group["podTemplate"] = {"spec": {"nodeSelector": {"gpu": "large"}}}
+    decision = begin(world)
+    assert len(deleted(decision, Kind.WORKLOAD)) == 1
+    assert job_patches(decision) == []
+    world.queue = QueueState()
+    (made,) = created(world.look(), "Workload")
+    template = made["spec"]["podSets"][0]["template"]
+    assert template["spec"]["nodeSelector"]["gpu"] == "large"
+
+
+def test_an_equal_attempt_keeps_its_place_whatever_gave_it_its_priority() -> None:
+    """Of a Workload with quota the class is not read again."""
+    priority = PriorityOfQueue("kueue.x-k8s.io", "WorkloadPriorityClass", "urgent", 7)
+    world = queued(maxRetries=3)
+    world.queue = QueueState(priority=priority)
+    workload = submitted(world)
+    assert workload["spec"]["priority"] == 7
+    admit(world)
+    running(world)
+    world.end("small", failed="0,1", exit_code=SIGKILL)
+    world.look()
+    assert deleted(begin(world), Kind.WORKLOAD) == []
+
+
+def test_a_worker_that_failed_for_good_is_not_waited_for() -> None:
+    """Else Kueue would evict the run for it (`waitForPodsReady`), again and again."""
+    world = queued({"small": 3}, failurePolicy="Continue")
+    submitted(world)
+    admit(world)
+    running(world)
+    say(world, "PodsReady", "True", "Started")
+    world.fail("small", 2, SIGKILL)
+    assert by_type(workload_status(world.look()))["PodsReady"][0] == "False"
+    world.jobs["small"]["status"]["failedIndexes"] = "2"
+    world.train(ready=2)
+    decision = world.look()
+    assert patches(decision, Kind.WORKLOAD) == []
+    world.pods.pop("small-1")
+    assert by_type(workload_status(world.look()))["PodsReady"] == ("False", "WaitForRecovery")
 
 
 def test_no_group_grows_while_its_admission_cannot_be_read() -> None:
@@ -39,6 +157,27 @@ def test_no_group_grows_while_its_admission_cannot_be_read() -> None:
     assert world.jobs["small"]["spec"]["parallelism"] == 3
     world.queue = QueueState(problem="forbidden")
     assert job_patches(world.look()) == []
+
+
+def test_a_template_that_becomes_malformed_while_a_run_waits_again_is_reported() -> None:
+    world = queued()
+    workload = submitted(world)
+    admit(world)
+    running(world)
+    world.look()
+    say(world, "Evicted", "True", "Preempted")
+    stop_workers(world)
+    apply_merge(workload["status"], {"admission": None})
+    say(world, "QuotaReserved", "False")
+    say(world, "Admitted", "False")
+    world.document["spec"]["podTemplate"] = {"spec": {"containers": [3]}, "specs": {}}
+    decision = world.look()
+    assert "podTemplate is not a valid pod template" in ready_reason(decision)[1]
+    assert deleted(decision, Kind.WORKLOAD) == []
+    world.queue = QueueState()
+    decision = world.look()
+    assert created(decision, "Workload") == []
+    assert "podTemplate is not a valid pod template" in ready_reason(decision)[1]
 
 
 @pytest.mark.parametrize("change", ["no label", "invalid", "not selected"])
