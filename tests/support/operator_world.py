@@ -16,12 +16,12 @@ from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decide import decide
 from dlion_operator.plan.decisions import Apply, Decision
 from dlion_operator.plan.missing_pods import missing_pods
-from dlion_operator.plan.objects.manifest_changes import manifest_digest
 from dlion_operator.plan.observed import MissingPod, Observed, RunView, TerminatingPods, UnreadyPod
 from dlion_operator.plan.runs import groups_of
 from dlion_operator.plan.startup_delays import unready_keepers

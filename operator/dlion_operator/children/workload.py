@@ -6,6 +6,7 @@ Each group and the keeper is one of its pod sets. Source: Kueue's API kueue.x-k8
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dlion_api import cluster_names as names
@@ -36,18 +37,27 @@ def workload(
     settings: Settings,
     owner: Mapping[str, Any],
     priority: PriorityOfQueue | None,
+    kept: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
-    """Return the Workload for these groups of the site.
+    """Return the Workload for these groups of the site. `kept`: pod templates of groups whose Jobs
+    were made from another manifest.
 
     Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
     """
     pod_sets = [
-        _pod_set(group_pod_set(each.name), each.workers, worker_job(job, each, settings, owner))
+        _pod_set(
+            group_pod_set(each.name),
+            each.workers,
+            kept.get(each.name) or _template(worker_job(job, each, settings, owner)),
+        )
         for each in groups
     ]
     spec: Document = {
         "queueName": job.metadata.labels.get(names.QUEUE_LABEL, ""),
-        "podSets": [*pod_sets, _pod_set(KEEPER_POD_SET, 1, _keeper(job, settings, owner))],
+        "podSets": [
+            *pod_sets,
+            _pod_set(KEEPER_POD_SET, 1, _template(_keeper(job, settings, owner))),
+        ],
     }
     if priority is not None:
         spec |= {
@@ -63,8 +73,12 @@ def workload(
     return Kind.WORKLOAD.document(metadata, spec=spec)
 
 
-def _pod_set(name: str, count: int, document: Document) -> Document:
-    return {"name": name, "count": count, "template": document["spec"]["template"]}
+def _pod_set(name: str, count: int, template: Document) -> Document:
+    return {"name": name, "count": count, "template": template}
+
+
+def _template(made: Document) -> Document:
+    return dict(made["spec"]["template"])
 
 
 def pod_priority_class(job: Job, groups: Sequence[Group], settings: Settings) -> str:

@@ -96,6 +96,17 @@ def placed(document: Mapping[str, Any], placement: Placement) -> Document:
     }
 
 
+def unplaced_template(document: Mapping[str, Any]) -> Document:
+    """Return the pod template of a Job or Deployment without what an admission has added to it."""
+    template, base = document["spec"]["template"], _KeptPlacement.of(document).base
+    pods = {"labels": dict(base.labels), "annotations": dict(base.annotations)}
+    spec = {"nodeSelector": dict(base.node_selector), "tolerations": list(base.tolerations)}
+    return {
+        "metadata": {**(template.get("metadata") or {}), **pods},
+        "spec": {**template["spec"], **spec},
+    }
+
+
 def placement_patch(document: Mapping[str, Any], placement: Placement) -> Document:
     """Return the merge patch that gives a Job or Deployment that placement, in place of an earlier
     one. Empty: it has it.

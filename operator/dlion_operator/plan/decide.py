@@ -22,6 +22,7 @@ from dlion_operator.children.run_objects import (
 from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
+from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.settings import Settings
 from dlion_operator.plan.decisions import (
     Action,
@@ -48,7 +49,6 @@ from dlion_operator.plan.objects.manifest_changes import (
     ignored_fields_note,
     invalid_manifest,
     is_manifest_changed,
-    manifest_digest,
     recreate_objects,
     template_problem,
 )
@@ -84,7 +84,6 @@ from dlion_operator.plan.outcome.run_outcome import (
 )
 from dlion_operator.plan.queueing import (
     finish_workload,
-    follows_manifest,
     keeper_deployment,
     leave_queue,
     scale_keeper,
@@ -178,8 +177,7 @@ def _decide_run(run: Run, note: str) -> Decision:
         return _with_run_status(RECREATING, run, (*cleaning, *recreate_objects(run)))
     if abandoned := _abandoned(run):
         return _finish(abandoned, run, cleaning)
-    is_made = run.is_complete and not follows_manifest(run)
-    invalid_template = "" if is_made else template_problem(run)
+    invalid_template = "" if run.is_complete else template_problem(run)
     if not run.jobs and (diagnosis := _start_blocker(run, invalid_template)):
         diagnosis = with_note(diagnosis, note)
         creating = () if invalid_template else _initial_actions(run, diagnosis)

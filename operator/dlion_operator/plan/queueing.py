@@ -19,7 +19,13 @@ from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, format_time, generation_of
-from dlion_operator.model.placement import Placement, placed, placement_patch
+from dlion_operator.model.manifest_digest import manifest_digest
+from dlion_operator.model.placement import (
+    Placement,
+    placed,
+    placement_patch,
+    unplaced_template,
+)
 from dlion_operator.model.workload_view import (
     ADMITTED,
     EVICTED,
@@ -179,14 +185,6 @@ def workload_actions(run: Run) -> Iterator[Action]:
         yield from _status_patch(run, view, _running_status(run, view))
 
 
-def follows_manifest(run: Run) -> bool:
-    """Whether the run's Workload is still made from the manifest: there is none with quota."""
-    queue = run.queue
-    if queue is None or queue.problem:
-        return False
-    return queue.view is None or not (queue.view.has_quota or queue.view.is_finished)
-
-
 def leave_queue(run: Run) -> Iterator[Action]:
     """Delete the Workload of a suspended run after its pods: that frees the quota at once."""
     if run.queue is None:
@@ -220,7 +218,11 @@ def _workload(run: Run) -> Document:
     priority = queue.priority if queue is not None else None
     if queue is not None and queue.view is not None and queue.view.has_quota:
         priority = queue.view.priority  # it is not looked up then
-    return workload(run.job, groups, run.settings, run.owner, priority)
+    kept: Mapping[str, Document] = {}
+    if run.manifest_digest not in ("", manifest_digest(run.job)):
+        # A change of the manifest that takes effect in the next run alone, as of podTemplate.
+        kept = {group: unplaced_template(view.document) for group, view in run.jobs.items()}
+    return workload(run.job, groups, run.settings, run.owner, priority, kept)
 
 
 def _digest(made: Document) -> str:

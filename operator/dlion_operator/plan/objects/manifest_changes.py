@@ -4,17 +4,14 @@ An invalid manifest ends no run: `decide` reports the problem. If the manifest c
 workers train, the run's objects are created again.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 
-from dlion_api.document import to_document
 from dlion_api.errors import Problem
-from dlion_api.spec import Job
 from dlion_api.status import Reason
 from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.objects.garbage_collection import delete_run_objects
@@ -24,28 +21,7 @@ from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_workers
 from dlion_operator.plan.runs import Run
 
-_NOT_IN_OBJECTS = (
-    "runId", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished",
-    "checkpoint", "maxRetries",
-)  # fmt: skip
-"""Fields that act on a run without new objects; so does the number of a group's workers."""
 MAX_LISTED_FIELDS = 3
-
-
-def manifest_digest(job: Job) -> str:
-    """Digest of the fields that a run's objects are made from.
-
-    Fields with their default value are left out. So a newer CRD or operator with more fields does
-    not restart a waiting run.
-    """
-    spec = to_document(job.spec, without_defaults=True)
-    for name in _NOT_IN_OBJECTS:
-        spec.pop(name, None)
-    for site in spec["sites"]:
-        for group in site["groups"]:
-            group.pop("workers", None)
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def is_manifest_changed(run: Run) -> bool:

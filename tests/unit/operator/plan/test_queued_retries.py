@@ -3,9 +3,9 @@
 Proves: between attempts a run keeps its Workload and its quota, and gives them back if Kueue evicts
 it, also where pods of the failed attempt still run; an attempt that requests something else is
 admitted anew, an equal one is not, whatever gave it its priority; a worker that failed for good
-does not make Kueue wait for its pod; no group grows while the admission cannot be read; a
-podTemplate that becomes malformed while a run waits again is reported; the Workload of an earlier
-run goes also where the manifest names no queue any more, is invalid or leaves the site.
+does not make Kueue wait for its pod; no group grows while the admission cannot be read; a run that
+has trained queues with the pods of its Jobs, whatever the podTemplate became; the Workload of an
+earlier run goes also where the manifest names no queue any more, is invalid or leaves the site.
 Leaves out: Kueue itself (tests/cluster/test_queueing.py), retries without a queue (test_run_ends).
 """
 
@@ -24,7 +24,6 @@ from operator_world import World, ready_reason
 from queued_world import (
     QUEUE,
     admit,
-    apply_merge,
     by_type,
     created,
     deleted,
@@ -159,25 +158,35 @@ def test_no_group_grows_while_its_admission_cannot_be_read() -> None:
     assert job_patches(world.look()) == []
 
 
-def test_a_template_that_becomes_malformed_while_a_run_waits_again_is_reported() -> None:
-    world = queued()
-    workload = submitted(world)
-    admit(world)
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": {"nodeSelector": {"gpu": "none"}}, "metadata": {"labels": {"a": "b"}}},
+        {"spec": {"containers": [3]}, "specs": {}},
+    ],
+)
+def test_a_run_that_has_trained_queues_again_with_the_pods_of_its_jobs(template: Any) -> None:
+    """A later podTemplate takes effect in the next run, also a malformed one: the pods that wait
+    are not those of the manifest."""
+    world = queued(podTemplate={"spec": {"nodeSelector": {"gpu": "large"}}})
+    submitted(world)
+    admit(world, {"spec": {"nodeLabels": {"arch": "arm64"}}})
     running(world)
     world.look()
     say(world, "Evicted", "True", "Preempted")
     stop_workers(world)
-    apply_merge(workload["status"], {"admission": None})
-    say(world, "QuotaReserved", "False")
-    say(world, "Admitted", "False")
-    world.document["spec"]["podTemplate"] = {"spec": {"containers": [3]}, "specs": {}}
-    decision = world.look()
-    assert "podTemplate is not a valid pod template" in ready_reason(decision)[1]
-    assert deleted(decision, Kind.WORKLOAD) == []
+    world.document["spec"]["podTemplate"] = template
     world.queue = QueueState()
+    (made,) = created(world.look(), "Workload")
+    pod = made["spec"]["podSets"][0]["template"]
+    assert pod["spec"]["nodeSelector"] == {"gpu": "large"}
+    assert "a" not in pod["metadata"]["labels"]
+    workload = copy.deepcopy(made)
+    workload["metadata"] |= {"uid": "w-2", "resourceVersion": "9"}
+    world.queue = QueueState(workload)
     decision = world.look()
-    assert created(decision, "Workload") == []
-    assert "podTemplate is not a valid pod template" in ready_reason(decision)[1]
+    assert deleted(decision, Kind.WORKLOAD) == [], "it stays in its place"
+    assert ready_reason(decision)[0] == "Queued"
 
 
 @pytest.mark.parametrize("change", ["no label", "invalid", "not selected"])
