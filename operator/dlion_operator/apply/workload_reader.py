@@ -17,6 +17,7 @@ from dlion_operator.kubernetes.client import (
     Kind,
     KubernetesClient,
     RequestRefusedError,
+    ServerError,
 )
 from dlion_operator.kubernetes.store import owner_uids
 from dlion_operator.model.settings import Settings
@@ -27,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 
 READ_INTERVAL_S: Final = 4.0
 """Shorter than the time between two passes over a job that waits in its queue."""
+UNANSWERED_S: Final = 60.0
+"""After this time without an answer a run is served all the same: Kueue's webhook, which converts
+Workloads, may be down for long."""
 NOT_SERVED = (
     f"this cluster serves no {Kind.WORKLOAD.value[0]} Workload: install Kueue 0.15 or newer, or"
     f" remove the job's label {names.QUEUE_LABEL}"
@@ -54,6 +58,7 @@ class WorkloadReader:
         self._read_for: object = None
         """The manifest for which the state was read."""
         self._again_s = float("-inf")
+        self._unanswered_since_s: float | None = None
         self._flavors: dict[str, Document] = {}
         self._flavors_for: object = None
 
@@ -64,7 +69,7 @@ class WorkloadReader:
     async def read(self, document: Document) -> QueueState | None:
         """Return the state; None: the job has no queue, or does not run at this site.
 
-        Raises: ServerError if the API server does not answer.
+        Raises: ServerError if the API server has not answered for a short time.
         """
         if not (document["metadata"].get("labels") or {}).get(names.QUEUE_LABEL):
             return None
@@ -78,12 +83,30 @@ class WorkloadReader:
             return None
         wanted = (job.key, document["metadata"].get("generation"), job.metadata.labels)
         if wanted != self._read_for or self._monotonic_s() >= self._again_s:
-            self._read_for, before = wanted, self._state.problem
-            self._state = await self._read(job, str(document["metadata"]["uid"]))
+            before = self._state.problem
+            self._state = await self._answered(job, str(document["metadata"]["uid"]))
+            self._read_for = wanted  # not before: what was read for another run admits nothing
             self._again_s = self._monotonic_s() + READ_INTERVAL_S
             if self._state.problem and self._state.problem != before:
                 _LOG.warning("run %s: %s", job.key, self._state.problem)
         return self._state
+
+    async def _answered(self, job: Job, owner_uid: str) -> QueueState:
+        """The state, or after a while that it cannot be read: the run itself must go on."""
+        try:
+            state = await self._read(job, owner_uid)
+        except ServerError as error:
+            now_s = self._monotonic_s()
+            if self._unanswered_since_s is None:
+                self._unanswered_since_s = now_s
+            if now_s - self._unanswered_since_s < UNANSWERED_S:
+                raise
+            name = names.run_name(job.key)
+            return QueueState(
+                problem=f"Workload {name} cannot be read, see whether Kueue runs: {error}"
+            )
+        self._unanswered_since_s = None
+        return state
 
     async def _read(self, job: Job, owner_uid: str) -> QueueState:
         name = names.run_name(job.key)

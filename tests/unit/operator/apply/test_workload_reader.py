@@ -4,7 +4,8 @@ Proves: the Workload is made before any Job, and none without it; it is polled, 
 anew where somebody deletes it; a cluster without Kueue, a site that may not queue, a refused or
 foreign Workload and missing classes end in the status with what to do, and are tried again;
 priority classes and flavors are read by name; a write that Kueue has overtaken is decided anew;
-jobs without a queue ask for nothing.
+an outage of Kueue
+keeps no run from being served; jobs without a queue ask for nothing.
 Leaves out: a real API server and Kueue (tests/cluster/test_queueing.py).
 """
 
@@ -20,6 +21,7 @@ from dlion_operator.kubernetes.client import (
     Document,
     Kind,
     RequestRefusedError,
+    ServerError,
 )
 from operator_in_memory import KeptObjects, Site
 from operator_world import SETTINGS, dlion_job
@@ -207,6 +209,50 @@ def test_a_burst_of_passes_asks_for_the_workload_once() -> None:
     for _ in range(10):
         site.look()
         assert ("get", "WORKLOAD") not in site.cluster.requests
+
+
+def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
+    def fail(_verb: str, document: Document) -> None:
+        if document["kind"] == "WORKLOAD":
+            raise ServerError("conversion webhook for kueue.x-k8s.io/v1beta1 failed")
+
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    admit(site)
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
+    later(site)
+    again = Site(cluster=site.cluster, settings=QUEUEING)
+    site.cluster.refuse = fail
+    with pytest.raises(ServerError):
+        again.look()
+    assert again.runs.open_runs == []
+    later(again, 61)
+    assert len(again.runs.open_runs) == 1
+    assert "conversion webhook" in ready(again)[1]
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is False, "its pods run on"
+    site.cluster.refuse = lambda _verb, _document: None
+    later(again)
+    assert "conversion webhook" not in ready(again)[1]
+
+
+def test_what_was_read_of_an_earlier_run_admits_no_other() -> None:
+    def fail(_verb: str, document: Document) -> None:
+        if document["kind"] == "WORKLOAD":
+            raise ServerError("too many requests")
+
+    document = queued()
+    site = Site(document, settings=QUEUEING)
+    site.look()
+    admit(site)
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
+    later(site)
+    document["spec"]["runId"] = "2"
+    site.change(document)
+    site.cluster.refuse = fail
+    for _ in range(2):
+        with pytest.raises(ServerError):
+            later(site, 0.1)
 
 
 def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
