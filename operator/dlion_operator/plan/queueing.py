@@ -90,6 +90,8 @@ def start_job(run: Run, view: WorkerJobView, spec: Document) -> Iterator[Action]
     queue = run.queue
     placement = Placement() if queue is None else queue.placement(group_pod_set(view.group))
     added = placement_patch(view.document, placement)
+    if not run.settings.kueue:
+        added = {}  # of a queue that the site no longer has; the right to change it is gone, too
     if added and view.has_start_time:
         # Only without it may the template change, as Kueue does with its own Jobs.
         yield Patch(

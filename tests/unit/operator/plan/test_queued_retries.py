@@ -5,7 +5,8 @@ it, also where pods of the failed attempt still run; an attempt that requests so
 admitted anew, an equal one is not, whatever gave it its priority; a worker that failed for good
 does not make Kueue wait for its pod; no group grows while the admission cannot be read; a run that
 has trained queues with the pods of its Jobs, whatever the podTemplate became; the Workload of an
-earlier run goes also where the manifest names no queue any more, is invalid or leaves the site.
+earlier run goes also where the manifest names no queue any more, is invalid or leaves the site;
+a run whose queue and rights are gone goes on; Kueue's words are bounded.
 Leaves out: Kueue itself (tests/cluster/test_queueing.py), retries without a queue (test_run_ends).
 """
 
@@ -220,3 +221,34 @@ def test_a_site_that_may_not_queue_never_deletes_workloads() -> None:
     assert deleted(world.look(), Kind.WORKLOAD) == []
     world.queue = None
     assert deleted(world.look(), Kind.WORKLOAD) == []
+
+
+def test_a_run_goes_on_where_both_its_queue_and_the_rights_for_it_are_gone() -> None:
+    """Its pods stay where the last admission placed them: a change needs the right to the status
+    of Jobs, which comes with kueue.enabled."""
+    world = queued()
+    submitted(world)
+    admit(world, {"spec": {"nodeLabels": {"arch": "arm64"}}})
+    running(world)
+    world.look()
+    stop_workers(world)
+    del world.document["metadata"]["labels"][QUEUE]
+    world.queue, world.settings = None, replace(world.settings, kueue=False)
+    decision = world.look()
+    assert [each.subresource for each in patches(decision, Kind.JOB)] == [""]
+    assert job_patches(decision) == [{"suspend": False}]
+
+
+def test_the_words_of_kueue_are_bounded_in_the_status() -> None:
+    world = queued()
+    submitted(world)
+    say(world, "QuotaReserved", "False", "Pending", "no quota " * 10_000)
+    assert len(ready_reason(world.look())[1]) <= 4096
+    admit(world)
+    running(world)
+    say(world, "Evicted", "True", "R" * 1024, "to make room " * 10_000)
+    stop_workers(world)
+    decision = world.look()
+    assert len(ready_reason(decision)[1]) <= 4096
+    held = workload_status(decision)["conditions"]
+    assert max(len(each["message"]) for each in held if each["type"] != "Evicted") <= 1024
