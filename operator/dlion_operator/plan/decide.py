@@ -105,6 +105,8 @@ SERVE_AFTER_END = timedelta(minutes=10)
 REQUEUE_S = 10.0
 QUEUE_POLL_S = 5.0
 """The same while a job waits for Kueue, whose Workload is not watched."""
+UNFINISHED_S = 60.0
+"""The same while the Workload of a run that is over cannot be written."""
 
 
 def decide(observed: Observed, settings: Settings) -> Decision:
@@ -122,8 +124,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         run_id = job_key(document).run_id
         if end_condition(observed, run_id):
             return Decision((), _refreshed_status(observed))
-        invalid = invalid_manifest(error, observed, run_id)
-        return _decide_without_run(invalid, observed, settings)
+        return _decide_without_run(invalid_manifest(error, observed, run_id), observed, settings)
     if not groups_of(job, settings.site):
         message = f"spec.sites does not name this site, {settings.site}"
         return _decide_without_run(
@@ -328,8 +329,7 @@ def _await_attempt(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     attempt = current_attempt(run)
     start = parse_time(attempt.start_time) or run.observed.now
     wait_s = (start - run.observed.now).total_seconds()
-    waiting = (_open_run(run), *obey_queue(run))
-    acting = waiting if wait_s > 0 else tuple(clear_attempt(run))
+    acting = (_open_run(run), *obey_queue(run)) if wait_s > 0 else tuple(clear_attempt(run))
     decision = _with_attempt(attempt, run, (*cleaning, *acting))
     return replace(decision, requeue_after_s=min(REQUEUE_S, max(wait_s, 1.0)))
 
@@ -367,6 +367,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
             actions += delete_run_objects(run.job.key, run.observed, run.settings)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
     due += [REQUEUE_S] if run.observed.terminating.documents else []
+    due += [UNFINISHED_S] if run.settings.kueue and run.queue and run.queue.problem else []
     return Decision(
         tuple(actions), _refreshed_status(run.observed), requeue_after_s=min(due, default=None)
     )
@@ -389,8 +390,9 @@ def _with_status(
     events = select_events(diagnosis, observed, status)
     # A suspended job does not change at this site, but it may at others.
     is_alone = len(status.get("sites") or ()) < 2
+    is_held = observed.queue is not None and observed.queue.problem  # its quota, perhaps
     is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
-        diagnosis.phase is JobPhase.SUSPENDED and is_alone
+        diagnosis.phase is JobPhase.SUSPENDED and is_alone and not is_held
     )
     looks_again = observed.terminating.documents or not is_idle
     waits = observed.queue is not None and not observed.queue.may_run

@@ -252,3 +252,35 @@ def test_the_words_of_kueue_are_bounded_in_the_status() -> None:
     assert len(ready_reason(decision)[1]) <= 4096
     held = workload_status(decision)["conditions"]
     assert max(len(each["message"]) for each in held if each["type"] != "Evicted") <= 1024
+
+
+def test_a_run_that_stopped_is_looked_at_until_its_workload_can_be_told() -> None:
+    """It would hold its quota, and no watch tells when Kueue answers again."""
+    world = queued()
+    submitted(world)
+    admit(world)
+    running(world)
+    world.look()
+    world.end("small")
+    workload, world.queue = world.queue, QueueState(problem="cannot be read")
+    world.look()
+    world.run = None
+    assert world.look().requeue_after_s == pytest.approx(60)
+    world.queue = workload
+    decision = world.look()
+    assert by_type(workload_status(decision))["Finished"] == ("True", "Succeeded")
+    assert decision.requeue_after_s == pytest.approx(600)
+
+
+def test_a_suspended_run_is_looked_at_until_its_workload_can_be_deleted() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    world.look()
+    world.document["spec"]["suspend"] = True
+    workload, world.queue = world.queue, QueueState(problem="cannot be read")
+    assert world.look().requeue_after_s == pytest.approx(5)
+    world.queue = workload
+    decision = world.look()
+    assert deleted(decision, Kind.WORKLOAD) == [name]
+    world.queue = None
+    assert world.look().requeue_after_s is None
