@@ -88,7 +88,8 @@ ENV NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/opt/kernels
 COPY api/dlion_api/ /opt/dlion/lib/python3.11/site-packages/dlion_api/
 COPY worker/dlion_core/__init__.py worker/dlion_core/compiling.py worker/dlion_core/phase_clock.py /opt/dlion/lib/python3.11/site-packages/dlion_core/
 COPY worker/dlion_core/codecs/ /opt/dlion/lib/python3.11/site-packages/dlion_core/codecs/
-RUN python -c 'import dlion_core.codecs'
+# Not all modules of the codecs are imported by the package.
+RUN python -c 'import dlion_core.codecs, dlion_core.codecs.norms'
 
 
 FROM python AS operator-sources

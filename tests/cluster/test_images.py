@@ -109,9 +109,9 @@ import json, time
 began = time.monotonic()
 import tensorflow as tf
 import_s = time.monotonic() - began
-from dlion_core.codecs import kernels
+from dlion_core.codecs import kernels, norms
 from dlion_worker.training.datasets.named_datasets import digits
-dispatchers = [kernels.peak_bits, kernels.count, kernels.gather_blocks, kernels.add_blocks]
+dispatchers = [kernels.peak_bits, kernels.count, kernels.add_blocks, norms.add_projection]
 x, y = digits()
 model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(10)])
 model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -1,7 +1,7 @@
 """Facts: what was compiled is kept for the next process; what an image ships is taken up, also by
 processes that start together, and where it cannot be, nobody stops; processes that start together,
 and one that can keep nothing, work all the same; a kernel takes its own types alone; those who code
-nothing do not carry the compiler.
+nothing do not carry the compiler; an image's build compiles every kernel that its workers have.
 
 Left out: what the kernels give (tests/property/test_codecs.py), and their time (benchmarks).
 """
@@ -9,6 +9,7 @@ Left out: what the kernels give (tests/property/test_codecs.py), and their time 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,21 @@ def test_arrays_of_another_type_are_refused_not_compiled_for() -> None:
 def test_who_codes_nothing_does_not_carry_the_compiler(module: str, tmp_path: Path) -> None:
     code = f"import sys, {module}; print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     assert said(start(tmp_path, code)) == "False False"
+
+
+def test_an_images_build_compiles_every_kernel_that_its_workers_have(tmp_path: Path) -> None:
+    """Others are compiled in the first trainer of every pod, on the slow machine."""
+    root = Path(__file__).parents[3]
+    (built,) = re.findall(r"^RUN python -c '(import .*)'$", (root / "Dockerfile").read_text(), re.M)
+    with_kernels = {
+        ".".join(path.relative_to(root / "worker").with_suffix("").parts)
+        for package in ("dlion_core", "dlion_worker")
+        for path in (root / "worker" / package).rglob("*.py")
+        if re.search(r"^@compiled\(", path.read_text(), re.M)
+    }
+    code = f"import sys; {built}; print(*(name for name in sys.modules if 'dlion' in name))"
+    assert with_kernels
+    # With the tests' own cache, as which modules are imported is the question.
+    assert with_kernels <= set(said(start(tmp_path, code, NUMBA_CACHE_DIR="")).split())
+    # The stage copies the codecs and what they import, no more.
+    assert {".".join(name.split(".")[:2]) for name in with_kernels} == {"dlion_core.codecs"}
