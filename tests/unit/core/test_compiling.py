@@ -113,12 +113,13 @@ def test_who_codes_nothing_does_not_carry_the_compiler(module: str, tmp_path: Pa
 def test_an_images_build_compiles_every_kernel_that_its_workers_have(tmp_path: Path) -> None:
     """Others are compiled in the first trainer of every pod, on the slow machine."""
     root = Path(__file__).parents[3]
-    (built,) = re.findall(r"^RUN python -c '(import .*)'$", (root / "Dockerfile").read_text(), re.M)
+    dockerfile = (root / "Dockerfile").read_text()
+    (built,) = re.findall(r"^RUN python -c '(import .*)'$", dockerfile, re.MULTILINE)
     with_kernels = {
         ".".join(path.relative_to(root / "worker").with_suffix("").parts)
         for package in ("dlion_core", "dlion_worker")
         for path in (root / "worker" / package).rglob("*.py")
-        if re.search(r"^@compiled\(", path.read_text(), re.M)
+        if re.search(r"^@compiled\(", path.read_text(), re.MULTILINE)
     }
     code = f"import sys; {built}; print(*(name for name in sys.modules if 'dlion' in name))"
     assert with_kernels
