@@ -2,10 +2,10 @@
 
 Facts: at most once for each cause are named: a norm far above all that others ever had, values that
 oppose workers of like data, the same values again and again, no values at all; a worker with other
-data, a small batch, nothing left to learn, a jump back to earlier norms, or sums that do not fit a
-float is not named; a bad peer of three or four cannot have an honest one named; who is compared
-follows from the manifest; nothing is found where `robustness` is `off`, and policies with a barrier
-report what is found.
+data, a small batch, a slow link, nothing left to learn, a jump back to earlier norms, or sums that
+do not fit a float is not named; a bad peer of three or four cannot have an honest one named; who is
+compared follows from the manifest; nothing is found where `robustness` is `off`, and policies with
+a barrier report what is found.
 
 Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
 """
@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec.dataset import Dataset
-from dlion_core.codecs import GradientPart
+from dlion_core.codecs import GradientPart, ValueCodec
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.claims.deviations import (
     EMPTY_ROUNDS,
+    EMPTY_SAVING_STEPS,
     EMPTY_STEPS,
     GRADIENT_EVERY,
     MIN_ROUNDS,
@@ -35,6 +36,7 @@ from dlion_core.policies.claims.deviations import (
     groups_of_like_data,
 )
 from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.entries import encode_nonzero
 from dlion_core.policies.interface import Layout, ReportEvent
 from example_counts import examples
 from policy_cluster import spec
@@ -194,8 +196,70 @@ def test_links_that_carry_nothing_for_a_while_name_nobody() -> None:
         return honest_D if at % (EMPTY_STEPS - 1) == 0 else None
 
     assert EMPTY_STEPS > EMPTY_ROUNDS
-    assert named(context("dlion"), rare, rounds=3 * EMPTY_STEPS) == []
-    assert len(named(context("dlion"), lambda *_: None, rounds=EMPTY_STEPS)) == 1
+    assert named(context("dgc"), rare, rounds=3 * EMPTY_STEPS) == []
+    assert len(named(context("dgc"), lambda *_: None, rounds=EMPTY_STEPS)) == 1
+
+
+def test_a_link_that_saves_up_for_a_message_may_be_silent_for_longer() -> None:
+    detector = DeviationDetector(context("dlion"))
+    other_D = np.ones(SIZE, np.float32)
+    sent = {rank: Contribution(8, GradientPart(other_D)) for rank in map(Rank, range(4))}
+    sent[BAD] = Contribution(8, None)
+    rounds = [detector.look(sent) for _ in range(EMPTY_SAVING_STEPS)]
+    assert not any(rounds[:-1])
+    assert len(rounds[-1]) == 1
+
+
+def test_the_noise_of_a_much_smaller_batch_is_not_named_where_nothing_else_was_seen() -> None:
+    """As after a restart near a minimum: the norm falls with the root of the samples."""
+    detector, chance = DeviationDetector(context()), np.random.default_rng(4)
+    batches, texts = {Rank(0): 100, BAD: 1, Rank(2): 80, Rank(3): 60}, []
+
+    def sent(factor: float) -> dict[Rank, Contribution]:
+        noise = {rank: chance.standard_normal(SIZE) / np.sqrt(n) for rank, n in batches.items()}
+        noise[BAD] *= factor
+        return {
+            rank: Contribution(batches[rank], GradientPart(one.astype(np.float32)))
+            for rank, one in noise.items()
+        }
+
+    for _ in range(ROUNDS):
+        texts += detector.look(sent(1.0))
+    assert texts == []
+    for _ in range(2):
+        texts += detector.look(sent(6.0))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("silent", [0, 14])
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_what_a_slow_link_has_kept_back_is_not_named(silent: int, share: float) -> None:
+    """Under policies with residuals: seldom or few entries, each the sum of many steps."""
+    about = context("dlion")
+    exchange = replace(about.spec.exchange, residual="perLink")
+    about = replace(about, spec=replace(about.spec, exchange=exchange))
+    chance = np.random.default_rng(5)
+    steady_D = chance.standard_normal(SIZE)
+    for factor, is_named in ((1.0, False), (12.0, True)):
+        detector, rest_D, texts = DeviationDetector(about), np.zeros(SIZE), list[str]()
+        for at in range(300):
+            sent = {}
+            for rank in about.ranks:
+                value_D = steady_D + chance.standard_normal(SIZE)
+                part: GradientPart | None = GradientPart(value_D.astype(np.float32))
+                if rank == BAD:
+                    rest_D += value_D
+                    part = None
+                    if at % (silent + 1) == silent:
+                        where_K = np.argsort(np.abs(rest_D))[-int(share * SIZE) :]
+                        sent_D = np.zeros(SIZE, np.float32)
+                        sent_D[where_K] = factor * rest_D[where_K]
+                        rest_D[where_K] = 0
+                        part = encode_nonzero(sent_D, ValueCodec.FLOAT32).part
+                sent[rank] = Contribution(8, part)
+            texts += detector.look(sent)
+        if share == 1.0 or not is_named:
+            assert any("norm" in text for text in texts) is is_named, (factor, texts)
 
 
 def test_a_worker_that_left_begins_anew() -> None:

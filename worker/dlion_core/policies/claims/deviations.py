@@ -22,6 +22,7 @@ each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P 
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -57,11 +58,12 @@ OPPOSED_COSINE = -0.15
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
 """Of a contribution to the same peer's of `WINDOW` rounds ago, and of those of most others."""
 
-EMPTY_ROUNDS, EMPTY_STEPS = 16, 64
-"""In a row, under policies with local steps, and under others: not each link carries entries at
-every step."""
+EMPTY_ROUNDS, EMPTY_STEPS, EMPTY_SAVING_STEPS = 16, 64, 1024
+"""In a row, under policies with local steps, under others, and under those that save up the budget
+of a slow link until a whole message fits."""
 
 _IN_ROUNDS = frozenset({"adaptive", "sparseloco"})
+_SAVING = frozenset({"dlion", "dlion-published"})
 
 _OF_A_WORKER = ("{group}", "{index}", "{rank}")
 """Placeholders of a path that differ within a site."""
@@ -92,7 +94,22 @@ def _longest_silence(spec: Spec) -> int:
         return EMPTY_ROUNDS
     if spec.exchange.propagation == "selective":
         return max(EMPTY_STEPS, 2 * spec.exchange.propagation_within)
-    return EMPTY_STEPS
+    return EMPTY_SAVING_STEPS if spec.exchange.policy in _SAVING else EMPTY_STEPS
+
+
+def _adds_up(spec: Spec) -> bool:
+    """Return whether what a link does not carry may be added to later contributions."""
+    return spec.exchange.policy in {"ako", "topk"} or spec.exchange.residual != "none"
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How large a contribution is."""
+
+    norm: float
+    comparable: float
+    """The norm that it would have with one sample, and all entries in each step: noise falls with
+    the root of a batch, and what a slow link keeps back adds up."""
 
 
 class DeviationDetector:
@@ -111,8 +128,11 @@ class DeviationDetector:
         self._scattered_D = np.zeros(0, np.float32)
         """Space for the entries of a sparse contribution; a gradient, once there is one."""
         self._rounds = 0
-        self._largest: dict[Rank, float] = {}
-        """The largest norm of each worker so far."""
+        self._adds_up = _adds_up(context.spec)
+        self._largest: dict[Rank, _Size] = {}
+        """The largest of each worker so far."""
+        self._silent: Counter[Rank] = Counter()
+        """Rounds since a worker's last contribution with entries."""
         self._large: Counter[Rank] = Counter()
         self._empty: Counter[Rank] = Counter()
         self._cosines = _windows()
@@ -130,7 +150,7 @@ class DeviationDetector:
         self._cosines.pop(rank, None)
         self._repeats.pop(rank, None)
         self._earlier.pop(rank, None)
-        del self._empty[rank]
+        del self._empty[rank], self._silent[rank]
 
     def look(self, contributions: Mapping[Rank, Contribution]) -> list[str]:
         """Return what deviates in this round, `worker 2 ...`, for each peer and cause once."""
@@ -139,6 +159,8 @@ class DeviationDetector:
         found = self._empty_ones(contributions)
         if self._rounds < WINDOW or self._rounds % self._every == 0:
             found += self._measured_ones(contributions)
+        for rank, one in contributions.items():
+            self._silent[rank] = self._silent[rank] + 1 if one.part is None else 0
         self._rounds += 1
         texts = []
         for rank, cause, text in found:
@@ -150,16 +172,21 @@ class DeviationDetector:
     def _measured_ones(
         self, contributions: Mapping[Rank, Contribution]
     ) -> list[tuple[Rank, str, str]]:
-        norms: dict[Rank, float] = {}
+        sizes: dict[Rank, _Size] = {}
         unit_of: dict[Rank, NDArray[np.float32]] = {}
         for rank, one in contributions.items():
             if one.part is None:
                 continue
-            norms[rank], sketch_S = self._measured(one.part)
+            norm, sketch_S = self._measured(one.part)
+            comparable = norm * math.sqrt(one.samples)
+            if self._adds_up:
+                comparable *= math.sqrt(one.part.coded_K.size / self._size)
+                comparable /= self._silent[rank] + 1
+            sizes[rank] = _Size(norm, comparable)
             length = math.sqrt(squared_norm_of(sketch_S))
             if 0 < length < np.inf:
                 unit_of[rank] = sketch_S / np.float32(length)
-        found = [*self._large_ones(norms), *self._repeated_ones(unit_of)]
+        found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
@@ -179,20 +206,26 @@ class DeviationDetector:
         square = float(add_projection(value_D, self._sign_R, sketch_S))
         return math.sqrt(square), sketch_S
 
-    def _large_ones(self, norms: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
-        for rank, norm in norms.items():
-            self._largest[rank] = max(norm, self._largest.get(rank, 0.0))
+    def _large_ones(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
+        for rank, one in sizes.items():
+            before = self._largest.get(rank, one)
+            self._largest[rank] = _Size(
+                max(one.norm, before.norm), max(one.comparable, before.comparable)
+            )
         found = []
-        for rank, norm in norms.items():
-            others = max((one for at, one in self._largest.items() if at != rank), default=0.0)
+        for rank, one in sizes.items():
+            others = [size for at, size in self._largest.items() if at != rank]
+            norm = max((size.norm for size in others), default=0.0)
+            comparable = max((size.comparable for size in others), default=0.0)
             is_known = not self._leaves_out or any(
                 rank in group and len(group) >= MIN_WORKERS for group in self._groups
             )
-            if others and norm > LARGE_RATIO * others and is_known:
+            is_large = one.norm > LARGE_RATIO * norm and one.comparable > LARGE_RATIO * comparable
+            if norm and is_large and is_known:
                 self._large[rank] += 1
                 if self._large[rank] >= LARGE_ROUNDS:
-                    text = f"contributes values with the norm {norm:.2g}; the largest of all"
-                    found.append((rank, "large", f"{text} others so far is {others:.2g}"))
+                    text = f"contributes values with the norm {one.norm:.2g}; the largest of all"
+                    found.append((rank, "large", f"{text} others so far is {norm:.2g}"))
         return found
 
     def _empty_ones(
