@@ -5,13 +5,14 @@ oppose workers of like data, the same values again and again, no values at all; 
 data, a small batch, a slow link, nothing left to learn, a jump back to earlier norms, or sums that
 do not fit a float is not named; a bad peer of three or four cannot have an honest one named; who is
 compared follows from the manifest; nothing is found where `robustness` is `off`, and policies with
-a barrier report what is found.
+a barrier report what is found; between rounds no memory of the model's size is kept.
 
 Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
 """
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -198,6 +199,23 @@ def test_links_that_carry_nothing_for_a_while_name_nobody() -> None:
     assert EMPTY_STEPS > EMPTY_ROUNDS
     assert named(context("dgc"), rare, rounds=3 * EMPTY_STEPS) == []
     assert len(named(context("dgc"), lambda *_: None, rounds=EMPTY_STEPS)) == 1
+
+
+def test_between_rounds_no_memory_of_the_models_size_is_kept() -> None:
+    about = replace(context("topk"), layout=Layout(("w",), (1_000_000,)))
+    detector, some_D = DeviationDetector(about), np.zeros(1_000_000, np.float32)
+    some_D[::1000] = 1
+    part = encode_nonzero(some_D, ValueCodec.FLOAT32).part
+    sent = {rank: Contribution(8, part) for rank in about.ranks}
+    detector.look(sent)
+    tracemalloc.start()
+    try:
+        detector.look(sent)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 0.1 * some_D.nbytes
+    assert some_D.nbytes <= most < 1.5 * some_D.nbytes  # once, not for each contribution
 
 
 def test_a_link_that_saves_up_for_a_message_may_be_silent_for_longer() -> None:

@@ -126,7 +126,7 @@ class DeviationDetector:
         chance = np.random.default_rng((context.spec.trainer.seed, context.rank))
         self._sign_R = chance.choice(np.array([-1, 1], np.float32), rows)
         self._scattered_D = np.zeros(0, np.float32)
-        """Space for the entries of a sparse contribution; a gradient, once there is one."""
+        """Space for the entries of a sparse contribution while a round is measured: a gradient."""
         self._rounds = 0
         self._adds_up = _adds_up(context.spec)
         self._largest: dict[Rank, _Size] = {}
@@ -186,6 +186,7 @@ class DeviationDetector:
             length = math.sqrt(squared_norm_of(sketch_S))
             if 0 < length < np.inf:
                 unit_of[rank] = sketch_S / np.float32(length)
+        self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
