@@ -23,6 +23,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 from statistics import median
 
 import numpy as np
@@ -214,7 +215,10 @@ class DeviationDetector:
                 max(one.norm, before.norm), max(one.comparable, before.comparable)
             )
         found = []
+        usual = nlargest(2, (size.norm for size in self._largest.values()))
         for rank, one in sizes.items():
+            if one.norm <= LARGE_RATIO * usual[-1]:  # at most that of the largest other
+                continue
             others = [size for at, size in self._largest.items() if at != rank]
             norm = max((size.norm for size in others), default=0.0)
             comparable = max((size.comparable for size in others), default=0.0)
@@ -262,8 +266,10 @@ class DeviationDetector:
         }
         found = []
         for rank, cosine in middle.items():
+            if cosine >= OPPOSED_COSINE:
+                continue
             agreeing = [at for at, one in middle.items() if at != rank and one > 0]
-            if cosine < OPPOSED_COSINE and 2 * len(agreeing) > len(middle) - 1:
+            if 2 * len(agreeing) > len(middle) - 1:
                 text = f"contributes values that oppose those of workers of like data: {cosine:.2f}"
                 found.append((rank, "opposed", f"{text} is their middle cosine"))
         return found
@@ -283,8 +289,10 @@ class DeviationDetector:
         }
         found = []
         for rank, cosine in usual.items():
+            if cosine <= REPEATED_COSINE:
+                continue
             others = [one for at, one in usual.items() if at != rank]
-            if cosine > REPEATED_COSINE and len(others) >= 2 and median(others) < CHANGING_COSINE:
+            if len(others) >= 2 and median(others) < CHANGING_COSINE:
                 text = f"contributes what it contributed {WINDOW} measured rounds ago"
                 found.append((rank, "repeated", text))
         return found
