@@ -109,9 +109,13 @@ class HeatController:
         """
         step_s = max(0.0, now_s - self._now_s) if math.isfinite(self._now_s) else 0.0
         self._now_s = max(now_s, self._now_s)
+        is_first = self._celsius is None
         decision = self._decide(now_s, celsius, used_share, step_s)
         change = 1.0 - math.exp(-step_s / MEAN_S)
         self._mean_share += change * (decision.share - self._mean_share)
+        if is_first and self._celsius is not None:
+            # A sidecar that starts again on a hot machine has no mean to follow from.
+            self._mean_share = decision.share
         if decision.share == 1.0 and self._mean_share > 0.99:
             self._mean_share = 1.0
         return replace(decision, mean_share=self._mean_share)

@@ -152,6 +152,14 @@ def test_a_jump_that_stays_is_believed() -> None:
     assert pairs[-1][1].share == FLOOR
 
 
+def test_the_batch_is_small_at_once_if_the_machine_is_hot_at_the_start() -> None:
+    """As after a restart of the sidecar: else the others would wait for a whole share of it."""
+    again = controller()
+    assert again.sample(0.0, None, 0.0).mean_share == 1.0
+    hot = again.sample(2.0, 200.0, 1.0)
+    assert hot.mean_share == hot.share == FLOOR
+
+
 @pytest.mark.parametrize("deviation", [1.0, 3.0])
 def test_a_noisy_sensor_costs_work_and_not_the_budget(deviation: float) -> None:
     pairs = BOARD.driven(controller(), seconds=7200, sensor=noisy(4, deviation))
