@@ -61,7 +61,7 @@ def drain(run: PodRun, *ranks: int) -> float:
 def test_a_drained_worker_costs_the_others_at_most_one_iteration(
     tmp_path: Path, policy: str
 ) -> None:
-    subnet = 21 if policy == "full" else 22
+    subnet = 61 if policy == "full" else 62
     job = document(tmp_path, 3, exchange={"policy": policy})
     with pod_run(tmp_path, job, subnet=subnet) as run:
         start(run, 3)
@@ -101,7 +101,7 @@ def test_the_next_attempt_at_a_run_goes_on_from_the_keepers_checkpoints(tmp_path
     steps = 40
     job = document(tmp_path, 2, steps, maxRestarts=0, exchange={"policy": "full"})
     job["spec"]["checkpoint"] = {"everySeconds": 1}  # type: ignore[index]
-    with pod_run(tmp_path, job, subnet=23) as run:
+    with pod_run(tmp_path, job, subnet=63) as run:
         start(run, 2)
         run.wait_until(
             lambda: all((run.results / f"state/w{r}/checkpoint.npz").exists() for r in range(2)),
