@@ -34,6 +34,7 @@ from audit import (
     used_in_modes,
 )
 from chart import Helm, helm_program, image_values
+from operator_process import OperatorProcess
 from testbed.binaries import built
 from testbed.existing import KUBECONFIG, LOAD_IMAGES, existing_cluster, load_images, vacant_cluster
 from testbed.image_store import image_store
@@ -355,3 +356,14 @@ def kubectl(api: Kubectl) -> Iterator[Kubectl]:
         yield replace(api, namespace=namespace)
     finally:
         api.run("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def shared_operator(
+    api: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One for all namespaces, for a module whose tests do not need their own."""
+    folder = tmp_path_factory.mktemp("operator")
+    with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
+        yield process
+        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0

@@ -19,33 +19,14 @@ import pytest
 from dlion_api.errors import UnavailableError
 from operator_process import OperatorProcess
 from podless_jobs import conditions, is_over, jobs, manifest, workers
+from trained_jobs import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from testbed.kubectl import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
 LATEST = "2026-01-31T12:00:00Z"
 SIGKILL = 137
-
-
-@pytest.fixture(scope="module")
-def operator(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One for all namespaces."""
-    folder = tmp_path_factory.mktemp("operator")
-    with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
-        yield process
-        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
-
-
-def eventually(look: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    """What `look` yields once it is true."""
-    deadline_s = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline_s, f"not within {within_s:g} s"
-        time.sleep(0.2)
-    return found
 
 
 def alone(**changes: Any) -> dict[str, Any]:
@@ -117,7 +98,7 @@ def rule(end: str, action: str, *groups: str) -> dict[str, Any]:
     return {"onEnds": [end], "action": action, "groups": list(groups)}
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_each_action_has_its_result(kubectl: Kubectl) -> None:
     rules = [
         rule("ProgramFailed", "Restart"),
@@ -152,7 +133,7 @@ def test_each_action_has_its_result(kubectl: Kubectl) -> None:
     assert message.startswith("failureRules[3] is FailRun for Crashed; ")
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_drained_worker_is_never_counted(kubectl: Kubectl) -> None:
     """With no restarts at all: neither an eviction nor an end on request is one."""
     training(kubectl, alone(small=1, maxRestarts=0), 1)
@@ -173,7 +154,7 @@ def attempts(kubectl: Kubectl) -> dict[str, str]:
 
 
 def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
-    kubectl: Kubectl, operator: OperatorProcess
+    kubectl: Kubectl, shared_operator: OperatorProcess
 ) -> None:
     training(kubectl, manifest(small=1, maxRestarts=0, maxRetries=1), 2)
     first, names = attempts(kubectl), {job["metadata"]["name"] for job in jobs(kubectl)}
@@ -186,8 +167,8 @@ def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
     assert status["attempt"]["number"] == 2
     assert status["attempt"]["lastFailure"].startswith("RestartsExceeded: ")
     assert attempts(kubectl) == first, "the failed pods stay"
-    operator.kill()
-    operator.start()
+    shared_operator.kill()
+    shared_operator.start()
     eventually(lambda: sorted(attempts(kubectl).values()) == ["2", "2"])
     assert not attempts(kubectl).keys() & first.keys()
     assert {job["metadata"]["name"] for job in jobs(kubectl)} == names
@@ -207,7 +188,7 @@ def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
     assert len(attempts(kubectl)) == 2
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_waiting_run_may_be_given_up_for_another(kubectl: Kubectl) -> None:
     training(kubectl, alone(small=1, maxRestarts=0, maxRetries=5), 1)
     fail(kubectl, "small", 0, SIGKILL)
@@ -222,7 +203,7 @@ def test_a_waiting_run_may_be_given_up_for_another(kubectl: Kubectl) -> None:
     assert "attempt" not in kubectl.get("dlj", "digits")["status"]
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_rules_are_refused_where_they_mean_nothing_and_fixed_while_workers_train(
     kubectl: Kubectl,
 ) -> None:

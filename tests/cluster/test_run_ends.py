@@ -19,32 +19,15 @@ from admission_policy import BINDING, POLICY, label_policy
 from dlion_api.endings import EndReport
 from operator_process import OperatorProcess
 from podless_jobs import conditions, end_workers, is_over, jobs, manifest, workers
+from trained_jobs import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from testbed.kubectl import Kubectl
 
 pytestmark = pytest.mark.cluster
 LATEST = "2026-01-31T12:00:00Z"
-
-
-def eventually(look: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    """What `look` yields once it is true."""
-    deadline_s = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline_s, f"not within {within_s:g} s"
-        time.sleep(0.2)
-    return found
-
-
-@pytest.fixture(scope="module")
-def operator(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One for all namespaces."""
-    folder = tmp_path_factory.mktemp("operator")
-    with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
-        yield process
-        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
 def small(kubectl: Kubectl) -> dict[str, Any]:
@@ -80,12 +63,12 @@ def degraded(kubectl: Kubectl) -> None:
 
 
 def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
-    kubectl: Kubectl, operator: OperatorProcess
+    kubectl: Kubectl, shared_operator: OperatorProcess
 ) -> None:
     """By the 45 s after which an operator takes it that every worker has called."""
     degraded(kubectl)
-    operator.kill()
-    operator.start()
+    shared_operator.kill()
+    shared_operator.start()
     kubectl.apply(manifest(small=1))
     eventually(lambda: small(kubectl)["spec"]["completions"] == 1)
     until_s = time.monotonic() + 50.0
@@ -99,7 +82,7 @@ def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
 
 @pytest.mark.parametrize("way_out", ["label", "policy"])
 def test_what_a_policy_denies_is_named_and_made_once_it_allows_it(
-    kubectl: Kubectl, operator: OperatorProcess, way_out: str
+    kubectl: Kubectl, shared_operator: OperatorProcess, way_out: str
 ) -> None:
     policy, binding = label_policy(kubectl)
     kubectl.apply(policy, binding)
@@ -159,9 +142,9 @@ def ending(kubectl: Kubectl) -> None:
     eventually(lambda: sum(job["status"].get("succeeded", 0) for job in jobs(kubectl)) == 1)
 
 
-def restarted(kubectl: Kubectl, operator: OperatorProcess) -> None:
-    operator.kill()
-    operator.start()
+def restarted(kubectl: Kubectl, shared_operator: OperatorProcess) -> None:
+    shared_operator.kill()
+    shared_operator.start()
 
 
 def scaled(workers_wanted: int) -> Callable[[Kubectl, OperatorProcess], None]:
@@ -193,15 +176,15 @@ def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
         kubectl.run("patch", "crd", crd, "--type=json", "-p", json.dumps([removed]))
 
 
-def rolled_back(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def rolled_back(kubectl: Kubectl, shared_operator: OperatorProcess) -> None:
     """What a newer operator has left is not touched."""
-    operator.kill()
+    shared_operator.kill()
     for job in jobs(kubectl):
         kubectl.run("annotate", "job", job["metadata"]["name"], "dlion.dev/of-a-later-version=x")
-    operator.start()
+    shared_operator.start()
 
 
-def denied_then_allowed(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def denied_then_allowed(kubectl: Kubectl, shared_operator: OperatorProcess) -> None:
     policy, binding = label_policy(kubectl, "UPDATE")
     kubectl.apply(policy, binding)
     time.sleep(2.0)
@@ -276,12 +259,12 @@ CORE = {
 )
 def test_a_run_goes_on(
     kubectl: Kubectl,
-    operator: OperatorProcess,
+    shared_operator: OperatorProcess,
     state: Callable[[Kubectl], None],
     event: str,
 ) -> None:
     state(kubectl)
-    EVENTS[event](kubectl, operator)
+    EVENTS[event](kubectl, shared_operator)
     until_s = time.monotonic() + 3.0
     while time.monotonic() < until_s:
         assert not is_over(kubectl), conditions(kubectl)
@@ -291,7 +274,7 @@ def test_a_run_goes_on(
     assert started == (None if state is waiting else LATEST)
 
 
-@pytest.mark.usefixtures("nobody_runs_pods", "operator")
+@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
 def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
     healthy(kubectl)
     end_workers(kubectl)

@@ -72,7 +72,6 @@ def document(folder: Path) -> dict[str, object]:
     return job_document(2, trainer=trainer, nodePolicies=HEAT)
 
 
-@pytest.mark.slow  # where steps are short, waiting alone may keep the machine cool: it fails there
 def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +80,7 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
     machine = FakeMachine(root, lambda: run)
     with LocalRun(tmp_path, document(tmp_path)) as run:
         run.wait_for_step(5)
-        first = machine.live(6.0)
-        machine.live(34.0)
+        machine.live(40.0)
         hot = machine.live(25.0)
         machine.ambient = -45.0  # not limited even by a busy machine
         machine.live(25.0)
@@ -92,11 +90,10 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
     temperatures = [celsius for celsius, _ in hot]
     assert THRESHOLD - 6.0 < fmean(temperatures) < THRESHOLD + 1.0
     assert max(temperatures) < THRESHOLD + 5.0
-    first_share, hot_share, cool_share = (fmean(s for _, s in each) for each in (first, hot, cool))
+    hot_share, cool_share = (fmean(share for _, share in each) for each in (hot, cool))
     # What keeps 60 degrees in air of 30 is 30 % of the time.
     assert 0.15 < hot_share < 0.4
-    assert hot_share < 0.75 * first_share
-    assert cool_share > 0.8 * first_share
+    assert cool_share > max(0.7, 2 * hot_share)
     for log in logs:
         assert "heat budget: limits compute to stay below 60 °C" in log
         assert "the heat budget fell from" in log

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dlion_api.errors import UnavailableError
-from testbed.binaries import build_once, cache_folder, go, hash_of, source_of
+from testbed.binaries import BuiltFolder, go, source_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,30 +24,16 @@ MODULE = Path(__file__).with_name("cert_manager_controllers")
 NAME = "github.com/cert-manager/cert-manager"
 
 
-def _folder() -> Path:
-    return cache_folder() / f"cert-manager-{hash_of(MODULE)}"
-
-
-def built() -> Path | None:
-    """The folder with program and definitions; None where they have to be built first."""
-    return _folder() if (_folder() / ".complete").exists() else None
-
-
-def build() -> Path:
-    """That folder, filled now if need be (a minute or two on two cores; then nothing).
-
-    Raises: UnavailableError with the end of what Go said.
-    """
-    build_once(_folder(), _make)
-    return _folder()
-
-
 def _make(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         go("build", "-trimpath", "-ldflags", "-s -w", "-o", made, ".", module=MODULE)
         (Path(made) / "cert-manager-controllers").rename(folder / "controllers")
     for path in (source_of(NAME, MODULE) / "deploy/crds").glob("cert-manager.io_*.yaml"):
         shutil.copyfile(path, folder / path.name)
+
+
+_PROGRAMS = BuiltFolder("cert-manager", MODULE, _make)
+built, build = _PROGRAMS.built, _PROGRAMS.build
 
 
 def install(folder: Path, kubectl: Kubectl) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from dlion_api.errors import UnavailableError
 from operator_process import free_ports
-from testbed.binaries import build_once, cache_folder, go, hash_of, source_of
+from testbed.binaries import BuiltFolder, go, source_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,24 +31,6 @@ CONTROLLERS = ("source-controller", "kustomize-controller", "helm-controller")
 _START_TIMEOUT_S = 60.0
 
 
-def _folder() -> Path:
-    return cache_folder() / f"flux-{hash_of(MODULE)}"
-
-
-def built() -> Path | None:
-    """The folder with programs and definitions; None where they have to be built first."""
-    return _folder() if (_folder() / ".complete").exists() else None
-
-
-def build() -> Path:
-    """That folder, filled now if need be (minutes on two cores; then nothing).
-
-    Raises: UnavailableError with the end of what Go said.
-    """
-    build_once(_folder(), _make)
-    return _folder()
-
-
 def _make(folder: Path) -> None:
     for name in CONTROLLERS:
         package = f"github.com/fluxcd/{name}"
@@ -57,6 +39,10 @@ def _make(folder: Path) -> None:
             (Path(made) / name).rename(folder / name)
         for path in (source_of(package, MODULE) / "config/crd/bases").glob("*.yaml"):
             shutil.copyfile(path, folder / path.name)
+
+
+_PROGRAMS = BuiltFolder("flux", MODULE, _make)
+built, build = _PROGRAMS.built, _PROGRAMS.build
 
 
 def install(folder: Path, kubectl: Kubectl) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from dlion_api.errors import UnavailableError
 from operator_process import free_ports
-from testbed.binaries import build_once, cache_folder, go, hash_of, source_of
+from testbed.binaries import BuiltFolder, go, source_of
 from testbed.certificates import Authority
 
 if TYPE_CHECKING:
@@ -45,31 +45,6 @@ exec "$@"
 _KINDS = ("workloads", "clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses")
 
 
-def _folder() -> Path:
-    return cache_folder() / f"kueue-{hash_of(MODULE)}"
-
-
-def definitions() -> Path:
-    """A folder with its definitions alone (seconds). Raises: UnavailableError with what Go said."""
-    folder = cache_folder() / f"kueue-kinds-{hash_of(MODULE)}"
-    build_once(folder, _copy_definitions)
-    return folder
-
-
-def built() -> Path | None:
-    """The folder with its manager; None where it has to be built first."""
-    return _folder() if (_folder() / ".complete").exists() else None
-
-
-def build() -> Path:
-    """The folder with its manager, filled now if need be (five minutes on two cores; then nothing).
-
-    Raises: UnavailableError with the end of what Go said.
-    """
-    build_once(_folder(), _make)
-    return _folder()
-
-
 def _make(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as made:
         package = f"{NAME}/cmd/kueue"
@@ -81,6 +56,12 @@ def _copy_definitions(folder: Path) -> None:
     go("mod", "download", NAME, module=MODULE)
     for path in (source_of(NAME, MODULE) / "config/components/crd/bases").glob("*.yaml"):
         shutil.copyfile(path, folder / path.name)
+
+
+_PROGRAMS = BuiltFolder("kueue", MODULE, _make)
+built, build = _PROGRAMS.built, _PROGRAMS.build
+definitions = BuiltFolder("kueue-kinds", MODULE, _copy_definitions).build
+"""Its definitions alone, without the program, which takes five minutes on two cores."""
 
 
 def install(kubectl: Kubectl) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.binaries import build_once, cache_folder, go, hash_of
+from testbed.binaries import BuiltFolder, go
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class GoProgram:
         return Path(__file__).with_name(self.name)
 
     @property
-    def _path(self) -> Path:
-        return cache_folder() / f"gitops-{self.name}-{hash_of(self._module)}" / self.name
+    def _folder(self) -> BuiltFolder:
+        return BuiltFolder(f"gitops-{self.name}", self._module, self._make)
 
     def built(self) -> Path | None:
         """The program; None where it has to be built first."""
-        return self._path if self._path.with_name(".complete").exists() else None
+        folder = self._folder.built()
+        return None if folder is None else folder / self.name
 
     def build(self) -> Path:
         """The program, built now if need be (minutes on two cores; then nothing).
 
         Raises: UnavailableError with the end of what Go said.
         """
-        build_once(self._path.parent, self._make)
-        return self._path
+        return self._folder.build() / self.name
 
     def _make(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as made:

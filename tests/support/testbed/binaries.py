@@ -112,6 +112,32 @@ def build_once(folder: Path, make: Callable[[Path], None]) -> None:
             (folder / ".complete").touch()
 
 
+@dataclass(frozen=True)
+class BuiltFolder:
+    """A folder of the cache that is filled once from a Go module, and again if that changes."""
+
+    name: str
+    module: Path
+    make: Callable[[Path], None]
+    """Fills the folder."""
+
+    @property
+    def path(self) -> Path:
+        return cache_folder() / f"{self.name}-{hash_of(self.module)}"
+
+    def built(self) -> Path | None:
+        """The folder; None where it has to be filled first."""
+        return self.path if (self.path / ".complete").exists() else None
+
+    def build(self) -> Path:
+        """The folder, filled now if need be.
+
+        Raises: UnavailableError with the end of what Go said.
+        """
+        build_once(self.path, self.make)
+        return self.path
+
+
 def _build_into(folder: Path) -> None:
     major, minor = KUBERNETES_VERSION.lstrip("v").split(".")[:2]
     flags = {
