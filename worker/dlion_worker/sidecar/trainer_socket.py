@@ -23,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES = 1 << 20
 """A trainer with more unread bytes than this is disconnected; it reconnects."""
+END_S = 1.0
+"""How long an end waits for connections that were aborted, which takes one turn of the loop."""
 
 
 class TrainerSocket:
@@ -39,7 +41,8 @@ class TrainerSocket:
         self._path = Path(path)
         self._on_record, self._on_connected = on_record, on_connected
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        """Of each connection, and what serves it."""
 
     async def start(self) -> None:
         """Listen; replace a socket that an ended sidecar left.
@@ -71,11 +74,15 @@ class TrainerSocket:
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
-        for writer in tuple(self._writers):
+        for writer in self._writers:
             writer.transport.abort()
+        if self._writers:  # cancelled at the end of the loop, each would log a traceback
+            await asyncio.wait(self._writers.values(), timeout=END_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._writers[writer] = task
         try:
             for initial in self._on_connected():
                 writer.write(encode(initial))
@@ -89,7 +96,7 @@ class TrainerSocket:
         except OSError as error:
             _LOG.info("the trainer disconnected: %s", error)
         finally:
-            self._writers.discard(writer)
+            del self._writers[writer]
             writer.transport.abort()
 
 
