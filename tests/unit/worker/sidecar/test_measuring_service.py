@@ -55,10 +55,11 @@ class Beside:
 class Called:
     """A sidecar's port, and the peer's connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: timedelta = LIFE) -> None:
+        """`life` is that of the peer's certificate."""
         self.sites: dict[SiteName, CertificateAuthority] = {
             HERE.site: CertificateAuthority(HERE.site),
-            THERE.site: CertificateAuthority(THERE.site, life=LIFE),
+            THERE.site: CertificateAuthority(THERE.site, life=life),
         }
         self.bundles = {site: authority.bundle_pem for site, authority in self.sites.items()}
         self.beside = Beside()
@@ -154,7 +155,7 @@ async def end_of(call: grpc.aio.StreamUnaryCall) -> str:
 
 def test_one_peer_takes_only_a_few_probes_at_once_and_none_for_ever() -> None:
     async def body() -> None:
-        called = Called()
+        called = Called(life=timedelta(minutes=5))
         called.service.probe_within_s = 2.0
         port = await called.service.start("127.0.0.1", preferred_port=0)
         async with called.connection(port) as first, called.connection(port) as second:
