@@ -90,6 +90,9 @@ def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
         a.wait_until(lambda: len(a.steps(0)) > 20, "one site trains alone")
 
         b.start_coordinator()
+        # On a busy machine the sites may meet later than after the three seconds for which a worker
+        # waits for other sites. It would then begin alone, at iteration 1.
+        b.wait_until(lambda: b.operator.view(b.job).ready.get(a.site), "it sees the other's worker")
         b.start_keeper()
         b.start_worker(1)
         a.wait_until(lambda: len(b.steps(1)) > 10, "the other one, too")
