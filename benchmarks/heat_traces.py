@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlion_environments.plan import HardwareThrottle, Thermals
-from dlion_simulator.thermal import ThermalMachine
+from dlion_simulator.machines.thermal import ThermalMachine
 
 
 @dataclass(frozen=True)

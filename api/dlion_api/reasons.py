@@ -136,6 +136,10 @@ class EventReason(StrEnum):
         "MachineTemperature",
         "at the end of a simulated run: how hot a worker's machine became",
     )
+    OTHER_WORK = (
+        "OtherWork",
+        "at the end of a simulated run: what other work took from a worker's machine",
+    )
     ENVIRONMENT_FAILED = "EnvironmentFailed", "the environment cannot be imposed; the run ends"
 
 

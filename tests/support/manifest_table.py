@@ -96,6 +96,7 @@ ACCEPTED = [
     Case("a heat budget", {"spec.nodePolicies": {"heat": {"thresholdCelsius": 74.5}}}),
     Case("a heat budget with its floor", {"spec.nodePolicies": {
         "heat": {"thresholdCelsius": 150, "minComputeShare": 1}}}),
+    Case("demand without forecasts", {"spec.nodePolicies": {"demand": {"prediction": "none"}}}),
     Case("node policies without any", {"spec.nodePolicies": {}}),
     Case("a quorum of all sites", {"spec.minSites": 2}),
     Case("a failure rule for a group of one site", {RULES: [
@@ -171,6 +172,9 @@ ACCEPTED = [
 ]  # fmt: skip
 
 REFUSED = [
+    Case("demand with a word that YAML reads as false", {
+        "spec.nodePolicies": {"demand": {"prediction": False}}},
+        "spec.nodePolicies.demand.prediction"),
     Case("an unknown field", {"spec.tranier": {}}, "spec.tranier"),
     Case("an unknown field deep down", {f"{OPTIMIZER}.lr": 0.1}, f"{OPTIMIZER}.lr"),
     Case("an unknown field of an item", {f"{GROUP}.count": 1}, "spec.sites[0].groups[0].count"),

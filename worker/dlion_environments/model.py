@@ -132,6 +132,29 @@ class EnvironmentThermals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentDemandPhase:
+    """Some time in which other work takes the same from a machine."""
+
+    seconds: float = setting("how long.", minimum=0.001, maximum=1e9, unit="seconds")
+    cores: float = setting(
+        "what it takes, in the relative units of the machine's cores; the worker keeps half.",
+        minimum=0, maximum=1e6,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentDemand:
+    """For the simulator: what other work on a worker's machine takes."""
+
+    phases: tuple[EnvironmentDemandPhase, ...] = setting(
+        "one after another from the start.", min_items=1, max_items=1000
+    )
+    repeat: bool = setting(
+        "whether the first follows the last; otherwise the last one stays.", default=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentMachine:
     """Consecutive workers with the same machine."""
 
@@ -143,6 +166,9 @@ class EnvironmentMachine:
     uplink_mbit_per_s: float | None = _rate("rate of the uplink, where it differs.")
     downlink_mbit_per_s: float | None = _rate("rate of the downlink, where it differs.")
     loss_percent: float = _loss("on each one's uplink, and on its downlink.", default=0.0)
+    demand: EnvironmentDemand | None = setting(
+        "for the simulator: what other work takes from each; default: nothing.", default=None
+    )
     thermals: EnvironmentThermals | None = setting(
         "for the simulator: how each warms up; default: its temperature is not simulated.",
         default=None,

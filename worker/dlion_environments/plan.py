@@ -170,6 +170,16 @@ class Thermals:
 
 
 @dataclass(frozen=True)
+class CoLocatedDemand:
+    """What other work on one machine takes."""
+
+    phases: tuple[tuple[float, float], ...]
+    """Seconds of each, one after another, and the relative units of compute that it takes."""
+    repeats: bool = True
+    """Whether the first phase follows the last; otherwise the last one stays."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """An environment applied to a job's workers on a given machine.
 
@@ -190,6 +200,8 @@ class Plan:
     """In order of worker and time; those of one worker do not overlap."""
     thermals: Mapping[Rank, Thermals] = field(default_factory=dict)
     """For virtual time: of the workers whose temperature is simulated."""
+    demands: Mapping[Rank, CoLocatedDemand] = field(default_factory=dict)
+    """For virtual time: of the workers beside which other work runs."""
     message_overhead_bytes: int = MESSAGE_OVERHEAD_BYTES
     """For virtual time: takes link time, but counters count payloads only, as on a real link."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from dlion_environments.plan import (
 )
 from dlion_environments.scheduled_events import (
     absences_of,
+    demands_of,
     late_problems,
     simulator_only_problems,
     stragglers_of,
@@ -104,6 +105,7 @@ def plan_environment(
         changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
         stragglers=stragglers_of(environment, duration_s),
         thermals=thermals_of(environment, duration_s),
+        demands=demands_of(environment),
         absences=absences_of(environment, duration_s),
     )
 

@@ -1,4 +1,4 @@
-"""Packet loss, stragglers, absences and temperatures of an environment.
+"""Packet loss, stragglers, absences, temperatures and other work of an environment.
 
 Only the simulator supports them; on real processes they are rejected, each by name.
 """
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import Problem
 from dlion_api.names import Rank
 from dlion_api.spec import Job
-from dlion_environments.plan import Absence, HardwareThrottle, Straggler, Thermals
+from dlion_environments.plan import Absence, CoLocatedDemand, HardwareThrottle, Straggler, Thermals
 from dlion_environments.times import seconds_of
 
 if TYPE_CHECKING:
     from dlion_environments.model import Environment, EnvironmentThermals, EnvironmentTime
 
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
+ADVICE_DEMAND = "Take it out: on a real machine other work takes what it does."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
 ADVICE_THERMALS = "Take it out: a real machine has a temperature of its own."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
@@ -54,6 +55,11 @@ def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
         *((f"stragglers[{i}]", ADVICE_STRAGGLER) for i in range(len(environment.stragglers))),
         *((path, ADVICE_LOSS) for path in _paths_of_loss(environment)),
         *((f"workers[{i}].thermals", ADVICE_THERMALS) for i, _ in _thermals(environment)),
+        *(
+            (f"workers[{i}].demand", ADVICE_DEMAND)
+            for i, machine in enumerate(environment.workers)
+            if machine.demand is not None
+        ),
     ]
     for path, advice in unsupported:
         yield Problem(
@@ -142,6 +148,19 @@ def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[S
             )
         )
     return tuple(made)
+
+
+def demands_of(environment: Environment) -> dict[Rank, CoLocatedDemand]:
+    """Of every worker beside which other work runs."""
+    machines = [machine for each in environment.workers for machine in [each] * each.count]
+    return {
+        Rank(rank): CoLocatedDemand(
+            tuple((phase.seconds, phase.cores) for phase in machine.demand.phases),
+            machine.demand.repeat,
+        )
+        for rank, machine in enumerate(machines)
+        if machine.demand is not None
+    }
 
 
 def thermals_of(environment: Environment, duration_s: float | None) -> dict[Rank, Thermals]:

@@ -268,8 +268,10 @@ class ChurnController:
     def _connect_sidecar(self, parts: WorkerParts, membership: Membership) -> None:
         """Connect a trainer to its sidecar."""
         parts.director.trainer_started()
+        if parts.demand is not None:
+            parts.demand.trainer_started()
         self._send_membership(parts, membership)
-        parts.director.handle(CpuAllowance(parts.units, 0.0, 0.0), self._clock.now_s)
+        parts.director.handle(CpuAllowance(parts.quota_cores, 0.0, 0.0), self._clock.now_s)
 
     def _send_membership(self, parts: WorkerParts, membership: Membership) -> None:
         peers = Peers(membership, parts.training_set_samples, parts.stream.samples)
@@ -292,7 +294,7 @@ class ChurnController:
             compute_s=repeated * cost_s / parts.units,
             cpu_s=repeated * cost_s,
             throttled_s=0.0,
-            quota_cores=parts.units,
+            quota_cores=parts.quota_cores,
             largest_batch=samples,
         )
         parts.director.handle(probe, self._clock.now_s)

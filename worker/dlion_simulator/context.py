@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from dlion_core.resource_control.resource_controller import ResourceController
     from dlion_simulator.clock import VirtualClock
     from dlion_simulator.costs import StepCosts, StragglerModel
-    from dlion_simulator.heat import MachineHeat
     from dlion_simulator.links import VirtualLink
+    from dlion_simulator.machines.demand import WorkerDemand
+    from dlion_simulator.machines.heat import MachineHeat
     from dlion_simulator.worker import VirtualWorker
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.replica import LocalReplica
@@ -60,7 +62,28 @@ class WorkerParts:
     """Relative compute: core seconds of the cost model per virtual second."""
     heat: MachineHeat | None = None
     """None: its temperature is not simulated."""
+    demand: WorkerDemand | None = None
+    """None: no other work runs on its machine."""
     links: dict[Rank, VirtualLink] = field(default_factory=dict)
+
+    @property
+    def quota_cores(self) -> float | None:
+        """Its CPU quota. A machine that it shares limits it by what others take, not by a quota."""
+        return self.units if self.demand is None else None
+
+    def speed(self, now_s: float) -> float:
+        """Units of compute that other work and the hardware's throttle leave at that time."""
+        left = self.units
+        if self.demand is not None:
+            left = self.demand.machine.left(now_s, self.units)
+        return left if self.heat is None else left * self.heat.speed
+
+    def next_change_s(self, now_s: float) -> float:
+        """Until when the speed stays while the worker computes; inf: always."""
+        change_s = math.inf if self.heat is None else self.heat.next_event_s()
+        if self.demand is None:
+            return change_s
+        return min(change_s, self.demand.machine.next_change_s(now_s))
 
     def counted_training_samples(self) -> int:
         """Size of the training set, as a trainer counts it

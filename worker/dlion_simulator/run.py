@@ -35,8 +35,9 @@ from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
 from dlion_simulator.costs import StepCosts, StragglerModel
 from dlion_simulator.final_models import save_final_models
-from dlion_simulator.heat import MachineHeat
 from dlion_simulator.links import VirtualLink
+from dlion_simulator.machines.demand import WorkerDemand
+from dlion_simulator.machines.heat import MachineHeat
 from dlion_simulator.network import VirtualNetwork
 from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
@@ -114,6 +115,10 @@ class Simulation:
         """One for all incarnations of a worker: a restart does not reset the draws."""
         budget = job.spec.node_policies.heat
         self._heat = {rank: MachineHeat(each, budget) for rank, each in plan.thermals.items()}
+        predicts = job.spec.node_policies.demand.prediction == "auto"
+        self._demand = {
+            rank: WorkerDemand(each, predicts=predicts) for rank, each in plan.demands.items()
+        }
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""
@@ -138,7 +143,7 @@ class Simulation:
             training = self._churn.training
             for worker in training.values():
                 worker.report_links(now=True)
-                worker.report_heat(virtual_s)
+                worker.report_machine(virtual_s)
             save_final_models(
                 self._job,
                 training,
@@ -267,6 +272,7 @@ class Simulation:
             straggler_model=self._straggler_models[rank],
             units=self._units(self._conditions, rank),
             heat=self._heat.get(rank),
+            demand=self._demand.get(rank),
         )
 
     def _link(self, parts: WorkerParts) -> None:

@@ -33,7 +33,6 @@ from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
 from dlion_simulator.context import ProgressUndo, SimulatedLinks, WorkerPhase
 from dlion_simulator.costs import exchange_phases
-from dlion_simulator.heat import remaining_s
 from dlion_worker.training.evaluation import weights_hash
 
 if TYPE_CHECKING:
@@ -143,7 +142,8 @@ class VirtualWorker:
             self._schedule()
         else:
             self.parts.units = units
-        self.parts.director.handle(CpuAllowance(units, 0.0, 0.0), self._context.clock.now_s)
+        allowance = CpuAllowance(self.parts.quota_cores, 0.0, 0.0)
+        self.parts.director.handle(allowance, self._context.clock.now_s)
         self.send_capacity()
 
     def arrive(self, arrival: ExchangeEvent) -> None:
@@ -197,7 +197,7 @@ class VirtualWorker:
 
     def _compute(self, batch_size: int) -> None:
         self.phase = WorkerPhase.COMPUTING
-        self._follow_heat(is_busy=False)
+        self._follow_machine(is_busy=False)
         heat, now_s = self.parts.heat, self._context.clock.now_s
         rest = 0.0
         if heat is not None and self.stopping is None:
@@ -228,30 +228,30 @@ class VirtualWorker:
 
     def _schedule(self) -> None:
         parts, clock = self.parts, self._context.clock
-        speed = parts.units if parts.heat is None else parts.units * parts.heat.speed
-        seconds = max(MIN_STEP_S, self._left_core_s / speed)
-        slice_s = remaining_s(parts.heat, clock.now_s)
+        seconds = max(MIN_STEP_S, self._left_core_s / parts.speed(clock.now_s))
+        slice_s = parts.next_change_s(clock.now_s) - clock.now_s
         if slice_s < seconds:
             self._due = clock.after(max(MIN_STEP_S, slice_s), self._go_on)
         else:
             self._due = clock.after(seconds, self._step_done)
 
     def _go_on(self) -> None:
-        """Go on with the step after the heat may have changed."""
+        """Go on with the step after its speed may have changed."""
         self._count_work()
         self._schedule()
 
     def _count_work(self) -> None:
         """Subtract what was computed since the last call from the step."""
-        heat, now_s = self.parts.heat, self._context.clock.now_s
-        speed = self.parts.units if heat is None else self.parts.units * heat.speed
-        self._left_core_s -= (now_s - self._since_s) * speed
+        now_s = self._context.clock.now_s
+        self._left_core_s -= (now_s - self._since_s) * self.parts.speed(self._since_s)
         self._since_s = now_s
-        self._follow_heat(is_busy=True)
+        self._follow_machine(is_busy=True)
 
-    def _follow_heat(self, *, is_busy: bool) -> None:
-        """Follow the machine's temperature until now, and the heat budget."""
+    def _follow_machine(self, *, is_busy: bool) -> None:
+        """Follow the machine's temperature and its other work until now, and the heat budget."""
         heat, now_s = self.parts.heat, self._context.clock.now_s
+        if (demand := self.parts.demand) is not None:
+            demand.machine.advance(now_s, self.parts.units, is_busy=is_busy)
         if heat is None:
             return
         before = (heat.share, heat.mean_share)
@@ -262,7 +262,7 @@ class VirtualWorker:
 
     def _step_done(self) -> None:
         assert self._step is not None
-        self._follow_heat(is_busy=True)
+        self._follow_machine(is_busy=True)
         result, now_s = self._step.result(), self._context.clock.now_s
         self._step = self._due = None
         self._busy_s = now_s - self._began_s
@@ -307,7 +307,8 @@ class VirtualWorker:
 
     def _report(self) -> None:
         parts, cpu_s = self.parts, self._step_core_s
-        if parts.heat is not None:  # a slower clock takes more CPU seconds for the same work
+        # A slower clock takes more CPU seconds for the same work, and other work does not.
+        if parts.heat is not None and parts.demand is None:
             cpu_s = self._busy_s * parts.units
         wall_s = self._context.clock.now_s - self._began_s
         took = StepDuration(
@@ -327,11 +328,13 @@ class VirtualWorker:
         self.report_links()
         self._report_to_sidecar(took)
 
-    def report_heat(self, now_s: float) -> None:
-        """Report what became of the machine's temperature, at the end of the run."""
+    def report_machine(self, now_s: float) -> None:
+        """Report what became of the machine's temperature and other work, at the run's end."""
         if (heat := self.parts.heat) is not None:
             heat.advance(now_s, is_busy=False)
             self.parts.reporter.event(EventReason.MACHINE_TEMPERATURE, heat.summary())
+        if (demand := self.parts.demand) is not None:
+            self.parts.reporter.event(EventReason.OTHER_WORK, demand.summary())
 
     def report_links(self, *, now: bool = False) -> None:
         """Report sent bytes when due, or at the end of the run."""
@@ -356,6 +359,8 @@ class VirtualWorker:
             took, compute_cpu_s=compute_cpu_s, exchanged_bytes=exchanged_bytes
         )
         director.handle(timing, now_s)
+        if (demand := self.parts.demand) is not None:
+            demand.end_step(timing, director, now_s, self.parts.units)
         self._context.probe_links(self.rank)
         self.follow_grouping()
         self.send_capacity()

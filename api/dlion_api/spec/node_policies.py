@@ -1,6 +1,7 @@
 """`spec.nodePolicies`: what workers owe to the machines that they run on."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dlion_api.document import optional, setting
 
@@ -25,9 +26,24 @@ class Heat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Demand:
+    """How a worker follows what other work takes from its machine's processors."""
+
+    prediction: Literal["auto", "none"] = setting(
+        "auto: its part of the batch follows forecasts of that, wherever they have been better than"
+        " the measured speed; none: the measured speed alone.",
+        default="auto",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodePolicies:
     """What workers owe to the machines that they run on."""
 
     heat: Heat | None = optional(
         "limits the compute of each worker whose machine would become too hot; default: no limit.",
+    )
+    demand: Demand = setting(
+        "how each worker follows what other work takes from its machine's processors.",
+        default=Demand(),
     )

@@ -36,6 +36,7 @@ WITH_SITES = {
     "intercontinental": ([2, 2, 2], 1000, 50, 39),
     "quickstart": ([3, 1], 100, 20, 0),
     "fanless": ([3, 1], 100, 20, 10),
+    "shared": ([3, 1], 100, 20, 10),
 }
 
 

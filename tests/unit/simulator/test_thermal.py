@@ -18,8 +18,8 @@ from scipy.integrate import solve_ivp
 
 from dlion_api.spec.node_policies import Heat
 from dlion_environments.plan import HardwareThrottle, Thermals
-from dlion_simulator.heat import MachineHeat
-from dlion_simulator.thermal import ThermalMachine
+from dlion_simulator.machines.heat import MachineHeat
+from dlion_simulator.machines.thermal import ThermalMachine
 
 BOARD = Thermals(30.0, 8.0, 2.0, 7.5, ((0.0, 25.0),))
 HOT = Thermals(30.0, 8.0, 2.0, 7.5, ((0.0, 45.0),), HardwareThrottle(80.0, 70.0, 0.5, 0.2))

@@ -1,6 +1,7 @@
 """Estimates the samples per second that this worker computes. Pure."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from dlion_api.protocol.measurements import CapacitySource, CpuAllowance, SpeedProbe, StepTiming
 from dlion_core.resource_control.quota_estimator import QuotaEstimator
@@ -58,6 +59,9 @@ class CapacityEstimator:
         self._has_stepped = False
         self._largest = 0
         self._warm_up_left = self._skipped = 0
+        self._expected_samples_per_s: float | None = None
+        self.why_expected = ""
+        """Of the forecast; empty without one."""
 
     def trainer_started(self) -> None:
         """Reset for a new trainer process. Its first step also traces and allocates memory, so it
@@ -106,8 +110,22 @@ class CapacityEstimator:
         self._take_quota(allowance.quota_cores)
         self._quota.add_throttling(allowance.throttled_s)
 
+    def expect(self, samples_per_s: float | None, why: str) -> None:
+        """Use a forecast instead of the measured speed; None: no longer. Raises ValueError for one
+        that is not positive and finite."""
+        if samples_per_s is not None and not 0 < samples_per_s < math.inf:
+            raise ValueError(f"speed {samples_per_s}; allowed: positive, finite")
+        self._expected_samples_per_s, self.why_expected = samples_per_s, why
+
     def estimate(self) -> CapacityEstimate | None:
-        """The current estimate; None until there is one."""
+        """The current estimate, or the forecast if there is one; None until there is either."""
+        measured, expected = self.measured(), self._expected_samples_per_s
+        if measured is None or expected is None:
+            return measured
+        return replace(measured, samples_per_s=expected)
+
+    def measured(self) -> CapacityEstimate | None:
+        """The estimate from measurements alone; None until there is one."""
         rate = self._rate.rate()
         by_quota = self._by_quota()
         if by_quota is not None and (rate is None or by_quota < rate or self._quota.is_limiting):

@@ -34,6 +34,11 @@ def differs(last: Directive, wanted: Directive) -> bool:
     )
 
 
+def is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
+    """Whether every capacity is known now for the first time: a trainer waits for that."""
+    return last.capacities.keys() < wanted.capacities.keys() == set(active)
+
+
 def reason_for(before: Directive | None, after: Directive) -> str:
     """One line.
 

@@ -26,7 +26,7 @@ from dlion_core.resource_control.batching import BatchShares, GlobalBatchControl
 from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
 from dlion_core.resource_control.capacity_table import CapacityTable, PublishedCapacities
-from dlion_core.resource_control.directive_reasons import differs, reason_for
+from dlion_core.resource_control.directive_reasons import differs, is_complete, reason_for
 from dlion_core.resource_control.exchange_cost import ExchangeCost
 from dlion_core.resource_control.goodput import (
     DecayingMean,
@@ -170,6 +170,14 @@ class ResourceController:
         self._publish(now_s)
         return self._next_directive()
 
+    def set_expected_speed(
+        self, samples_per_s: float | None, why: str, now_s: float
+    ) -> Directive | None:
+        """Use a forecast of this worker's speed; None: the measured one. Raises as `expect`."""
+        self._estimator.expect(samples_per_s, why)
+        self._publish(now_s)
+        return self._next_directive()
+
     # ---- queries -------------------------------------------------------------------------
 
     def neighbours(self) -> tuple[Member, ...]:
@@ -182,6 +190,10 @@ class ResourceController:
     @property
     def grouping(self) -> Grouping | None:
         return None if self._groups is None else self._groups.held
+
+    def measured_samples_per_s(self) -> float | None:
+        """This worker's measured speed, whatever is expected; None: unknown."""
+        return None if (now := self._estimator.measured()) is None else now.samples_per_s
 
     def own(self) -> Capacity:
         """The capacity to send to other sidecars."""
@@ -374,8 +386,7 @@ class ResourceController:
             compute_share=self._compute_share,
         )
         if self.directive is not None and not (
-            differs(self.directive, wanted)
-            or _is_complete(self.directive, wanted, published.active)
+            differs(self.directive, wanted) or is_complete(self.directive, wanted, published.active)
         ):
             return None
         reason = reason_for(self.directive, wanted)
@@ -383,11 +394,7 @@ class ResourceController:
             self._is_limited = self.links.is_limited
             verb = "limit" if self._is_limited else "no longer limit"
             reason += f"; CPU costs {verb} the exchange to less than the links carry"
+        reason = "; ".join(filter(None, (reason, self._estimator.why_expected)))
         self.directive = replace(wanted, reason=reason)
         self._version = wanted.version
         return self.directive
-
-
-def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
-    """Whether every capacity is known now for the first time: a trainer waits for that."""
-    return last.capacities.keys() < wanted.capacities.keys() == set(active)

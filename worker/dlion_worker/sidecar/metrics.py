@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CpuAllowance, Directive
+from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
@@ -36,6 +37,10 @@ class MetricsReading:
     node: NodeFacts
     heat: HeatDecision | None = None
     """None: the job has no heat budget."""
+    demand: DemandDecision | None = None
+    """None: what other work takes is not predicted."""
+    is_demand_blind: bool = False
+    """Whether the machine's CPU time cannot be read."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     """Of the trainer's main thread, by part."""
     exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -119,7 +124,7 @@ _Row = tuple[str, str, float | None]
 
 def _gauges(reading: MetricsReading) -> Sequence[_Row]:
     node, directive, allowance = reading.node, reading.directive, reading.allowance
-    heat = reading.heat
+    heat, demand = reading.heat, reading.demand
     capacity = reading.capacity if reading.capacity.samples_per_s > 0 else None
     return (
         ("capacity_samples_per_second",
@@ -139,6 +144,14 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
          heat.target_celsius if heat else None),
         ("heat_blind_count", "1 while the heat budget has no usable temperature, else 0.",
          float(heat.state in {HeatState.UNKNOWN, HeatState.BLIND}) if heat else None),
+        ("demand_taken_cores", "Cores that other work takes from the machine.",
+         demand.taken_cores if demand else None),
+        ("demand_expected_cores", "Cores that other work is expected to take in the next steps.",
+         demand.expected_cores if demand else None),
+        ("demand_predicted_count", "1 while the capacity follows that forecast, else 0.",
+         float(demand.state is DemandState.PREDICTED) if demand else None),
+        ("demand_blind_count", "1 while the machine's CPU time cannot be read, else 0.",
+         float(reading.is_demand_blind) if demand else None),
         ("iteration_own_seconds", "Time of one iteration without waiting for peers.",
          reading.iteration_s),
         ("trainer_connected_count", "Trainers connected to this sidecar: 0 or 1.",

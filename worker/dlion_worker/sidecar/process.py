@@ -15,6 +15,7 @@ from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.protocol.measurements import (
     Capacity,
+    CpuAllowance,
     Directive,
     MeasuringEndpoint,
     Peers,
@@ -31,6 +32,7 @@ from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.sidecar.demand_prediction import DemandPrediction
 from dlion_worker.sidecar.heat_budget import HeatBudget
 from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
@@ -73,6 +75,9 @@ class SidecarProcess:
         self._machine_root = machine_root
         policy = job.spec.node_policies.heat
         self._heat = None if policy is None else HeatBudget(policy, machine_root)
+        predicts = job.spec.node_policies.demand.prediction == "auto"
+        has_shares = job.spec.batching.policy != "even"
+        self._demand = DemandPrediction(machine_root) if predicts and has_shares else None
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
@@ -118,6 +123,8 @@ class SidecarProcess:
 
     def _initial_records(self) -> tuple[SidecarRecord, ...]:
         self._controller.trainer_started()
+        if self._demand is not None:
+            self._demand.trainer_started()
         self._heard_s = time.monotonic()
         records = (self._endpoint, self._controller.directive)
         return tuple(record for record in records if record is not None)
@@ -133,7 +140,9 @@ class SidecarProcess:
             self._step_seconds.add(record)
             if self._heat is not None:
                 self._heat.add_step(record)
-        self._issue(self._controller.handle(record, time.monotonic()))
+        self._issue(self._controller.handle(record, now_s := time.monotonic()))
+        if self._demand is not None:
+            self._predict(self._demand, record, now_s)
         if isinstance(record, Peers):
             self._trust = record.trust
         if self._caller is None:
@@ -151,6 +160,17 @@ class SidecarProcess:
         if directive is not None:
             _LOG.info("directive %d: %s", directive.version, directive.reason)
             self._local.send(directive)
+
+    def _predict(self, demand: DemandPrediction, record: TrainerRecord, now_s: float) -> None:
+        """Let the worker's speed follow what other work is expected to take."""
+        if isinstance(record, CpuAllowance):
+            demand.set_allowance(record)
+        elif isinstance(record, StepTiming):
+            measured = self._controller.measured_samples_per_s()
+            decision = demand.add_step(record, now_s, measured)
+            if decision is not None:
+                speed, why = decision.samples_per_s, decision.reason()
+                self._issue(self._controller.set_expected_speed(speed, why, now_s))
 
     async def _keep_cool(self) -> None:
         """Sample the temperature at intervals and pass on the share of compute; until cancelled."""
@@ -337,4 +357,6 @@ class SidecarProcess:
             renewals=self._credentials.renewals,
             node=read_node_facts(self._machine_root),
             heat=None if self._heat is None else self._heat.decision,
+            demand=None if self._demand is None else self._demand.decision,
+            is_demand_blind=self._demand is not None and self._demand.is_blind,
         )

@@ -6,7 +6,8 @@ global batch; each directive says why; a lost worker's share is spread; budgets 
 and their absence of change makes no directive; a restarted sidecar goes on from the last directive;
 idle links are probed, one at a time; how much data there are is told before any speed, and few more
 make no directive; under a heat budget capacity and batch shrink to the mean share, the directive
-has the present one, and an invalid share is refused on either side.
+has the present one, and an invalid share is refused on either side; an expected speed counts
+instead of the measured one until it ends, with its reason.
 
 Leaves out: sockets (tests/local).
 """
@@ -601,3 +602,58 @@ def test_a_trainer_refuses_an_invalid_share_of_a_message(share: float) -> None:
     fields["compute_share"] = share
     with pytest.raises(ContractError, match="compute share"):
         decode(json.dumps(fields).encode())
+
+
+# ---- the speed that is expected ------------------------------------------------------------------
+
+
+def measured_pair() -> SynchronousJob:
+    """Two equal workers, which know each other's speed."""
+    job = SynchronousJob([1.0, 1.0])
+    for director in job.directors:
+        director.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    exchange_capacities(job)
+    return job
+
+
+def exchange_capacities(job: SynchronousJob) -> None:
+    for receiver, sender in ((0, 1), (1, 0)):
+        job.directors[receiver].handle_capacity(job.directors[sender].own(), 1)
+
+
+def test_an_expected_speed_counts_instead_of_the_measured_one_until_it_ends() -> None:
+    controller = measured_pair().directors[0]
+    measured = controller.measured_samples_per_s()
+    assert measured == pytest.approx(100.0)
+    directive = controller.set_expected_speed(50.0, "other work is expected", 10.0)
+    assert controller.own().samples_per_s == 50.0
+    assert controller.measured_samples_per_s() == measured
+    assert directive is not None
+    told = "capacity of 0 fell from 100 to 50 samples/s; other work is expected"
+    assert directive.reason == told
+    ended = controller.set_expected_speed(None, "", 20.0)
+    assert controller.own().samples_per_s == measured
+    assert ended is not None
+    assert ended.reason == "capacity of 0 rose from 50 to 100 samples/s"
+
+
+def test_a_worker_that_is_expected_to_be_slow_has_a_smaller_part_of_the_batch() -> None:
+    job = measured_pair()
+    job.directors[0].set_expected_speed(50.0, "soon", 10.0)
+    exchange_capacities(job)
+    slow, fast = job.batches()
+    assert slow + fast == GLOBAL
+    assert slow == pytest.approx(GLOBAL / 3, abs=2)
+
+
+def test_nothing_is_expected_of_a_worker_that_has_not_been_measured() -> None:
+    controller = SynchronousJob([1.0, 1.0]).directors[0]
+    assert controller.measured_samples_per_s() is None
+    controller.set_expected_speed(50.0, "soon", 10.0)
+    assert controller.own().samples_per_s == 0.0
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
+def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
+    with pytest.raises(ValueError, match="allowed: positive, finite"):
+        alone().set_expected_speed(speed, "soon", 0.0)

@@ -22,6 +22,7 @@ from dlion_api.protocol.measurements import (
     PhaseSeconds,
     StepTiming,
 )
+from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
@@ -59,6 +60,9 @@ def reading(*, full: bool) -> MetricsReading:
         refusals={("exchange", "served", "BadCertificate"): 2} if full else {},
         renewals=0,
         heat=HeatDecision(0.6, HeatState.LIMITED, 0.6, 70.0, 74.0) if full else None,
+        demand=DemandDecision(90.0, DemandState.PREDICTED, 0.1, 2.0, 4.0, "level")
+        if full
+        else None,
         step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
         exchange_thread_seconds={"send": 0.5} if full else {},
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)

@@ -6,11 +6,10 @@ hardware throttles while it computes.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from dlion_core.heat.heat_controller import SAMPLE_S, HeatController
-from dlion_simulator.thermal import ThermalMachine
+from dlion_simulator.machines.thermal import ThermalMachine
 
 if TYPE_CHECKING:
     from dlion_api.spec.node_policies import Heat
@@ -90,8 +89,3 @@ class MachineHeat:
                 f" of the time; the heat budget left {self._share_s / total_s:.0%} of compute"
             )
         return text
-
-
-def remaining_s(heat: MachineHeat | None, now_s: float) -> float:
-    """Seconds until the heat of a computing worker changes anything; inf without heat."""
-    return math.inf if heat is None else heat.next_event_s() - now_s

@@ -1,0 +1,157 @@
+"""Proves: what others take is the machine's busy time without trainer and sidecar; while a step is
+held up, it is what the step did not get, also beside waits; without counters only the latter is
+known; without pressure nobody takes anything; a quota is no demand; gaps, counters that go back,
+absurd jumps and numbers that are none give no reading, and never one outside of the machine.
+
+Leaves out: files (tests/unit/worker/sidecar/test_demand_prediction.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dlion_api.protocol.measurements import StepTiming
+from dlion_core.demand.demand_meter import DemandMeter, MachineCpu, TakenCores, cores_left
+
+
+def step(cores: float, *, compute_s: float = 1.0, wait_s: float = 0.0) -> StepTiming:
+    """A step that got so many cores while it computed."""
+    cpu_s = cores * compute_s
+    return StepTiming(1, 8, compute_s, compute_s + wait_s, cpu_s, cpu_s, wait_s)
+
+
+def alone(meter: DemandMeter, cores: float = 2.0, machine: float = 4.0) -> None:
+    """Learn what the trainer uses alone, in two seconds."""
+    meter.take(0.0, MachineCpu(machine, 0.0))
+    for second in (1.0, 2.0):
+        meter.add(step(cores))
+        taken = meter.take(second, MachineCpu(machine, cores * second))
+        assert taken is not None
+        assert taken.cores == pytest.approx(0.0)
+        assert taken.left_cores == pytest.approx(cores)
+
+
+def test_others_take_what_neither_trainer_nor_sidecar_used() -> None:
+    meter = DemandMeter()
+    alone(meter)
+    meter.add(step(2.0))
+    taken = meter.take(3.0, MachineCpu(4.0, 4.0 + 2.0 + 1.25 + 0.05, own_s=0.05))
+    assert taken is not None
+    assert taken.cores == pytest.approx(1.25)
+    assert taken.left_cores == pytest.approx(2.0)  # they fit beside the trainer
+
+
+def test_a_step_that_is_held_up_shows_what_others_take_while_it_computes() -> None:
+    meter = DemandMeter()
+    alone(meter)
+    # Half of the time it waits, and others have three cores; while it computes they have 2.8.
+    meter.add(step(1.2, compute_s=1.0, wait_s=1.0))
+    taken = meter.take(4.0, MachineCpu(4.0, 4.0 + 1.2 + 2.8 + 3.0))
+    assert taken is not None
+    assert taken.cores == pytest.approx(2.8)
+    assert taken.left_cores == pytest.approx(1.2)
+
+
+def test_without_counters_only_what_holds_steps_up_is_known() -> None:
+    meter = DemandMeter()
+    meter.take(0.0, None)
+    meter.add(step(2.0))
+    assert meter.take(1.0, None) == TakenCores(0.0, 2.0, 2.0, 1.0)
+    meter.add(step(0.5))
+    taken = meter.take(2.0, None)
+    assert taken is not None
+    assert taken.cores == pytest.approx(1.5, abs=0.01)
+    assert taken.left_cores == pytest.approx(0.5, abs=0.01)
+
+
+def test_while_no_task_waits_for_a_processor_nobody_takes_anything() -> None:
+    meter = DemandMeter()
+    meter.take(0.0, MachineCpu(4.0, 0.0, pressure_s=0.0))
+    meter.add(step(2.0))
+    meter.take(1.0, MachineCpu(4.0, 2.0, pressure_s=0.0))
+    for pressure_s, expected in ((0.0, 2.0), (0.5, 0.7)):  # a slow disk, then others
+        meter.add(step(0.7))
+        meter._last = MachineCpu(4.0, 2.0, pressure_s=0.0)
+        taken = meter.take(2.0 + pressure_s, MachineCpu(4.0, 2.7, pressure_s=pressure_s))
+        assert taken is not None
+        assert taken.left_cores == pytest.approx(expected, abs=0.01)
+
+
+def test_a_smaller_quota_is_no_demand() -> None:
+    meter = DemandMeter()
+    meter.set_quota(2.0)
+    alone(meter)
+    meter.set_quota(0.5)
+    meter.take(2.0, MachineCpu(4.0, 4.0))
+    for second in (3.0, 4.0):
+        meter.add(step(0.5))
+        taken = meter.take(second, MachineCpu(4.0, 4.0 + 0.5 * (second - 2.0)))
+        assert taken is not None
+        assert taken.cores == pytest.approx(0.0)
+        assert taken.left_cores == pytest.approx(0.5)
+
+
+def test_a_restarted_trainer_begins_a_new_interval() -> None:
+    meter = DemandMeter()
+    alone(meter)
+    meter.trainer_started()
+    meter.add(step(2.0))
+    assert meter.take(9.0, MachineCpu(4.0, 30.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("now_s", "machine"),
+    [
+        (2.0, MachineCpu(4.0, 6.0)),  # no time has passed
+        (1.0, MachineCpu(4.0, 6.0)),  # the clock went back
+        (math.nan, MachineCpu(4.0, 6.0)),
+        (2.0 + 3600.0, MachineCpu(4.0, 1e4)),  # the machine slept
+    ],
+)
+def test_clocks_that_jump_give_no_reading(now_s: float, machine: MachineCpu) -> None:
+    meter = DemandMeter()
+    alone(meter)
+    meter.add(step(2.0))
+    assert meter.take(now_s, machine) is None
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        MachineCpu(4.0, 1.0),  # counters went back, after a migration
+        MachineCpu(4.0, 1e9),
+        MachineCpu(4.0, math.nan),
+        MachineCpu(4.0, math.inf),
+        MachineCpu(8.0, 6.0),  # processors were added
+        MachineCpu(4.0, 6.0, own_s=-1.0),
+    ],
+)
+def test_counters_that_cannot_be_count_as_missing(machine: MachineCpu) -> None:
+    meter = DemandMeter()
+    alone(meter)
+    meter.add(step(2.0))
+    taken = meter.take(3.0, machine)
+    assert taken is not None
+    assert taken.cores == pytest.approx(0.0)
+    assert taken.left_cores == pytest.approx(2.0)
+
+
+def test_steps_without_time_or_with_numbers_that_are_none_are_left_out() -> None:
+    meter = DemandMeter()
+    alone(meter)
+    for wrong in (
+        step(math.nan),
+        step(2.0, compute_s=math.inf),
+        step(-1.0),
+        step(2.0, compute_s=0),
+    ):
+        meter.add(wrong)
+    assert meter.take(3.0, MachineCpu(4.0, 6.0)) is None
+
+
+def test_what_is_left_is_never_more_than_wanted_nor_negative() -> None:
+    assert cores_left(1.0, 4.0, 2.0) == 2.0
+    assert cores_left(3.5, 4.0, 2.0) == 0.5
+    assert cores_left(9.0, 4.0, 2.0) == 0.0

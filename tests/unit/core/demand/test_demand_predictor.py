@@ -1,0 +1,139 @@
+"""Proves: beside a cycle forecasts come to count, and then name the next step's speed before it
+changes; without counters of the machine as well; beside a measured speed that is right and on
+an idle machine they do not; once they are wrong they stop counting, and more is
+demanded of them each time; what they lost is bounded; nothing is said before there are readings;
+a gap starts anew; the reason names both demands.
+
+Leaves out: batches that follow (tests/simulated/test_demand.py), figures (benchmarks/demand.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from statistics import fmean
+
+import pytest
+
+from dlion_api.protocol.measurements import StepTiming
+from dlion_core.demand.demand_meter import MachineCpu
+from dlion_core.demand.demand_predictor import (
+    CREDIT_S,
+    DemandDecision,
+    DemandPredictor,
+    DemandState,
+)
+from stepped_worker import CORES, SAMPLE_CORE_S, SteppedWorker, square
+
+ALONE = CORES / SAMPLE_CORE_S
+
+
+def late(before: float, _now: float) -> float:
+    """A measured speed that is one step late."""
+    return before
+
+
+@pytest.mark.parametrize("has_counters", [True, False])
+def test_beside_a_cycle_forecasts_count_and_name_the_speed_before_it_changes(
+    *, has_counters: bool
+) -> None:
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+    list(worker.steps(600.0, has_counters=has_counters, measured=late))
+    steps = list(worker.steps(300.0, has_counters=has_counters, measured=late))
+    followed = [d for _, _, d in steps if d.state is DemandState.PREDICTED]
+    assert len(followed) > 0.9 * len(steps)
+    ahead = [
+        decision.samples_per_s or speed
+        for (now_s, speed, decision), (_, after, _) in itertools.pairwise(steps)
+        if after < 0.9 * speed  # others begin
+    ]
+    assert len(ahead) >= 8
+    assert fmean(ahead) < 0.85 * ALONE
+
+
+def test_on_an_idle_machine_the_measured_speed_counts() -> None:
+    worker = SteppedWorker(lambda _: 0.0)
+    assert all(d.samples_per_s is None for _, _, d in worker.steps(300.0))
+    assert worker.predictor.decision.state is DemandState.MEASURED
+
+
+def test_a_measured_speed_that_is_right_is_left_alone() -> None:
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+
+    def of_the_next_step(_before: float, _now: float) -> float:
+        return worker.left(worker.now_s) / SAMPLE_CORE_S
+
+    steps = list(worker.steps(900.0, measured=of_the_next_step))
+    assert all(d.state is not DemandState.PREDICTED for _, _, d in steps)
+
+
+def test_forecasts_that_become_wrong_stop_counting_and_lose_little() -> None:
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+    list(worker.steps(900.0, measured=late))
+    assert worker.predictor.decision.state is DemandState.PREDICTED
+    began_s = worker.now_s
+    worker.wanted = lambda now_s: 2.0 * ((now_s - began_s) % 7.3 * 997 % 11 > 5)
+    steps = list(worker.steps(900.0, measured=late))
+    over = [
+        0.5 * max(0.0, decision.samples_per_s / after - 1.0)
+        for (_, _, decision), (_, after, _) in itertools.pairwise(steps)
+        if decision.samples_per_s is not None
+    ]
+    reactive = [
+        0.5 * max(0.0, speed / after - 1.0)
+        for (_, speed, _), (_, after, _) in itertools.pairwise(steps)
+    ]
+    assert sum(over) <= sum(reactive) + 12.0
+
+
+def step(speed: float, iteration: int = 1) -> StepTiming:
+    cpu_s = speed * SAMPLE_CORE_S
+    return StepTiming(iteration, round(speed), 1.0, 1.0, cpu_s, cpu_s, 0.0)
+
+
+def test_nothing_is_said_before_there_are_readings() -> None:
+    predictor = DemandPredictor()
+    assert predictor.sample(0.0, MachineCpu(CORES, 0.0), 100.0) == DemandDecision()
+    predictor.add_step(step(200.0), 1.0, None)
+    assert predictor.sample(1.0, MachineCpu(CORES, 4.0), None).state is DemandState.UNKNOWN
+    predictor.add_step(step(200.0), 2.0, 200.0)
+    assert predictor.sample(2.0, MachineCpu(CORES, 8.0), 200.0).state is DemandState.MEASURED
+
+
+def test_a_long_gap_starts_anew() -> None:
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+    list(worker.steps(600.0, measured=late))
+    worker.now_s += 7200.0
+    (_, _, decision), *_ = worker.steps(0.1)
+    assert decision.state is DemandState.UNKNOWN
+    list(worker.steps(5.0))
+    assert worker.predictor.decision.rule == "last reading"
+
+
+def test_more_is_demanded_after_each_failure() -> None:
+    predictor = DemandPredictor()
+    needed = []
+    for _ in range(3):
+        for wanted in (True, False):
+            spent_s = 0.0
+            while predictor._counts is not wanted:
+                # Forecasts that would have saved all waiting, and then those that cause it.
+                predicted, measured = (100.0, 150.0) if wanted else (150.0, 100.0)
+                predictor._made.clear()
+                predictor._predicted = predicted
+                predictor._note(0.0, measured)
+                predictor._judge(100.0, 0.5, 1.0)
+                spent_s += 0.25
+                assert spent_s < 1000.0
+            if wanted:
+                needed.append(spent_s)
+    assert needed[0] == pytest.approx(CREDIT_S, abs=0.26)
+    assert needed[1] > 1.7 * needed[0]
+    assert needed[2] > 1.7 * needed[1]
+
+
+def test_the_reason_names_what_others_take_and_what_they_are_expected_to() -> None:
+    decision = DemandDecision(90.0, DemandState.PREDICTED, 0.1, 2.04, 4.0, "pattern of 10 s")
+    assert decision.reason() == (
+        "other work is expected to take 2.0 of 4 cores, now 0.1 (pattern of 10 s)"
+    )
+    assert not DemandDecision(None, DemandState.MEASURED, 0.1, 2.0, 4.0, "level").reason()
