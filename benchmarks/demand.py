@@ -290,6 +290,7 @@ def plot(path: Path) -> None:
             above.step(times, left, where="post", color="#555555", linewidth=1)
     above.set_ylabel("cores left")
     above.set_ylim(0, CORES + 0.3)
+    below.set_ylim(40, 110)
     below.set_ylabel("samples of worker 0")
     below.set_xlabel(f"seconds, from {PLOTTED_S:g} s of the run on")
     below.legend(frameon=False, ncols=3, loc="lower left")

@@ -201,7 +201,7 @@ class Plan:
     thermals: Mapping[Rank, Thermals] = field(default_factory=dict)
     """For virtual time: of the workers whose temperature is simulated."""
     demands: Mapping[Rank, CoLocatedDemand] = field(default_factory=dict)
-    """For virtual time: of the workers beside which other work runs."""
+    """For virtual time: of the workers whose machines have other work."""
     message_overhead_bytes: int = MESSAGE_OVERHEAD_BYTES
     """For virtual time: takes link time, but counters count payloads only, as on a real link."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)

@@ -151,7 +151,7 @@ def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[S
 
 
 def demands_of(environment: Environment) -> dict[Rank, CoLocatedDemand]:
-    """Of every worker beside which other work runs."""
+    """Of every worker whose machine has other work."""
     machines = [machine for each in environment.workers for machine in [each] * each.count]
     return {
         Rank(rank): CoLocatedDemand(

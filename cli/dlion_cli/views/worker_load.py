@@ -52,6 +52,12 @@ class WorkerLoad:
     silent_seconds: float | None = None
     """Time since its trainer last sent something to the sidecar."""
     temperature_celsius: float | None = None
+    other_work_cores: float | None = None
+    """Cores that other work takes from the node."""
+    expected_other_work_cores: float | None = None
+    """What it is expected to take in the next steps."""
+    follows_forecast: bool | None = None
+    """Whether the capacity follows that forecast."""
     problem: str = ""
     """Why figures are missing."""
 
@@ -111,8 +117,15 @@ def worker_load(
         sent_segments=sent,
         silent_seconds=values.get("trainer_silent_seconds"),
         temperature_celsius=values.get("node_temperature_celsius"),
+        other_work_cores=values.get("demand_taken_cores"),
+        expected_other_work_cores=values.get("demand_expected_cores"),
+        follows_forecast=_flag(values.get("demand_predicted_count")),
         problem=_problem(values),
     )
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else value > 0
 
 
 def _problem(values: Mapping[str, float]) -> str:
@@ -184,7 +197,7 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
     workers = plain_table(
         *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "WAIT",
         "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
-        "TEMP", folded="NOTE",
+        "TEMP", "OTHERS", folded="NOTE",
     )  # fmt: skip
     sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S")
     for context, load in loads.items():
@@ -218,8 +231,17 @@ def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
         format_percent(load.io_pressure_fraction),
         format_percent(load.retransmitted_fraction),
         _format(load.temperature_celsius, "{:.0f} °C"),
+        _others(load),
         load.problem,
     )
+
+
+def _others(load: WorkerLoad) -> str:
+    """What others take and, if the capacity follows it, what they are expected to take."""
+    now = _format(load.other_work_cores, "{:.1f}")
+    if not load.follows_forecast or load.expected_other_work_cores is None:
+        return now
+    return f"{now} → {load.expected_other_work_cores:.1f}"
 
 
 def _format(value: float | None, form: str) -> str:

@@ -27,7 +27,8 @@ from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
-from dlion_cli.views.worker_load import worker_load
+from dlion_cli.views.worker_load import JobLoad, WorkerLoad, load_tables, worker_load
+from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from manifest_table import changed, smallest
@@ -62,6 +63,7 @@ def exported(
         allowance=CpuAllowance(quota_cores=1.5, cpu_s=cpu_s, throttled_s=throttled_s),
         steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, trainer_silent_s=0.5,
         refused=0, refusals={}, renewals=0,
+        demand=DemandDecision(813.25, DemandState.PREDICTED, 0.25, 2.0, 4.0, "level"),
         step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
         exchange_thread_seconds={"send": 99.0 * steps},
         node=NodeFacts(
@@ -127,6 +129,7 @@ def test_a_worker_has_the_figures_of_its_sidecar(
         "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "ioPressureFraction": 0.75,
         "temperatureCelsius": 61.7, "silentSeconds": 0.5, "sentSegments": 220.0,
         "retransmittedFraction": pytest.approx(1 / 11), "problem": "",
+        "otherWorkCores": 0.25, "expectedOtherWorkCores": 2.0, "followsForecast": True,
     }  # fmt: skip
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
     assert rates["throttledFraction"] == pytest.approx(1 / 11)
@@ -153,11 +156,25 @@ def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixtur
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:4] == ["WORKER", "RANK", "SAMPLES/S", "BATCH"]
     assert lines[1][:6] == ["small-0", "0", "813", "48", "25.0", "%"]
-    assert lines[1][-2:] == ["62", "°C"]
+    assert lines[1][-5:] == ["62", "°C", "0.2", "→", "2.0"]
     assert lines[2][:3] == ["small-1", "2", "—"]
     assert lines[2][-6:] == ["Pending:", "the", "pod", "does", "not", "run"]
     assert lines[4] == ["LINKS", "TO", "BUDGET/ITERATION", "MBIT/S"]
     assert lines[6] == ["plant-b", "2", "MB", "10"]
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"), [(DemandState.PREDICTED, "1.5 → 2.0"), (DemandState.MEASURED, "1.5")]
+)
+def test_what_others_are_expected_to_take_is_shown_while_it_counts(
+    state: DemandState, shown: str
+) -> None:
+    follows = state is DemandState.PREDICTED
+    load = WorkerLoad("w-0", "w", 0, None, 48.0, other_work_cores=1.5,
+                      expected_other_work_cores=2.0, follows_forecast=follows)  # fmt: skip
+    (table,) = load_tables({"": JobLoad([load], [])})
+    (column,) = (each for each in table.columns if str(each.header) == "OTHERS")
+    assert [str(cell) for cell in column.cells] == [shown]
 
 
 def test_several_contexts_have_a_column_and_one_may_fail(

@@ -9,14 +9,14 @@ CONTENDED_FRACTION = 0.9
 """A step that got less than this part of the cores that the trainer uses alone was held up."""
 
 QUIET_FRACTION = 0.02
-"""Of the time that some task waited for a processor: below it nobody takes any from another."""
+"""Of the time that some task waited for a processor: below it no task takes any from another."""
 
 RISE_FRACTION, FALL_FRACTION = 0.3, 0.002
 """How fast the cores that the trainer uses alone follow a larger and a smaller reading: steps with
 other work beside them show less, and no step shows more."""
 
 MAX_GAP_S = 60.0
-"""A longer time without a step says nothing of the time between."""
+"""A longer time without a step tells nothing of the time between."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DemandMeter:
             self._compute_cpu_s += compute_cpu_s
 
     def take(self, now_s: float, machine: MachineCpu | None) -> TakenCores | None:
-        """End the interval at the end of a step; None if it says nothing.
+        """End the interval at the end of a step; None if it tells nothing.
 
         `machine` is None where the machine's counters cannot be read.
         """

@@ -1,9 +1,10 @@
-"""Says how fast a worker will compute, and whether to believe it. Pure: time is an argument."""
+"""Predicts how fast a worker will compute, and whether to believe it. Pure: time is an argument."""
 
 import math
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeGuard
 
 from dlion_api.protocol.measurements import StepTiming
 from dlion_core.demand.demand_meter import (
@@ -84,7 +85,9 @@ class DemandDecision:
 class _Forecast:
     made_s: float
     predicted: float
+    """As it would be published: the measured speed if they do not differ much."""
     measured: float
+    differs: bool
 
 
 class DemandPredictor:
@@ -155,24 +158,25 @@ class DemandPredictor:
         taken = self._meter.take(now_s, machine)
         if taken is not None:
             self._taken = taken
-            self._add(taken)
         elif not 0.0 < passed_s <= MAX_GAP_S:
             self._forecaster, self._cells = DemandForecaster(), 0.0
             self._taken = self._predicted = None
-        if self._taken is None or measured_samples_per_s is None or self._cpu_s <= 0.0:
-            self.decision = DemandDecision()
-            return self.decision
-        self.decision = self._decide(self._taken, measured_samples_per_s, now_s)
+        if self._taken is not None:  # without a reading the last one stays, so that cycles do
+            self._add(self._taken.cores, passed_s if taken is None else taken.seconds)
+        self.decision = self._decide(now_s, measured_samples_per_s)
         return self.decision
 
-    def _add(self, taken: TakenCores) -> None:
+    def _add(self, cores: float, seconds: float) -> None:
         """Add a reading for each second of its interval."""
-        self._cells += taken.seconds / SAMPLE_S
+        self._cells += seconds / SAMPLE_S
         for _ in range(min(round(self._cells), int(MAX_GAP_S))):
-            self._forecaster.add(taken.cores)
+            self._forecaster.add(cores)
             self._cells -= 1.0
 
-    def _decide(self, taken: TakenCores, measured: float, now_s: float) -> DemandDecision:
+    def _decide(self, now_s: float, measured: float | None) -> DemandDecision:
+        taken = self._taken
+        if taken is None or not _is_speed(measured) or self._cpu_s <= 0.0:
+            return DemandDecision()
         # A decision holds until the next sample, and counts for the steps that begin until then.
         horizon_s = max(SAMPLE_S, self._iteration_s) + 0.5 * self._iteration_s
         try:
@@ -182,11 +186,11 @@ class DemandPredictor:
         expected = min(max(expected, 0.0), taken.machine_cores)
         left = cores_left(expected, taken.machine_cores, taken.wanted_cores)
         left = max(left, MIN_LEFT_FRACTION * taken.wanted_cores)
-        predicted = self._predicted = left * self._samples / self._cpu_s
-        self._note(now_s, measured)
-        differs = abs(math.log(predicted / measured)) >= DEAD_BAND
+        self._predicted = left * self._samples / self._cpu_s
+        noted = self._note(now_s, measured)
+        follows = self._counts and noted is not None and noted.differs
         return DemandDecision(
-            samples_per_s=predicted if self._counts and differs else None,
+            samples_per_s=self._predicted if follows else None,
             state=DemandState.PREDICTED if self._counts else DemandState.MEASURED,
             taken_cores=taken.cores,
             expected_cores=expected,
@@ -194,12 +198,14 @@ class DemandPredictor:
             rule=rule,
         )
 
-    def _note(self, now_s: float, measured: float | None) -> None:
-        """Keep what the two say of the steps that begin from now on."""
-        if measured is None or self._predicted is None:
-            return
+    def _note(self, now_s: float, measured: float | None) -> _Forecast | None:
+        """Keep both speeds for the steps that begin from now on; None without both."""
+        if not (_is_speed(measured) and _is_speed(self._predicted)):
+            return None
         differs = abs(math.log(self._predicted / measured)) >= DEAD_BAND
-        self._made.append(_Forecast(now_s, self._predicted if differs else measured, measured))
+        noted = _Forecast(now_s, self._predicted if differs else measured, measured, differs)
+        self._made.append(noted)
+        return noted
 
     def _judge(self, came: float, compute_s: float, began_s: float) -> None:
         """Compare the forecast that was in force when a step began with the step."""
@@ -220,6 +226,10 @@ class DemandPredictor:
         elif not self._counts:
             self._credit_s = max(self._credit_s, -CREDIT_S)
             self._counts = self._credit_s >= CREDIT_S * self._demanded
+
+
+def _is_speed(samples_per_s: float | None) -> TypeGuard[float]:
+    return samples_per_s is not None and 0.0 < samples_per_s < math.inf
 
 
 def _cost(ratio: float) -> float:

@@ -15,7 +15,7 @@ from dlion_core.demand.demand_meter import MachineCpu
 if TYPE_CHECKING:
     from dlion_environments.plan import CoLocatedDemand
 
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """Of the cores that a worker gets at least: the fair share of two equal weights."""
 
 
@@ -35,7 +35,7 @@ class SharedMachine:
 
     def left(self, now_s: float, units: float) -> float:
         """Units that a worker of a machine of `units` gets while it computes."""
-        return max(units - self.wanted(now_s), LEAST_SHARE * units)
+        return max(units - self.wanted(now_s), MIN_SHARE * units)
 
     def next_change_s(self, now_s: float) -> float:
         """When the other work changes; inf: never."""

@@ -10,6 +10,7 @@ Leaves out: batches that follow (tests/simulated/test_demand.py), figures (bench
 from __future__ import annotations
 
 import itertools
+import math
 from statistics import fmean
 
 import pytest
@@ -99,7 +100,26 @@ def test_nothing_is_said_before_there_are_readings() -> None:
     assert predictor.sample(2.0, MachineCpu(CORES, 8.0), 200.0).state is DemandState.MEASURED
 
 
-def test_a_long_gap_starts_anew() -> None:
+def test_steps_without_cpu_time_and_speeds_that_cannot_be_leave_the_measured_speed() -> None:
+    predictor = DemandPredictor()
+    asleep = StepTiming(1, 8, 1.0, 1.0, 0.0, 0.0, 0.0)
+    for second in range(1, 9):
+        predictor.add_step(step(200.0) if second == 1 else asleep, float(second), 100.0)
+        measured = (100.0, 0.0, math.nan, math.inf)[second % 4]
+        decision = predictor.sample(float(second), MachineCpu(CORES, 0.0), measured)
+        assert decision.samples_per_s is None
+
+
+def test_a_sample_without_a_step_keeps_the_place_in_a_cycle() -> None:
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+    list(worker.steps(300.0))
+    before = len(worker.predictor._forecaster._history)
+    worker.now_s += 20.0
+    worker.predictor.sample(worker.now_s, None, 100.0)
+    assert len(worker.predictor._forecaster._history) == pytest.approx(before + 20, abs=1)
+
+
+def test_a_long_gap_starts_again() -> None:
     worker = SteppedWorker(square(30.0, 10.0, 2.0))
     list(worker.steps(600.0, measured=late))
     worker.now_s += 7200.0
