@@ -114,10 +114,13 @@ class DemandMeter:
         if math.isnan(self._wanted):
             self._wanted = got
         used = _used_by_others(before, machine, cpu_s, seconds)
-        if machine is None or used is None:
+        if machine is None:
             self._follow(got)
             taken = max(0.0, self._wanted - got)
             return TakenCores(taken, self._wanted, self._wanted, seconds)
+        if used is None:  # a reading of the steps alone would be on another scale
+            self._follow(got)
+            return None
         cores = max(machine.cores, self._wanted)
         if _is_quiet(before, machine, seconds):
             self._wanted = max(got, self._wanted)
