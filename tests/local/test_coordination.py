@@ -80,6 +80,8 @@ class Site:
     life: timedelta = timedelta(hours=1)
     job: Job = field(default_factory=lambda: load_job(DOCUMENT))
     records: list[ProgressRecord] = field(default_factory=list)
+    take: Callable[[ProgressRecord], None] | None = None
+    """Called with each record instead of adding it to those."""
     port: int = 0
     age_s: float = 0.0
     """Of the run when the coordinator starts."""
@@ -97,7 +99,7 @@ class Site:
             self.job,
             authorities=self.authorities,
             tokens=self.tokens,
-            on_record=self.records.append,
+            on_record=self.take or self.records.append,
             start_time_monotonic_s=time.monotonic() - self.age_s,
         )
         self.coordinator = CoordinatorThread(server, self.job.key)
@@ -396,6 +398,36 @@ def test_the_end_is_bounded_when_the_coordinator_is_gone(site: Site) -> None:
     began_s = time.monotonic()
     assert not client.close(finished=True, flush_s=0.5)
     assert time.monotonic() - began_s < 2
+
+
+def test_a_worker_that_has_finished_waits_for_a_coordinator_that_is_slow(site: Site) -> None:
+    """Its last records say that the model is saved. A worker that starts again does not wait."""
+    busy = threading.Event()
+
+    def take(record: ProgressRecord) -> None:
+        site.records.append(record)
+        if isinstance(record, EventRecord) and record.message == "slow":
+            busy.set()
+            time.sleep(1.5)  # in the event loop, as on a machine without a free core
+
+    site.coordinator.close()
+    site.take = take
+    site.start()
+    restarted, finished = clients = [site.client(rank) for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        client.join("127.0.0.1:1", "", lambda _: None)
+        wait_until(client.connected, "connected")
+        client.report([event(rank, "first")])
+    wait_until(lambda: messages(site) == ["first", "first"], "both are answered")
+    time.sleep(0.1)  # on the way
+    finished.report([event(1, "slow")])
+    assert busy.wait(LONG_S)
+    finished.report([event(1, "last")])
+    restarted.report([event(0, "none")])
+    assert not restarted.close(finished=False, flush_s=0.2)
+    assert "last" not in messages(site)
+    assert finished.close(finished=True, flush_s=0.2)
+    assert "last" in messages(site)
 
 
 def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ from dlion_worker.coordination.signing import request_certificate
 _LOG = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""How long a worker that ends waits for the coordinator to accept its last records."""
+"""How long a worker that ends waits for the coordinator to accept its last records; one that has
+finished waits longer for a coordinator that is there, and slow (`report_sender`)."""
 
 
 class CoordinationClient:

@@ -23,6 +23,9 @@ from dlion_worker.coordination.record_queue import RecordQueue
 _LOG = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
+SLOW_FLUSH_S = 20.0
+"""How long a worker that has finished waits for a coordinator that answers, however slowly: on a
+busy machine its last records, which name the saved model, may take seconds."""
 
 
 @dataclass(eq=False)
@@ -43,6 +46,8 @@ class ReportSender:
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._finished = False
+        self._is_answered = False
+        """Whether the last attempt that has ended was answered."""
         self._call: grpc.Future[coordination_pb2.ReportReply] | None = None
         self._thread = threading.Thread(target=self._run, name="dlion-report", daemon=True)
 
@@ -61,13 +66,18 @@ class ReportSender:
     def close(self, *, flush_s: float, finished: bool) -> bool:
         """End the thread; return True if everything was accepted, including `finished`.
 
-        Takes about `flush_s` at most, whatever the coordinator does.
+        Takes about `flush_s` at most. If `finished` and the coordinator is slow, SLOW_FLUSH_S.
         """
         self._finished = finished
+        began_s = time.monotonic()
         self._closing.set()
         if self._thread.ident is None:
             return not self._queue and not finished
         self._thread.join(flush_s)
+        while finished and self._is_answered and time.monotonic() - began_s < SLOW_FLUSH_S:
+            self._thread.join(0.1)
+            if not self._thread.is_alive():
+                break
         if self._thread.is_alive():
             self._abandoned.set()
             if (call := self._call) is not None:
@@ -130,7 +140,9 @@ class ReportSender:
         except grpc.FutureCancelledError:
             return CallFailure(None, "given up while closing")
         except (grpc.RpcError, OSError, ValueError) as error:  # ValueError: the channel was closed
+            self._is_answered = False
             return failure_of(error)
+        self._is_answered = True
         if reply.stop_reason:
             self.on_stop(reply.stop_reason)
         return None
