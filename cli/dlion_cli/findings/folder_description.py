@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlion_cli.findings.folder_problems import RunFacts, read_run_facts
 from dlion_cli.findings.problem_table import problem_parts
-from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.formatting import format_way, printable
 from dlion_cli.terminal.table import summary_parts
 from dlion_cli.views.event_table import kept_events_table
 
@@ -31,6 +31,9 @@ def describe_folder(path: Path, console: Console, output: str) -> None:
 
 def _parts(facts: RunFacts, width: int) -> list[RenderableType]:
     parts = problem_parts(facts.problems, facts.notes)
+    if facts.remaining is not None:
+        unit = " of virtual time" if facts.run.command == "simulate" else ""
+        parts += [Text(f"{format_way(facts.remaining)}{unit}", style="bold"), Text("")]
     if facts.summary:
         parts += [*summary_parts(facts.summary, width), Text("")]
     if events := facts.events:

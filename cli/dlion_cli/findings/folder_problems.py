@@ -15,6 +15,7 @@ from dlion_api.errors import DataError
 from dlion_api.names import KIND, Rank, WorkerIdentity
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.reasons import EventReason
+from dlion_api.remaining_time import Remaining
 from dlion_cli.cluster.cluster_jobs import Document
 from dlion_cli.findings.job_problem import MAX_NAMED, JobProblem, Severity
 from dlion_cli.inputs.named_folder import require_folder, run_document
@@ -105,11 +106,17 @@ class RunFacts:
             commands.append(f"dlion report {folder}")
         return [printable(command) for command in commands]
 
+    @property
+    def remaining(self) -> Remaining | None:
+        """Of a run that goes on; None: it does not, or its records cannot be read."""
+        return None if self.loaded is None else self.loaded.remaining
+
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""
         return {
             "run": run_document(self.run, self.run.path.resolve().name),
             "problems": [each.as_json() for each in self.problems],
+            "progress": _progress(self.remaining),
             "culprit": self.summary.get("culprit"),
             "events": self.events,
             "notes": self.notes,
@@ -225,19 +232,30 @@ def read_run_facts(path: Path) -> RunFacts:
     run = read_run(path)  # first: a run that ends meanwhile is still running here
     notes = []
     try:
-        loaded = load_run(path, run.path.name)
+        is_running = run.state is StoredState.RUNNING
+        loaded = load_run(path, run.path.name, is_running=is_running)
     except DataError as error:
         notes.append(f"without records: {printable(str(error))[:_MAX_MESSAGE]}")
         return RunFacts(run, None, read_summary(path), notes)
     summary = dict(loaded.summary)
     if summary["ending"]["stop_reason"] == UNFINISHED:
-        is_running = run.state is StoredState.RUNNING
         outcome = "is running" if is_running else run.detail or UNFINISHED
         summary["ending"] = {
             **summary["ending"], "succeeded": is_running, "stop_reason": outcome,
             "reason": "Running" if is_running else EndReason.INTERRUPTED,
         }  # fmt: skip
     return RunFacts(run, loaded, summary, notes)
+
+
+def _progress(remaining: Remaining | None) -> dict[str, Any] | None:
+    """For `-o json`; each figure may be unknown."""
+    if remaining is None:
+        return None
+    return {
+        "fraction": remaining.fraction,
+        "secondsLeft": remaining.seconds,
+        "secondsToTarget": list(remaining.target_s) if remaining.target_s else None,
+    }
 
 
 def _text(value: str, most: int = _MAX_MESSAGE) -> str:

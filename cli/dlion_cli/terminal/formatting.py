@@ -2,6 +2,8 @@
 
 import math
 
+from dlion_api.remaining_time import Remaining
+
 UNKNOWN = "—"
 
 
@@ -63,6 +65,17 @@ def format_remaining(
     if seconds is None:
         return UNKNOWN
     return f"{'≤ ' if has_target else ''}{format_duration(seconds)}"
+
+
+def format_way(predicted: Remaining) -> str:
+    """The share of a run that is done, if it is known, and the time that is left.
+
+    >>> format_way(Remaining(fraction=0.42, seconds=90.0)), format_way(Remaining())
+    ('42 % done, ETA 1:30', 'ETA —')
+    """
+    done = "" if predicted.fraction is None else f"{100 * predicted.fraction:.0f} % done, "
+    left = format_remaining(predicted.seconds, predicted.target_s, has_target=predicted.has_target)
+    return f"{done}ETA {left}"
 
 
 def format_rate(value: float | None) -> str:

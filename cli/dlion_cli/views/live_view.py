@@ -23,6 +23,7 @@ from dlion_cli.terminal.formatting import (
     format_percent,
     format_rate,
     format_remaining,
+    format_way,
     printable,
 )
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
@@ -73,7 +74,7 @@ class LiveView(TerminalView):
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         if not self._console.is_terminal:
-            self._console.print(self.line(), highlight=False)
+            self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def update(self, record: ProgressRecord) -> None:
         """Add one record of any worker."""
@@ -158,10 +159,7 @@ class LiveView(TerminalView):
         )
 
     def _way(self) -> str:
-        """The share of the way that is done, if it is known, and the time that is left."""
-        fraction = self._remaining.predict(self._now_s()).fraction
-        done = "" if fraction is None else f"{100 * fraction:.0f} % done, "
-        return f"{done}ETA {self.remaining()}"
+        return format_way(self._remaining.predict(self._now_s()))
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]

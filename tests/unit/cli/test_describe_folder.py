@@ -2,7 +2,8 @@
 
 Proves: how the run ended, the replicas that its model lacks, warnings, what held it up and the
 command that continues it come first, with what to do; figures are those of the records; a run that
-goes on, one that was killed and one without records have their sections; JSON has all of it; a
+goes on (with the time left that `dlion run` shows), one that was killed and one without records
+have their sections; JSON has all of it; a
 path is local, a job's name is not; a comparison, a folder without a run and a misspelt name are
 refused with what to name instead; damaged, foreign and hostile folders do no harm.
 
@@ -11,8 +12,10 @@ Leaves out: jobs of a cluster (test_describe.py), the culprit's rules (test_culp
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shlex
 import zipfile
 from datetime import UTC, datetime
@@ -20,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
+from dlion_cli.views.live_view import LiveView
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.lock import FolderLock
 from dlion_results.summary.judgement import EndReason
@@ -69,7 +74,9 @@ def described(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def as_json(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(described(capsys, str(path), "-o", "json"))
-    assert list(found) == ["run", "problems", "culprit", "events", "notes", "next", "summary"]
+    assert list(found) == [
+        "run", "problems", "progress", "culprit", "events", "notes", "next", "summary",
+    ]  # fmt: skip
     return found
 
 
@@ -89,6 +96,8 @@ def test_a_run_that_succeeded_has_figures_events_and_its_next_command(
     assert text.endswith(f"NEXT\ndlion report {shlex.quote(str(folder))}\n")
     found = as_json(capsys, folder)
     assert found["run"]["state"] == "succeeded"
+    assert found["progress"] is None
+    assert "ETA" not in text
     assert found["summary"]["steps"] == json.loads((folder / "summary.json").read_text())["steps"]
 
 
@@ -154,6 +163,32 @@ def test_a_run_that_goes_on_is_no_failure(
     assert "cifar10: is running after 0:31" in text
     assert not [each for each in found["problems"] if each["severity"] == "error"]
     assert found["next"] == [f"dlion logs {folder} -f", f"dlion report {folder}"]
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("target", [None, 0.65])
+def test_a_run_that_goes_on_has_the_time_left_of_its_live_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: float | None, simulated: bool
+) -> None:
+    story = Story(workers=4, seconds=100, killed=None)
+    job = description(story, target=target)
+    view = LiveView(job, Console(file=io.StringIO()), clock=lambda: 0.0)
+    with ResultFolder.create(tmp_path / "run", job, now=NOW) as folder:
+        for record in records(story):
+            if record.time_s <= 40.0:
+                folder.append(record)
+                view.update(record)
+        if simulated:
+            (folder.path / "simulation.json").write_text("{}")
+        text = described(capsys, str(folder.path))
+        found = as_json(capsys, folder.path)["progress"]
+    shown = re.search(r"(\d+) % done, ETA ([^,]*),", view.line())
+    assert shown is not None
+    line = f"\n{shown[1]} % done, ETA {shown[2]}{' of virtual time' * simulated}\n"
+    assert line in text
+    assert found["secondsLeft"] == pytest.approx(61, abs=2), "it began after a second"
+    assert found["fraction"] == pytest.approx(float(shown[1]) / 100, abs=0.006)
+    assert (found["secondsToTarget"] is None) == (target is None)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
+from dlion_api.protocol.progress import EvaluationRecord, StepRecord
+from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
 from dlion_results.report.stored_files import (
     read_environment,
@@ -43,6 +45,8 @@ class LoadedRun:
     bad_lines: tuple[str, ...] = ()
     reference: str | None = None
     """Label of the reference run for its speed-up."""
+    remaining: Remaining | None = None
+    """Of a run that goes on, from its newest step; None: not asked for."""
 
     @cached_property
     def workers(self) -> list[WorkerTally]:
@@ -110,13 +114,16 @@ def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None
     )
 
 
-def load_run(folder: Path, label: str) -> LoadedRun:
-    """Load one run. Raises DataError if the folder holds none."""
+def load_run(folder: Path, label: str, *, is_running: bool = False) -> LoadedRun:
+    """Load one run; predict its end if it is running. Raises DataError if the folder holds none."""
     job, job_text = read_job_and_text(folder)
     tally = RunTally(worker.rank for worker in job.workers())
     bad_lines: list[str] = []
+    remaining = RemainingTime(job.spec) if is_running else None
     for record in read_events(folder / EVENTS, bad_lines.append):
         tally.add(record)
+        if remaining is not None and isinstance(record, StepRecord | EvaluationRecord):
+            remaining.take(record)
     stored = read_summary(folder)
     summary = summarise(
         job,
@@ -127,7 +134,10 @@ def load_run(folder: Path, label: str) -> LoadedRun:
     )
     summary["scalability"] = stored_scalability(stored)
     environment = read_environment(folder)
-    return LoadedRun(label, job, tally, summary, environment, job_text, tuple(bad_lines))
+    return LoadedRun(
+        label, job, tally, summary, environment, job_text, tuple(bad_lines),
+        remaining=None if remaining is None else remaining.predict(),
+    )  # fmt: skip
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:

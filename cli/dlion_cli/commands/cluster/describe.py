@@ -119,7 +119,8 @@ def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     NAME may be the result folder of a run on this machine or in virtual time: a path with a slash,
     or an existing result folder where no option selects a cluster. Then it shows how the run ended,
     missing replicas, warnings, figures, what the time went to, and the command that continues it.
-    -o json prints {run, problems, culprit, events, notes, next, summary}.
+    Of a run that goes on it shows how much is done and the time left, as `dlion run` does. -o json
+    prints {run, problems, progress, culprit, events, notes, next, summary}.
 
     \b
     dlion describe cifar10
