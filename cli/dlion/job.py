@@ -49,7 +49,8 @@ class JobSnapshot:
     accuracy: float | None = None
     """Mean over replicas on held-out data, 0 to 1; None before the first evaluation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Other metrics of `compile()` by name, as `accuracy`. Empty on Kubernetes and in lists."""
+    """Other metrics of `compile()` by name, as `accuracy`. On Kubernetes of this site's
+    replicas, at most 16; else empty in lists."""
     loss: float | None = None
     """Mean over workers of the last training loss; None before the first step."""
     workers: tuple[JobWorker, ...] = ()

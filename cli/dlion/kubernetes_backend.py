@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,9 +28,9 @@ from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.cluster.submission import submit_manifest, valid_manifest
-from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.local_runs.kept_logs import kept_logs
-from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files, site_of
+from dlion_cli.pod_streams.keeper_files import find_keeper, site_of
+from dlion_cli.pod_streams.kept_records import kept_records
 from dlion_cli.pod_streams.log_lines import LogSource, follow_lines, read_lines
 from dlion_cli.pod_streams.log_sources import (
     LogSelector,
@@ -41,9 +40,6 @@ from dlion_cli.pod_streams.log_sources import (
 )
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-from dlion_local.temporary_folder import temporary_folder
-from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.layout import EVENTS
 
 if TYPE_CHECKING:
     from dlion.model_project import ModelProject
@@ -155,16 +151,11 @@ class KubernetesBackend:
     def records(self, name: str) -> tuple[Job | None, Iterator[ProgressRecord]]:
         """The manifest and the records that the keeper of this site has.
 
-        Raises: UnavailableError if there is no keeper; and as `get`.
+        Raises: UnavailableError if there is no keeper, or it has none; and as `get`.
         """
         status = JobStatus(self._jobs.get(name))
-        keeper = find_keeper(self._jobs, status, status.run_id)
-        with (
-            temporary_folder() as folder,
-            contextlib.closing(packed_files(self._jobs, keeper, status.run_id, EVENTS)) as chunks,
-        ):
-            unpack(chunks, folder)
-            return _job(status), iter([*read_events(folder / EVENTS)])
+        with kept_records(self._jobs, status, status.run_id) as (manifest, records):
+            return manifest or _job(status), iter([*records])
 
     def end(self, name: str) -> None:
         """Suspend the job. Raises: as `ClusterClient.request`."""
@@ -272,6 +263,7 @@ def _snapshot(status: JobStatus) -> JobSnapshot:
         eta_s=None if outcome or not is_current else _seconds(status.remaining_s),
         accuracy=_number(metrics.get("accuracy")),
         loss=_number(metrics.get("loss")),
+        metrics=_numbers(status.program_metrics) if is_current else {},
         workers=_workers(status, outcome is not None),
         created=_time(created),
     )
@@ -290,6 +282,11 @@ def _workers(status: JobStatus, has_ended: bool) -> tuple[JobWorker, ...]:
                   "finished" if has_ended else states.get(each.site, ""))
         for each in (() if job is None else job.workers())
     )  # fmt: skip
+
+
+def _numbers(values: Mapping[str, str]) -> dict[str, float]:
+    known = {name: _number(value) for name, value in values.items()}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _number(value: str | None) -> float | None:

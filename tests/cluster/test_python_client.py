@@ -75,7 +75,10 @@ def write_status(jobs: Jobs, state: str, *conditions: dict[str, Any], run_id: st
         ],
         "trainerStatus": {
             "progressPercentage": 42, "estimatedRemainingSeconds": 90,
-            "metrics": [{"name": "loss", "value": "0.31"}, {"name": "accuracy", "value": "0.92"}],
+            "metrics": [
+                {"name": name, "value": value}
+                for name, value in {"loss": "0.31", "accuracy": "0.92", "auc": "0.5"}.items()
+            ],
         },
     }  # fmt: skip
     answer = jobs.replace_status("digits", jobs.get("digits") | {"status": status}, dry_run=False)
@@ -118,7 +121,7 @@ def test_a_job_from_its_start_to_its_end(client: dlion.Client, jobs: Jobs) -> No
     )
     assert (training.reason, training.message) == ("Training", "all train")
     assert (training.progress, training.eta_s) == (0.42, 90)
-    assert (training.loss, training.accuracy) == (0.31, 0.92)
+    assert (training.loss, training.accuracy, training.metrics) == (0.31, 0.92, {"auc": 0.5})
     assert [each.state for each in training.workers] == ["training", "starting", "training"]
     ended = client.wait_for_job_status("digits", timeout_s=30, callback=seen.append)
     thread.join()

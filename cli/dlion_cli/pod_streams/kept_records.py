@@ -3,13 +3,14 @@
 The API server drops its events after an hour; the keeper has the run's as long as its disk lasts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.names import KIND
-from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.pod_streams.keeper_files import unpack_kept
@@ -22,6 +23,8 @@ from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.regular_files import read_start
 from dlion_results.run_folder.stored_values import MAX_BYTES, UNREADABLE, parse_mapping
 
+MAX_RECORDS_BYTES: Final = 8 << 30
+"""Of all records of a run: a keeper that sends without end must not fill the disk."""
 RUN_SECONDS: Final = "runSeconds"
 """Of an event: when it was, from the start of the run."""
 
@@ -31,13 +34,7 @@ def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
 
     Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
     """
-    with temporary_folder() as folder:
-        _unpack(jobs, job, run, folder, JOB, EVENTS)
-        try:
-            manifest = read_job(folder)
-        except DataError:
-            manifest = None
-        records = read_events(folder / EVENTS)
+    with kept_records(jobs, job, run, events_only=True) as (manifest, records):
         about = {"kind": KIND, "namespace": job.namespace, "name": job.name}
         return [
             event_document(each, about, manifest)
@@ -46,22 +43,48 @@ def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
         ]
 
 
+@contextmanager
+def kept_records(
+    jobs: JobClient, job: JobStatus, run: str, *, events_only: bool = False
+) -> Iterator[tuple[Job | None, Iterator[ProgressRecord]]]:
+    """The run's manifest, None if it cannot be read, and its records, oldest first.
+
+    Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
+    """
+    with temporary_folder() as folder:
+        most = MAX_BYTES if events_only else MAX_RECORDS_BYTES
+        _unpack(jobs, job, run, folder, JOB, EVENTS, max_bytes=most, events_only=events_only)
+        try:
+            manifest = read_job(folder)
+        except DataError:
+            manifest = None
+        yield manifest, read_events(folder / EVENTS)
+
+
 def kept_summary(jobs: JobClient, job: JobStatus) -> dict[str, Any]:
     """The figures of the job's run, which has ended.
 
     Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
     """
     with temporary_folder() as folder:
-        _unpack(jobs, job, job.run_id, folder, SUMMARY)
+        _unpack(jobs, job, job.run_id, folder, SUMMARY, max_bytes=MAX_BYTES)
         try:
             return parse_mapping(read_start(folder / SUMMARY, MAX_BYTES + 1))
         except UNREADABLE as error:
             raise UnavailableError(f"the keeper's {SUMMARY} is damaged: {error}") from error
 
 
-def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: Path, *paths: str) -> None:
+def _unpack(
+    jobs: JobClient,
+    job: JobStatus,
+    run: str,
+    folder: Path,
+    *paths: str,
+    max_bytes: int,
+    events_only: bool = True,
+) -> None:
     try:
-        unpack_kept(jobs, job, run, folder, paths, max_bytes=MAX_BYTES, events_only=True)
+        unpack_kept(jobs, job, run, folder, paths, max_bytes=max_bytes, events_only=events_only)
     except (DataError, ContractError) as error:  # of the command in the pod
         raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
 

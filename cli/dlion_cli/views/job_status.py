@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
+from dlion_api.status.metric_names import is_of_program
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, format_remaining, printable
 
@@ -114,6 +115,11 @@ class JobStatus:
             for name, value in self._all_metrics.items()
             if name != TO_TARGET and not _TIME_FIGURE.fullmatch(name)
         }
+
+    @property
+    def program_metrics(self) -> dict[str, str]:
+        """Those of the program's `compile()`, by name."""
+        return {name: value for name, value in self._all_metrics.items() if is_of_program(name)}
 
     @property
     def time_figures(self) -> dict[str, float]:

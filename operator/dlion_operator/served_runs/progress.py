@@ -1,5 +1,6 @@
 """Compute progress, pace and losses of a run from its workers' records. Pure, bounded memory."""
 
+import itertools
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
@@ -20,6 +21,8 @@ from dlion_api.reasons import EventReason
 from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus
+from dlion_api.status.metric_names import program_metric_name
+from dlion_api.status.model import SHORT
 from dlion_operator.federation.reports import LinksTo
 
 PACE_STEPS = 32
@@ -36,6 +39,8 @@ _PARTS = {
     "apply": "apply_s",
 }
 """Parts of a worker's time, and the fields of step records that have their seconds."""
+MAX_PROGRAM_METRICS = 16
+"""Metrics of `compile()` in a status, which has 32 places."""
 EXTRA_RANKS = 1024
 """Limit for ranks in workers' records: groups may grow, memory must not."""
 
@@ -55,6 +60,8 @@ class _WorkerProgress:
     """The latest ones."""
     loss: float = math.nan
     accuracy: float = math.nan
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of `compile()`, of its newest evaluation."""
     global_batch_size: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Of the steps known here, by part of the worker's time."""
@@ -105,6 +112,7 @@ class RunProgress:
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
                 worker.accuracy = record.accuracy
+                worker.metrics = record.metrics
                 self._remaining.take(record)
                 if (compared := self._drifting.add(record)) is not None:
                     self._drift = compared[1] if math.isfinite(compared[1]) else None
@@ -200,7 +208,12 @@ class RunProgress:
             estimated_remaining_seconds=None
             if predicted.seconds is None
             else round(predicted.seconds),
-            metrics=(*self._metrics(), *_target_metric(predicted), *self._time_metrics()),
+            metrics=(
+                *self._metrics(),
+                *_target_metric(predicted),
+                *self._time_metrics(),
+                *self._program_metrics(),
+            ),
             last_updated_time=now,
         )
 
@@ -216,6 +229,16 @@ class RunProgress:
             ("iteration", self.iteration(), "{:d}"),
         ]
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
+
+    def _program_metrics(self) -> Iterator[Metric]:
+        """Those of `compile()`: means over the workers here that have a finite value."""
+        known: defaultdict[str, list[float]] = defaultdict(list)
+        for worker in self._workers.values():
+            for name, value in worker.metrics.items():
+                if math.isfinite(value) and 0 < len(shown := program_metric_name(name)) <= SHORT:
+                    known[shown].append(value)
+        for name, values in itertools.islice(known.items(), MAX_PROGRAM_METRICS):
+            yield Metric(name=name, value=f"{sum(value / len(values) for value in values):.4g}")
 
     def _time_metrics(self) -> Iterator[Metric]:
         """Shares of the steps' time, and the peer that was waited for most with its share."""

@@ -4,7 +4,7 @@ Proves: what the keeper has is shown in their place, and said to be that; with -
 earlier run; figures of a run that has ended, how its time was spent, and whether that lasts. Where
 there is no keeper, no right to ask it, or nothing in it, the command says so and shows the rest.
 Damaged figures, control characters and a keeper that sends without end harm nothing. The Python
-client reads logs in the same way.
+client reads logs in the same way, and records as the same data frame as of a local run.
 
 API servers that are told what they say; commands in pods run the keeper's real program on a real
 result folder. Leaves out: pods and a real API server (tests/cluster/test_kept_records.py).
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,15 +22,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import dlion
-from dlion.errors import AbsentError, SpecError, UnavailableError
+from dlion.errors import AbsentError, DeniedError, SpecError, UnavailableError
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank, SiteName
-from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, StepRecord
+from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
 from dlion_cli.local_runs import kept_logs
+from dlion_cli.pod_streams import kept_records
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
 from manifest_table import changed, smallest
@@ -279,6 +282,44 @@ def test_the_python_client_names_what_is_lacking(
         each.unlink()
     with pytest.raises(UnavailableError, match="the keeper has no logs of these workers"):
         python_client().get_job_logs("digits")
+
+
+def test_metrics_of_the_python_client_are_the_records_of_the_keeper(
+    python_client: Callable[..., dlion.Client], kept: Path
+) -> None:
+    """The same frame as of the same folder on this machine."""
+    figures = EvaluationRecord(
+        70.0, OTHER, 4, 128, 0.75, 0.5, 9, final=True, metrics={"auc": 0.25, "loss": 3.0}
+    )
+    with (kept / "2" / "events.jsonl").open("a") as file:
+        file.write(f"{record_to_json(figures)}\n")
+    client = python_client()
+    frame = client.get_job_metrics("digits")
+    assert frame.equals(dlion.Client(root=kept).get_job_metrics("2"))
+    assert frame["loss"].notna().sum() == 8
+    assert {SITE} < set(frame["site"])
+    last = frame.iloc[-1]
+    assert (last["worker"], last["accuracy"], last["auc"]) == (OTHER, 0.75, 0.25)
+    assert last["metric_loss"] == 3.0
+
+
+def test_the_python_client_says_why_there_are_no_metrics(
+    python_client: Callable[..., dlion.Client], kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnavailableError, match=r"has no keeper pod here.*docs/keeper.md"):
+        python_client(pods=()).get_job_metrics("digits")
+    with pytest.raises(DeniedError, match="pods/exec"):
+        python_client(disk=None, exec=DENIED).get_job_metrics("digits")
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_records, "MAX_RECORDS_BYTES", -(4 << 20))
+        with pytest.raises(UnavailableError, match="sends more than these files may have"):
+            python_client().get_job_metrics("digits")
+    (kept / "2" / "events.jsonl").unlink()
+    with pytest.raises(UnavailableError, match=r"the keeper has no records of run 2: .*events"):
+        python_client().get_job_metrics("digits")
+    shutil.rmtree(kept / "2")
+    with pytest.raises(UnavailableError, match="no results of run '2' yet; it has those of: 1"):
+        python_client().get_job_metrics("digits")
 
 
 # ---- events --------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Facts: progress and time left follow whichever end comes first (steps, seconds, or passes over
 data that may grow), from the pace that is measured; an operator that starts anew in mid-run
 reckons as before; the figures are means over replicas, without those that are not finite, and how
-far these are apart; the pair of sites with the least bandwidth is named; what a worker says of
-peers that cannot be is not kept, and figures that cannot be leave a status that the definition
-takes; links count that a worker that is there spoke of last.
+far these are apart; metrics of `compile()` stand beside them under names that are not the
+operator's, within the bounds of the definition; the pair of sites with the least bandwidth is
+named; what a worker says of peers that cannot be is not kept, and figures that cannot be leave a
+status that the definition takes; links count that a worker that is there spoke of last.
 
 Left out: which record is believed (tests/unit/operator/coordinator), how a status is written.
 """
@@ -20,6 +21,7 @@ from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import EvaluationRecord, LinkRecord, StepRecord
 from dlion_api.spec import Job, load_job
+from dlion_api.status.metric_names import is_of_program
 from dlion_operator.federation.reports import LinksTo
 from dlion_operator.served_runs.progress import RunProgress
 
@@ -196,6 +198,52 @@ def test_the_parts_of_the_steps_time_are_told_and_who_was_waited_for() -> None:
     assert (told["selectFraction"], told["otherFraction"]) == ("0.1000", "0.0500")
     assert told["waitedForRank"] == "2"
     assert float(told["waitedForFraction"]) == pytest.approx(0.5)
+
+
+def with_metrics(rank: int, metrics: dict[str, float]) -> EvaluationRecord:
+    return replace(evaluation(rank, 0.9), metrics=metrics)
+
+
+def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
+    told = figures(
+        fed(
+            job(), step(0, 1, 1.0), with_metrics(0, {"auc": 0.1}),
+            with_metrics(0, {"auc": 0.25, "mae": 2.0, "loss": 7.0, "waitFraction": 3.0,
+                             "metric_loss": 8.0}),
+            with_metrics(1, {"auc": 0.75, "mae": math.nan, "top": math.inf}),
+        )
+    )  # fmt: skip
+    of_program = {name: value for name, value in told.items() if is_of_program(name)}
+    assert of_program == {
+        "auc": "0.5", "mae": "2", "metric_loss": "7", "metric_waitFraction": "3",
+        "metric_metric_loss": "8",
+    }  # fmt: skip
+    assert told["loss"] == "0.5"
+
+
+def test_no_figure_of_the_operator_passes_for_a_programs() -> None:
+    slow = replace(step(0, 40, 60.0), waited_for=(1,), waited_s=0.5)
+    learnt = [evaluation(0, 0.1 * n, (1.0,), 10.0 * n) for n in range(1, 7)]
+    told = figures(fed(job(targetAccuracy=0.8), *second_by_second(39), slow, *learnt))
+    assert {"secondsToTarget", "waitedForRank", "waitedForFraction"} <= told.keys()
+    assert not any(map(is_of_program, told))
+
+
+def test_metrics_of_a_program_keep_within_the_definition() -> None:
+    """Of faulty workers, too: names and values that are too many, too long or too large."""
+    hostile = [
+        with_metrics(rank, {f"{rank}-{number}": 1.7e308 for number in range(64)} | {"": 1.0})
+        for rank in range(3)
+    ]
+    long = with_metrics(0, {"x" * 65: 1.0, "y" * 64: 2.0, "z" * 59 + "Fraction": 3.0})
+    for records in ([long], hostile, [*hostile, long]):
+        status = fed(job(targetAccuracy=0.8), step(0, 1, 1.0), *records).trainer_status(NOW)
+        assert status is not None
+        assert len(status.metrics) <= 32
+        assert all(1 <= len(each.name) <= 64 >= len(each.value) for each in status.metrics)
+        names = [each.name for each in status.metrics]
+        assert len(set(names)) == len(names)
+    assert {"y" * 64: "2"}.items() <= figures(fed(job(), step(0, 1, 1.0), long)).items()
 
 
 @pytest.mark.parametrize("wall_s", [-1e300, 1e-300, 1.7e308])
