@@ -1,16 +1,138 @@
-"""docs/errors-and-exit-codes.md has each exit code, its name, and whether a restart can help.
+"""docs/errors-and-exit-codes.md has each exit code, its name, and whether a restart can help; for
+each failure that the page names there is a test that makes it and has the code.
 
-Left out: that each is given where the page says; the tests of the programs show that.
+Left out: that those tests pass.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from dlion_api.exit_codes import ExitCode
 
-PAGE = (Path(__file__).parents[2] / "docs/errors-and-exit-codes.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/errors-and-exit-codes.md").read_text(encoding="utf-8")
+
+CASES = {
+    (ExitCode.FAILED, "a defect"): (
+        ("unit/cli/test_commands.py", "test_each_kind_of_error_has_its_exit_code"),
+        ("local/test_restarts.py", "test_each_restart_is_told_at_once"),
+    ),
+    (ExitCode.USAGE, "wrong flags"): (("unit/cli/test_commands.py", "test_wrong_usage"),),
+    (ExitCode.SPEC, "the manifest or environment is wrong"): (
+        ("unit/cli/test_commands.py", "test_validate_says_every_problem_with_its_line"),
+        (
+            "unit/cli/test_commands.py",
+            "test_validate_refuses_an_environment_that_is_not_alone_in_its_file",
+        ),
+    ),
+    (ExitCode.DATA, "is missing or corrupt"): (
+        ("local/test_bad_input.py", "test_data_that_is_missing_or_corrupt_is_named"),
+        ("unit/cli/test_commands.py", "test_validate_speaks_json_of_every_document"),
+    ),
+    (ExitCode.PROGRAM, "raised, broke its protocol"): (
+        ("local/test_bad_input.py", "test_a_program_that_fails_is_named"),
+        ("local/test_own_programs.py", "test_a_callback_that_fails_ends_the_run_with_its_line"),
+        ("local/test_kept_logs.py", "test_the_traceback_of_a_failed_program_outlives_its_pods"),
+    ),
+    (ExitCode.PROGRAM, "or policy raised"): (
+        (
+            "unit/core/policies/test_plugins.py",
+            "test_what_fails_names_the_policy_its_line_and_what_was_raised",
+        ),
+    ),
+    (ExitCode.PROGRAM, "ended its process with exit code 0"): (
+        ("local/test_bad_input.py", "test_a_program_that_ends_its_process_has_not_finished"),
+    ),
+    (ExitCode.UNAVAILABLE, "a peer or the coordinator is missing"): (
+        (
+            "unit/cli/test_exit_codes_of_answers.py",
+            "test_a_refusal_ends_every_command_with_its_code",
+        ),
+        ("local/test_given_up.py", "test_an_environment_that_breaks_ends_the_run_with_a_summary"),
+    ),
+    (ExitCode.UNAVAILABLE, "a helper process keeps failing"): (
+        ("local/test_given_up.py", "test_a_sidecar_that_cannot_be_kept_running_ends_the_run"),
+    ),
+    (ExitCode.UNAVAILABLE, "another run uses the folder"): (
+        (
+            "unit/cli/test_comparison_folder.py",
+            "test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on",
+        ),
+        ("local/test_resume.py", "assert_refused"),
+    ),
+    (ExitCode.UNAVAILABLE, "a package is missing"): (
+        ("unit/cli/test_commands.py", "test_without_its_extra_a_command_says_what_to_install"),
+    ),
+    (ExitCode.UNAVAILABLE, "A check of `preflight` or `doctor` failed"): (
+        ("unit/cli/test_preflight.py", "test_one_site_that_hangs_hides_no_other"),
+    ),
+    (ExitCode.UNAVAILABLE, "killed one counts as 69"): (
+        (
+            "unit/cli/test_child_processes.py",
+            "test_a_process_that_was_killed_is_told_by_its_signal",
+        ),
+    ),
+    (ExitCode.MODEL_LOST, "the keeper did not get the model"): (
+        ("local/test_keeper.py", "test_a_model_that_the_keeper_did_not_get_is_lost"),
+    ),
+    (ExitCode.STORAGE, "a disk is full or not writable"): (
+        (
+            "local/test_bad_input.py",
+            "test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint",
+        ),
+        ("local/test_bad_input.py", "test_a_model_that_cannot_be_saved_is_named"),
+    ),
+    (ExitCode.DIVERGED, "no longer finite"): (
+        ("local/test_bad_input.py", "test_a_program_that_fails_is_named"),
+    ),
+    (ExitCode.RESTARTS, "`maxRestarts` is used up"): (
+        (
+            "local/test_pod_exit_codes.py",
+            "test_a_trainer_that_ends_too_often_is_given_up_with_its_own_code",
+        ),
+    ),
+    (ExitCode.DENIED, "no permission (403), refused credentials (401)"): (
+        (
+            "unit/cli/test_exit_codes_of_answers.py",
+            "test_a_refusal_ends_every_command_with_its_code",
+        ),
+    ),
+    (ExitCode.DENIED, "fields that others have set (409)"): (
+        ("cluster/test_cli.py", "test_fields_that_others_have_set_are_not_taken_over"),
+    ),
+    (ExitCode.ENDED_EARLY, "before `trainer.stop` was met"): (
+        ("local/test_partial_ends.py", "test_a_run_whose_trainers_are_told_to_end_has_ended_early"),
+    ),
+    (ExitCode.PARTIAL, "lacks a replica"): (
+        ("local/test_partial_ends.py", "test_a_model_of_one_of_three_workers_is_partial_and_named"),
+    ),
+    (ExitCode.DEADLINE, "`activeDeadlineSeconds` has passed"): (
+        (
+            "local/test_given_up.py",
+            "test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained",
+        ),
+    ),
+    (ExitCode.DEADLINE, "has waited for its `--timeout`"): (
+        ("unit/cli/test_describe.py", "test_wait_gives_up_in_time_for_all_names"),
+    ),
+    (ExitCode.INTERRUPTED, "SIGINT, SIGTERM or SIGHUP, in any command"): (
+        ("local/test_interrupts.py", "test_a_signal_ends_everything_within_five_seconds"),
+        ("local/test_interrupts.py", "test_a_terminal_that_goes_away_ends_the_run"),
+        (
+            "unit/cli/test_interruption.py",
+            "test_a_signal_while_a_command_is_imported_ends_it_with_a_message",
+        ),
+    ),
+    (ExitCode.INTERRUPTED, "`stop.continuous` job has succeeded"): (
+        ("local/test_growing_data.py", "test_models_are_published_while_training_goes_on"),
+    ),
+}
+"""Tests that have each code, by words of the page."""
 
 
 def test_every_exit_code_is_on_the_page_and_no_other() -> None:
@@ -22,3 +144,27 @@ def test_every_exit_code_is_on_the_page_and_no_other() -> None:
 def test_every_failure_says_what_to_do() -> None:
     rows = re.findall(r"^\| (\d+) \| .+ \| (.*)\|$", PAGE, re.MULTILINE)
     assert [code for code, advice in rows if not advice.strip()] == [str(ExitCode.OK.value)]
+
+
+def test_each_failure_on_the_page_has_a_test_that_makes_it() -> None:
+    assert {code for code, _ in CASES} == set(ExitCode) - {ExitCode.OK}
+    for code, words in CASES:
+        (row,) = re.findall(rf"^\| {code.value} \| .*$", PAGE, re.MULTILINE)
+        assert words in row or words in PAGE.rpartition("`dlion compare` ends")[2], words
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "name"),
+    [(code, *test) for (code, _), tests in CASES.items() for test in tests],
+)
+def test_those_tests_are_there_and_have_the_code(code: ExitCode, file: str, name: str) -> None:
+    """Somewhere in their module: it may be in a table or a function that they share."""
+    text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    found = [
+        each
+        for each in ast.parse(text).body
+        if isinstance(each, ast.FunctionDef) and each.name == name
+    ]
+    assert len(found) == 1, f"{file} has no {name}"
+    error = "|ProgramError" if code is ExitCode.PROGRAM else ""
+    assert re.search(rf"ExitCode\.{code.name}\b|\b{code.value}\b{error}", text), file

@@ -1,0 +1,53 @@
+"""Facts: a command for clusters ends with the exit code that docs/errors-and-exit-codes.md has for
+what the API server answers, whichever request it is, and tells it in one message on standard error.
+
+API servers that are told what they say. Left out: the words of each answer (test_cluster_words.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from told_servers import Server, served
+
+COMMANDS = (
+    ["get", "digits"], ["describe", "digits"], ["events", "digits"], ["fetch", "digits"],
+    ["top", "digits"], ["wait", "digits"], ["suspend", "digits"],
+    ["scale", "digits", "--site", "plant-a", "--group", "w", "--workers", "3"],
+    ["delete", "digits", "--yes"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (401, ExitCode.DENIED),
+        (403, ExitCode.DENIED),
+        (404, ExitCode.UNAVAILABLE),
+        (409, ExitCode.DENIED),
+        (422, ExitCode.SPEC),
+        (503, ExitCode.UNAVAILABLE),
+    ],
+)
+def test_a_refusal_ends_every_command_with_its_code(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    status: int,
+    expected: ExitCode,
+) -> None:
+    if command[0] == "wait" and status == 503:
+        pytest.skip("waits until the server is back")
+    refusal = status, json.dumps({"message": "no", "reason": "Some"})
+    with served(tmp_path / "config", {"x": Server({"digits": refusal})}) as config:
+        code = main([*command, "--kubeconfig", config])
+    said = capsys.readouterr()
+    assert (code, said.out) == (expected, ""), said.err
+    assert said.err.startswith("dlion: ")
+    assert "Traceback" not in said.err
