@@ -1,6 +1,7 @@
 """The chart with the project's own images on a real node, with the rights that it grants.
 
-Proves: `helm install --wait` comes to an end in namespaces that enforce `restricted`; `helm test`
+Proves: the commands for Kubernetes in README.md install the operator, train a job and fetch its
+model; `helm install --wait` comes to an end in namespaces that enforce `restricted`; `helm test`
 passes; what the operator tells of itself is in docs/metrics.md; it acts on a job, and no request of
 its account is forbidden, with a ClusterRole and with Roles alone; with these alone a job's workers
 are signed for, join and train to the end; uninstalled then, all that is
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(600)]
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
+README_BLOCK = re.compile(r"^```sh\n(helm install .*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,46 @@ def install(helm: Helm, site: Site, values: dict[str, Any]) -> None:
 def state_of(kubectl: Kubectl, name: str) -> str:
     """What the operator says of a job."""
     return str(kubectl.get("dlionjob", name).get("status", {}).get("state", ""))
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_readme_train_a_job_and_fetch_its_model(
+    helm: Helm, site: Site, values: dict[str, Any], tmp_path: Path
+) -> None:
+    """As they stand there, but for the images' registry: those of the tree are on the node."""
+    (block,) = README_BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    block, count = re.subn(
+        ",images.registry=registry.example$", " -f values.json", block, flags=re.MULTILINE
+    )
+    assert count == 1
+    programs, config = tmp_path / "bin", tmp_path / "kubeconfig"
+    programs.mkdir()
+    for name, program in (("helm", helm.program), ("kubectl", site.kubectl.program)):
+        (programs / name).symlink_to(program)
+    (tmp_path / "helm").symlink_to(CHART.parent)
+    config.write_bytes(site.kubectl.kubeconfig.read_bytes())
+    replace(site.kubectl, kubeconfig=config).run(
+        "config", "set-context", "--current", "--namespace=ml"
+    )
+    document = manifest({"a": 500})
+    document["metadata"]["name"] = "cifar10"
+    document["spec"]["sites"][0]["name"] = "plant-a"
+    document["spec"]["trainer"]["stop"] = {"maxSteps": 30}
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "KUBECONFIG": str(config), "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "model" / "model.keras").stat().st_size > 1000
+    replace(site.kubectl, namespace="ml").run("delete", "dlionjob", "cifar10")
 
 
 @pytest.mark.parametrize("namespaces", [[], ["ml"]], ids=["cluster", "namespaced"])

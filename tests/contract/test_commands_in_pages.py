@@ -1,5 +1,5 @@
-"""Facts: each `dlion` command line in the code blocks of README.md and the pages names a command
-that exists, with options that it has.
+"""Facts: each `dlion` command line of README.md and the pages, in code blocks and in sentences,
+names a command that exists, with options that it has; each `make` target that they name exists.
 
 Left out: that the lines work; tests/local/test_documented_commands.py runs those of the tutorial.
 """
@@ -16,17 +16,36 @@ import pytest
 from dlion_cli.command_line import dlion
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SHELL = {"", "sh", "bash", "console"}
 INVOCATION = re.compile(r"(?:^|[;|] |do |\$\()\s*(dlion [^;|]*)")
 
 
-def command_lines(page: Path) -> list[str]:
-    """The `dlion` commands in the page's code blocks; continued lines are joined."""
+SPAN = re.compile(r"`(dlion [^`|;]+)")
+ANY_COMMAND = "dlion COMMAND --help"
+TARGET = re.compile(r"\bmake ([a-z][a-z-]*)\b")
+TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def block_texts(page: Path) -> str:
+    """The code blocks of the page that are for a shell, with continued lines joined."""
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    joined = "\n".join(text for kind, text in blocks if kind in SHELL).replace("\\\n", " ")
-    return [found for line in joined.splitlines() for found in INVOCATION.findall(line)]
+    return "\n".join(text for kind, text in blocks if kind in SHELL).replace("\\\n", " ")
+
+
+def sentences(page: Path) -> str:
+    """The page without its code blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def command_lines(page: Path) -> list[str]:
+    """The `dlion` commands in the page's code blocks and sentences."""
+    in_blocks = [
+        found for line in block_texts(page).splitlines() for found in INVOCATION.findall(line)
+    ]
+    in_sentences = [" ".join(each.split()) for each in SPAN.findall(sentences(page))]
+    return [*in_blocks, *(each for each in in_sentences if each != ANY_COMMAND)]
 
 
 def problems(line: str) -> list[str]:
@@ -34,7 +53,7 @@ def problems(line: str) -> list[str]:
     _, *words = shlex.split(line, comments=True)
     command: click.Command = dlion
     context = click.Context(dlion)
-    options = {name for each in dlion.params for name in each.opts}
+    options = {name for each in dlion.params for name in (*each.opts, *each.secondary_opts)}
     found = []
     for word in words:
         if word.startswith("-") and word != "-":
@@ -45,17 +64,26 @@ def problems(line: str) -> list[str]:
             if child is None:
                 return [f"{line}: there is no command {word}"]
             command = child
-            options |= {name for each in child.params for name in each.opts}
+            options |= {
+                name for each in child.params for name in (*each.opts, *each.secondary_opts)
+            }
     return found
 
 
 def test_the_pages_have_command_lines() -> None:
-    assert sum(len(command_lines(page)) for page in PAGES) > 30
+    assert sum(len(command_lines(page)) for page in PAGES) > 200
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_command_line_names_what_exists(page: Path) -> None:
     assert [each for line in command_lines(page) for each in problems(line)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_make_target_exists(page: Path) -> None:
+    spans = re.findall(r"`(make [^`]+)`", sentences(page))
+    named = TARGET.findall("\n".join([block_texts(page), *spans]))
+    assert [each for each in named if each not in TARGETS] == []
 
 
 @pytest.mark.parametrize(
