@@ -1,7 +1,7 @@
 """Facts: install.sh of a bundle pushes its images to a real registry, by skopeo, crane or podman,
 whichever the PATH has; what the registry then has is the image of the bundle, under the chart's
 names. A registry that does not answer ends it with 69, what was done, and how to log in; a second
-run is no error.
+run is no error. The bundle's chart is an OCI artefact there after `helm push`, the same bytes.
 
 The registry and crane are one program that Go builds once (go-containerregistry). skopeo and podman
 are tried where this machine has them. Left out: TLS and logins of registries.
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from bundle.parts import package_chart
+from chart import helm_program
 from small_bundle import extracted, facts_of, write_small_bundle
 from testbed.binaries import build_once, cache_folder, go
 
@@ -109,6 +111,35 @@ def test_the_images_of_the_bundle_are_in_the_registry(
     assert "nothing was changed" in nowhere.stderr
     assert "login" in nowhere.stderr
     assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_the_chart_of_the_bundle_is_an_artefact_of_the_registry(
+    registry: str, tmp_path: Path
+) -> None:
+    """Pushed as docs/installing.md has it, and rendered from there."""
+    helm = helm_program()
+    if helm is None:
+        pytest.skip("no helm here")
+    (tmp_path / "charts").mkdir()
+    chart = package_chart(tmp_path / "charts", "0.1.0", 1_700_000_000)
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [helm, *arguments, "--plain-http"],
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = f"oci://{registry}/charts"
+    run("push", str(chart), where)
+    run("pull", f"{where}/dlion", "--version", "0.1.0", "--destination", str(tmp_path))
+    assert (tmp_path / "dlion-0.1.0.tgz").read_bytes() == chart.read_bytes()
+    objects = run("template", "dlion", f"{where}/dlion", "--set", "site.name=plant-a",
+                  "--kube-version", "1.30.0")  # fmt: skip
+    assert "kind: Deployment" in objects
+    assert "dlionjobs.dlion.dev" in objects
 
 
 def podman_needs(folder: Path) -> dict[str, str]:

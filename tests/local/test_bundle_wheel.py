@@ -1,7 +1,8 @@
 """Facts: with the wheels of a bundle alone, in a network namespace that has no interface up, pip
 installs the command line with its extra `cluster` into an empty environment of Python 3.11; there
 `dlion --help` runs, `dlion validate` judges the main example and refuses a wrong one, and the
-commands for clusters find their packages. `collect_wheels` fetches them with the lock's hashes.
+commands for clusters find their packages. `collect_wheels` fetches them with the lock's hashes,
+for 64-bit ARM, too.
 
 Left out: the wheel's training (test_installed_wheel.py), the rest of a bundle
 (tests/cluster/test_bundle.py).
@@ -79,3 +80,17 @@ def test_the_command_line_is_installed_and_runs_without_any_network(
     )
     unreached = run(programs / "kubectl-dlion", "get", "--kubeconfig", "config", code=69)
     assert "192.0.2.1" in unreached
+
+
+def test_the_wheels_of_a_bundle_for_arm_are_there(tmp_path: Path) -> None:
+    """All of the same names and versions, none of this machine's architecture. Nothing runs them."""
+    found = {}
+    for platform in ("linux/amd64", "linux/arm64"):
+        (wheels := tmp_path / platform.replace("/", "-")).mkdir()
+        (scratch := tmp_path / f"scratch-{wheels.name}").mkdir()
+        collect_wheels(wheels, platform, scratch)
+        found[platform] = sorted(path.name for path in wheels.iterdir())
+    own, arm = found["linux/amd64"], found["linux/arm64"]
+    assert [name.split("-")[:2] for name in own] == [name.split("-")[:2] for name in arm]
+    assert any("aarch64" in name for name in arm)
+    assert not any("x86_64" in name for name in arm)
