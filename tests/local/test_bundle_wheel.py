@@ -83,7 +83,7 @@ def test_the_command_line_is_installed_and_runs_without_any_network(
 
 
 def test_the_wheels_of_a_bundle_for_arm_are_there(tmp_path: Path) -> None:
-    """All of the same names and versions, none of this machine's architecture. Nothing runs them."""
+    """All of the same names and versions; nothing runs them."""
     found = {}
     for platform in ("linux/amd64", "linux/arm64"):
         (wheels := tmp_path / platform.replace("/", "-")).mkdir()

@@ -23,7 +23,7 @@ def culprit_of(job: JobStatus) -> Culprit | None:
         name = f"{site}/{group}-{index}" if site else f"worker {rank:.0f}"
         awaited = AwaitedPeer(name, fraction, None)
     shares = {name.removesuffix(SUFFIX): value for name, value in figures.items()}
-    return find_culprit(RunUse(shares, max(1, len(ranks)), awaited))
+    return find_culprit(RunUse(shares, max(1, len(ranks)), awaited, policy=job.policy))
 
 
 def time_parts(job: JobStatus) -> list[RenderableType]:

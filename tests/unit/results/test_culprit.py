@@ -1,11 +1,13 @@
 """Facts: each planted cause of a slow run is named, with its figures and with advice; in a balanced
-run, and in one of which nothing is known, nothing is; the largest of several causes counts.
+run, and in one of which nothing is known, nothing is; the largest of several causes counts. No run
+is advised to use the policy that it has.
 
 Left out: the figures of a simulated run (tests/simulated/test_time_use.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,3 +176,25 @@ def test_a_peer_that_left_no_steps_is_named_by_its_rank() -> None:
 
 def test_a_run_without_a_step_has_none() -> None:
     assert find_culprit(run_use({"time_use": None, "workers": [worker(0, steps=0)]})) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        use(wait=0.5),
+        use(peer(), wait=0.5),
+        use(peer(BUSY), wait=0.72),
+        use(peer(waits=0.0), wait=0.5),
+        use(select=0.4),
+        use(decode=0.4),
+    ],
+)
+def test_nobody_is_advised_what_the_run_does_already_or_ignores(given: RunUse) -> None:
+    """`adaptive` has a waiting rule and a code of its own."""
+    usual, adaptive = find_culprit(given), find_culprit(replace(given, policy="adaptive"))
+    assert usual is not None
+    assert adaptive is not None
+    assert replace(adaptive, advice=usual.advice) == usual
+    for words in ("adaptive", "synchronization.mode", "exchange."):
+        assert words not in adaptive.advice
+    assert find_culprit(replace(given, policy="full")) == usual

@@ -10,7 +10,7 @@ The rules, the largest share of the time first; below its threshold nothing is n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -97,6 +97,21 @@ _OTHER_ADVICE: Final = (
     "Look for restarts and pauses among the events; evaluate and save less often "
     "(trainer.evaluation.everySamples, checkpoint.everySeconds)"
 )
+_FEWER_ADVICE: Final = "Use fewer workers, or larger batches (batching.globalBatchSize)"
+_ADAPTIVE_ADVICE: Final[Mapping[str, str]] = {
+    _LATE_ADVICE: (
+        "Rounds follow the links already: see what else runs on these machines, measure the links "
+        "(dlion preflight --bandwidth)"
+    ),
+    _LINK_ADVICE: (
+        "It sends what the link carries already: raise network.bandwidthFraction, or give the link "
+        "more bandwidth"
+    ),
+    _SLOW_ADVICE: "Let batches follow the capacities (batching.policy), or give it more cores",
+    _PHASES["select"][2]: _FEWER_ADVICE,
+    _PHASES["decode"][2]: _FEWER_ADVICE,
+}
+"""In place of the usual advice for runs of `adaptive`, which have followed it or cannot."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,8 @@ class RunUse:
     """Pace of computing over that at the start, by worker."""
     batch_changes: Mapping[str, float] | None = None
     """Batch size over that at the start, by worker."""
+    policy: str = ""
+    """Of the exchange."""
 
 
 def find_culprit(use: RunUse) -> Culprit | None:
@@ -163,7 +180,12 @@ def find_culprit(use: RunUse) -> Culprit | None:
     >>> find_culprit(RunUse({"wait": 0.1, "select": 0.31}, 4)).sentence
     '31 % of the time goes to selecting what to send'
     """
-    return max(_candidates(use), key=lambda each: each.fraction, default=None)
+    culprit = max(_candidates(use), key=lambda each: each.fraction, default=None)
+    if culprit is None:
+        return None
+    if use.policy == "adaptive":
+        return replace(culprit, advice=_ADAPTIVE_ADVICE.get(culprit.advice, culprit.advice))
+    return culprit
 
 
 def _candidates(use: RunUse) -> Iterator[Culprit]:
@@ -215,7 +237,7 @@ def _of_waiting(use: RunUse, waiting: float) -> Culprit:
     return Culprit(CulpritKind.WAITING, waiting, text, _LATE_ADVICE)
 
 
-def run_use(summary: Mapping[str, Any]) -> RunUse:
+def run_use(summary: Mapping[str, Any], policy: str = "") -> RunUse:
     """The figures of a summary."""
     workers: Sequence[Mapping[str, Any]] = [each for each in summary["workers"] if each["steps"]]
     use = summary["time_use"] or {}
@@ -233,6 +255,7 @@ def run_use(summary: Mapping[str, Any]) -> RunUse:
         awaited=_awaited(workers, use),
         pace_changes=changes,
         batch_changes=batch_changes,
+        policy=policy,
     )
 
 

@@ -99,7 +99,7 @@ def summarise(
         "bad_line_count": bad_line_count,
         "environment": environment_document(environment) if environment else None,
     }
-    culprit = find_culprit(run_use(summary))
+    culprit = find_culprit(run_use(summary, job.spec.exchange.policy))
     summary["culprit"] = culprit.as_json() if culprit else None
     summary["scalability"] = scalability(summary, reference) if reference else None
     return summary
