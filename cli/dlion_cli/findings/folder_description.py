@@ -32,8 +32,9 @@ def describe_folder(path: Path, console: Console, output: str) -> None:
 def _parts(facts: RunFacts, width: int) -> list[RenderableType]:
     parts = problem_parts(facts.problems, facts.notes)
     if facts.remaining is not None:
-        unit = " of virtual time" if facts.run.command == "simulate" else ""
-        parts += [Text(f"{format_way(facts.remaining)}{unit}", style="bold"), Text("")]
+        is_virtual = facts.run.command == "simulate"
+        way = format_way(facts.remaining, is_virtual=is_virtual)
+        parts += [Text(way, style="bold"), Text("")]
     if facts.summary:
         parts += [*summary_parts(facts.summary, width), Text("")]
     if events := facts.events:

@@ -67,15 +67,17 @@ def format_remaining(
     return f"{'≤ ' if has_target else ''}{format_duration(seconds)}"
 
 
-def format_way(predicted: Remaining) -> str:
+def format_way(predicted: Remaining, *, is_virtual: bool = False) -> str:
     """The share of a run that is done, if it is known, and the time that is left.
 
     >>> format_way(Remaining(fraction=0.42, seconds=90.0)), format_way(Remaining())
     ('42 % done, ETA 1:30', 'ETA —')
+    >>> format_way(Remaining(seconds=90.0), is_virtual=True)
+    'ETA 1:30 of virtual time'
     """
     done = "" if predicted.fraction is None else f"{100 * predicted.fraction:.0f} % done, "
     left = format_remaining(predicted.seconds, predicted.target_s, has_target=predicted.has_target)
-    return f"{done}ETA {left}"
+    return f"{done}ETA {left}{' of virtual time' if is_virtual and left != UNKNOWN else ''}"
 
 
 def format_rate(value: float | None) -> str:

@@ -56,10 +56,12 @@ class LiveView(TerminalView):
         console: Console,
         *,
         environment: str = "",
+        is_virtual: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_virtual`: records have virtual time, which passes only with them."""
         self._job, self._stop = job, job.spec.trainer.stop
-        self._environment = environment
+        self._environment, self._is_virtual = environment, is_virtual
         self._clock = clock
         self._started_s = clock()
         self._line_due_s = self._started_s + LINE_INTERVAL_S
@@ -132,7 +134,8 @@ class LiveView(TerminalView):
 
     def _now_s(self) -> float:
         """The run's current time, extrapolated from the newest record."""
-        return self._newest_s + self._clock() - self._newest_at_s
+        passed_s = 0.0 if self._is_virtual else self._clock() - self._newest_at_s
+        return self._newest_s + passed_s
 
     def _header(self) -> Text:
         key = self._job.key
@@ -159,7 +162,8 @@ class LiveView(TerminalView):
         )
 
     def _way(self) -> str:
-        return format_way(self._remaining.predict(self._now_s()))
+        predicted = self._remaining.predict(self._now_s())
+        return format_way(predicted, is_virtual=self._is_virtual)
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]

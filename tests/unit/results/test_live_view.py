@@ -32,7 +32,15 @@ class Clock:
 
 
 def view_of(
-    *, terminal=True, until_s=150.0, width=160, height=24, story=STORY, given=None, **changes
+    *,
+    terminal=True,
+    until_s=150.0,
+    width=160,
+    height=24,
+    story=STORY,
+    given=None,
+    is_virtual=False,
+    **changes,
 ):
     clock = Clock()
     run = description(story)
@@ -43,7 +51,7 @@ def view_of(
         file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None,
         record=True,
     )  # fmt: skip
-    view = LiveView(run, console, environment="hetero-sys-a", clock=clock)
+    view = LiveView(run, console, environment="hetero-sys-a", is_virtual=is_virtual, clock=clock)
     for record in records(story) if given is None else given:
         if record.time_s <= until_s:
             clock.now_s = record.time_s
@@ -103,6 +111,16 @@ def test_before_the_first_step_workers_are_starting():
 def test_the_remaining_time_is_told_only_where_it_can_be_foreseen(changes, remaining):
     view, _, _ = view_of(**changes)
     assert view.remaining() == remaining
+
+
+def test_virtual_time_is_told_as_such_and_passes_with_the_records_alone():
+    view, _, clock = view_of(until_s=100.0, is_virtual=True)
+    line = view.line()
+    assert " of virtual time, " in line
+    clock.now_s += 50
+    elapsed, _, rest = line.partition(", ")
+    assert view.line().partition(", ")[2] == rest
+    assert not view.line().startswith(elapsed)
 
 
 def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():

@@ -221,7 +221,8 @@ def _simulate(
     target = TargetAccuracyMonitor(
         job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
     )
-    with LiveView(folder.job, console, environment=f"{plan.environment}, virtual time") as view:
+    environment = f"{plan.environment}, virtual time"
+    with LiveView(folder.job, console, environment=environment, is_virtual=True) as view:
 
         def take(record: ProgressRecord, text: str) -> None:
             folder.append(record, text)
