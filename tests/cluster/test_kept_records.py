@@ -4,8 +4,10 @@ Proves, for jobs that an operator of this tree runs: of a job that failed, and t
 workers and all its events, `dlion logs` still prints the traceback, `events` why it failed and
 `describe` its figures, and that they are lost with the keeper's pod where there is no claim.
 `fetch` brings the logs, which `dlion logs DIR` prints. Of a job that is suspended and resumed, the
-keeper has the logs of both pods. After ttlSecondsAfterFinished the commands say what is gone; the
-pod that docs/keeper.md shows then reads the claim for `fetch`, `logs`, `events` and `describe`.
+keeper has the logs of both pods. Metrics of a program's `compile()` are in the status, and with all
+records in the Python client's data frame once the pods of workers are gone. After
+ttlSecondsAfterFinished the commands say what is gone; the pod that docs/keeper.md shows then reads
+the claim for `fetch`, `logs`, `events` and `describe`.
 Left out: bounds and hostile input (tests/local/test_kept_logs.py, tests/unit/cli).
 """
 
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+import dlion as dlion_python
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
@@ -145,6 +148,11 @@ def test_a_failed_run_is_explained_after_its_pods_its_events_and_its_keeper(
     code, printed = dlion("logs", "digits")
     assert (code, "ValueError: no such layer: convolution3" in printed) == (0, True), printed
     assert "dlion: pods are gone: the keeper has the ends of their logs" in printed
+    with dlion_python.Client(
+        "kubernetes", kubeconfig=str(site.kubeconfig), namespace=site.namespace
+    ) as client:
+        assert "ValueError: no such layer: convolution3" in "\n".join(client.get_job_logs("digits"))
+        assert [*client.get_job_metrics("digits")["iteration"]] == [], "it made no step"
     code, printed = dlion("events", "digits")
     assert (code, "ProgramFailed" in printed, "these are the keeper's" in printed) == (
         0, True, True
@@ -213,6 +221,40 @@ def test_logs_of_a_suspended_job_and_of_both_its_pods_are_kept(
     assert "the next pod" not in dlion("logs", "digits")[1], "its pod is there"
     site.run("delete", "pod", lost, timeout_s=60)
     eventually(partial(three_lives, dlion), within_s=120, what="the log of the deleted pod")
+
+
+METRICS = """
+def build_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    top = keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top")
+    model.compile("sgd", loss, metrics=["accuracy", top])
+    return model
+
+def load_data(split, site, worker_index):
+    x = numpy.random.default_rng(1).normal(size=(400, 2)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int64")
+"""
+
+
+def test_metrics_of_a_program_are_in_the_status_and_with_the_keeper(site: Kubectl) -> None:
+    """Its status has those of `compile()`; its records outlive the pods of workers."""
+    config_map, document = failing()
+    config_map["data"]["job.py"] = f"import keras\nimport numpy\n{METRICS}"
+    del document["spec"]["trainer"]["dataset"]
+    document["spec"]["trainer"]["stop"] = {"maxSteps": 40}
+    site.apply(config_map, document)
+    site.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=240)
+    site.run("delete", "pods", "-l", WORKERS, timeout_s=60)
+    with dlion_python.Client(
+        "kubernetes", kubeconfig=str(site.kubeconfig), namespace=site.namespace
+    ) as client:
+        job, frame = client.get_job("digits"), client.get_job_metrics("digits")
+    assert job.metrics == {"top": 1.0}, "one of two is always among two"
+    assert frame["iteration"].max() == 40
+    assert frame["top"].dropna().iloc[-1] == 1.0
+    assert frame["accuracy"].dropna().iloc[-1] == pytest.approx(job.accuracy, abs=1e-3)
+    assert set(frame["site"]) == {SITE}
 
 
 def three_lives(dlion: Callable[..., tuple[int, str]]) -> bool:

@@ -1,7 +1,8 @@
 """Facts, on real processes with hard quotas and shaped links: batch shares follow what workers do
 alone, before and after their quotas change places; a full link is used, not overshot, and followed
 when it drops; the exchange costs a bounded part of the gradient; a trainer that is killed is soon
-back and costs the others no more than an iteration.
+back and costs the others no more than an iteration; each command without TensorFlow starts within
+0.3 s.
 
 The scripts of `benchmarks/` are run in their short form; each holds its own bars, and its exit code
 says whether they were met. Left out: the spread over runs, which docs/benchmarks.md has.
@@ -33,6 +34,7 @@ pytestmark = [
         "quotas.py --short",
         "link.py --short",
         "exchange_cost.py --seconds 25",
+        "command_start.py",
         "kill_restart.py --cycles 3 --mode bounded",
         "kill_restart.py --cycles 3 --mode synchronous",
     ],
