@@ -3,7 +3,7 @@
 Determines the exit code and the summary's ending, also after an interruption.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_cli.views.live_view import LiveView
 from dlion_environments.plan import Plan
 from dlion_local.runner.deferred_signals import DeferredSignals
-from dlion_local.runner.outcome import RunOutcome
+from dlion_local.runner.outcome import RunOutcome, WorkerFailure
 from dlion_local.runner.runner import LocalRunner
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
@@ -62,6 +62,8 @@ class RunResult:
     ending: Ending
     problems: tuple[str, ...] = ()
     """Messages for the terminal, most important first."""
+    traceback: str = ""
+    """Of a program that raised; empty if none did."""
 
 
 def _run_result(
@@ -111,7 +113,8 @@ class LocalTraining:
                     outcome = runner.run()
             finally:
                 coordinator.close()
-        return self._result(outcome, sink)
+        tracebacks = (why.traceback for _, why in sorted(outcome.failed.items()) if why.traceback)
+        return replace(self._result(outcome, sink), traceback=next(tracebacks, ""))
 
     def interrupted(self) -> RunResult:
         """The result after an interruption of `run`, which may have come after its end."""
@@ -129,7 +132,7 @@ class LocalTraining:
     def _result(self, outcome: RunOutcome, sink: LocalRecordSink) -> RunResult:
         """The result after all workers ended or were abandoned."""
         failed = sorted(outcome.failed.items())
-        failures = [f"worker {rank} ended with {why}" for rank, why in failed]
+        failures = failure_messages(failed)
         if outcome.exit_code is not ExitCode.OK:
             reasons = [*outcome.problems, *sink.stop_reasons, "no worker trained to the end"]
             reason = EndReason.of(outcome.exit_code)
@@ -183,6 +186,17 @@ class LocalTraining:
     def _forward_record(self, record: ProgressRecord) -> None:
         if self._runner is not None:
             self._runner.record(record)
+
+
+def failure_messages(failed: Sequence[tuple[Rank, WorkerFailure]]) -> list[str]:
+    """One message for all workers that failed in the same way."""
+    ranks: dict[str, list[Rank]] = {}
+    for rank, why in failed:
+        ranks.setdefault(str(why), []).append(rank)
+    return [
+        f"worker{'s' * (len(those) > 1)} {', '.join(map(str, those))} ended with {why}"
+        for why, those in ranks.items()
+    ]
 
 
 def _interrupted_result() -> RunResult:

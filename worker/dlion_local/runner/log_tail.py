@@ -13,6 +13,9 @@ from dlion_api.plain_text import without_escapes
 _TAIL_BYTES = 65_536
 _MAX_CHARACTERS = 1000
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
+_TRACEBACK = "Traceback (most recent call last)"
+_MAX_TRACEBACK = 16 * 1024
+"""Characters of it that are shown; the log has the rest."""
 
 
 def last_error_in_log(log: Path, *, any_line: bool = False) -> str:
@@ -33,6 +36,24 @@ def log_tail(log: Path) -> list[str]:
     except OSError:
         return []
     return [line for line in lines if not line.startswith('{"time"')]
+
+
+def last_traceback(lines: Sequence[str]) -> str:
+    """The last traceback in these lines of a log, with those that it follows; empty: none.
+
+    What comes before it up to a line of the log, and after it, is output of the same kind.
+    """
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        if _RECORD.match(line):
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    for block in reversed(blocks):
+        starts = [place for place, line in enumerate(block) if line.startswith(_TRACEBACK)]
+        if starts:
+            return "\n".join(block[starts[0] :]).strip()[-_MAX_TRACEBACK:]
+    return ""
 
 
 def last_error(lines: Sequence[str]) -> str:

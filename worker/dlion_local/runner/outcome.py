@@ -6,7 +6,7 @@ from pathlib import Path
 from dlion_api.endings import cause_of_signal, is_by_signal, signal_name
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_local.runner.log_tail import last_error_in_log, log_tail
+from dlion_local.runner.log_tail import last_error_in_log, last_traceback, log_tail
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class WorkerFailure:
     code: ExitCode
     message: str
     """The last error in its log; empty if there is none."""
+    traceback: str = ""
+    """Of a program that raised, in several lines; empty if its log has none."""
 
     def __str__(self) -> str:
         return f"{self.code.name} ({int(self.code)}){': ' if self.message else ''}{self.message}"
@@ -37,7 +39,9 @@ def read_failure(code: int, log: Path) -> WorkerFailure:
     lines that belong to it.
     """
     if code in set(ExitCode):
-        return WorkerFailure(ExitCode(code), last_error_in_log(log))
+        is_program = code == ExitCode.PROGRAM
+        traceback = last_traceback(log_tail(log)) if is_program else ""
+        return WorkerFailure(ExitCode(code), last_error_in_log(log), traceback)
     if is_by_signal(code):
         number = code - 128
         how, message = signal_name(number), cause_of_signal(log_tail(log), number)

@@ -20,6 +20,7 @@ from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
 from dlion_cli.terminal.completion import complete_environments
+from dlion_cli.terminal.formatting import printable
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
@@ -154,6 +155,8 @@ def run(
             raise
         report = None if no_report else write_report_in_time(folder, summary, interruption)
         print_result(Console(), summary, folder=folder.path, report=report, output=output)
+        for line in ended.traceback.splitlines():
+            click.echo(printable(line), err=True)
         for problem in ended.problems:
             click.echo(f"dlion: {problem}", err=True)
         if ended.problems and ended.ending.reason != EndReason.PARTIAL:

@@ -1,0 +1,81 @@
+"""Facts: of a program that raised, the whole last traceback is read from a worker's log, with those
+that it follows and without what stands around it; a log without one, that cannot be read, or that
+is hostile gives none or a bounded one. Workers that failed alike are told of in one message.
+
+Left out: whole runs (tests/local/test_bad_input.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_cli.local_runs.local_training import failure_messages
+from dlion_local.runner.log_tail import last_traceback, log_tail
+from dlion_local.runner.outcome import WorkerFailure, read_failure
+
+RECORD = "2026-01-31 12:00:00,001 ERROR dlion_worker.trainer: "
+FIRST = """Traceback (most recent call last):
+  File "/mine/program.py", line 7, in build_model
+    return layers.NoSuch(3)
+AttributeError: no attribute 'NoSuch'"""
+SECOND = f"""{FIRST}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/mine/program.py", line 9, in build_model
+    raise ValueError("of mine")
+ValueError: of mine
+in two lines"""
+START = '{"time": "2026-01-31T12:00:00.000+00:00", "supervisor": "started", "pid": 1, "start": 1}'
+
+
+@pytest.mark.parametrize("traceback", [FIRST, SECOND])
+def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, traceback: str) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text(
+        f"{START}\nearlier output\n{RECORD}traceback of the program\n{traceback}\n"
+        f"{RECORD}program program.py: build_model() failed\n{START}\n"
+    )
+    assert last_traceback(log_tail(log)) == traceback
+    failure = read_failure(ExitCode.PROGRAM, log)
+    assert (failure.code, failure.traceback) == (ExitCode.PROGRAM, traceback)
+    assert "build_model() failed" in failure.message
+    assert read_failure(ExitCode.DATA, log).traceback == ""
+
+
+def test_the_last_of_several_counts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{FIRST}\n{RECORD}once\n{SECOND}\n{RECORD}twice\n")
+    assert last_traceback(log_tail(log)) == SECOND
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe\n", RECORD.encode() + b"no\n", b"a Traceback (most recent call last):\n"],
+)
+def test_a_log_without_a_traceback_gives_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert last_traceback(log_tail(tmp_path / "log")) == ""
+    assert last_traceback(log_tail(tmp_path / "none")) == ""
+
+
+def test_a_traceback_without_end_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{FIRST.splitlines()[0]}\n" + "  x\x1b[2J\n" * 6_000 + "ValueError: deep\n")
+    found = last_traceback(log_tail(log))
+    assert len(found) <= 16 * 1024
+    assert found.endswith("ValueError: deep")
+
+
+def test_workers_that_failed_alike_have_one_message() -> None:
+    same, other = (WorkerFailure(ExitCode.PROGRAM, words) for words in ("no layer", "no data"))
+    told = failure_messages([(Rank(0), same), (Rank(1), other), (Rank(2), same)])
+    assert told == [
+        "workers 0, 2 ended with PROGRAM (67): no layer",
+        "worker 1 ended with PROGRAM (67): no data",
+    ]
