@@ -6,9 +6,9 @@ refused change says what was changed and what to do; nothing is sent of a file t
 columns and documents are those of kubectl; watch ends with the outcome's exit code, also where its
 connection broke or the job went; wait ends with a condition of the current manifest; describe and
 events show what is wrong, also where pods may not be read; scale changes one number, unless another
-client was faster; suspend, resume and delete do it once. A cluster without the
-definition, a user without rights, a token that is not known, a server that is not there: each has
-its words and its exit code.
+client was faster; revoke and restore change one annotation; suspend, resume and delete do it once.
+A cluster without the definition, a user without rights, a token that is not known, a server that is
+not there: each has its words and its exit code.
 
 Leaves out: logs and fetch, which need a node (test_cli_pods), and what an operator does.
 """
@@ -36,6 +36,7 @@ import yaml
 import manifest_schema
 from api_server import Jobs, jobs_of
 from chart import CHART, Helm, entry, helm_program
+from dlion_api.cluster_names import REVOKED_ANNOTATION
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
@@ -718,6 +719,73 @@ def test_scale_of_a_number_that_was_changed_meanwhile_is_refused(
             JobClient(client).scale(name, elsewhere.patch(9), dry_run=False)
         JobClient(client).scale(name, place.patch(9), dry_run=True)
     assert jobs.get(name)["spec"] == stored["spec"]
+
+
+# ---- trust revoke, restore -----------------------------------------------------------------------
+
+
+def revoked_in(jobs: Jobs, name: str) -> Any:
+    annotations = jobs.get(name)["metadata"].get("annotations") or {}
+    return (
+        json.loads(annotations[REVOKED_ANNOTATION]) if REVOKED_ANNOTATION in annotations else None
+    )
+
+
+def test_revoke_and_restore_do_it_once_and_change_nothing_else(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    spec = jobs.get(name)["spec"]
+    site, group = spec["sites"][0]["name"], spec["sites"][0]["groups"][0]["name"]
+    worker = f"{site}/{group}-0"
+    assert shell.dlion("trust", "revoke", name, worker, "--reason", "stolen") == 0
+    assert shell.said == f"{name}: {worker} is revoked\n"
+    assert revoked_in(jobs, name) == [{"name": worker, "reason": "stolen"}]
+    assert shell.dlion("trust", "revoke", name, worker, "--reason", "stolen") == 0
+    assert "nothing changed" in shell.said
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    assert revoked_in(jobs, name) == [{"name": worker, "reason": "stolen"}]
+    assert jobs.get(name)["spec"] == spec
+    assert shell.dlion("trust", "restore", name, worker) == 0
+    assert shell.said == f"{name}: {worker} is trusted again\n"
+    assert revoked_in(jobs, name) is None
+    assert shell.dlion("trust", "restore", name, worker) == 0
+    assert "nothing changed" in shell.said
+
+
+def test_a_quarantine_is_lifted_so_that_the_operator_does_not_repeat_it(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    site = jobs.get(name)["spec"]["sites"][0]
+    worker = f"{site['name']}/{site['groups'][0]['name']}-0"
+    quarantine = {"name": worker, "by": site["name"], "effective": True, "automatic": True}
+    write_status(jobs, name, TRAINING | {"revoked": [quarantine]})
+    assert shell.dlion("trust", "restore", name, worker) == 0
+    assert revoked_in(jobs, name) == [{"name": worker, "trusted": True}]
+
+
+def test_a_revocation_of_nobody_of_all_or_after_the_end_is_refused(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    document = manifest(name)
+    document["spec"]["sites"] = [{"name": "plant-a", "groups": [{"name": "small", "workers": 2}]}]
+    assert shell.dlion("submit", shell.file(document)) == 0
+    for target in ("plant-x", "plant-a/small-2", "plant-a/", "../plant-a", "small-0", "\x1b[2J"):
+        assert shell.dlion("trust", "revoke", name, target) == ExitCode.SPEC
+        assert "the manifest has no such name" in shell.complained
+        assert "\x1b" not in shell.complained
+    assert shell.dlion("trust", "revoke", name, "plant-a") == ExitCode.SPEC
+    assert "no worker of the job would be left" in shell.complained
+    assert shell.dlion("trust", "revoke", name, "plant-a/small-0", "--reason", "x" * 201) == 65
+    assert shell.dlion("trust", "revoke", name, "plant-a/small-0") == 0
+    assert shell.dlion("trust", "revoke", name, "plant-a/small-1") == ExitCode.SPEC
+    assert revoked_in(jobs, name) == [{"name": "plant-a/small-0"}]
+    assert shell.dlion("trust", "revoke", f"{name}-x", "plant-a") == ExitCode.UNAVAILABLE
+    write_status(jobs, name, SUCCEEDED)
+    assert shell.dlion("trust", "revoke", name, "plant-a/small-0") == ExitCode.SPEC
+    assert "has ended" in shell.complained
 
 
 # ---- suspend, resume, delete ---------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Facts: a worker gets a certificate, joins, is told of others, reports, is told to stop, leaves in
 order or is found lost, far from its coordinator too; a coordinator that goes away and comes back is
-found again, nothing it has not taken is lost and no member it does not know yet is forgotten; each
-hostile call is refused with its own status and counted. Real gRPC over loopback, real TLS, real
-threads.
+found again; one that is revoked ends, and waits until it is trusted again; nothing it has not taken
+is lost and no member it does not know yet is forgotten; each hostile call is refused with its own
+status and counted. Real gRPC over loopback, real TLS, real threads.
 
 Left out: who is admitted and why (tests/unit/operator/coordinator), worker processes (the runner's
 tests).
@@ -30,6 +30,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.protocol.refusals import REASON_KEY, RefusalReason
+from dlion_api.protocol.revocation import Revocation
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
@@ -37,6 +38,9 @@ from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.coordination.channel import coordination_stub, open_channel
+from dlion_worker.coordination.saved_state import load_membership
+from dlion_worker.security.credential_store import CREDENTIALS_FILE, store_credentials
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -569,3 +573,44 @@ def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:
     client.report([event(0, "still here")])
     assert client.close(finished=True)
     assert messages(site) == ["still here"]
+
+
+def test_a_revoked_worker_ends_and_waits_for_a_certificate_until_it_is_trusted_again(
+    site: Site,
+) -> None:
+    """Its others hear of it; what would let it start without the coordinator is gone."""
+    run = site.coordinator._server.runs[site.job.key]
+    workers = site.job.workers()
+    stolen = Revocation(workers[1].name, "stolen")
+    seen: list[Membership] = []
+    peer, client = site.client(0), site.client(1)
+    state_dir = Path(site.config(1).state_dir)
+    peer.join("127.0.0.1:1", "", seen.append)
+    client.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(lambda: client.connected() and seen and len(seen[-1].ready()) == 2, "both are there")
+    signed = client.sign(csr_pem=csr_pem())
+    key = WorkerKey()
+    store_credentials(
+        state_dir,
+        site.job.key,
+        WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem),
+    )
+    began_s = time.monotonic()
+    site.coordinator._loop.call_soon_threadsafe(run.revoke, [stolen], workers)
+    wait_until(lambda: seen[-1].members[1].revoked, "its peer hears of it")
+    assert time.monotonic() - began_s < 2.0
+    wait_until(client.failure, "it ends")
+    assert isinstance(client.failure(), UnavailableError)  # its supervisor starts it again
+    assert "stolen" in str(client.failure())
+    assert not (state_dir / CREDENTIALS_FILE).exists()
+    assert load_membership(state_dir, site.job.key) is None
+    client.close()
+    again = site.client(1)
+    with pytest.raises(UnavailableError, match="is revoked: stolen"):
+        again.sign(csr_pem=csr_pem(), wait_s=1.0)
+    site.coordinator._loop.call_soon_threadsafe(run.revoke, [], workers)
+    again.sign(csr_pem=csr_pem(), wait_s=LONG_S)
+    again.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(lambda: len(seen[-1].ready()) == 2, "it is there again")
+    again.close()
+    peer.close()

@@ -276,6 +276,19 @@ def test_a_replaced_incarnation_does_not_have_the_last_word(tmp_path: Path, keep
     assert keeper.files() == {OWN: 20}
 
 
+def test_files_of_a_revoked_worker_are_refused_until_it_is_trusted_again(
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
+) -> None:
+    source = write(tmp_path / "mine", 10)
+    keeper.revoked.names = frozenset({job().workers()[0].name})
+    with pytest.raises(ContractError, match="is revoked"):
+        client.put(OWN, source)
+    assert keeper.files() == {}
+    assert keeper.refusals.counts() == {"Revoked": 1}
+    keeper.revoked.names = frozenset({job().workers()[1].name})
+    assert client.put(OWN, source) == 10
+
+
 def test_a_full_disk_is_said_and_may_pass(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -352,6 +352,41 @@ def test_a_peer_that_claims_to_be_another_is_refused(run_of: Callable[..., Run])
     assert "claims to be" in (refused.value.details() or "")
 
 
+def test_a_sidecar_refuses_one_that_its_trainers_membership_has_revoked(
+    run_of: Callable[..., Run],
+) -> None:
+    run = run_of(3)
+    target, bad = run.job.workers()[0], run.job.workers()[1]
+    key = WorkerKey()
+    signed = request_certificate(
+        run.workers[1].config, job=run.job.key, worker=bad, csr_pem=key.csr_pem(), role="sidecar"
+    )
+    credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+    secure = credentials.channel(target.site)
+    assert secure is not None
+    revoked = Member(bad, 1, MemberState.FINISHED, "", revoked=True)
+    run.workers[0].trainer.send(Peers(Membership(10**6, run.job.key, 2, (revoked,)), 100, 10, ""))
+    with grpc.secure_channel(
+        run.workers[0].trainer.endpoint(),
+        secure,
+        options=credentials.target_options(target.dns_name(run.job.key)),
+    ) as channel:
+        stub = measuring_pb2_grpc.MeasuringStub(channel)
+        share = measuring_pb2.CapacityShare(
+            run=str(run.job.key), rank=1, samples_per_s=7.0, source="Rate"
+        )
+        deadline_s = time.monotonic() + LONG_S
+        while True:
+            try:
+                stub.Share(share, timeout=LONG_S)
+            except grpc.RpcError as refused:
+                metadata = dict(refused.trailing_metadata() or ())
+                assert metadata["dlion-reason"] == "Revoked"
+                break
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
 def test_a_sidecar_signs_anew_when_other_bundles_hold(run_of: Callable[..., Run]) -> None:
     run = run_of(2)
     trainer = run.workers[0].trainer

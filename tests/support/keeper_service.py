@@ -14,7 +14,7 @@ from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
-from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
+from dlion_worker.artifact_server.workers import WORKERS_FILE, RevokedWorkers, SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from local_run import job_document
 
@@ -43,6 +43,7 @@ class Keeper:
         self.folder = folder
         self.port = 0
         self.refusals = UploadRejections()
+        self.revoked = RevokedWorkers()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -81,7 +82,7 @@ class Keeper:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
         self.service = ArtifactService(
-            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals
+            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals, self.revoked
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))

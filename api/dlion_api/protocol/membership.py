@@ -23,6 +23,8 @@ class Member:
     state: MemberState
     exchange_address: str
     measuring_address: str = ""
+    revoked: bool = False
+    """Whether no peer may connect to it. It then counts as `FINISHED`: no peer waits for it."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class RefusalReason(StrEnum):
     MALFORMED = "Malformed"  # the message breaks the protocol
     TOO_MUCH = "TooMuch"  # more than a worker may send
     NO_AUTHORITY = "NoAuthority"  # the authority that the job names is unavailable
+    REVOKED = "Revoked"  # the job's administrators have revoked it
 
     @property
     def passing(self) -> bool:
@@ -30,6 +31,12 @@ class RefusalReason(StrEnum):
         return self not in (
             RefusalReason.OLD_INCARNATION, RefusalReason.FINISHED, RefusalReason.MALFORMED
         )  # fmt: skip
+
+    @property
+    def ends_start(self) -> bool:
+        """Whether a joined worker must end. A revoked one may not train on: its next start asks for
+        a certificate, and waits until the revocation is lifted."""
+        return self is RefusalReason.REVOKED or not self.passing
 
 
 class PeerRefusal(StrEnum):
@@ -40,6 +47,7 @@ class PeerRefusal(StrEnum):
     UNKNOWN_WORKER = "UnknownWorker"  # no such worker, or that rank is another's
     OLD_INCARNATION = "OldIncarnation"  # a newer start of this worker is known
     QUARANTINED = "Quarantined"  # it has violated the protocol too often
+    REVOKED = "Revoked"  # the job's administrators have revoked it
     WRONG_RELEASE = "WrongRelease"  # another version of the protocol
     NOT_ITS_OWN = "NotItsOwn"  # a file of another worker or of none
     MALFORMED = "Malformed"  # the message violates the protocol

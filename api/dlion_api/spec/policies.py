@@ -208,6 +208,11 @@ class Exchange:
         default="none",
     )
 
+    quarantine: Literal["off", "majority"] = setting(
+        "on clusters: whether a worker is shut out once most of the other workers of a site, and at"
+        " least two, have named it by `UnusualValues` (docs/revocation.md).",
+        default="off",
+    )
     robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(
         "what is done about contributions that are plausible and wrong (docs/robustness.md):"
         " nothing; a warning that names the worker; also a bound of their norms; a mean without the"

@@ -48,6 +48,13 @@ def _given(spec: Spec) -> str:
 
 ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
     Rule(
+        cel="self.exchange.quarantine == 'off' || self.exchange.robustness != 'off'",
+        message="quarantine majority needs the warnings that robustness off does not give",
+        holds=lambda it: it.exchange.quarantine == "off" or it.exchange.robustness != "off",
+        reads=("exchange.quarantine", "exchange.robustness"),
+        advice="Set exchange.robustness: detect, or quarantine: off.",
+    ),
+    Rule(
         cel=f"!({_CHANGES}) || !(self.exchange.policy in {list(WITHOUT)})",
         message="robustness clip, trimmed and krum need a policy that combines the contributions of"
         " all workers at once",

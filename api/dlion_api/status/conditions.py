@@ -71,6 +71,7 @@ class Reason(StrEnum):
     POLICY_DENIED = "PolicyDenied"
     RETRYING = "Retrying"
     FAILED_BY_RULE = "FailedByRule"
+    WORKERS_REVOKED = "WorkersRevoked"
 
 
 class State(StrEnum):

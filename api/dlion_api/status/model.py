@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlion_api.document import optional, setting
+from dlion_api.protocol.revocation import MAX_REASON_CHARACTERS
 from dlion_api.spec.bounds import INT32_MAX, MAX_SITES, RUN_ID_LENGTH, SITE_NAME_LENGTH
 from dlion_api.status.conditions import TIME, Condition
 
@@ -14,6 +15,7 @@ SHORT = 64
 MAX_PAIRS = 256
 """All pairs of up to 16 sites."""
 HASH_LENGTH = 64
+MAX_REVOKED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,24 @@ class AttemptStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RevokedStatus:
+    """A revoked worker or site (`dlion trust revoke`)."""
+
+    name: str = setting(
+        "the worker as `site/group-index`, or the site.", min_length=1, max_length=SHORT
+    )
+    by: str = setting("the site at which it was revoked.", max_length=SITE_NAME_LENGTH)
+    effective: bool = setting(
+        "whether this site refuses it: a site decides about its own workers for all, about those of"
+        " others for itself."
+    )
+    automatic: bool = setting(
+        "whether that site's operator did it (`spec.exchange.quarantine`).", default=False
+    )
+    reason: str = setting("why, for people.", default="", max_length=MAX_REASON_CHARACTERS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """Everything that the operator reports about a job."""
 
@@ -134,6 +154,11 @@ class Status:
     )
     sites: tuple[SiteStatus, ...] = setting(
         "the sites of the job.", default=(), key="name", max_items=MAX_SITES
+    )
+    revoked: tuple[RevokedStatus, ...] = setting(
+        "revoked workers and sites, by name; if very many, the first.",
+        default=(),
+        max_items=MAX_REVOKED,
     )
     ready_sites: str = setting("sites that take part, out of all.", default="", max_length=SHORT)
     ready_workers: str = setting("workers that train, out of all.", default="", max_length=SHORT)

@@ -225,11 +225,14 @@ class MemberView(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     EXCHANGE_ADDRESS_FIELD_NUMBER: _builtins.int
     MEASURING_ADDRESS_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     state: _builtins.str
     """dlion_api.protocol.membership.MemberState"""
     exchange_address: _builtins.str
     measuring_address: _builtins.str
+    revoked: _builtins.bool
+    """peers refuse it; `state` is then Finished"""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
@@ -240,10 +243,11 @@ class MemberView(_message.Message):
         state: _builtins.str = ...,
         exchange_address: _builtins.str = ...,
         measuring_address: _builtins.str = ...,
+        revoked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_address", b"exchange_address", "incarnation", b"incarnation", "measuring_address", b"measuring_address", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_address", b"exchange_address", "incarnation", b"incarnation", "measuring_address", b"measuring_address", "revoked", b"revoked", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,6 +455,7 @@ class FollowedRecords(_message.Message):
     RECORDS_JSON_FIELD_NUMBER: _builtins.int
     ENDED_REASON_FIELD_NUMBER: _builtins.int
     SUCCEEDED_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.str
     """identifies the coordinator's process; each counts from 1"""
     first_sequence: _builtins.int
@@ -461,6 +466,10 @@ class FollowedRecords(_message.Message):
     """if it is over"""
     @_builtins.property
     def records_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of all revoked workers: their files are refused"""
+
     def __init__(
         self,
         *,
@@ -469,10 +478,11 @@ class FollowedRecords(_message.Message):
         records_json: _abc.Iterable[_builtins.str] | None = ...,
         ended_reason: _builtins.str = ...,
         succeeded: _builtins.bool = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_reason", b"ended_reason", "epoch", b"epoch", "first_sequence", b"first_sequence", "records_json", b"records_json", "succeeded", b"succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_reason", b"ended_reason", "epoch", b"epoch", "first_sequence", b"first_sequence", "records_json", b"records_json", "revoked", b"revoked", "succeeded", b"succeeded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

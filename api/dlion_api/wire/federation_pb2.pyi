@@ -174,6 +174,7 @@ class RunReport(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     BUNDLE_PEM_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """"namespace/name#runId" """
     bundle_pem: _builtins.bytes
@@ -186,6 +187,8 @@ class RunReport(_message.Message):
     def workers(self) -> Global___RunWorkers: ...
     @_builtins.property
     def figures(self) -> Global___RunFigures: ...
+    @_builtins.property
+    def revocations(self) -> Global___RunRevocations: ...
     def __init__(
         self,
         *,
@@ -194,16 +197,63 @@ class RunReport(_message.Message):
         workers: Global___RunWorkers | None = ...,
         figures: Global___RunFigures | None = ...,
         bundle_pem: _builtins.bytes | None = ...,
+        revocations: Global___RunRevocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "revocations", b"revocations", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "run", b"run", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem", "bundle_pem", b"bundle_pem", "figures", b"figures", "revocations", b"revocations", "run", b"run", "spec", b"spec", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bundle_pem: _TypeAlias = _typing.Literal["bundle_pem"]  # noqa: Y015
     _WhichOneofArgType__bundle_pem: _TypeAlias = _typing.Literal["_bundle_pem", b"_bundle_pem"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bundle_pem) -> _WhichOneofReturnType__bundle_pem | None: ...
 
 Global___RunReport: _TypeAlias = RunReport  # noqa: Y015
+
+@_typing.final
+class RunRevocations(_message.Message):
+    """What was revoked at this site. It binds the receiver for workers of this site only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVOKED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___RevokedName]: ...
+    def __init__(
+        self,
+        *,
+        revoked: _abc.Iterable[Global___RevokedName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revoked", b"revoked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRevocations: _TypeAlias = RunRevocations  # noqa: Y015
+
+@_typing.final
+class RevokedName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """a worker as "site/group-index", or a site"""
+    reason: _builtins.str
+    """for people"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokedName: _TypeAlias = RevokedName  # noqa: Y015
 
 @_typing.final
 class RunSpec(_message.Message):

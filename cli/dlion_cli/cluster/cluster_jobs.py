@@ -112,6 +112,19 @@ class JobClient:
             "PATCH", self._path(name), query=query, body=body, content_type=MERGE
         ).document
 
+    def annotate(
+        self, name: str, annotations: Mapping[str, str | None], *, version: str
+    ) -> Document:
+        """Set annotations (None: remove them) of that version of a job. Return the stored job.
+
+        Raises: DeniedError if the job has changed since, or may not be changed.
+        """
+        body = {"metadata": {"annotations": dict(annotations), "resourceVersion": version}}
+        query = {"fieldManager": FIELD_MANAGER}
+        return self.cluster.request(
+            "PATCH", self._path(name), query=query, body=body, content_type=MERGE
+        ).document
+
     def scale(self, name: str, changes: Sequence[Mapping[str, Any]], *, dry_run: bool) -> Document:
         """Apply the operations of a JSON patch and return the stored job.
 

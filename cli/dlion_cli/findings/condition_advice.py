@@ -90,6 +90,10 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         "dlion events {name} --types Warning",
     ),
     Reason.NOT_EXPOSED: ("Correct what the message names (network.exposure)", "kubectl get svc"),
+    Reason.WORKERS_REVOKED: (
+        "Replace the machine or correct its data, then lift the revocation",
+        "dlion trust restore {name} WORKER",
+    ),
     Reason.NO_AUTHORITY: ("Create the named Secret or Issuer (tls)", "kubectl get secrets"),
     Reason.UPKEEP_FAILING: ("Correct what the message names; it is retried every minute", ""),
     Reason.KEEPER_UNAVAILABLE: (

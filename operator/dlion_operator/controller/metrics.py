@@ -142,6 +142,16 @@ class JobMetrics(Collector):
         yield _gauge("dlion_job_ready_workers", text, ready, *labels)
         text = "Desired workers of this site"
         yield _gauge("dlion_job_expected_workers", text, expected, *labels)
+        revoked = {
+            (*at, cause): sum(
+                bool(each.get("effective")) and bool(each.get("automatic")) == is_automatic
+                for each in status.get("revoked") or ()
+            )
+            for at, status in statuses.items()
+            for cause, is_automatic in (("Revoked", False), ("Quarantined", True))
+        }
+        text = "Workers and sites that this site refuses"
+        yield _gauge("dlion_job_revocations", text, revoked, *labels, "cause")
 
 
 class FederationMetrics(Collector):

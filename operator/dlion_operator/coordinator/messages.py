@@ -3,7 +3,7 @@
 Messages are untrusted: `checked_size` enforces the limit of every field first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -187,6 +187,7 @@ def membership_update(
                 state=member.state.value,
                 exchange_address=member.exchange_address,
                 measuring_address=member.measuring_address,
+                revoked=member.revoked,
             )
             for member in membership.members
         ],
@@ -222,7 +223,9 @@ def _checked_report(request: coordination_pb2.ProgressReport) -> None:
         )
 
 
-def followed_records(epoch: str, batch: RecordBatch) -> coordination_pb2.FollowedRecords:
+def followed_records(
+    epoch: str, batch: RecordBatch, revoked: Sequence[str]
+) -> coordination_pb2.FollowedRecords:
     """Return the message of a follow stream."""
     return coordination_pb2.FollowedRecords(
         epoch=epoch,
@@ -230,6 +233,7 @@ def followed_records(epoch: str, batch: RecordBatch) -> coordination_pb2.Followe
         records_json=batch.texts,
         ended_reason=batch.end.reason if batch.end else "",
         succeeded=batch.end is not None and batch.end.succeeded,
+        revoked=revoked,
     )
 
 

@@ -16,6 +16,7 @@ from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.revocation import Revocation
 from dlion_api.reasons import EventReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
@@ -106,6 +107,11 @@ class ServedRun:
     def update_remote_members(self, members: Sequence[Member]) -> None:
         """Update the members that joined at other sites."""
         self._carry_out(self.state.update_remote_members(members))
+
+    def revoke(self, revocations: Sequence[Revocation], workers: Sequence[WorkerIdentity]) -> None:
+        """Refuse these workers, and have their peers close the links to them."""
+        self._carry_out(self.state.revoke(revocations, workers))
+        self._wake(self._follow_signals)
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
         """Set other sites' bundles and send them to joined workers."""
@@ -203,8 +209,10 @@ class ServedRun:
                 sequence, (), None
             )
             while batch is not None:
-                yield followed_records(self._feed.epoch, batch)
-                batch = None if batch.end else await self._next_batch(stream, batch.next_sequence)
+                revoked = self.state.revoked_names()
+                yield followed_records(self._feed.epoch, batch, revoked)
+                following = batch.next_sequence
+                batch = None if batch.end else await self._next_batch(stream, following, revoked)
         finally:
             del self._follow_signals[stream]
             self._replaced.discard(stream)
@@ -219,11 +227,15 @@ class ServedRun:
         for kind in grown:
             self._on_keeper_refused(self.state.job, kind, request.refused_words)
 
-    async def _next_batch(self, stream: int, sequence: int) -> RecordBatch | None:
-        """Wait for records from `sequence` on; None: the stream ends."""
+    async def _next_batch(
+        self, stream: int, sequence: int, revoked: Sequence[str]
+    ) -> RecordBatch | None:
+        """Wait for records from `sequence` on, or other revoked workers; None: the stream ends."""
         while stream not in self._replaced and not self._closing:
             self._follow_signals[stream].clear()
             batch = self._feed.batch(sequence)
+            if batch is None and self.state.revoked_names() != revoked:
+                batch = RecordBatch(sequence, (), None)
             if batch is not None:
                 return batch
             await self._follow_signals[stream].wait()

@@ -34,6 +34,7 @@ STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
     RefusalReason.NOT_JOINED: grpc.StatusCode.UNAVAILABLE,
     RefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalReason.TOO_MUCH: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
     RefusalReason.NO_AUTHORITY: grpc.StatusCode.UNAVAILABLE,
 }
 

@@ -11,6 +11,7 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.revocation import Revocation, revocation_of
 from dlion_api.protocol.trust import JOINING
 from dlion_operator.coordinator.events import (
     AccessRequested,
@@ -62,6 +63,7 @@ class CoordinatorState:
         self._version = 0
         self._workers: dict[Rank, _TrackedWorker] = {}
         self._bindings = TokenBindings()
+        self._revocations: tuple[Revocation, ...] = ()
 
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
@@ -150,11 +152,52 @@ class CoordinatorState:
         self._version += 1
         return (Publish(),)
 
+    def revoke(
+        self, revocations: Sequence[Revocation], workers: Sequence[WorkerIdentity]
+    ) -> tuple[Instruction, ...]:
+        """Refuse the workers that these revocations cover, and no others, from now on.
+
+        `workers`: All workers of the run. A revoked one is a member even where it never joined:
+        peers may know it from an earlier coordinator. A start that was revoked never comes back.
+        """
+        self._revocations = tuple(revocations)
+        for worker in workers:
+            if worker.rank not in self._workers and self._revocation_of(worker):
+                unknown = Member(worker, 0, MemberState.FINISHED, "")
+                self._workers[worker.rank] = _TrackedWorker(unknown, None, is_remote=True)
+        ended: list[Instruction] = []
+        is_changed = False
+        for tracked in self._workers.values():
+            member = tracked.member
+            is_revoked = self._revocation_of(member.identity) is not None
+            if is_revoked == member.revoked:
+                continue
+            is_changed = True
+            tracked.member = replace(member, revoked=is_revoked)
+            if is_revoked:
+                tracked.member = replace(tracked.member, state=MemberState.FINISHED)
+                ended += [] if tracked.stream is None else [EndStream(tracked.stream)]
+                tracked.stream, tracked.has_ended = None, True
+        if not is_changed:
+            return ()
+        self._version += 1
+        return (*ended, Publish())
+
+    def revoked_names(self) -> tuple[str, ...]:
+        """The revoked workers that are or were of this run, by rank."""
+        members = self.membership().members
+        return tuple(member.identity.name for member in members if member.revoked)
+
+    def _revocation_of(self, worker: WorkerIdentity) -> Revocation | None:
+        return revocation_of(self._revocations, worker)
+
     def update_remote_members(self, members: Sequence[Member]) -> tuple[Instruction, ...]:
         """Update some or all members that joined at other sites' coordinators."""
         changed = False
-        for member in members:
-            rank = member.identity.rank
+        for reported in members:
+            member, rank = reported, reported.identity.rank
+            if self._revocation_of(member.identity):
+                member = replace(member, state=MemberState.FINISHED, revoked=True)
             known = self._workers.get(rank)
             if known is not None and not (known.is_remote and _follows(member, known.member)):
                 continue
@@ -194,6 +237,10 @@ class CoordinatorState:
             if all(worker.site != caller.site for worker in self._expected.values()):
                 message = f"site {caller.site!r:.200}: not in the manifest here"
                 raise CallRefusedError(RefusalReason.UNKNOWN_WORKER, message)
+        elif event.bearer is not None and (revoked := self._revocation_of(caller)):
+            why = f": {revoked.reason}" if revoked.reason else ""
+            message = f"{caller.name} is revoked{why}; `dlion trust restore` lifts it"
+            raise CallRefusedError(RefusalReason.REVOKED, message)
         elif not self._is_expected(caller) and not (
             isinstance(event, ReportReceived) and self._has_joined(caller)
         ):

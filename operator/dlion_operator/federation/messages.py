@@ -10,6 +10,14 @@ from collections.abc import Iterable, Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
+from dlion_api.protocol.revocation import (
+    MAX_NAME_CHARACTERS,
+    MAX_REASON_CHARACTERS,
+    MAX_REVOCATIONS,
+    Revocation,
+    clean_reason,
+    is_revocable_name,
+)
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     INT32_MAX,
@@ -94,6 +102,7 @@ def _run_reported(report: wire.RunReport, site: SiteName) -> RunReported:
         _workers(report.workers, site) if report.HasField("workers") else None,
         _figures(report.figures) if report.HasField("figures") else None,
         _bundle(report.bundle_pem) if report.HasField("bundle_pem") else None,
+        _revocations(report.revocations) if report.HasField("revocations") else None,
     )
 
 
@@ -197,6 +206,21 @@ def _bundle(content: bytes) -> bytes:
     return content
 
 
+def _revocations(revocations: wire.RunRevocations) -> tuple[Revocation, ...]:
+    if (count := len(revocations.revoked)) > MAX_REVOCATIONS:
+        raise ContractError(f"{count} revocations; allowed: {MAX_REVOCATIONS}")
+    names = [each.name for each in revocations.revoked]
+    for name in names:
+        check_length("name of a revocation", name, MAX_NAME_CHARACTERS)
+        if not is_revocable_name(name):
+            raise ContractError(f"revocation of {name!r:.80}; allowed: site, site/group-index")
+    if len(set(names)) < len(names):
+        raise ContractError("revocations: a name occurs twice")
+    for each in revocations.revoked:
+        check_length("reason of a revocation", each.reason, 4 * MAX_REASON_CHARACTERS)
+    return tuple(Revocation(each.name, clean_reason(each.reason)) for each in revocations.revoked)
+
+
 def _unique(name: str, workers: Iterable[WorkerIdentity]) -> None:
     workers = tuple(workers)
     places = {(worker.group, worker.index) for worker in workers}
@@ -228,6 +252,14 @@ def _report(reported: RunReported) -> wire.RunReport:
         workers=_wire_workers(reported.workers) if reported.workers else None,
         figures=_wire_figures(reported.figures) if reported.figures else None,
         bundle_pem=reported.bundle_pem,
+        revocations=None if reported.revocations is None else _wire_revocations(reported),
+    )
+
+
+def _wire_revocations(reported: RunReported) -> wire.RunRevocations:
+    revoked = reported.revocations or ()
+    return wire.RunRevocations(
+        revoked=[wire.RevokedName(name=each.name, reason=each.reason) for each in revoked]
     )
 
 

@@ -52,7 +52,10 @@ class OutboundReports:
             if before is None:
                 self._reported[run] = report
                 bundle_pem = report.bundle_pem or None
-                yield RunReported(run, report.spec, report.workers, report.figures, bundle_pem)
+                revocations = report.revocations or None
+                yield RunReported(
+                    run, report.spec, report.workers, report.figures, bundle_pem, revocations
+                )
                 continue
             figures = report.figures if with_figures else before.figures
             self._reported[run] = replace(report, figures=figures)
@@ -62,6 +65,7 @@ class OutboundReports:
                 None if report.workers == before.workers else report.workers,
                 None if figures == before.figures else figures,
                 None if report.bundle_pem == before.bundle_pem else report.bundle_pem,
+                None if report.revocations == before.revocations else report.revocations,
             )
             if changes != RunReported(run):
                 yield changes

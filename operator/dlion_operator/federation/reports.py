@@ -10,6 +10,7 @@ from typing import Any
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member
+from dlion_api.protocol.revocation import Revocation
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 
@@ -98,6 +99,8 @@ class RunReport:
     figures: TrainingFigures
     bundle_pem: bytes = b""
     """CA bundle of this site's workers, if the job names an authority; empty: none."""
+    revocations: tuple[Revocation, ...] = ()
+    """What was revoked at this site, also of other sites' workers."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class RunReported:
     workers: ReportedWorkers | None = None
     figures: TrainingFigures | None = None
     bundle_pem: bytes | None = None
+    revocations: tuple[Revocation, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,10 @@ def memory_bytes(report: RunReport) -> int:
         (128, workers.accuracies),
         (96, workers.left),
         (288, report.figures.links),
+        (128, report.revocations),
     )
-    strings = sum(map(sys.getsizeof, (report.bundle_pem, *spec.fields, *addresses)))
+    revoked = (text for each in report.revocations for text in (each.name, each.reason))
+    strings = sum(map(sys.getsizeof, (report.bundle_pem, *spec.fields, *addresses, *revoked)))
     return 4096 + strings + sum(one_bytes * len(each) for one_bytes, each in parts)
 
 
@@ -161,9 +163,8 @@ class FederationState:
             site.named[reported.run] = stream
             return ()
         links = len(before.figures.links) if before is not None else 0
-        if (reported.spec, reported.workers, reported.bundle_pem) != (None, None, None) or (
-            len(report.figures.links) > links
-        ):
+        large = (reported.spec, reported.workers, reported.bundle_pem, reported.revocations)
+        if any(each is not None for each in large) or len(report.figures.links) > links:
             size = memory_bytes(report)
             others = sum(each for run, each in site.memory_bytes.items() if run != reported.run)
             if others + size > MAX_KEPT_BYTES:
@@ -187,12 +188,14 @@ def _joined(before: RunReport | None, reported: RunReported) -> RunReport:
         assert reported.spec is not None
         assert reported.workers is not None
         figures = reported.figures or TrainingFigures()
-        return RunReport(reported.spec, reported.workers, figures, reported.bundle_pem or b"")
+        bundle_pem, revocations = reported.bundle_pem or b"", reported.revocations or ()
+        return RunReport(reported.spec, reported.workers, figures, bundle_pem, revocations)
     return RunReport(
         reported.spec or before.spec,
         before.workers if reported.workers is None else _merged(before.workers, reported.workers),
         reported.figures or before.figures,
         before.bundle_pem if reported.bundle_pem is None else reported.bundle_pem,
+        before.revocations if reported.revocations is None else reported.revocations,
     )
 
 

@@ -32,10 +32,9 @@ from dlion_operator.plan.decisions import (
     Decision,
     Delete,
     FinishRun,
-    OpenRun,
     StopRun,
 )
-from dlion_operator.plan.objects.exposure import addresses, exposing_objects
+from dlion_operator.plan.objects.exposure import exposing_objects
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
     delete_run_objects,
@@ -46,13 +45,14 @@ from dlion_operator.plan.objects.garbage_collection import (
 from dlion_operator.plan.objects.job_patches import halt_jobs, store_bundles, update_jobs
 from dlion_operator.plan.objects.manifest_changes import (
     RECREATING,
-    ignored_fields_note,
+    ignored_parts_note,
     invalid_manifest,
     is_manifest_changed,
     recreate_objects,
     template_problem,
 )
 from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.open_run import open_run
 from dlion_operator.plan.outcome.diagnosis import (
     diagnose,
     missing_authority,
@@ -133,7 +133,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     run = Run.of(job, observed, settings)
     if ended := end_condition(observed, job.key.run_id):
         return _decide_after_end(run, *ended)
-    return _decide_run(run, ignored_fields_note(unknown))
+    return _decide_run(run, ignored_parts_note(unknown, run))
 
 
 def _decide_without_run(diagnosis: Diagnosis, observed: Observed, settings: Settings) -> Decision:
@@ -186,7 +186,7 @@ def _decide_run(run: Run, note: str) -> Decision:
     actions = (
         *cleaning,
         *delete_unneeded_services(run),
-        _open_run(run),
+        open_run(run),
         *_objects(run, with_jobs=not invalid_template),
         *update_jobs(run),
         *scale_keeper(run),
@@ -215,7 +215,7 @@ def _start_blocker(run: Run, invalid_template: str) -> Diagnosis | None:
 
 
 def _initial_actions(run: Run, diagnosis: Diagnosis) -> tuple[Action, ...]:
-    opened = _open_run(run)
+    opened = open_run(run)
     if diagnosis.reason is Reason.NO_AUTHORITY:
         return (opened, *_requested_certificate(run))
     return (opened, *_objects(run))
@@ -226,24 +226,11 @@ def _suspend(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     stopping = tuple(halt_jobs(run))
     # Pods that shut down still report, and the keeper needs those reports.
     if not all(pod.is_finished for pod in run.pods):
-        actions = (*cleaning, *stopping, _open_run(run))
+        actions = (*cleaning, *stopping, open_run(run))
     else:
         actions = (*cleaning, *stopping, *delete_worker_services(run), CloseRun())
         actions = (*actions, *scale_keeper(run), *leave_queue(run))
     return _with_run_status(diagnosis, run, actions)
-
-
-def _open_run(run: Run) -> OpenRun:
-    return OpenRun(
-        run.job,
-        run.workers,
-        run.spec_hash,
-        age_s=run.age_s,
-        failed=run.failed_ranks,
-        addresses=addresses(run),
-        authority=run.authority,
-        kept_bundles=run.kept_bundles,
-    )
 
 
 def _requested_certificate(run: Run) -> Iterator[Action]:
@@ -314,7 +301,7 @@ def _finish(diagnosis: Diagnosis, run: Run, cleaning: tuple[Action, ...]) -> Dec
     """The run is over: inform the keeper, and write the outcome to the status. Or the attempt is:
     write when the next begins."""
     if (attempt := next_attempt(run, diagnosis)) is not None:
-        return _with_attempt(attempt, run, (*cleaning, _open_run(run)))
+        return _with_attempt(attempt, run, (*cleaning, open_run(run)))
     if diagnosis.phase is JobPhase.FAILED:
         diagnosis = with_note(diagnosis, attempts_note(run))
     succeeded = diagnosis.phase is JobPhase.SUCCEEDED
@@ -329,7 +316,7 @@ def _await_attempt(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     attempt = current_attempt(run)
     start = parse_time(attempt.start_time) or run.observed.now
     wait_s = (start - run.observed.now).total_seconds()
-    acting = (_open_run(run), *obey_queue(run)) if wait_s > 0 else tuple(clear_attempt(run))
+    acting = (open_run(run), *obey_queue(run)) if wait_s > 0 else tuple(clear_attempt(run))
     decision = _with_attempt(attempt, run, (*cleaning, *acting))
     return replace(decision, requeue_after_s=min(REQUEUE_S, max(wait_s, 1.0)))
 
@@ -357,7 +344,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
     elif run.observed.run is None:
         message = condition(run.observed.document, ConditionType.READY).get("message") or "over"
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
-        actions += [_open_run(run), finish]
+        actions += [open_run(run), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
         ttl = max(ttl, int(MIN_RETENTION.total_seconds()))

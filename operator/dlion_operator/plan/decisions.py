@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.revocation import Revocation, RevocationInEffect
 from dlion_api.spec import Job
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.pki.job_authority import NamedAuthority
@@ -69,6 +70,10 @@ class OpenRun:
     """State of the authority that the job names. None: the site's own signs."""
     kept_bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
     """Bundles by which the run's workers were trusted before this operator started."""
+    revocations: tuple[Revocation, ...] = ()
+    """What is revoked at this site, and which quarantines are lifted."""
+    kept_revocations: tuple[RevocationInEffect, ...] = ()
+    """All that were known before this operator started."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from datetime import datetime
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport, describe_exit
 from dlion_api.names import SiteName
+from dlion_api.protocol.revocation import RevocationInEffect
 from dlion_api.spec.failures import WorkerEnd, end_of_exit
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
@@ -108,6 +109,8 @@ class RunView:
     """Where the sites' manifests differ. Empty: no known difference."""
     bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
     """Trust bundles of each site's workers, where the job names an authority."""
+    revocations: tuple[RevocationInEffect, ...] = ()
+    """Of all sites, by name."""
 
 
 EMPTY_RUN_VIEW = RunView(open_s=0.0)

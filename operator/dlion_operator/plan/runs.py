@@ -13,6 +13,12 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.revocation import (
+    Revocation,
+    RevocationInEffect,
+    parse_revocations,
+    revocation_of,
+)
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
 from dlion_operator.children.pods import owner_of
@@ -99,8 +105,20 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every group has its Job, and all have ended."""
-        return self.is_complete and all(view.ended_at for view in self.jobs.values())
+        """Whether every group has its Job, and all have ended, apart from revoked workers."""
+        jobs = self.jobs.values()
+        if not self.is_complete or all(view.ended_at for view in jobs):
+            return self.is_complete
+        revoked = {(each.group, each.index) for each in self.revoked_workers if self._is_here(each)}
+        is_over = any(view.completed_indexes for view in jobs) or bool(self.view.stop_reason)
+        return is_over and all(
+            view.ended_at or (view.group, index) in revoked or index in view.finished_indexes
+            for view in jobs
+            for index in range(view.workers)
+        )
+
+    def _is_here(self, worker: WorkerIdentity) -> bool:
+        return worker.site == self.site
 
     @property
     def spec_hash(self) -> str:
@@ -111,6 +129,59 @@ class Run:
     def kept_bundles(self) -> Mapping[SiteName, bytes]:
         """The latest trust bundles of each site's workers, where the job names an authority."""
         return run_trust.bundles_from_text(_kept(self.jobs, names.AUTHORITIES_ANNOTATION))
+
+    @property
+    def own_revocations(self) -> tuple[Revocation, ...]:
+        """What is revoked at this site, and which quarantines are lifted."""
+        return self._parsed_revocations[0]
+
+    @property
+    def revocations_problem(self) -> str:
+        """What is wrong with them. Empty: nothing."""
+        return self._parsed_revocations[1]
+
+    @property
+    def _parsed_revocations(self) -> tuple[tuple[Revocation, ...], str]:
+        annotations = self.observed.document["metadata"].get("annotations") or {}
+        return parse_revocations(str(annotations.get(names.REVOKED_ANNOTATION) or ""))
+
+    @property
+    def kept_revocations(self) -> tuple[RevocationInEffect, ...]:
+        """All in the status."""
+        return tuple(
+            RevocationInEffect(
+                str(each.get("name")),
+                str(each.get("reason") or ""),
+                by=SiteName(str(each.get("by"))),
+                is_effective=bool(each.get("effective")),
+                is_automatic=bool(each.get("automatic")),
+            )
+            for each in self.status.get("revoked") or ()
+        )
+
+    @property
+    def revocations(self) -> tuple[RevocationInEffect, ...]:
+        """All that are known, by name. While the run is not served: as last known."""
+        if self.observed.run is not None:
+            return self.view.revocations
+        given = {each.name for each in self.own_revocations}
+        own = (
+            RevocationInEffect(each.name, each.reason, by=self.site)
+            for each in self.own_revocations
+            if not each.is_lifted
+        )
+        kept = (
+            each
+            for each in self.kept_revocations
+            if each.by != self.site or (each.is_automatic and each.name not in given)
+        )
+        return tuple(sorted((*own, *kept), key=lambda each: (each.name, each.by)))
+
+    @property
+    def revoked_workers(self) -> tuple[WorkerIdentity, ...]:
+        """Current workers of all sites that are not accepted here."""
+        effective = [each for each in self.revocations if each.is_effective]
+        return tuple(each for each in self.workers if revocation_of(effective, each))
 
     @property
     def created_at(self) -> datetime | None:
@@ -244,6 +315,21 @@ class Run:
         default."""
         others = [site for site in self.job.spec.sites if site.name != self.site]
         return self.size + sum(self.remote_size(SiteName(site.name), view) for site in others)
+
+    @property
+    def trusted_size(self) -> int:
+        """As `size`, without revoked workers."""
+        return self.size - sum(map(self._is_here, self.revoked_workers))
+
+    def trusted_total(self, view: RunView) -> int:
+        """As `total_size`, without revoked workers."""
+        return max(0, self.total_size(view) - len(self.revoked_workers))
+
+    @property
+    def trusted_pods(self) -> list[PodView]:
+        """Without those of revoked workers, which do not join."""
+        revoked = {f"{w.group}-{w.index}" for w in self.revoked_workers if self._is_here(w)}
+        return [pod for pod in self.pods if pod.worker not in revoked]
 
     def remote_size(self, site: SiteName, view: RunView) -> int:
         reported = view.remote.get(site, RemoteView()).workers

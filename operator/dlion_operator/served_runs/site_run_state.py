@@ -10,7 +10,9 @@ from dlion_operator.pki.job_authority import JobAuthority
 from dlion_operator.pki.run_trust import Bundles
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.objects.exposure import Addresses
+from dlion_operator.served_runs.accusations import Accusations
 from dlion_operator.served_runs.progress import RunProgress
+from dlion_operator.served_runs.revocations import RunRevocations
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_operator.served_runs.worker_events import WorkerEvents
 
@@ -36,6 +38,7 @@ class SiteRunState:
     """Where other sites reach this site's workers; None: at the addresses that workers report."""
     authority: JobAuthority | None
     """The authority that the job names here; None: the site's own authority signs."""
+    revocations: RunRevocations
     kept_bundles: Bundles
     """CA bundles that were stored before this operator started."""
     bundles: Bundles = field(default_factory=dict)
@@ -49,6 +52,9 @@ class SiteRunState:
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""
+    counted_workers: tuple[WorkerIdentity, ...] = ()
+    """Workers whose figures count."""
+    accusations: Accusations = field(default_factory=Accusations)
     last_notes: tuple[JobEvent, ...] = ()
     """The operator's last events in the records, which came together."""
     last_present_s: dict[str, float] = field(default_factory=dict)
@@ -56,12 +62,17 @@ class SiteRunState:
     gathered_s: float | None = None
     """Since when all workers have been connected without training; None: they are not."""
 
+    @property
+    def trusted_workers(self) -> tuple[WorkerIdentity, ...]:
+        """Workers of all sites without revoked ones."""
+        return self.revocations.without_revoked(self.workers)
+
     def gathered_for_s(self, now_s: float, there: int) -> float:
         """Return how long all workers have been connected without any training.
 
         `there` is the number of connected workers.
         """
-        if self.progress.training or there < len(self.workers):
+        if self.progress.training or there < len(self.trusted_workers):
             self.gathered_s = None
         elif self.gathered_s is None:
             self.gathered_s = now_s

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.revocation import clean_reason
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier
@@ -35,6 +36,7 @@ from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunV
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.remote_sites import RemoteReports, remote_views, unserved_run_view
+from dlion_operator.served_runs.revocations import RunRevocations
 from dlion_operator.served_runs.site_run_state import SiteRunState
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_operator.served_runs.worker_events import OBSERVED_REASONS, WorkerEvents
@@ -94,9 +96,10 @@ class SiteRuns:
             action.failed,
             action.addresses,
             JobAuthority(own, bundle_pem=action.kept_bundles.get(own, b"")) if authority else None,
+            RunRevocations(own, action.kept_revocations),
             action.kept_bundles,
         )
-        served.progress.expect(job_workers)
+        served.revocations.set_own(action.revocations)
         self._server.open(
             job,
             workers=self._expected_workers(served),
@@ -160,6 +163,7 @@ class SiteRuns:
             served.job, served.spec_fingerprint = action.job, SpecFingerprint.of(action.job)
         served.addresses = action.addresses
         served.wanted, served.failed = action.workers, action.failed
+        served.revocations.set_own(action.revocations)
         self._rescale(run)
         if is_other:
             self.update_remote(run)  # members that were rejected may now match the manifest
@@ -168,17 +172,26 @@ class SiteRuns:
 
     def _rescale(self, run: JobKey) -> None:
         served = self._served[run]
-        job_workers = self._remote_of(served).all_workers(served.wanted)
+        remote = self._remote_of(served)
+        served.revocations.set_remote(remote.by_site)
+        job_workers = remote.all_workers(served.wanted)
         if served.workers != job_workers:
             served.workers = job_workers
-            served.progress.expect(job_workers)
             served.events.expect(job_workers)
+        if (trusted := served.trusted_workers) != served.counted_workers:
+            served.counted_workers = trusted
+            served.progress.expect(trusted)
+        if events := served.revocations.changes():
+            for event in events:
+                served.events.add(event, kind=event.message)
+            self._trigger(ObjectName(run.namespace, run.name))
+        self._server.runs[run].revoke(served.revocations.effective(), job_workers)
         self._server.runs[run].expect(self._expected_workers(served))
 
     def _expected_workers(self, served: SiteRunState) -> tuple[WorkerIdentity, ...]:
         """The workers that others wait for: all but those that failed permanently at any site."""
         failed = served.failed | self._remote_of(served).failed_ranks()
-        return tuple(worker for worker in served.workers if worker.rank not in failed)
+        return tuple(worker for worker in served.trusted_workers if worker.rank not in failed)
 
     def update_remote(self, run: JobKey) -> None:
         """Apply new reports of other sites on that run."""
@@ -204,7 +217,7 @@ class SiteRuns:
         absent = frozenset[SiteName]()  # other sites that are known not to have this run
         if self._federation is not None:
             absent = remote.sites_without_run(self._federation.reachability)
-        counted = remote.counted_replicas(served.workers, membership, absent)
+        counted = remote.counted_replicas(served.trusted_workers, membership, absent)
         served.target.expect(set(counted) - self._ended_ranks(served))
         admitted = {member.identity.rank for member in membership.members}
         others = {
@@ -245,7 +258,9 @@ class SiteRuns:
         links = self._links_to(run, served)
         figures = TrainingFigures(progress.training, progress.iteration(), rate, links)
         bundle_pem = served.authority.bundle_pem if served.authority else b""
-        return RunReport(served.spec_fingerprint, workers, figures, bundle_pem)
+        return RunReport(
+            served.spec_fingerprint, workers, figures, bundle_pem, served.revocations.own
+        )
 
     def _links_to(self, run: JobKey, served: SiteRunState) -> tuple[LinksTo, ...]:
         """Links from this site's workers to other sites, at most a few seconds old."""
@@ -306,6 +321,7 @@ class SiteRuns:
             samples_per_s=served.progress.samples_per_s(),
             linked=served.progress.linked(membership),
             bundles=served.bundles,
+            revocations=served.revocations.all(),
         )
         own, federation = self._authority.site, self._federation
         if federation is None:
@@ -366,4 +382,19 @@ class SiteRuns:
             served.target.take(record)
             self._check_target_accuracy(key)
         if isinstance(record, EventRecord):
+            if served.job.spec.exchange.quarantine != "off":
+                self._accuse(key, record)
             self._trigger(ObjectName(key.namespace, key.name))
+
+    def _accuse(self, run: JobKey, record: EventRecord) -> None:
+        """Shut a worker out once most of the others at this site have named it."""
+        served = self._served[run]
+        ready = self._server.membership(run).ready()
+        here = [m.identity.rank for m in ready if m.identity.site == self._authority.site]
+        trusted = {worker.rank: worker for worker in served.trusted_workers}
+        accused = served.accusations.take(record, here=here, known=trusted.keys())
+        if accused is None:
+            return
+        why = f"most workers here report it, the last one: {record.message}"
+        if served.revocations.quarantine(trusted[accused].name, clean_reason(why)):
+            self._rescale(run)

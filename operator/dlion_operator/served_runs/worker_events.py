@@ -58,7 +58,9 @@ FORWARDED_REASONS = frozenset(
 PEER_LOST = "PeerLost"
 BANDWIDTH_DROPPED = "BandwidthDropped"
 CALLER_REFUSED = "CallerRefused"
-OBSERVED_REASONS = frozenset({BANDWIDTH_DROPPED, CALLER_REFUSED})
+OBSERVED_REASONS = frozenset(
+    {BANDWIDTH_DROPPED, CALLER_REFUSED, EventReason.WORKER_REVOKED, EventReason.WORKER_RESTORED}
+)
 """Of events that are no worker's record."""
 
 
@@ -116,6 +118,10 @@ class WorkerEvents:
         Return whether it is the first pending one of its kind.
         """
         return self._add(CALLER_REFUSED, f"{kind}: {message}", warning=warning, kind=kind)
+
+    def add(self, event: JobEvent, *, kind: str) -> None:
+        """Add an event of the operator. Those of one reason and kind share their rate."""
+        self._add(event.reason, event.message, warning=event.type == "Warning", kind=kind)
 
     def pop_due(self, now_s: float) -> tuple[JobEvent, ...]:
         """Return and remove the events that are due."""

@@ -328,6 +328,11 @@ class ResourceController:
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
 
+    def is_revoked(self, rank: Rank) -> bool:
+        """Whether the membership lets no start of that worker take part."""
+        member = None if self._membership is None else self._membership.member(rank)
+        return member is not None and member.revoked
+
     def _active(self) -> list[Rank]:
         """The workers that share the batch: before the first step all that may still join, later
         those present."""

@@ -20,7 +20,7 @@ from dlion_worker.artifact_server.record_stream import RecordStream
 from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
-from dlion_worker.artifact_server.workers import SiteWorkerRegistry
+from dlion_worker.artifact_server.workers import RevokedWorkers, SiteWorkerRegistry
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,17 +51,22 @@ def run(config: KeeperConfig) -> None:
     if the disk is not writable; ContractError if the coordinator rejects this keeper permanently.
     """
     recorder = Recorder(config.folder, config.job)
-    rejections = UploadRejections()
-    records = RecordStream(config, recorder, rejections)
+    rejections, revoked = UploadRejections(), RevokedWorkers()
+    records = RecordStream(config, recorder, rejections, revoked)
     try:
         records.start()
-        asyncio.run(_serve(config, records, rejections))
+        asyncio.run(_serve(config, records, rejections, revoked))
     finally:
         records.close()
         recorder.close()
 
 
-async def _serve(config: KeeperConfig, records: RecordStream, rejections: UploadRejections) -> None:
+async def _serve(
+    config: KeeperConfig,
+    records: RecordStream,
+    rejections: UploadRejections,
+    revoked: RevokedWorkers,
+) -> None:
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
@@ -77,7 +82,7 @@ async def _serve(config: KeeperConfig, records: RecordStream, rejections: Upload
         return
     stopping.cancel()
     await obtaining
-    server = await _start_server(config, certificate, rejections)
+    server = await _start_server(config, certificate, rejections, revoked)
     tasks = [
         asyncio.create_task(each)
         for each in (certificate.renew(), _report_rejections(rejections, records))
@@ -100,13 +105,18 @@ async def _report_rejections(rejections: UploadRejections, records: RecordStream
 
 
 async def _start_server(
-    config: KeeperConfig, certificate: KeeperCertificate, rejections: UploadRejections
+    config: KeeperConfig,
+    certificate: KeeperCertificate,
+    rejections: UploadRejections,
+    revoked: RevokedWorkers,
 ) -> grpc.aio.Server:
     workers = SiteWorkerRegistry(config.folder, config.job, config.site)
     store = ArtifactStore(config.folder)
     if partial := store.remove_partial():
         _LOG.info("removed %d incomplete files", partial)
-    service = ArtifactService(config.job.key, workers, store, certificate.credentials, rejections)
+    service = ArtifactService(
+        config.job.key, workers, store, certificate.credentials, rejections, revoked
+    )
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))
     address = join_host_port(config.listen_host, config.port)

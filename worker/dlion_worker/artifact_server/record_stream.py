@@ -15,6 +15,7 @@ from dlion_results.run_folder.storage import StorageError
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.artifact_server.service import UploadRejections
+from dlion_worker.artifact_server.workers import RevokedWorkers
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
 from dlion_worker.security.credential_store import make_pod_proof
@@ -26,10 +27,15 @@ class RecordStream:
     """Passes records to one recorder; `close` ends the stream and the thread."""
 
     def __init__(
-        self, config: KeeperConfig, recorder: Recorder, refusals: UploadRejections
+        self,
+        config: KeeperConfig,
+        recorder: Recorder,
+        refusals: UploadRejections,
+        revoked: RevokedWorkers,
     ) -> None:
         self._config = config
         self._rejections = refusals
+        self._revoked = revoked
         self._recorder = recorder
         self._caller = Caller(config.job.key, config.identity, Path(config.token_path))
         self._ended = threading.Event()
@@ -109,6 +115,7 @@ class RecordStream:
         )
 
     def _take(self, update: coordination_pb2.FollowedRecords) -> None:
+        self._revoked.names = frozenset(update.revoked)
         if update.records_json:
             self._recorder.take(update.epoch, update.first_sequence, update.records_json)
         if update.ended_reason:

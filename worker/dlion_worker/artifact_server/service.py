@@ -28,7 +28,7 @@ from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
 from dlion_worker.artifact_client.paths import AccessDeniedError, log_path, max_file_bytes
 from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
-from dlion_worker.artifact_server.workers import SiteWorkerRegistry
+from dlion_worker.artifact_server.workers import RevokedWorkers, SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials
 
 _LOG = logging.getLogger(__name__)
@@ -69,8 +69,10 @@ class ArtifactService:
         store: ArtifactStore,
         credentials: WorkerCredentials,
         refusals: UploadRejections,
+        revoked: RevokedWorkers,
     ) -> None:
         self._rejections = refusals
+        self._revoked = revoked
         self._job = job
         self._workers = workers
         self._store = store
@@ -112,6 +114,7 @@ class ArtifactService:
         try:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
             self._check_incarnation(worker, incarnation)
+            self._revoked.check(worker)
             await asyncio.to_thread(file.commit)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
@@ -176,6 +179,7 @@ class ArtifactService:
             self._credentials.check_peer(certificate, worker, self._job)
         except ContractError as error:
             raise AccessDeniedError(str(error), refusal_kind(error)) from error
+        self._revoked.check(worker)
         self._workers.register(worker)
         return worker
 

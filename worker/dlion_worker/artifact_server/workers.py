@@ -20,6 +20,18 @@ _LOG = logging.getLogger(__name__)
 WORKERS_FILE = "workers.json"
 
 
+class RevokedWorkers:
+    """Workers whose files are refused. The record stream's thread sets them, the service reads."""
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] = frozenset()
+
+    def check(self, worker: WorkerIdentity) -> None:
+        """Raises: AccessDeniedError (it is revoked)."""
+        if worker.name in self.names:
+            raise AccessDeniedError(f"{worker.name} is revoked", PeerRefusal.REVOKED)
+
+
 class SiteWorkerRegistry:
     def __init__(self, folder: Path, job: Job, site: SiteName) -> None:
         self._path = folder / WORKERS_FILE

@@ -93,6 +93,11 @@ class CallFailure:
         """Whether a retry may succeed."""
         return self.reason is None or self.reason.passing
 
+    @property
+    def ends_start(self) -> bool:
+        """Whether a worker that has joined, or tries to, must end."""
+        return self.reason is not None and self.reason.ends_start
+
 
 def failure_of(error: Exception) -> CallFailure:
     """Classify an error of a call, or of reading the token for it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 
-from dlion_api.errors import ContractError, DLionError
+from dlion_api.errors import ContractError, DLionError, UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord
@@ -27,12 +27,14 @@ from dlion_worker.coordination.join_stream import Announcement, JoinStream
 from dlion_worker.coordination.report_sender import ReportSender
 from dlion_worker.coordination.saved_state import (
     SavedMembership,
+    delete_membership,
     load_membership,
     merge_memberships,
     raise_incarnation,
     save_membership,
 )
 from dlion_worker.coordination.signing import request_certificate
+from dlion_worker.security.credential_store import delete_credentials
 
 _LOG = logging.getLogger(__name__)
 
@@ -281,9 +283,15 @@ class CoordinationClient:
         if failure.reason is RefusalReason.OLD_INCARNATION and never_admitted:
             # This worker was not replaced, but lost its counter: the next start succeeds.
             self._save_incarnation(failure.known_incarnation or 0)
-        self._error = ContractError(
-            f"{self._worker.name}, incarnation {self._incarnation}: {failure.message}"
-        )
+        text = f"{self._worker.name}, incarnation {self._incarnation}: {failure.message}"
+        if failure.reason is RefusalReason.REVOKED:
+            # Without a certificate the next start waits for one, which it gets once it is trusted
+            # again. Until then its peers are as they were.
+            delete_credentials(self._config.state_dir)
+            delete_membership(self._config.state_dir)
+            self._error = UnavailableError(text)
+        else:
+            self._error = ContractError(text)
         _LOG.error("%s", self._error)
 
     def _save_incarnation(self, known: int) -> None:
@@ -313,4 +321,5 @@ def _member(view: coordination_pb2.MemberView) -> Member:
         MemberState(view.state),
         view.exchange_address,
         view.measuring_address,
+        view.revoked,
     )

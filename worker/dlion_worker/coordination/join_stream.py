@@ -85,7 +85,7 @@ class JoinStream:
         while not self._ended.is_set():
             failure = self._read_updates(backoff)
             self.connected = False
-            if not failure.passing and not self._ended.is_set():
+            if failure.ends_start and not self._ended.is_set():
                 self.on_failure(failure)
                 return
             if not self._ended.is_set() and failure.message != self._last_message:

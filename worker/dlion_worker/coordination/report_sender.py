@@ -122,7 +122,7 @@ class ReportSender:
             if failure.reason is RefusalReason.MALFORMED:
                 _LOG.error("%d records rejected: %s", len(report.records_json), failure.message)
                 return True
-            if not failure.passing:
+            if failure.ends_start:
                 self.on_failure(failure)
                 return False
             _LOG.debug("report %d not accepted yet: %s", report.sequence, failure.message)

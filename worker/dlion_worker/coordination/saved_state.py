@@ -135,6 +135,7 @@ def _membership(document: dict[str, Any]) -> Membership:
             MemberState(each["state"]),
             str(each["exchange_address"]),
             str(each["measuring_address"]),
+            each.get("revoked") is True,
         )
         for each in document["members"]
     )

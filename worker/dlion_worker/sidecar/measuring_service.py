@@ -162,6 +162,8 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             raise CallerError(PeerRefusal.WRONG_RUN, text)
         if identity is None:
             raise CallerError(PeerRefusal.UNKNOWN_WORKER, text)
+        if self._worker.is_revoked(identity.rank):
+            raise CallerError(PeerRefusal.REVOKED, f"caller: {identity.name} is revoked")
         if not self._credentials.enabled:
             return
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")

@@ -71,6 +71,7 @@ class SidecarProcess:
         self._metrics_address = (metrics_host, metrics_port)
         self._controller = ResourceController(job, config.rank)
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
+        self.is_revoked = self._controller.is_revoked
         self._step_seconds = StepSeconds()
         self._machine_root = machine_root
         policy = job.spec.node_policies.heat

@@ -353,8 +353,9 @@ class PeerConnector:
             weights_only=wanted.weights_only,
             at_least=wanted.at_least,
         )
-        if not self._link.target:
-            raise UnavailableError(f"{self._link.peer.name} has no address yet")
+        if not self._link.target or self._link.is_revoked:
+            why = "is revoked" if self._link.is_revoked else "has no address yet"
+            raise UnavailableError(f"{self._link.peer.name} {why}")
         channel = open_channel(self._link.target, self._link.peer, self._local)
         try:
             method: PullMethod = channel.unary_stream(f"/{SERVICE}/PullState")

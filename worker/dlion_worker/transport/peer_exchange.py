@@ -293,6 +293,7 @@ class PeerExchange:
             if rank in dial and dial[rank] != link.dial_override:
                 link.dial_override = dial[rank]
                 link.redial.set()
+            link.set_revoked(member.revoked)
             if member.state is MemberState.READY:
                 link.set_member(member.incarnation, member.exchange_address)
 

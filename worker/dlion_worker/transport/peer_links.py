@@ -64,6 +64,8 @@ class PeerLink:
         self.dial_override: str | None = None
         self.wanted = False
         """Whether to keep streams with this peer; if not, only states are pulled."""
+        self.is_revoked = False
+        """Whether the membership lets no start of this peer take part."""
         self.was_wanted = False
         """Whether streams are or were kept: their counters still count."""
         self.incoming: LinkStream | None = None
@@ -115,6 +117,17 @@ class PeerLink:
         self.set_address(address)
         self.apply(self.handshake.learn_incarnation(incarnation))
 
+    def set_revoked(self, is_revoked: bool) -> None:
+        """Refuse the peer from now on, or no longer. Its messages do not reach the trainer."""
+        if is_revoked == self.is_revoked:
+            return
+        self.is_revoked = is_revoked
+        if is_revoked:
+            text = f"{self.peer.name} is revoked"
+            self._shared.emit(Refused(self.rank, text, kind=PeerRefusal.REVOKED))
+            self.close_streams(text)
+        self.redial.set()
+
     def set_address(self, address: str) -> None:
         """Connect to this address from now on."""
         if address and address != self.address:
@@ -133,7 +146,7 @@ class PeerLink:
     @property
     def quarantined(self) -> bool:
         """Whether the peer's newest incarnation is rejected."""
-        return self._incarnations.is_quarantined(self.handshake.newest)
+        return self.is_revoked or self._incarnations.is_quarantined(self.handshake.newest)
 
     def close_streams(self, reason: str) -> None:
         """End both streams; they are opened again unless the peer is quarantined."""
@@ -146,15 +159,17 @@ class PeerLink:
     def check_caller(self, incarnation: int) -> None:
         """Check that this incarnation of the peer may call.
 
-        Raises: CallerError (it has been replaced, is quarantined, or cannot be).
+        Raises: CallerError (it is revoked, replaced or quarantined, or cannot be).
         """
+        if self.is_revoked:
+            raise CallerError(PeerRefusal.REVOKED, f"{self.peer.name} is revoked")
         self.handshake.check(incarnation)
         self._incarnations.check(incarnation, wall_clock_s=time.time())
 
     def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
         """Use the peer's new stream instead of an older one.
 
-        Raises: CallerError (that incarnation has been replaced or is quarantined).
+        Raises: CallerError (as `check_caller`).
         """
         self.check_caller(hello.incarnation)
         older, self.incoming = self.incoming, stream
@@ -213,6 +228,8 @@ class PeerLink:
 
     def deliver(self, message: Message) -> None:
         """Pass a complete message to the trainer. Raises: ContractError (there are too many)."""
+        if self.is_revoked:
+            return  # what its stream had received before it was closed
         if not self._message_rate.allows(time.monotonic()):
             raise CallerError(
                 PeerRefusal.MALFORMED, f"more than {MESSAGES_PER_S:,.0f} messages a second"

@@ -1,32 +1,51 @@
-"""`dlion trust`: print and verify the public certificates with which sites authenticate."""
+"""`dlion trust`: the public certificates of sites, and which workers a job no longer accepts."""
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import click
 
-from dlion_cli.cluster.cluster_jobs import JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, contexts_option
+from dlion_api.cluster_names import REVOKED_ANNOTATION
+from dlion_api.errors import DeniedError, Problem, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import WorkerIdentity
+from dlion_api.protocol.revocation import (
+    MAX_REASON_CHARACTERS,
+    MAX_REVOCATIONS,
+    Revocation,
+    clean_reason,
+    parse_revocations,
+    revocation_of,
+    to_annotation,
+)
+from dlion_api.spec import load_job
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.inputs.bundles import Bundle
 from dlion_cli.inputs.listed_sites import address_problem, read_sites
 from dlion_cli.preflight_checks.site_authority import SiteAuthority, site_authority
+from dlion_cli.views.job_status import JobStatus, text
 
 OPERATOR_NAMESPACE: Final = "dlion-system"
 MIN_VALID_DAYS: Final = 30
 """Time to distribute a new bundle to all sites."""
+MAX_NAMED: Final = 20
+ATTEMPTS: Final = 5
+"""The operator writes to the same object, which refuses a change of an older version."""
 
 
 @click.group()
 def trust() -> None:
-    """Print and verify the public certificates with which sites authenticate each other.
+    """Decide which sites and workers are trusted.
 
     Each site has its own certificate authority. Its private key never leaves
     the site. `show` prints what other sites need; `verify` checks the values file that combines
-    them.
+    them. `revoke` shuts a worker or a site out of one job; `restore` lifts that.
     """
 
 
@@ -130,3 +149,173 @@ def _as_json(site: SiteAuthority) -> dict[str, Any]:
         "notBefore": site.bundle.not_before.isoformat(),
         "notAfter": site.bundle.not_after.isoformat(),
     }
+
+
+# ---- workers and sites of a job --------------------------------------------------------------
+
+
+def revoke_in_contexts(contexts: Contexts, name: str, target: str, reason: str) -> int:
+    """`revoke` at several sites."""
+    results = contexts.query(lambda jobs: _revoke(jobs, name, target, reason))
+    for context, (done, _) in results.items():
+        click.echo(f"{context}  {done}")
+    return contexts.report_errors()
+
+
+_target_argument = click.argument("target", metavar="WORKER|SITE")
+
+
+@trust.command(short_help="Shut a worker or a site out of a job.")
+@name_argument()
+@_target_argument
+@click.option(
+    "--reason", default="", metavar="TEXT",
+    help="Why, for the status and the events of all sites.",
+)  # fmt: skip
+@contexts_option(revoke_in_contexts)
+@cluster_options
+def revoke(jobs: JobClient, name: str, target: str, reason: str) -> int:
+    """Shut a worker, as SITE/GROUP-INDEX, or all workers of a SITE out of job NAME.
+
+    Within ten seconds coordinators and workers refuse it, close its links and count it no longer;
+    the pod that replaces it waits. What its updates have changed in the model stays. It holds for
+    all runs of the job, until `dlion trust restore`.
+
+    The site whose worker it is decides for all sites. Elsewhere it acts at this site alone: give
+    --contexts with all sites to shut out a worker of a site that you do not trust.
+
+    \b
+    dlion trust revoke cifar10 plant-b/large-0 --reason "stolen on Monday"
+    dlion trust revoke cifar10 plant-c --contexts plant-a,plant-b
+    """
+    done, document = _revoke(jobs, name, target, reason)
+    click.echo(done)
+    if len(load_job(document).spec.sites) > 1:
+        site = Revocation(target).site
+        click.echo(
+            f"dlion: it acts at all sites if this is {site}; else at this site alone (--contexts)",
+            err=True,
+        )
+    return ExitCode.OK
+
+
+def restore_in_contexts(contexts: Contexts, name: str, target: str) -> int:
+    """`restore` at several sites."""
+    results = contexts.query(lambda jobs: _restore(jobs, name, target))
+    for context, done in results.items():
+        click.echo(f"{context}  {done}")
+    return contexts.report_errors()
+
+
+@trust.command(short_help="Accept a revoked worker or site again.")
+@name_argument()
+@_target_argument
+@contexts_option(restore_in_contexts)
+@cluster_options
+def restore(jobs: JobClient, name: str, target: str) -> int:
+    """Lift a revocation of job NAME that was made at this site, or a quarantine.
+
+    The worker starts again: it takes the state of a worker that trains. Restoring twice has no
+    effect.
+
+    \b
+    dlion trust restore cifar10 plant-b/large-0
+    """
+    click.echo(_restore(jobs, name, target))
+    return ExitCode.OK
+
+
+def _revoke(jobs: JobClient, name: str, target: str, reason: str) -> tuple[str, Document]:
+    """Revoke the target. Returns what was done, and the stored job.
+
+    Raises: SpecError if it names no worker, the run has ended, or no worker would be left.
+    """
+    if len(reason) > MAX_REASON_CHARACTERS:
+        allowed = f"at most {MAX_REASON_CHARACTERS} characters"
+        raise SpecError([Problem("--reason", "is too long", f"{len(reason)} characters", allowed)])
+    revocation = Revocation(target, clean_reason(reason))
+
+    def change(document: Document, known: tuple[Revocation, ...]) -> tuple[Revocation, ...]:
+        if (outcome := JobStatus(document).outcome) is not None:
+            problem = f"its run has ended ({outcome.type}): there is nothing to revoke"
+            raise SpecError([Problem(name, problem)])
+        workers = load_job(document).workers()
+        _check_target(target, workers)
+        now = (*(each for each in known if each.name != target), revocation)
+        if all(revocation_of(now, worker) for worker in workers):
+            advice = f"Use `dlion suspend {name}` or `dlion delete {name}`"
+            raise SpecError([Problem(target, "no worker of the job would be left", advice=advice)])
+        if len(now) > MAX_REVOCATIONS:
+            allowed = f"{MAX_REVOCATIONS} names; revoke whole sites"
+            raise SpecError([Problem(target, "too many are revoked", allowed=allowed)])
+        return now
+
+    document, changed = _change_revocations(jobs, name, change)
+    done = f"{target} is revoked" if changed else f"{target} was revoked before; nothing changed"
+    return f"{name}: {done}", document
+
+
+def _restore(jobs: JobClient, name: str, target: str) -> str:
+    """Raises: SpecError if the manifest has no such name and nothing of that name is revoked."""
+
+    def change(document: Document, known: tuple[Revocation, ...]) -> tuple[Revocation, ...]:
+        if all(each.name != target for each in known):
+            _check_target(target, load_job(document).workers())
+        kept = tuple(each for each in known if each.name != target)
+        if any(each.get("automatic") and each.get("name") == target for each in _revoked(document)):
+            return (*kept, Revocation(target, is_lifted=True))  # the operator must not repeat it
+        return kept
+
+    document, changed = _change_revocations(jobs, name, change)
+    if changed:
+        return f"{name}: {target} is trusted again"
+    by = sorted({text(e.get("by")) for e in _revoked(document) if e.get("name") == target})
+    where = f"; it is revoked at {', '.join(by)}: restore it there" if by else ""
+    return f"{name}: {target} is not revoked here; nothing changed{where}"
+
+
+def _revoked(document: Document) -> list[Document]:
+    """As the status has them."""
+    return mappings_in(mapping_of(document.get("status")).get("revoked"))
+
+
+def _check_target(target: str, workers: Sequence[WorkerIdentity]) -> None:
+    sites = sorted({worker.site for worker in workers})
+    names = [worker.name for worker in workers]
+    if target in sites or target in names:
+        return
+    shown = ", ".join([*sites, *names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
+    problem = Problem("WORKER|SITE", "the manifest has no such name", repr(target)[:80], shown)
+    raise SpecError([problem])
+
+
+def _change_revocations(
+    jobs: JobClient,
+    name: str,
+    change: Callable[[Document, tuple[Revocation, ...]], tuple[Revocation, ...]],
+) -> tuple[Document, bool]:
+    """Change the job's revocations. Returns the stored job, and whether it has changed.
+
+    Raises: SpecError if those that are stored cannot be read; DeniedError if other clients change
+    the job all the time.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        document = jobs.get(name)
+        metadata = mapping_of(document.get("metadata"))
+        annotations = mapping_of(metadata.get("annotations"))
+        before, problem = parse_revocations(str(annotations.get(REVOKED_ANNOTATION) or ""))
+        if problem:
+            path = f"metadata.annotations[{REVOKED_ANNOTATION}]"
+            advice = f"Correct it: kubectl edit dlionjob {name}"
+            raise SpecError([Problem(path, problem, advice=advice)])
+        after = change(document, before)
+        if set(after) == set(before):
+            return document, False
+        value = to_annotation(after) if after else None
+        version = str(metadata.get("resourceVersion") or "")
+        try:
+            return jobs.annotate(name, {REVOKED_ANNOTATION: value}, version=version), True
+        except DeniedError:
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("the loop returns or raises")

@@ -6,6 +6,7 @@ workers train, the run's objects are created again.
 
 from collections.abc import Iterator
 
+from dlion_api import cluster_names as names
 from dlion_api.errors import Problem
 from dlion_api.status import Reason
 from dlion_operator.children.worker_jobs import worker_job
@@ -75,12 +76,19 @@ def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagn
     return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, join_messages(messages))
 
 
-def ignored_fields_note(unknown: list[Problem]) -> str:
-    """Note on fields of a newer CRD, which this operator ignores. Empty: there are none."""
+def ignored_parts_note(unknown: list[Problem], run: Run) -> str:
+    """Note on what this operator ignores: fields of a newer CRD, and unreadable revocations.
+    Empty: nothing."""
+    wrong = run.revocations_problem
+    notes = [f"annotation {names.REVOKED_ANNOTATION}: {wrong}"] if wrong else []
+    return join_messages([*_ignored_fields(unknown), *notes])
+
+
+def _ignored_fields(unknown: list[Problem]) -> Iterator[str]:
     if not unknown:
-        return ""
+        return
     paths = first_of([problem.path for problem in unknown], MAX_LISTED_FIELDS)
-    return (
+    yield (
         f"this operator does not know {paths} and ignores it; the CRD is newer:"
         " upgrade the operator"
     )

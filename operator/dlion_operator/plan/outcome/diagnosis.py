@@ -94,15 +94,16 @@ def _diagnose_training(run: Run) -> Diagnosis:
         if queued := diagnose_queue(run):
             return queued
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
-        message = join_messages([few, *_remote_problems(view)])
+        message = join_messages([few, *_revocation_messages(run), *_remote_problems(view)])
         return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, message)
     here = training.pop(run.site, 0)
-    elsewhere = run.total_size(view) - run.size
+    size, total = run.trusted_size, run.trusted_total(view)
+    elsewhere = total - size
     there = sum(training.values())
     link_problems = [*_remote_problems(view), *exposure_problems(run)]
-    if here < run.size or there < elsewhere:
-        messages = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
-        messages += [*_queue_messages(run), *link_problems]
+    if here < size or there < elsewhere:
+        messages = [f"{here} of {size} workers train here, {there} of {elsewhere} elsewhere"]
+        messages += [*_revocation_messages(run), *_queue_messages(run), *link_problems]
         problems = (*pod_creation_problems(run), *_pod_problems(run))
         messages += [problem.message for problem in problems]
         messages += [pod.failure for pod in run.pods if pod.failure]
@@ -110,6 +111,9 @@ def _diagnose_training(run: Run) -> Diagnosis:
     workers = "worker trains" if here + there == 1 else "workers train"
     messages = [f"{here + there} {workers}", *_queue_messages(run), *run.oversized_groups]
     messages += link_problems
+    if revoked := _revocation_messages(run):
+        message = join_messages([*revoked, *messages])
+        return Diagnosis(JobPhase.DEGRADED, Reason.WORKERS_REVOKED, message)
     return _diagnose_keeper(run, join_messages(messages))
 
 
@@ -135,6 +139,19 @@ def _training_workers(view: RunView, site: SiteName) -> int:
     return max(ready, linked) if linked or there.is_reachable else 0
 
 
+def _revocation_messages(run: Run) -> list[str]:
+    """Who is not accepted here, and who is elsewhere only."""
+    acting, others = [], []
+    for each in run.revocations:
+        why = f": {each.reason}" if each.reason else ""
+        if each.is_effective:
+            how = "quarantined" if each.is_automatic else "revoked"
+            acting.append(f"{each.name} is {how} at {each.by}{why}")
+        else:
+            others.append(f"{each.by} refuses {each.name}{why}")
+    return acting + others
+
+
 def _queue_messages(run: Run) -> list[str]:
     queued = diagnose_queue(run)
     return [queued.message] if queued else []
@@ -144,20 +161,23 @@ def _diagnose_start(run: Run) -> Diagnosis:
     if queued := diagnose_queue(run):
         return queued
     view = run.view
-    here, total = view.ready.get(run.site, 0), run.total_size(view)
-    if here >= run.size and (problems := exposure_problems(run)):
+    here, total = view.ready.get(run.site, 0), run.trusted_total(view)
+    size, revoked = run.trusted_size, _revocation_messages(run)
+    if here >= size and (problems := exposure_problems(run)):
         phase = JobPhase.STUCK if is_exposure_overdue(run) else JobPhase.WAITING
         return Diagnosis(phase, Reason.NOT_EXPOSED, join_messages(problems))
     joined = sum(view.ready.values())
-    if here >= run.size and joined < total:
-        messages = [f"{joined} of {total} workers have joined", *_remote_problems(view)]
+    if here >= size and joined < total:
+        messages = [f"{joined} of {total} workers have joined", *revoked, *_remote_problems(view)]
         if view.remote and (few := _quorum_shortfall(run)):
             return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, join_messages([few, *messages]))
         return Diagnosis(JobPhase.WAITING, Reason.WAITING_FOR_PEERS, join_messages(messages))
-    if here >= run.size and view.all_joined_s >= JOIN_TIMEOUT.total_seconds():
+    if here >= size and view.all_joined_s >= JOIN_TIMEOUT.total_seconds():
         return Diagnosis(JobPhase.STUCK, Reason.NOT_LINKED, _not_linked_message(run))
     running = sum(pod.phase == "Running" for pod in run.pods)
-    starting = f"{here} of {run.size} workers have joined, {running} pods run"
+    starting = join_messages(
+        [f"{here} of {size} workers have joined, {running} pods run", *revoked]
+    )
     if _is_join_overdue(run):
         minutes = START_AND_JOIN_TIMEOUT.total_seconds() / 60
         hint = f"see `kubectl describe jobs,pods -l {names.JOB_LABEL}={run.job.key.name}`"
@@ -168,7 +188,7 @@ def _diagnose_start(run: Run) -> Diagnosis:
 
 def _not_linked_message(run: Run) -> str:
     minutes = JOIN_TIMEOUT.total_seconds() / 60
-    arrived = f"all {run.total_size(run.view)} workers have joined"
+    arrived = f"all {run.trusted_total(run.view)} workers have joined"
     messages = [f"{arrived}, and none has begun to train in {minutes:.0f} minutes"]
     if (links := run.view.links) is not None:
         messages.append(f"{links.connected} of {links.expected} links between them are up")
@@ -183,7 +203,7 @@ def _is_join_overdue(run: Run) -> bool:
         return False
     return any(
         min(silence_duration(run, pod), run.observed.now - pod.created_at) >= START_AND_JOIN_TIMEOUT
-        for pod in run.pods
+        for pod in run.trusted_pods
         if pod.created_at is not None and not pod.is_finished and pod.deleted_at is None
     )
 
@@ -207,7 +227,7 @@ def _pod_problems(run: Run) -> list[PodProblem]:
     starting += [
         keeper_not_ready(pod, run.observed.unready_s) for pod in run.keepers if not pod.problem()
     ]
-    running = [join_delay(run, pod) for pod in run.pods]
+    running = [join_delay(run, pod) for pod in run.trusted_pods]
     return [problem for problem in (*starting, *running) if problem]
 
 

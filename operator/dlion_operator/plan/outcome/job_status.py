@@ -9,10 +9,12 @@ from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
 from dlion_api.status import (
+    MAX_REVOKED,
     AttemptStatus,
     Condition,
     ConditionType,
     Reason,
+    RevokedStatus,
     SiteStatus,
     Status,
     state_of,
@@ -73,6 +75,7 @@ def run_status(
         training_start_time=_training_start(run),
         conditions=held,
         sites=() if ended else sites,
+        revoked=_revoked(run),
         ready_sites=f"{sum(site.state == 'Ready' for site in sites)}/{len(sites)}",
         ready_workers=f"{min(sum(view.ready.values()), total)}/{total}",
         steps_per_second="" if ended else view.steps_per_second,
@@ -117,6 +120,21 @@ def _training_start(run: Run) -> str | None:
     return format_time(run.observed.now) if is_of_earlier else previous
 
 
+def _revoked(run: Run) -> tuple[RevokedStatus, ...]:
+    """The revocations. Those that act here come first where there are too many."""
+    chosen = sorted(run.revocations, key=lambda each: not each.is_effective)[:MAX_REVOKED]
+    return tuple(
+        RevokedStatus(
+            name=each.name,
+            by=each.by,
+            effective=each.is_effective,
+            reason=each.reason,
+            automatic=each.is_automatic,
+        )
+        for each in sorted(chosen, key=lambda each: (each.name, each.by))
+    )
+
+
 def _keep_participants(document: dict[str, Any], before: Mapping[str, Any]) -> None:
     """Keep the participants in the status, although workers leave one after the other now."""
     for name in ("readyWorkers", "readySites"):
@@ -147,23 +165,24 @@ def _site(name: str, run: Run, view: RunView) -> SiteStatus:
     site = SiteName(name)
     ready = view.ready.get(site, 0)
     workers = run.size if name == run.site else run.remote_size(site, view)
+    trusted = workers - sum(worker.site == name for worker in run.revoked_workers)
     status = SiteStatus(name=name, state="Ready", workers=workers, ready_workers=ready)
     if name == run.site:
         return replace(
             status,
-            state="Ready" if ready >= workers else "Starting",
+            state="Ready" if ready >= trusted else "Starting",
             spec_hash=run.spec_hash,
             iteration=view.iteration or None,
             samples_per_second=_rate(view.samples_per_s),
         )
     there = view.remote.get(site)
-    if there is None and ready >= workers:
+    if there is None and ready >= trusted:
         return status
     if there is None:
         return replace(status, state="Unreachable", message=NO_REMOTE_SITES)
     return replace(
         status,
-        state=_remote_state(there, is_complete=ready >= workers),
+        state=_remote_state(there, is_complete=ready >= trusted),
         spec_hash=there.spec_hash,
         message=(there.problem if there.agrees else view.drift)[:1024],
         iteration=there.iteration or None,

@@ -1,0 +1,146 @@
+"""Facts: the job's annotation reaches the coordinator, and what cannot be read in it is in the
+status; with a revoked worker a job that trains is Degraded for that reason, at every site; its pod
+that waits is no problem of its own, and the run ends without it; a whole site that is revoked ends
+nothing; the status lists who is revoked, also while the run is suspended.
+
+Left out: what the coordinator does (test_revocations.py of coordinator and served_runs).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from dlion_api.cluster_names import REVOKED_ANNOTATION
+from dlion_api.names import SiteName
+from dlion_api.protocol.revocation import Revocation, RevocationInEffect
+from dlion_operator.plan.decisions import Decision, OpenRun, Patch
+from operator_world import World, dlion_job, ready_reason, truths
+
+STOLEN = {"name": "plant-a/small-1", "reason": "stolen"}
+A, B = SiteName("plant-a"), SiteName("plant-b")
+
+
+def world(annotation: str | None = None, **groups: int) -> World:
+    document = dlion_job(groups or {"small": 3})
+    if annotation is not None:
+        document["metadata"]["annotations"] = {REVOKED_ANNOTATION: annotation}
+    made = World(document)
+    made.look()
+    made.make_jobs()
+    return made
+
+
+def revoke(made: World, *entries: dict[str, str]) -> None:
+    made.document["metadata"]["annotations"] = {REVOKED_ANNOTATION: json.dumps(entries)}
+    serve(made, *(RevocationInEffect(e["name"], e.get("reason", ""), by=A) for e in entries))
+
+
+def serve(made: World, *revocations: RevocationInEffect) -> None:
+    """As the coordinator has them."""
+    assert made.run is not None
+    made.run = replace(made.run, revocations=revocations)
+
+
+def opened(decision: Decision) -> OpenRun:
+    return next(each for each in decision.actions if isinstance(each, OpenRun))
+
+
+def test_the_annotation_reaches_the_coordinator() -> None:
+    made = world(json.dumps([STOLEN]))
+    assert opened(made.look()).revocations == (Revocation("plant-a/small-1", "stolen"),)
+
+
+def test_what_cannot_be_read_is_in_the_status_and_the_rest_counts() -> None:
+    made = world(json.dumps([STOLEN, {"name": "../x"}]))
+    decision = made.look()
+    assert len(opened(decision).revocations) == 1
+    assert f"annotation {REVOKED_ANNOTATION}" in ready_reason(decision)[1]
+    assert f"annotation {REVOKED_ANNOTATION}" in ready_reason(world("{").look())[1]
+
+
+def test_a_job_without_a_revoked_worker_is_degraded_and_says_why() -> None:
+    made = world()
+    made.train(ready=2)
+    revoke(made, STOLEN)
+    decision = made.look()
+    assert truths(decision)["Ready"] == truths(decision)["Degraded"] == "True"
+    reason, message = ready_reason(decision)
+    assert reason == "WorkersRevoked"
+    assert message.startswith("plant-a/small-1 is revoked at plant-a: stolen; 2 workers train")
+    assert decision.status is not None
+    assert decision.status["revoked"] == [
+        {"name": "plant-a/small-1", "by": "plant-a", "effective": True, "automatic": False,
+         "reason": "stolen"}
+    ]  # fmt: skip
+    assert [(event.reason, event.type) for event in decision.events] == [
+        ("WorkersRevoked", "Warning")
+    ]
+
+
+def test_another_lost_worker_is_still_named() -> None:
+    made = world()
+    made.train(ready=1)
+    revoke(made, STOLEN)
+    reason, message = ready_reason(made.look())
+    assert reason == "PeersLost"
+    assert "1 of 2 workers train here" in message
+    assert "small-1 is revoked" in message
+
+
+def test_what_another_site_alone_refuses_is_told() -> None:
+    made = world()
+    made.train(ready=3)
+    serve(made, RevocationInEffect("plant-a/small-1", "", by=B, is_effective=False))
+    decision = made.look()
+    assert ready_reason(decision)[0] == "WorkersRevoked"
+    assert "plant-b refuses plant-a/small-1" in ready_reason(decision)[1]
+    assert decision.status is not None
+    assert decision.status["revoked"][0]["effective"] is False
+
+
+def test_a_status_keeps_what_a_new_operator_has_not_heard_yet() -> None:
+    made = world()
+    made.train(ready=3)
+    serve(made, RevocationInEffect("plant-a/small-1", "", by=B, is_effective=False))
+    decision = made.look()
+    assert decision.status is not None
+    made.document["status"] = dict(decision.status)
+    (kept,) = opened(made.look()).kept_revocations
+    assert (kept.name, kept.by, kept.is_effective) == ("plant-a/small-1", B, False)
+
+
+def test_a_pod_that_waits_until_it_is_trusted_again_is_no_problem() -> None:
+    made = world()
+    made.train(ready=2)
+    revoke(made, STOLEN)
+    made.pass_by(3600)
+    assert ready_reason(made.look())[0] == "WorkersRevoked"
+
+
+def test_the_run_ends_without_it() -> None:
+    made = world()
+    made.train(ready=2)
+    made.look()
+    revoke(made, STOLEN)
+    made.end("small")
+    job = made.jobs["small"]
+    job["status"]["completedIndexes"] = "0"
+    del job["status"]["conditions"]
+    assert truths(made.look())["Succeeded"] == "Unknown"  # another one still trains
+    job["status"]["completedIndexes"] = "0,2"
+    decision = made.look()
+    assert truths(decision)["Succeeded"] == "True"
+    assert [each for each in made.look().actions if isinstance(each, Patch)]  # its pod is halted
+
+
+def test_a_whole_site_that_is_revoked_ends_nothing_until_the_others_have() -> None:
+    made = world()
+    made.train(ready=0)
+    revoke(made, {"name": "plant-a"})
+    decision = made.look()
+    assert truths(decision)["Failed"] == "False"
+    assert "plant-a is revoked" in ready_reason(decision)[1]
+    assert made.run is not None
+    made.run = replace(made.run, stop_reason="it is over at plant-b: 1 sites are left (minSites 2)")
+    assert truths(made.look())["Failed"] == "True"
