@@ -40,11 +40,6 @@ class EventReason(StrEnum):
     TRAINING_STARTED = "TrainingStarted", "a worker started to train"
     TRAINING_STOPPED = "TrainingStopped", "a worker stopped, and by which condition"
     WORKER_LOST = "WorkerLost", "a worker's stream broke; it may return"
-    WORKER_REVOKED = (
-        "WorkerRevoked",
-        "a worker or site was revoked (`dlion trust revoke`): no worker accepts it",
-    )
-    WORKER_RESTORED = "WorkerRestored", "its revocation was lifted"
     WORKER_FAILED = "WorkerFailed", "a worker failed permanently"
     TRAINER_ENDED = "TrainerEnded", "a trainer's process ended; it is restarted after a delay"
     SIDECAR_ENDED = (

@@ -6,7 +6,7 @@ also at a worker that restarts with the membership that it has saved; the links 
 Once it is lifted the link comes back. Real exchanges and TLS over loopback.
 
 Left out: the revoked worker itself (test_coordination.py), who is told when (tests/unit/operator,
-tests/cluster/test_revoked_at_three_sites.py).
+tests/cluster/test_federation.py).
 """
 
 from __future__ import annotations

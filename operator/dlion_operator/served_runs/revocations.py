@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect, revocation_of
-from dlion_api.reasons import EventReason
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.plan.decisions import JobEvent
+from dlion_operator.served_runs.worker_events import WORKER_RESTORED, WORKER_REVOKED
 
 
 class RunRevocations:
@@ -107,8 +107,8 @@ def _revoked(each: RevocationInEffect) -> JobEvent:
             f"{each.by} refuses {each.name}{why}, and this site does not: revoke it here, too, or"
             f" at {each.site} for all sites"
         )
-    return JobEvent(EventReason.WORKER_REVOKED.value, message, "Warning")
+    return JobEvent(WORKER_REVOKED, message, "Warning")
 
 
 def _restored(each: RevocationInEffect) -> JobEvent:
-    return JobEvent(EventReason.WORKER_RESTORED.value, f"{each.name} is trusted again at {each.by}")
+    return JobEvent(WORKER_RESTORED, f"{each.name} is trusted again at {each.by}")

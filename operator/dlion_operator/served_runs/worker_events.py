@@ -58,9 +58,9 @@ FORWARDED_REASONS = frozenset(
 PEER_LOST = "PeerLost"
 BANDWIDTH_DROPPED = "BandwidthDropped"
 CALLER_REFUSED = "CallerRefused"
-OBSERVED_REASONS = frozenset(
-    {BANDWIDTH_DROPPED, CALLER_REFUSED, EventReason.WORKER_REVOKED, EventReason.WORKER_RESTORED}
-)
+WORKER_REVOKED = "WorkerRevoked"
+WORKER_RESTORED = "WorkerRestored"
+OBSERVED_REASONS = frozenset({BANDWIDTH_DROPPED, CALLER_REFUSED, WORKER_REVOKED, WORKER_RESTORED})
 """Of events that are no worker's record."""
 
 

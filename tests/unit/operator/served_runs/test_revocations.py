@@ -6,7 +6,7 @@ worker that most of the others at a site name is revoked there, until a person l
 worker frames nobody; hostile reports are refused whole.
 
 Left out: the coordinator's own rules (tests/unit/operator/coordinator/test_revocations.py), gRPC
-and API servers (tests/cluster/test_revoked_at_three_sites.py).
+and API servers (tests/cluster/test_federation.py).
 """
 
 from __future__ import annotations
