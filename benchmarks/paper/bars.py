@@ -44,6 +44,7 @@ def verdicts(results: Results) -> list[Verdict]:
     """Of all parts that were run, in the order of the page."""
     judges = {
         "systems": _systems, "slides": _adaptive, "recent": _adaptive, "recent-slides": _adaptive,
+        "served": _adaptive, "served-slides": _adaptive,
         "techniques": _techniques, "adacomp": _adacomp,
         "fedat": _fedat, "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
     }  # fmt: skip

@@ -140,8 +140,8 @@ def environment(name: str) -> str:
 def comparisons() -> list[Comparison]:
     """Everything, in the order of the page."""
     return [
-        _systems(), _slides(), *_recent(), *_techniques(), *_adacomp(), _fedat(), *_delays(),
-        *_selective(), _wrong_labels(), _gpu(),
+        _systems(), _slides(), *_recent(), *_served(), *_techniques(), *_adacomp(), _fedat(),
+        *_delays(), *_selective(), _wrong_labels(), _gpu(),
     ]  # fmt: skip
 
 
@@ -162,14 +162,23 @@ def _slides() -> Comparison:
 
 
 def _recent() -> list[Comparison]:
-    """`adaptive` beside the systems of 2023 to 2025, in the places of both."""
-    names = (("recent", _systems()), ("recent-slides", _slides()))
+    """`adaptive` beside the systems of 2023 to 2025 whose workers wait for all."""
+    return _in_both_places("recent", _recent_columns())
+
+
+def _served() -> list[Comparison]:
+    """`adaptive` beside the systems of 2025 and 2026 whose workers send to a server."""
+    return _in_both_places("served", _served_columns())
+
+
+def _in_both_places(name: str, columns: Mapping[str, str]) -> list[Comparison]:
+    """In the environments of `systems`, and of `slides`."""
     return [
         replace(
-            place, part=name, name=name, columns=_recent_columns(), with_ideal=False,
-            grids=dict.fromkeys(_recent_columns(), RATES),
+            place, part=part, name=part, columns=columns, with_ideal=False,
+            grids=dict.fromkeys(columns, RATES),
         )
-        for name, place in names
+        for part, place in ((name, _systems()), (f"{name}-slides", _slides()))
     ]  # fmt: skip
 
 
@@ -185,6 +194,25 @@ def _recent_columns() -> dict[str, str]:
         "sparseloco": f"exchange.policy=sparseloco;{bare}",
         "diloco, 50 steps": f"{diloco}50}}",
         "diloco, 200 steps": f"{diloco}200}}",
+    }
+
+
+def _served_columns() -> dict[str, str]:
+    """Whole weights here too, so both have two lengths of a round. The servers of HALoS as
+    published, and with less momentum, which suits small sites."""
+    bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
+    quorum, halos = (
+        f"exchange.policy={name};{bare};exchange.parameters={{localSteps: "
+        for name in ("quorum-diloco", "halos")
+    )
+    mild = "localMomentum: 0.5, localPeriod: 4, globalLearningRate: 0.5, mergeWeight: 0.5"
+    return {
+        ADAPTIVE: f"exchange.policy=adaptive;{bare}",
+        "quorum-diloco, 50 steps": f"{quorum}50, overlapSteps: 10}}",
+        "quorum-diloco, 200 steps": f"{quorum}200, overlapSteps: 40}}",
+        "halos, 8 steps": f"{halos}8}}",
+        "halos, 8 steps, mild servers": f"{halos}8, {mild}}}",
+        "halos, 50 steps": f"{halos}50}}",
     }
 
 

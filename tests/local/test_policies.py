@@ -1,5 +1,5 @@
 """Published systems with real processes and links, of each kind one: updates, queues of weights,
-pairs, a server, error feedback on links that drop nothing.
+pairs, servers, error feedback on links that drop nothing.
 
 Proves: they train, no message is refused, and the run ends by itself, also where the worker that is
 waited for stops first. Left out: what each computes (tests/property), all policies (docs/policies).
@@ -25,13 +25,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "gaia": {},
     "hop": {},
     "adaptive": {},
+    "halos": {"localSteps": 2, "accumulate": 4, "mergeWeight": 0.5},
+    "quorum-diloco": {"localSteps": 4},
     "adpsgd": {"overlap": False},
     "adacomp": {"server": 1},
     "ako": {"partitions": 3},
 }
-SLOW = {"adacomp", "ako", "gaia", "hop"}
+SLOW = {"adacomp", "ako", "gaia", "halos", "hop"}
 """`make slow` trains them: `hop`, which test_clustered trains as well, and those that differ from
-`dlion` in what they send alone."""
+`dlion` in what they send alone, and the second policy with servers."""
 
 
 @pytest.mark.timeout(120)

@@ -64,6 +64,7 @@ KINDS: dict[str, Spec] = {
     "d2": weights_spec("d2"),
     "adpsgd": weights_spec("adpsgd", overlap=False),
 }
+SERVED = {"fedat", "halos", "quorum-diloco"}
 
 
 @pytest.mark.parametrize("graph", [RING, RANDOM], ids=["ring", "random"])
@@ -83,14 +84,14 @@ def test_nobody_is_held_for_ever(kind: str, graph: tuple[str, int | None], leave
 
 
 @pytest.mark.parametrize("graph", [RING, ("allToAll", None)], ids=["ring", "all"])
-@pytest.mark.parametrize("kind", sorted({*KINDS, "fedat", "none"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS, *SERVED, "none"}))
 def test_the_learning_rate_follows_the_batch_of_all(
     kind: str, graph: tuple[str, int | None]
 ) -> None:
-    job_spec = {**KINDS, "fedat": weights_spec("fedat"), "none": weights_spec("none")}[kind]
+    job_spec = KINDS[kind] if kind in KINDS else weights_spec(kind)
     growing = replace(job_spec.batching.global_batch_size, initial=30)
     job_spec = replace(job_spec, batching=replace(job_spec.batching, global_batch_size=growing))
-    if kind == "fedat":
+    if kind in SERVED:
         graph = ("allToAll", None)
     cluster = GraphCluster(on(graph, job_spec), [5] * 6)
     run_at_random(cluster, 1, steps=4)

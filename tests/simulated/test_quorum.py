@@ -52,6 +52,7 @@ OTHER_POLICIES: Mapping[str, dict[str, Any]] = {
     "demo": {"exchange.policy": "demo", "trainer.optimizer.momentum": 0},
     "hierarchical": {"exchange.policy": "hierarchical"},
     "server": {"exchange.policy": "async", "exchange.parameters": {"server": 2}},
+    "quorum-diloco": {"exchange.policy": "quorum-diloco"},
 }
 """The site that is cut off has the server."""
 LIKE_OTHERS = ("gaia", "sparseloco")

@@ -21,8 +21,8 @@ IN_ROUNDS: Final = ("adaptive", "sparseloco")
 """Policies that wait for the contributions of all, whatever the synchronization."""
 
 WITHOUT: Final = (
-    "adacomp", "adpsgd", "ako", "async", "d2", "eventgrad", "fedat", "gaia", "hierarchical", "hop",
-    "localsgd", "none", "twostep",
+    "adacomp", "adpsgd", "ako", "async", "d2", "eventgrad", "fedat", "gaia", "halos",
+    "hierarchical", "hop", "localsgd", "none", "quorum-diloco", "twostep",
 )  # fmt: skip
 """Policies that do not combine gradients or changes of all workers at once, or (`ako`) not the same
 entries of each. An installed policy may."""

@@ -186,6 +186,8 @@ class Header(_message.Message):
         With `gaia` and `eventgrad`: in a PROGRESS, 1 if WEIGHTS follow.
       WEIGHTS: with `localsgd`, and from workers of `fedat`, the samples trained on since the round
         began, which weight them; from the server of `fedat`, the version of its weights.
+        With `halos` and `quorum-diloco` samples * 4 + form: 0 a worker's change, 1 the answer, 2 the
+        change of a site, 3 its answer.
         With `d2` the number of iterations until corrections restart; 0: unknown to the sender.
       MEET: in an answer, the requested iteration.
       STOP: 0 the run is over, 1 it is over and the sender has saved its site's model, 2 only the

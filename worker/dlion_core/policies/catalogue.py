@@ -156,6 +156,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         check=manifest_checks.fedat,
         lasting=("version", "profiled", "tier_", "places_of_", "global_D"),
     ),
+    "halos": Policy(
+        "A server in each site and one above them, both asynchronous.",
+        f"{_HERE}.served.halos:Halos",
+        round_parameters.HalosParameters,
+        topologies=("allToAll",),
+        own_pace=True,
+    ),
     "hierarchical": Policy(
         "Gradients inside sites, compressed or robust means between them.",
         f"{_HERE}.hierarchical.hierarchical:Hierarchical",
@@ -171,6 +178,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         round_parameters.LocalsgdParameters,
         own_pace=True,
         lasting=("velocity_D",),
+    ),
+    "quorum-diloco": Policy(
+        "Local steps, then an outer step with a quorum of the workers.",
+        f"{_HERE}.served.quorum_diloco:QuorumDiloco",
+        round_parameters.QuorumDilocoParameters,
+        topologies=("allToAll",),
+        own_pace=True,
     ),
     "sparseloco": Policy(
         "Local steps, then the largest changes of each chunk in two bits.",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dlion_api.document import Limits, setting
-from dlion_core.policies.parameters import Momentum, PositiveCount, Share
+from dlion_core.policies.parameters import Count, Momentum, PositiveCount, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,72 @@ class LocalsgdParameters:
         "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
     )
     nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuorumDilocoParameters:
+    """Parameters of `quorum-diloco`."""
+
+    local_steps: PositiveCount = setting(
+        "H, iterations between two changes that a worker sends (default ours).", default=10
+    )
+    overlap_steps: Count = setting(
+        "t, further iterations while a worker waits for the answer (default ours).", default=2
+    )
+    quorum: Share = setting(
+        "part of the workers whose changes an outer step needs (default ours).", default=0.5
+    )
+    grace: float = setting(
+        "part of the free time in which the server waits for further changes (default ours); 0:"
+        " only for the quorum.",
+        default=1.0,
+        minimum=0,
+        maximum=1,
+    )
+    weights: Literal["rate", "samples"] = setting(
+        "changes count by samples times samples per step (as recalled), or by samples.",
+        default="rate",
+    )
+    outer_learning_rate: float = setting(
+        "learning rate of the outer step (DiLoCo's, as recalled).",
+        default=0.7,
+        above=0,
+        maximum=10,
+    )
+    outer_momentum: Momentum = setting(
+        "Nesterov momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).",
+        default=0.5,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalosParameters:
+    """Parameters of `halos`."""
+
+    local_steps: PositiveCount = setting(
+        "H, iterations between two changes that a worker sends.", default=8
+    )
+    accumulate: PositiveCount = setting(
+        "K, changes in a site between two that it sends to the global server (default ours).",
+        default=8,
+    )
+    merge_weight: Share = setting(
+        "a, part of the global weights that a site's server takes.", default=0.25
+    )
+    local_learning_rate: float = setting(
+        "learning rate of a site's server.", default=0.2, above=0, maximum=10
+    )
+    local_momentum: Momentum = setting("momentum of a site's server.", default=0.9)
+    local_period: PositiveCount = setting(
+        "changes between two updates of that momentum's velocity.", default=16
+    )
+    global_learning_rate: float = setting(
+        "learning rate of the global server.", default=0.15, above=0, maximum=10
+    )
+    global_momentum: Momentum = setting("momentum of the global server.", default=0.5)
+    global_period: PositiveCount = setting(
+        "changes of sites between two updates of that momentum's velocity.", default=2
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,13 +48,23 @@ class Descent:
 
 
 @pytest.mark.parametrize(
-    "policy", ["adaptive", "d2", "eventgrad", "fedat", "gaia", "hop", "localsgd", "sparseloco"]
+    "policy",
+    [
+        "adaptive",
+        "d2",
+        "eventgrad",
+        "fedat",
+        "gaia",
+        "halos",
+        "hop",
+        "localsgd",
+        "quorum-diloco",
+        "sparseloco",
+    ],
 )
 def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     replica = Descent()
-    parameters = (
-        {"localSteps": 1} if policy in {"adaptive", "fedat", "localsgd", "sparseloco"} else {}
-    )
+    parameters = {} if policy in {"d2", "eventgrad", "gaia", "hop"} else {"localSteps": 1}
     job_spec = spec(exchange={"policy": policy, "parameters": parameters})
     view = View(replica.weights_D)
     machine = build(job_spec, Rank(1), LAYOUT, [Rank(0), Rank(1)], replica=view)

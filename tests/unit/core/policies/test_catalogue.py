@@ -97,6 +97,8 @@ def test_what_keeps_account_of_what_it_sent_may_not_give_way(
         ("async", {"topology": "ring", "parameters": {"server": 0}}, "allToAll"),
         ("demo", {"topology": "ring"}, "allToAll"),
         ("sparseloco", {"topology": "bipartite"}, "allToAll"),
+        ("halos", {"topology": "ring"}, "allToAll"),
+        ("quorum-diloco", {"topology": "clustered"}, "allToAll"),
     ],
 )
 def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
