@@ -23,7 +23,8 @@ TARGET = CHART / "README.md"
 HEAD = """<!-- Made by tools/generate_chart_readme.py from values.yaml; do not edit. -->
 # The chart `dlion`
 
-One site's operator with its rights, its settings and the definition of `DLionJob`. Installing,
+One site's operator with its rights, its settings and the definitions of `DLionJob` and
+`DLionRuntime`. Installing,
 upgrading, uninstalling, several sites: [docs/installing.md](../../docs/installing.md).
 
 ```

@@ -1,5 +1,5 @@
-"""Generates crds/dlionjob.yaml and the chart's template of it from the model; `--check` only
-compares.
+"""Generates the definitions in crds/ and the chart's templates of them from the model; `--check`
+only compares.
 
 The template adds the conditions `crds.enabled` and `crds.keep`.
 """
@@ -14,13 +14,12 @@ import yaml
 from generated_files import options, write_or_compare
 
 from dlion_api.document import schema
-from dlion_api.names import GROUP, KIND, VERSION
-from dlion_api.spec import Job
+from dlion_api.names import GROUP, KIND, RUNTIME_KIND, VERSION
+from dlion_api.spec import Job, Runtime
 from dlion_api.status import INITIAL_STATUS, Status
 
-TARGET = Path(__file__).parent.parent / "crds" / "dlionjob.yaml"
+ROOT = Path(__file__).parent.parent
 HEAD = "# Made by tools/generate_crd.py from dlion_api.spec and dlion_api.status; do not edit.\n"
-TEMPLATE = Path(__file__).parent.parent / "helm" / "dlion" / "templates" / "crd.yaml"
 _NAMED = "metadata:\n  name: {name}\n"
 _TEMPLATED = """\
 metadata:
@@ -49,6 +48,12 @@ WIDE_COLUMNS = (
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
 )
 """Shown by `kubectl get -o wide` alone."""
+RUNTIME_COLUMNS = (
+    ("Image", "string", ".spec.image"),
+    ("Workers", "integer", ".spec.limits.maxWorkers"),
+    ("Resources", "string", ".spec.limits.maxResources"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
 
 
 def root_schema() -> dict[str, Any]:
@@ -70,38 +75,60 @@ def without_description(node: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != "description"}
 
 
-def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition."""
+def runtime_schema() -> dict[str, Any]:
+    """The same of a DLionRuntime, whose metadata has no limits of its own."""
+    root = schema(Runtime)
+    root["description"] = Runtime.__doc__
+    root["properties"] |= {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+    }
+    return root
+
+
+def job_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of DLionJob."""
     version = {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [
-            *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
-            *(
-                {"name": name, "type": kind, "jsonPath": path, "priority": 1}
-                for name, kind, path in WIDE_COLUMNS
-            ),
+            *_columns(COLUMNS),
+            *(column | {"priority": 1} for column in _columns(WIDE_COLUMNS)),
         ],
         "schema": {"openAPIV3Schema": root_schema()},
     }
+    return _definition(KIND, version, {"shortNames": ["dlj"], "categories": ["all"]})
+
+
+def runtime_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of DLionRuntime."""
+    version = {
+        "additionalPrinterColumns": _columns(RUNTIME_COLUMNS),
+        "schema": {"openAPIV3Schema": runtime_schema()},
+    }
+    return _definition(RUNTIME_KIND, version, {"shortNames": ["dlr"]})
+
+
+def _columns(columns: tuple[tuple[str, str, str], ...]) -> list[dict[str, Any]]:
+    return [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in columns]
+
+
+def _definition(kind: str, version: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{KIND.lower()}s.{GROUP}"},
+        "metadata": {"name": f"{kind.lower()}s.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": f"{KIND.lower()}s",
-                "singular": KIND.lower(),
-                "shortNames": ["dlj"],
-                "categories": ["all"],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": f"{kind.lower()}s",
+                "singular": kind.lower(),
+                **names,
             },
-            "versions": [version],
+            "versions": [{"name": VERSION, "served": True, "storage": True, **version}],
         },
     }
 
@@ -113,19 +140,19 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def text() -> str:
+def text(definition: dict[str, Any]) -> str:
     """The content of the definition."""
-    return HEAD + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
+    return HEAD + yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=100)
 
 
-def template() -> str:
+def template(definition: dict[str, Any]) -> str:
     """The content of the chart's template. Raises: ValueError if Helm would interpret a part as
     code.
     """
-    plain = text()
+    plain = text(definition)
     if "{{" in plain:
         raise ValueError("the definition contains '{{', which Helm interprets as code: escape it")
-    name = definition()["metadata"]["name"]
+    name = definition["metadata"]["name"]
     before, named, after = plain.partition(_NAMED.format(name=name))
     assert named, "the definition has more metadata than a name"
     begin, end = "{{- if .Values.crds.enabled }}\n", "{{- end }}\n"
@@ -134,7 +161,14 @@ def template() -> str:
 
 def main() -> int:
     """Write or compare; return 1 if a file is out of date."""
-    files = {TARGET: text(), TEMPLATE: template()}
+    files: dict[Path, str] = {}
+    made = {
+        ("dlionjob", "crd"): job_definition(),
+        ("dlionruntime", "crd-runtime"): runtime_definition(),
+    }
+    for (name, in_chart), definition in made.items():
+        files[ROOT / "crds" / f"{name}.yaml"] = text(definition)
+        files[ROOT / "helm" / "dlion" / "templates" / f"{in_chart}.yaml"] = template(definition)
     return write_or_compare(files, check=options(__doc__).parse_args().check)
 
 

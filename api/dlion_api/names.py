@@ -13,6 +13,7 @@ GROUP = "dlion.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DLionJob"
+RUNTIME_KIND = "DLionRuntime"
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """RFC 1123 label; use with `fullmatch`."""

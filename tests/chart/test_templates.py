@@ -32,6 +32,7 @@ EVERYTHING = merged(
 NOT_READY, UNREACHABLE = (f"node.kubernetes.io/{each}" for each in ("not-ready", "unreachable"))
 SWITCHES = {
     "config.yaml": None,
+    "crd-runtime.yaml": ("crds.enabled", False),
     "crd.yaml": ("crds.enabled", False),
     "dashboards.yaml": ("monitoring.dashboards.enabled", False),
     "deployment.yaml": None,
@@ -94,18 +95,23 @@ def test_a_label_of_ours_is_not_written_over(helm: Helm) -> None:
 # ---- the definition
 
 
-def test_the_definition_is_the_repositorys_own(helm: Helm) -> None:
-    made = helm.one("CustomResourceDefinition", only="crd.yaml")
-    own = manifest_schema.crd()
+@pytest.mark.parametrize(
+    ("template", "definition"),
+    [("crd.yaml", "dlionjob.yaml"), ("crd-runtime.yaml", "dlionruntime.yaml")],
+)
+def test_the_definition_is_the_repositorys_own(helm: Helm, template: str, definition: str) -> None:
+    made = helm.one("CustomResourceDefinition", only=template)
+    own = yaml.safe_load((manifest_schema.CRD.parent / definition).read_text())
     assert made["spec"] == own["spec"]
     assert made["metadata"]["name"] == own["metadata"]["name"]
 
 
-def test_the_definition_is_kept_unless_one_says_otherwise(helm: Helm) -> None:
-    kept = helm.one("CustomResourceDefinition", only="crd.yaml")
+@pytest.mark.parametrize("template", ["crd.yaml", "crd-runtime.yaml"])
+def test_the_definition_is_kept_unless_one_says_otherwise(helm: Helm, template: str) -> None:
+    kept = helm.one("CustomResourceDefinition", only=template)
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     values = merged(SITE, nested("crds.keep", False))
-    gone = helm.one("CustomResourceDefinition", values, only="crd.yaml")
+    gone = helm.one("CustomResourceDefinition", values, only=template)
     assert "annotations" not in gone["metadata"]
 
 

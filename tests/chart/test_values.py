@@ -29,6 +29,7 @@ from dlion_operator.model.settings import (
     Settings,
     load_settings,
 )
+from dlion_operator.model.site_runtime import SiteRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 RENDERED = (
     "advertised_address", "images", "coordinator", "keeper", "sidecar", "load_balancer", "gateway",
-    "kueue",
+    "kueue", "default_runtime",
 )  # fmt: skip
 """Settings that matter for a job's objects."""
 OTHER: dict[str, Any] = {
@@ -105,6 +106,7 @@ OTHER: dict[str, Any] = {
     "tls.secretNames": ["plant-a-ca"],
     "tls.certManager": True,
     "kueue.enabled": True,
+    "runtimes.default": "edge",
     "metrics.port": 19440,
     "health.port": 19441,
     "crds.enabled": False,
@@ -246,6 +248,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("authority.certificateLifeSeconds", "1d", "/authority/certificateLifeSeconds"),
     ("tls.certManager", "yes", "/tls/certManager"),
     ("kueue.enabled", "yes", "/kueue/enabled"),
+    ("runtimes.default", "A", "/runtimes/default"),
     ("tls.secretNames", ["A"], "/tls/secretNames/0"),
     ("tls.secretNames", ["a", "a"], "/tls/secretNames"),
     ("federation.port", 1023, "/federation/port"),
@@ -366,6 +369,7 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
         2**31 - 1,
     ),
     "kueue": (nested("kueue.enabled", True), True),
+    "default_runtime": (nested("runtimes.default", "a.b-c"), "a.b-c"),
     "metrics_port": (nested("metrics.port", 1024), 1024),
     "health_port": (nested("health.port", 65535), 65535),
 }
@@ -383,7 +387,8 @@ def settings_of(helm: Helm, values: dict[str, Any], folder: Path) -> Settings:
 def fields(kind: Any, path: str = "") -> Iterator[str]:
     """The path of every setting."""
     for name, annotation in typing.get_type_hints(kind).items():
-        if typing.get_origin(annotation) is typing.ClassVar:
+        is_of_a_run = annotation == SiteRuntime | None  # which no file has
+        if typing.get_origin(annotation) is typing.ClassVar or is_of_a_run:
             continue
         full = f"{path}.{name}".lstrip(".")
         if dataclasses.is_dataclass(annotation):

@@ -322,9 +322,8 @@ def _on_another_cluster(
 
 
 def _forget_jobs(kubectl: Kubectl) -> None:
-    """The definition goes, and every job: `vacant_cluster` has seen that these are ours."""
-    definition = str(ROOT / "crds/dlionjob.yaml")
-    kubectl.run("delete", "--ignore-not-found", "-f", definition, timeout_s=120)
+    """The definitions go, and every job: `vacant_cluster` has seen that these are ours."""
+    kubectl.run("delete", "--ignore-not-found", "-k", str(ROOT / "crds"), timeout_s=120)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
 CRD = "dlionjobs.dlion.dev"
+CRDS = (CRD, "dlionruntimes.dlion.dev")
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 FOREIGN = "monitoring.coreos.com/v1"
 HOMES = ("ml", "edge")
@@ -63,7 +64,7 @@ def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
         yield made
     finally:
         control_plane.run("delete", "namespace", NAMESPACE, *HOMES, "--wait=false")
-        control_plane.run("delete", "crd", CRD, "--ignore-not-found", "--wait=false")
+        control_plane.run("delete", "crd", *CRDS, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
     install(helm, "dlion", SITE)
     yield helm
     uninstall_ours(helm)
-    kubectl.run("delete", "crd", CRD, "--ignore-not-found", timeout_s=180)
+    kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
 
 
 def uninstall_ours(helm: Helm) -> None:
@@ -273,12 +274,12 @@ def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
         "kubectl -n dlion-system rollout status deployment/dlion-operator",
         "keeper.size is not set",
         "dlion trust show -n dlion-system",
-        f"kubectl delete crd {CRD}",
+        f"kubectl delete crd {' '.join(CRDS)}",
     ):
         assert told in said
     job(kubectl)
     helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
-    until(lambda: of_ours(kubectl) == {f"CustomResourceDefinition {CRD}"})
+    until(lambda: of_ours(kubectl) == {f"CustomResourceDefinition {each}" for each in CRDS})
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
     # The same release takes it up again, and may be told to take it away.
     said = install(helm, "dlion", merged(NAMESPACED, nested("crds.keep", False)))

@@ -215,7 +215,11 @@ def test_what_the_operator_tells_of_itself_is_documented(
     assert told <= documented
 
 
-KEPT = {"CustomResourceDefinition /dlionjobs.dlion.dev", "APIService /v1alpha1.dlion.dev"}
+KEPT = {
+    "CustomResourceDefinition /dlionjobs.dlion.dev",
+    "CustomResourceDefinition /dlionruntimes.dlion.dev",
+    "APIService /v1alpha1.dlion.dev",
+}
 AUTHORITY = {f"{kind} {NAMESPACE}/dlion-authority" for kind in ("Secret", "ConfigMap")}
 
 

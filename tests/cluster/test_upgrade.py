@@ -64,7 +64,8 @@ def helm(bare_site: Site, tmp_path: Path) -> Iterator[Helm]:
         bare_site.kubectl.run("create", "namespace", name)
     yield made
     made.run("uninstall", RELEASE, "-n", NAMESPACE)
-    bare_site.kubectl.run("delete", "crd", "dlionjobs.dlion.dev")
+    crds = ("dlionjobs.dlion.dev", "dlionruntimes.dlion.dev")
+    bare_site.kubectl.run("delete", "crd", *crds, "--ignore-not-found")
     bare_site.kubectl.run("delete", "namespace", NAMESPACE, HOME, timeout_s=120)
 
 

@@ -185,6 +185,7 @@ class Site:
             runs=self.runs,
             settings=settings,
             events=EventRecorder(self.cluster),
+            namespace="dlion-system",
             now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
             monotonic_s=lambda: self.time_s,
         )

@@ -18,6 +18,7 @@ from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
+from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decide import decide
 from dlion_operator.plan.decisions import Apply, Decision
@@ -77,6 +78,7 @@ class World:
         self.services: list[Document] = []
         self.run: RunView | None = None
         self.queue: QueueState | None = None
+        self.runtime = RuntimeState()
         self.keeper: Document | None = None
         """The keeper's Deployment."""
         self.now = START
@@ -106,6 +108,7 @@ class World:
             authority_pem="PEM",
             run=self.run,
             queue=self.queue,
+            runtime=self.runtime,
             keeper=self.keeper,
         )
 
@@ -134,10 +137,9 @@ class World:
     def make_jobs(self) -> None:
         """The Jobs are there, each with its pods, which run."""
         job = load_job(self.document).with_group_ranks()
+        settings = replace(self.settings, runtime=self.runtime.runtime)
         for group in groups_of(job, self.settings.site):
-            made = copy.deepcopy(
-                worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
-            )
+            made = copy.deepcopy(worker_job(job, group, settings, {"uid": "u-1", "name": "digits"}))
             made["metadata"] |= {
                 "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)
             }  # fmt: skip

@@ -53,7 +53,8 @@ def build_bundle(plan: BundlePlan, out: Path) -> Path:
             (root / folder).mkdir(parents=True)
         progress("chart and wheels")
         package_chart(root / "charts", plan.version, plan.epoch_s)
-        shutil.copyfile(ROOT / "crds/dlionjob.yaml", root / "crds/dlionjob.yaml")
+        for definition in ("dlionjob.yaml", "dlionruntime.yaml"):
+            shutil.copyfile(ROOT / "crds" / definition, root / "crds" / definition)
         collect_wheels(root / "wheels", plan.platform, scratch)
         images = {target: _image(plan, target, root, scratch) for target in TARGETS}
         progress("the archive")

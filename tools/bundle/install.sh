@@ -357,8 +357,8 @@ END"
     printf '%s\n' "$pods" >&2
     case $output$pods in
       *ErrImageNeverPull*) advice="A node of these pods has no images: run there sh install.sh --images-only" ;;
-      *'invalid ownership metadata'*) advice="The definition of DLionJob belongs to another installation: add -- --take-ownership, or
--- --set crds.enabled=false and: kubectl apply --server-side -f $here/crds/dlionjob.yaml" ;;
+      *'invalid ownership metadata'*) advice="The definition of DLionJob or DLionRuntime belongs to another installation: add -- --take-ownership, or
+-- --set crds.enabled=false and: kubectl apply --server-side -f $here/crds" ;;
       *) advice="Look at: kubectl -n $namespace describe pods; remove with: helm uninstall -n $namespace $release" ;;
     esac
     fail "$UNAVAILABLE" "helm could not install the chart: $output

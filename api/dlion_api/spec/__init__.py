@@ -1,6 +1,6 @@
-"""The `DLionJob` manifest: one declaration gives its parser, CRD schema and reference.
+"""The manifests `DLionJob` and `DLionRuntime`: one declaration gives parser, CRD schema, reference.
 
-Contents: the manifest's document classes, the rules over their fields, and what follows from a
+Contents: the manifests' document classes, the rules over their fields, and what follows from a
 manifest alone (ranks, hash). Not here: reading files, the status, any I/O.
 """
 
@@ -8,6 +8,7 @@ from dlion_api.spec.dataset import Dataset, SiteClasses
 from dlion_api.spec.job import Job, Metadata, Spec, load_job
 from dlion_api.spec.policies import Exchange, GlobalBatchSize
 from dlion_api.spec.ranks import BY_GROUP, RANKS_ANNOTATION
+from dlion_api.spec.runtime import Runtime, RuntimeLimits, RuntimeSpec
 from dlion_api.spec.trainer import Optimizer, Program, Stop
 
 __all__ = [
@@ -20,6 +21,9 @@ __all__ = [
     "Metadata",
     "Optimizer",
     "Program",
+    "Runtime",
+    "RuntimeLimits",
+    "RuntimeSpec",
     "SiteClasses",
     "Spec",
     "Stop",

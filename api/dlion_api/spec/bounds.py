@@ -36,6 +36,11 @@ OBJECT_NAME_FORM: Final[Mapping[str, Any]] = {
     "pattern_description": f"{LABEL_DESCRIPTION}, parts joined by dots",
     "max_length": 253,
 }
+OPTIONAL_OBJECT_NAME_FORM: Final[Mapping[str, Any]] = {
+    **OBJECT_NAME_FORM,
+    "pattern": f"({OBJECT_NAME_FORM['pattern']})?",
+}
+"""The same, or empty."""
 
 ClassLabel = Annotated[int, Limits(minimum=0, maximum=MAX_CLASSES - 1)]
 LabelValue = Annotated[str, Limits(max_length=63)]

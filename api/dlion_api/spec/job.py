@@ -18,6 +18,7 @@ from dlion_api.spec.bounds import (
     LABEL_FORM,
     MAX_SITES,
     MAX_WORKERS_PER_GROUP,
+    OPTIONAL_OBJECT_NAME_FORM,
     RUN_ID_LENGTH,
     SERVICE_LABEL_FORM,
     AnnotationValue,
@@ -148,6 +149,13 @@ class Spec:
         default=10,
         minimum=0,
         maximum=1000,
+    )
+    runtime: str = setting(
+        "DLionRuntime of each site with image, podTemplate and limits by its administrators;"
+        " dlion run ignores it. Empty: the site's default. A change takes effect in the next run.",
+        default="",
+        **OPTIONAL_OBJECT_NAME_FORM,
+        hashed=False,
     )
     failure_policy: Literal["Continue", "Fail"] = setting(
         "when a worker fails permanently: continue without it while the quorum holds, or fail the"

@@ -54,6 +54,8 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     QUEUE_INACTIVE = "QueueInactive"
     QUEUE_UNUSABLE = "QueueUnusable"
+    RUNTIME_UNAVAILABLE = "RuntimeUnavailable"
+    RUNTIME_LIMIT_EXCEEDED = "RuntimeLimitExceeded"
     FORBIDDEN = "Forbidden"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     UNSCHEDULABLE = "Unschedulable"

@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
@@ -34,8 +31,6 @@ _JSON: Final = "application/json"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 """Channels of the exec WebSocket (v4.channel.k8s.io and v5)."""
 _MAX_STDERR_BYTES: Final = 16 * 1024
-_MAX_QUANTITY: Final = Decimal(2**63 - 1)
-"""Kubernetes caps larger quantities at this value."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +50,6 @@ def api_path(*parts: str) -> str:
     '/api/v1/namespaces/a%2Fb'
     """
     return "".join(f"/{quote(part, safe='')}" for part in parts)
-
-
-def parse_quantity(text: str) -> Decimal:
-    """The number in the resource's base unit: cores, bytes, devices. Raises: ValueError.
-
-    >>> parse_quantity("500m"), parse_quantity("1.5Gi"), parse_quantity("1e3")
-    (Decimal('0.500'), Decimal('1610612736.0'), Decimal('1E+3'))
-    """
-    from kubernetes import utils
-
-    parser: Any = utils  # its functions have no types
-    # Kubernetes' pattern first: the parser also accepts NaN and the like.
-    if len(text) > MAX_QUANTITY_LENGTH or not re.fullmatch(QUANTITY, text):
-        raise ValueError(f"{text[:MAX_QUANTITY_LENGTH]!r} is no quantity")
-    try:
-        number: Decimal = parser.parse_quantity(text)
-    except ValueError:  # the pattern allows a fractional exponent
-        raise ValueError(f"{text!r} is no quantity") from None
-    return max(-_MAX_QUANTITY, min(number, _MAX_QUANTITY))
 
 
 class ClusterClient:

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 from dlion_api.spec.sites import Group
-from dlion_cli.cluster.client import parse_quantity
 from dlion_cli.cluster.documents import mapping_of, mappings_in
+from dlion_operator.kubernetes.quantities import parse_quantity
 
 Amounts = Mapping[str, Decimal]
 """Cores, bytes or devices by resource name."""

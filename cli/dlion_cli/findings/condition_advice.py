@@ -36,6 +36,14 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         "Correct what the message names; it is tried again by itself",
         "kubectl get workloads,localqueues",
     ),
+    Reason.RUNTIME_UNAVAILABLE: (
+        "Have the site's administrators create the DLionRuntime, or name another (spec.runtime)",
+        "kubectl get dlionruntimes -A",
+    ),
+    Reason.RUNTIME_LIMIT_EXCEEDED: (
+        "Ask less, or name another DLionRuntime (spec.runtime)",
+        "kubectl get dlionruntimes -A -o yaml",
+    ),
     Reason.WAITING_FOR_PEERS: (
         "Apply the manifest at the sites that lack it, and check the links",
         "dlion preflight FILE --contexts A,B",

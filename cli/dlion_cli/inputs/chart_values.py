@@ -56,6 +56,7 @@ DEFAULTS: Final[Values] = {
         "entryPoints": [],
     },
     "kueue": {"enabled": False},
+    "runtimes": {"default": ""},
 }
 """Defaults of the values that matter here (helm/dlion/values.yaml)."""
 
@@ -107,6 +108,7 @@ def settings_of(values: Values, site: str, *, source: str) -> Settings:
         "sidecar": values["sidecar"],
         "loadBalancer": values["loadBalancer"],
         "kueue": values["kueue"]["enabled"],
+        "defaultRuntime": values["runtimes"]["default"],
     }
     if gateway["address"]:
         document["gateway"] = gateway

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, Final
 
-from dlion_cli.cluster.client import parse_quantity
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_cluster import Document
 from dlion_cli.terminal.formatting import format_duration
 from dlion_operator.kubernetes.lease import DURATION_S
+from dlion_operator.kubernetes.quantities import parse_quantity
 
 CLUSTER: Final = "cluster"
 RECENT: Final = timedelta(hours=1)

@@ -55,6 +55,7 @@ authority:
   ownerService: {{ ternary "" (include "dlion.operator" .) .Values.authority.keep | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}
 kueue: {{ .Values.kueue.enabled }}
+defaultRuntime: {{ .Values.runtimes.default | quote }}
 metricsPort: {{ int .Values.metrics.port }}
 healthPort: {{ int .Values.health.port }}
 {{- if $others }}

@@ -6,6 +6,7 @@ name, not watched: a watch of a kind that a cluster lacks would end the operator
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dlion_api import cluster_names as names
@@ -21,6 +22,7 @@ from dlion_operator.kubernetes.client import (
 )
 from dlion_operator.kubernetes.store import owner_uids
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.workload_view import PriorityOfQueue, QueueState, WorkloadView
 from dlion_operator.plan.runs import groups_of
 
@@ -66,8 +68,11 @@ class WorkloadReader:
         """Read again in the next pass: the Workload is being written."""
         self._again_s = float("-inf")
 
-    async def read(self, document: Document) -> QueueState | None:
+    async def read(
+        self, document: Document, runtime: SiteRuntime | None = None
+    ) -> QueueState | None:
         """Return the state; None: the job has no queue, or does not run at this site.
+        `runtime`: what the run's pods are made with.
 
         Raises: ServerError if the API server has not answered for a short time.
         """
@@ -81,6 +86,7 @@ class WorkloadReader:
             return None  # reported in the job's status
         if not groups_of(job, self._settings.site):
             return None
+        self._settings = replace(self._settings, runtime=runtime)
         wanted = (job.key, document["metadata"].get("generation"), job.metadata.labels)
         if wanted != self._read_for or self._monotonic_s() >= self._again_s:
             before = self._state.problem

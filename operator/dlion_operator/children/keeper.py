@@ -32,7 +32,7 @@ def keeper_objects(job: Job, settings: Settings, owner: Mapping[str, Any]) -> li
 
 def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
     volumes, mounts = program_volume(job)
-    image = job.spec.trainer.image or settings.images.worker
+    image = job.spec.trainer.image or settings.worker_image
     keeper = container(
         names.KEEPER_CONTAINER,
         image,
@@ -57,7 +57,7 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": labels},
-            "template": keeper_template(job, spec, labels, settings.keeper),
+            "template": keeper_template(job, spec, labels, settings),
         },
     )
 

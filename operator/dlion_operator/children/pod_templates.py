@@ -1,18 +1,22 @@
-"""What podTemplates, of the job and of its groups, make of the pods that the operator renders.
+"""What podTemplates, of runtime, job and groups, make of the pods that the operator renders.
 
-Pure. The operator's labels and tolerations stay: it finds its pods by those labels, and recovers
-from dead nodes by those tolerations.
+Pure. In order: the rendered pod, the site's DLionRuntime, image, resources and nodeSelector of job
+and group, the job's podTemplate, the group's. The operator's labels and tolerations stay: it finds
+its pods by those labels, and recovers from dead nodes by those tolerations.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from dlion_api.cluster_names import TRAINER_CONTAINER
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group
 from dlion_operator.children.labels import inherited
+from dlion_operator.children.pods import resources_of
 from dlion_operator.children.strategic_merge import merged
 from dlion_operator.kubernetes.client import Document
-from dlion_operator.model.settings import KeeperSettings
+from dlion_operator.model.settings import Settings
+from dlion_operator.model.site_runtime import SiteRuntime
 
 _PARTS = ("metadata", "spec")
 _SECRETS = "imagePullSecrets"
@@ -31,20 +35,39 @@ annotations go to it too, and what the cluster's webhooks make of those is the c
 
 
 def worker_template(
-    job: Job, group: Group, rendered: Mapping[str, Any], labels: Mapping[str, str]
+    job: Job,
+    group: Group,
+    rendered: Mapping[str, Any],
+    labels: Mapping[str, str],
+    runtime: SiteRuntime | None = None,
 ) -> Document:
     """Return the pod template of a group, with that spec and the operator's own `labels`.
 
     Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
     """
-    given = [_parts_of(each) for each in (job.spec.pod_template, group.pod_template) if each]
-    metadata: Document = {"labels": inherited(job.metadata.labels)}
-    for each in given:
+    site = _parts_of(_of_runtime(runtime))
+    own = [_parts_of(each) for each in (job.spec.pod_template, group.pod_template) if each]
+    metadata = merged(site["metadata"], {"labels": inherited(job.metadata.labels)})
+    for each in own:
         metadata = merged(metadata, each["metadata"])
     made: Document = {"labels": {**(metadata.get("labels") or {}), **labels}}
     if annotations := metadata.get("annotations"):
         made["annotations"] = annotations
-    return {"metadata": made, "spec": _spec(rendered, (each["spec"] for each in given))}
+    overlays = (site["spec"], _fields(job, group), *(each["spec"] for each in own))
+    return {"metadata": made, "spec": _spec(rendered, overlays)}
+
+
+def _of_runtime(runtime: SiteRuntime | None) -> Mapping[str, Any]:
+    return {} if runtime is None else runtime.spec.pod_template or {}
+
+
+def _fields(job: Job, group: Group) -> Document:
+    """The fields of job and group that are parts of a pod, as a patch of it."""
+    trainer: Document = {"name": TRAINER_CONTAINER, "resources": resources_of(group.resources)}
+    if image := group.image or job.spec.trainer.image:
+        trainer["image"] = image
+    spec: Document = {"containers": [trainer]}
+    return spec | ({"nodeSelector": dict(group.node_selector)} if group.node_selector else {})
 
 
 def _parts_of(template: Mapping[str, Any]) -> Document:
@@ -66,19 +89,24 @@ def _spec(rendered: Mapping[str, Any], overlays: Iterable[Mapping[str, Any]]) ->
 
 
 def keeper_template(
-    job: Job, rendered: Mapping[str, Any], labels: Mapping[str, str], keeper: KeeperSettings
+    job: Job, rendered: Mapping[str, Any], labels: Mapping[str, str], settings: Settings
 ) -> Document:
     """Return the keeper's pod template, with that spec and the operator's own `labels`.
 
-    The site's settings decide where it runs; where they are empty, the job's podTemplate does.
-    Tolerations and pull Secrets of both are added. Of a malformed podTemplate nothing is taken:
-    `worker_template` reports it, and a running keeper must not depend on it.
+    The site's settings decide where it runs; where they are empty, the job's podTemplate does, and
+    before it that of the site's DLionRuntime. Tolerations and pull Secrets of both are added. Of a
+    malformed podTemplate nothing is taken: `worker_template` reports it, and a running keeper must
+    not depend on it.
     """
+    keeper = settings.keeper
+    metadata: Document = {}
+    spec: Document = {_SECRETS: rendered.get(_SECRETS, [])}
     try:
-        given = _parts_of(job.spec.pod_template or {})
-        metadata = merged({}, given["metadata"])
-        taken = {name: value for name, value in given["spec"].items() if name in _KEEPER_FIELDS}
-        spec = merged({_SECRETS: rendered.get(_SECRETS, [])}, taken)
+        for each in (_of_runtime(settings.runtime), job.spec.pod_template or {}):
+            given = _parts_of(each)
+            metadata = merged(metadata, given["metadata"])
+            taken = {name: value for name, value in given["spec"].items() if name in _KEEPER_FIELDS}
+            spec = merged(spec, taken)
     except (AttributeError, TypeError, ValueError):
         metadata, spec = {}, {}
     spec = {name: spec[name] for name, kind in _KEEPER_FIELDS.items() if _is_a(kind, spec, name)}

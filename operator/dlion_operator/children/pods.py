@@ -121,7 +121,7 @@ def container(
                 "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
             }
         ],
-        "resources": _resources(resources),
+        "resources": resources_of(resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -136,7 +136,7 @@ def container(
     }
 
 
-def _resources(resources: Resources) -> Document:
+def resources_of(resources: Resources) -> Document:
     """Return a container's resources. A requested device is its own limit, as the API server wants
     both, and equal."""
     devices = {name: amount for name, amount in resources.requests.items() if "/" in name}

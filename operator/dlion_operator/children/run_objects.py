@@ -69,6 +69,7 @@ def _document(job: Job) -> Document:
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
     if job.may_grow:
         document["metadata"]["annotations"] = {RANKS_ANNOTATION: BY_GROUP}
+    document["spec"].pop("runtime")  # the operator's alone; older images do not know it
     for owner in (document["spec"], *_groups(document)):
         owner.pop("podTemplate", None)
     return document

@@ -7,7 +7,7 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.failures import ENDS, NAMED_CODES, FailureAction, FailureRule, action_after
-from dlion_api.spec.sites import Group
+from dlion_api.spec.sites import Group, Resources
 from dlion_operator.children.pod_templates import worker_template
 from dlion_operator.children.pods import (
     container,
@@ -44,6 +44,8 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
         names.SPEC_HASH_ANNOTATION: job.hash(),
         names.WORKERS_ANNOTATION: str(group.workers),
     }
+    if settings.runtime is not None:
+        metadata["annotations"][names.RUNTIME_ANNOTATION] = settings.runtime.to_json()
     if job.may_grow:
         metadata["annotations"][RANKS_ANNOTATION] = BY_GROUP
     else:
@@ -65,6 +67,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
                 group,
                 _pod(job, group, settings),
                 names.run_labels(job.key, site) | labels,
+                settings.runtime,
             ),
         },
     )
@@ -103,13 +106,14 @@ def _exit_rule(action: str, operator: str, codes: list[int]) -> Document:
 
 
 def _pod(job: Job, group: Group, settings: Settings) -> Document:
+    """The pod without the fields of job and group that `worker_template` merges."""
     volumes, program = program_volume(job)
     own = [mount("shared", names.SHARED_DIR), mount("state", names.STATE_DIR)]
     trainer = container(
         names.TRAINER_CONTAINER,
-        group.image or job.spec.trainer.image or settings.images.worker,
+        settings.worker_image,
         settings,
-        group.resources,
+        Resources(),
         mounts=[*own, *program],
     )
     # Puts the trainer's last output in the pod's status, and from there in the job's.
@@ -138,6 +142,4 @@ def _pod(job: Job, group: Group, settings: Settings) -> Document:
     )
     spec["restartPolicy"] = "Never"
     spec["subdomain"] = names.run_name(job.key)
-    if group.node_selector:
-        spec["nodeSelector"] = dict(group.node_selector)
     return spec

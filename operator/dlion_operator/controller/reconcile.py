@@ -16,6 +16,7 @@ from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
+from dlion_operator.apply.runtime_reader import RuntimeReader
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
 from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.controller.reconcile_state import ReconcileState
@@ -71,9 +72,12 @@ class Reconciler:
         runs: SiteRuns,
         settings: Settings,
         events: EventRecorder,
+        namespace: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`namespace`: the operator's own, in which the site's runtimes lie."""
+        self._namespace = namespace
         self._cluster = cluster
         self._store = store
         self._runs = runs
@@ -98,6 +102,7 @@ class Reconciler:
         state = self._state_of(name, document)
         if not is_unmanaged(document):
             state.authority = await state.secret.read(document)
+            await self._read_runtime(state)
             await self._read_queue(state)
             await state.applier.restore_labels(name)
         self._report_disruptions(name, state)
@@ -130,8 +135,19 @@ class Reconciler:
             return _sooner(requeue_s, retry_s)
         return requeue_s
 
+    async def _read_runtime(self, state: ReconcileState) -> None:
+        before = state.runtime
+        state.runtime = now = await state.runtimes.read(state.document, self._jobs_of(state))
+        if before is not None and now is not None and now.runtime != before.runtime:
+            state.rejection.reset()  # the objects may be others now: they are tried at once
+
+    def _jobs_of(self, state: ReconcileState) -> list[Document]:
+        jobs = self._store.of_job(Kind.JOB, name_of(state.document))
+        return [job for job in jobs if state.uid in owner_uids(job)]
+
     async def _read_queue(self, state: ReconcileState) -> None:
-        state.queue = await state.workload.read(state.document)
+        runtime = state.runtime.runtime if state.runtime else None
+        state.queue = await state.workload.read(state.document, runtime)
         if state.queue is not None and state.queue.workload is None:
             # It is not watched: another program may have deleted it.
             state.applier.forget(Kind.WORKLOAD, run_name(job_key(state.document)))
@@ -201,7 +217,8 @@ class Reconciler:
             self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
         )
         workload = WorkloadReader(self._cluster, self._settings, self._monotonic_s)
-        return ReconcileState(document, applier, secret, workload)
+        runtimes = RuntimeReader(self._cluster, self._settings, self._namespace, self._monotonic_s)
+        return ReconcileState(document, applier, secret, workload, runtimes)
 
     def reset(self) -> None:
         """Forget all objects, but not which jobs exist. Needed when the cluster's state has gone
@@ -225,7 +242,7 @@ class Reconciler:
 
     def _observed(self, state: ReconcileState) -> Observed:
         document, name = state.document, name_of(state.document)
-        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in owner_uids(job)]
+        jobs = self._jobs_of(state)
         key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
@@ -245,6 +262,7 @@ class Reconciler:
             failed_objects=state.applier.failed_objects,
             authority=state.authority,
             queue=state.queue,
+            runtime=state.runtime,
             last_error=state.last_error,
             missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
             terminating=replace(self._terminating_pods(name), nodes=state.nodes),

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dlion_operator.apply.object_applier import ObjectApplier
+from dlion_operator.apply.runtime_reader import RuntimeReader
 from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.kubernetes.client import Document, RequestRefusedError
 from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.pki.named_secret import NamedSecret
@@ -65,6 +67,8 @@ class ReconcileState:
     applier: ObjectApplier
     secret: NamedSecret
     workload: WorkloadReader
+    runtimes: RuntimeReader
+    runtime: RuntimeState | None = None
     queue: QueueState | None = None
     authority: NamedAuthority | None = None
     rejection: RejectionBackoff = field(default_factory=RejectionBackoff)

@@ -130,6 +130,7 @@ class SiteOperator:
             runs=runs,
             settings=self._settings,
             events=EventRecorder(leased, cluster.now),
+            namespace=self._namespace,
             now=cluster.now,
         )
 

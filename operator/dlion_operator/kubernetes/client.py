@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from dlion_api.errors import DLionError, UnavailableError
-from dlion_api.names import API_VERSION, KIND
+from dlion_api.names import API_VERSION, KIND, RUNTIME_KIND
 
 Document = dict[str, Any]
 
@@ -17,6 +17,7 @@ class Kind(Enum):
     """The kinds of objects that the operator uses: API version, kind and plural."""
 
     DLION_JOB = (API_VERSION, KIND, "dlionjobs")
+    DLION_RUNTIME = (API_VERSION, RUNTIME_KIND, "dlionruntimes")
     JOB = ("batch/v1", "Job", "jobs")
     POD = ("v1", "Pod", "pods")
     SERVICE = ("v1", "Service", "services")

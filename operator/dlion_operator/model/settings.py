@@ -20,10 +20,12 @@ from dlion_api.spec.bounds import (
     LABEL,
     LABEL_DESCRIPTION,
     MAX_SITES,
+    OPTIONAL_OBJECT_NAME_FORM,
     SITE_NAME_LENGTH,
     LabelValue,
 )
 from dlion_api.spec.sites import Resources
+from dlion_operator.model.site_runtime import SiteRuntime
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -255,8 +257,16 @@ class Settings:
         "whether Kueue admits jobs with its queue label; their pods do not start otherwise.",
         default=False,
     )
+    default_runtime: str = setting(
+        "DLionRuntime in the operator's namespace for jobs that name none (spec.runtime); empty:"
+        " they use none.",
+        default="",
+        **OPTIONAL_OBJECT_NAME_FORM,
+    )
     metrics_port: int = _port("port of /metrics.", METRICS_PORT)
     health_port: int = _port("port of /livez and /readyz.", HEALTH_PORT)
+    runtime: SiteRuntime | None = None
+    """Of one run (`plan.runs.Run`), never of the file: what that run's pods are made with."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -272,6 +282,12 @@ class Settings:
             reads=("sites", "site"),
         ),
     )
+
+    @property
+    def worker_image(self) -> str:
+        """The image of trainers and keepers where neither job nor group names one."""
+        own = self.runtime.spec.image if self.runtime is not None else ""
+        return own or self.images.worker
 
     @property
     def remote_sites(self) -> tuple[RemoteSite, ...]:

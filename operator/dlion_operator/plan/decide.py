@@ -55,7 +55,6 @@ from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.open_run import open_run
 from dlion_operator.plan.outcome.diagnosis import (
     diagnose,
-    missing_authority,
     with_last_error,
     with_note,
     with_signing_problem,
@@ -90,6 +89,7 @@ from dlion_operator.plan.queueing import (
     workload_actions,
 )
 from dlion_operator.plan.runs import Run, groups_of
+from dlion_operator.plan.start_blockers import is_without_objects, start_blocker
 
 MANAGED_BY = "dlion.dev/operator"
 CREATE_ONLY = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
@@ -179,10 +179,9 @@ def _decide_run(run: Run, note: str) -> Decision:
     if abandoned := _abandoned(run):
         return _finish(abandoned, run, cleaning)
     invalid_template = "" if run.is_complete else template_problem(run)
-    if not run.jobs and (diagnosis := _start_blocker(run, invalid_template)):
-        diagnosis = with_note(diagnosis, note)
-        creating = () if invalid_template else _initial_actions(run, diagnosis)
-        return _with_run_status(diagnosis, run, (*cleaning, *creating))
+    if not run.jobs and (diagnosis := start_blocker(run, invalid_template)):
+        actions = (*cleaning, *_initial_actions(run, diagnosis, invalid_template))
+        return _with_run_status(with_note(diagnosis, note), run, actions)
     actions = (
         *cleaning,
         *delete_unneeded_services(run),
@@ -203,18 +202,9 @@ def _decide_run(run: Run, note: str) -> Decision:
     return _with_run_status(diagnosis, run, actions)
 
 
-def _start_blocker(run: Run, invalid_template: str) -> Diagnosis | None:
-    """Return why a run without Jobs gets none for now, or None. No such reason is final."""
-    if invalid_template:
-        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, invalid_template)
-    if diagnosis := missing_authority(run):
-        return diagnosis
-    if (rejected := run.observed.rejected) is not None:
-        return Diagnosis(JobPhase.STUCK, rejected.reason, rejected.message)
-    return None
-
-
-def _initial_actions(run: Run, diagnosis: Diagnosis) -> tuple[Action, ...]:
+def _initial_actions(run: Run, diagnosis: Diagnosis, invalid_template: str) -> tuple[Action, ...]:
+    if is_without_objects(diagnosis, invalid_template):
+        return ()
     opened = open_run(run)
     if diagnosis.reason is Reason.NO_AUTHORITY:
         return (opened, *_requested_certificate(run))

@@ -19,6 +19,7 @@ from dlion_operator.model.job_view import (
     condition_text,
     parse_time,
 )
+from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
@@ -165,6 +166,8 @@ class Observed:
     """State of the authority that the job names. None: it names none."""
     queue: QueueState | None = None
     """What Kueue reports of the job. None: it has no queue."""
+    runtime: RuntimeState | None = None
+    """The DLionRuntime that the job uses. None: not read yet."""
     last_error: str = ""
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
     missing_s: Mapping[MissingPod, float] = field(default_factory=dict)

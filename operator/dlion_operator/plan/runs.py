@@ -7,7 +7,7 @@ Ranks by group do not depend on them (`dlion_api.spec.ranks`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from dlion_operator.children.workload import group_pod_set
 from dlion_operator.model.initial_group_sizes import from_json, with_group_sizes
 from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.site_runtime import SiteRuntime, kept_runtime
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki import run_trust
 from dlion_operator.pki.job_authority import NamedAuthority
@@ -51,6 +52,7 @@ class Run:
     other_runs: Sequence[WorkerJobView]
     observed: Observed
     settings: Settings
+    """With the DLionRuntime that its pods are made with."""
 
     @classmethod
     def of(cls, job: Job, observed: Observed, settings: Settings) -> Run:
@@ -60,6 +62,8 @@ class Run:
         run_id = job.key.run_id
         jobs = {view.group: view for view in views if view.run_id == run_id}
         pods = [pod for pod in map(PodView, observed.pods) if pod.run_id == run_id]
+        current = observed.runtime.runtime if observed.runtime else None
+        runtime = kept_runtime(jobs.values()) if jobs else current
         return cls(
             job=_with_initial_sizes(job, jobs, site),
             wanted={group.name: group.workers for group in groups_of(job, site)},
@@ -69,7 +73,7 @@ class Run:
             keepers=[pod for pod in pods if pod.component == names.KEEPER],
             other_runs=[view for view in views if view.run_id != run_id],
             observed=observed,
-            settings=settings,
+            settings=replace(settings, runtime=runtime),
         )
 
     @property
@@ -260,9 +264,30 @@ class Run:
         )
 
     def wanted_size_of(self, group: Group) -> int:
-        """Desired size of that group, limited to what the run allows."""
+        """Desired size of that group, limited to what the run and its runtime allow.
+
+        No group grows while the manifest wants more workers than the runtime allows.
+        """
         wanted = self.wanted.get(group.name, group.workers)
-        return wanted if self.job.may_grow else min(wanted, group.workers)
+        if not self.job.may_grow:
+            wanted = min(wanted, group.workers)
+        job = self.jobs.get(group.name)
+        return wanted if job is None or not self.too_many_workers else min(wanted, job.workers)
+
+    @property
+    def runtime(self) -> SiteRuntime | None:
+        """The DLionRuntime that its pods are made with. None: none."""
+        return self.settings.runtime
+
+    @property
+    def too_many_workers(self) -> str:
+        """What is wrong if the manifest wants more workers here than the runtime allows. Empty:
+        nothing."""
+        limit = self.runtime.spec.limits.max_workers if self.runtime is not None else None
+        wanted = sum(self.wanted.values())
+        if self.runtime is None or limit is None or wanted <= limit:
+            return ""
+        return f"{wanted} workers wanted, DLionRuntime {self.runtime.name} allows {limit}"
 
     def size_of(self, group: Group) -> int:
         """The same, limited to what its queue has admitted."""
@@ -339,6 +364,8 @@ class Run:
     @property
     def oversized_groups(self) -> tuple[str, ...]:
         """Messages on groups that should be larger than this run allows."""
+        if self.too_many_workers:
+            return (self.too_many_workers,)
         exchange = self.job.spec.exchange
         beyond_run = (
             f"group {group.name}: {self.wanted[group.name]} workers wanted, but this run began with"

@@ -58,6 +58,7 @@ def test_light_commands_load_no_heavy_packages() -> None:
         ),
         (["status"], ["FIELD:   status <object>\n", "  conditions <list of object>"]),
         (["status.trainerStatus"], ["  progressPercentage <integer>"]),
+        (["limits", "--kind", "dlionruntime"], ["KIND:    DLionRuntime", "  maxWorkers <integer>"]),
     ],
 )
 def test_explain_knows_policies_their_parameters_and_the_status(
@@ -74,6 +75,7 @@ def test_explain_knows_policies_their_parameters_and_the_status(
     [
         (["exchange.parameters", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
         (["trainer", "--policy", "ako"], 2, "--policy is only for exchange.parameters"),
+        (["limit", "--kind", "DLionRuntime"], ExitCode.SPEC, "Did you mean limits?"),
         (["exchange.parameters.share"], 2, "depends on the policy: give --policy NAME"),
         (["exchange.parameters.share", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
         (

@@ -2,9 +2,9 @@
 
 Proves: the objects are those that an operator decides on for the job as an API server keeps it, but
 for what only a cluster knows; values of the chart act on them; a program file travels as with
-`dlion submit`; a gateway's routes are there; what cannot be rendered (another site, another
-controller, a pod template that violates pod security, foreign values) is refused with the place,
-and what is missing is told in comments.
+`dlion submit`; a gateway's routes are there; a site's runtime lies under the job and limits it;
+what cannot be rendered (another site, another controller, a pod template that violates pod
+security, foreign values) is refused with the place, and what is missing is told in comments.
 
 Leaves out: that an API server takes the objects (tests/cluster), and that the values are read as
 the chart does (tests/chart/test_values.py).
@@ -169,6 +169,51 @@ def test_what_others_do_is_a_comment(
     assert kind in kinds(objects)
     assert "Secret" not in kinds(objects)
     assert "BEGIN" not in text, "no certificate or key is made up"
+
+
+RUNTIME = {
+    "apiVersion": "dlion.dev/v1alpha1",
+    "kind": "DLionRuntime",
+    "metadata": {"name": "edge", "namespace": "dlion-system", "labels": {"a": "b"}},
+    "spec": {"image": "site/worker:2", "limits": {"maxWorkers": 2}},
+}
+
+
+def test_a_runtime_lies_under_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, job_document(TWO, runtime="edge"))
+    runtime = write(tmp_path, RUNTIME, "edge.yaml")
+    objects = rendered(capsys, file, "--site", "plant-a", "--runtime", runtime)
+    made = [each for each in objects if each["kind"] in ("Job", "Deployment")]
+    pods = [each["spec"]["template"]["spec"] for each in made]
+    assert {pod["containers"][0]["image"] for pod in pods} == {"site/worker:2"}
+    assert main(["render", file, "--site", "plant-a"]) == 0
+    assert "# DLionRuntime edge of the site is left out: give it by --runtime" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "changes", "words"),
+    [
+        ("edge", 3, {}, "3 workers wanted, DLionRuntime edge allows 2"),
+        ("other", 1, {}, "metadata.name"),
+        ("", 1, {}, "neither spec.runtime nor runtimes.default names one"),
+        ("edge", 1, {"kind": "DLionJob"}, "kind"),
+        ("edge", 1, {"spec": {"limit": {}}}, "spec.limit"),
+    ],
+)
+def test_a_runtime_that_does_not_fit_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    workers: int,
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    file = write(tmp_path, job_document({"plant-a": workers}, runtime=name))
+    runtime = write(tmp_path, RUNTIME | changes, "edge.yaml")
+    assert main(["render", file, "--runtime", runtime]) == 65
+    assert words in capsys.readouterr().err
 
 
 PRIVILEGED = {

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_api.spec.sites import Group, Resources
-from dlion_cli.cluster.client import parse_quantity
 from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.inputs.manifests import load_manifest
 from dlion_cli.preflight_checks.checks import CheckOutcome
 from dlion_cli.preflight_checks.site_capacity import capacity_checks
 from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+from dlion_operator.kubernetes.quantities import parse_quantity
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:

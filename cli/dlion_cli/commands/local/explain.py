@@ -8,8 +8,8 @@ import click
 from dlion_api import document
 from dlion_api.document import Explanation
 from dlion_api.errors import DLionError, SpecError
-from dlion_api.names import API_VERSION, KIND
-from dlion_api.spec import Job
+from dlion_api.names import API_VERSION, KIND, RUNTIME_KIND
+from dlion_api.spec import Job, Runtime
 from dlion_api.status import Status
 from dlion_cli.terminal.completion import complete_fields, complete_policies
 from dlion_core.policies import catalogue
@@ -26,22 +26,26 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
     "--policy", metavar="NAME", help="Describe the parameters of this exchange policy.",
     shell_complete=complete_policies,
 )  # fmt: skip
-def explain(field: str, recursive: bool, policy: str | None) -> None:
+@click.option(
+    "--kind", type=click.Choice([KIND, RUNTIME_KIND], case_sensitive=False), default=KIND,
+    help="Kind of manifest.", show_default=True,
+)  # fmt: skip
+def explain(field: str, recursive: bool, policy: str | None, kind: str) -> None:
     """Describe FIELD of the manifest, for example `dlion explain spec.trainer.stop`.
 
     `spec.` may be omitted. Without FIELD, the whole manifest is described. `dlion explain status`
     describes the status that a cluster reports. `dlion explain exchange.parameters --policy ako`
     lists a policy's parameters, and `exchange.parameters.partitions --policy ako` describes one of
-    them.
+    them. `dlion explain limits --kind DLionRuntime` describes what a site's administrators limit.
     """
-    explanation = _find(field, policy)
+    explanation = _find(field, policy) if kind == KIND else _find_in_runtime(field)
     if (
         policy is not None
         and explanation.path != PARAMETERS
         and not _is_parameter_path(explanation.path)
     ):
         raise click.UsageError("--policy is only for exchange.parameters")
-    click.echo(f"KIND:    {KIND} ({API_VERSION})")
+    click.echo(f"KIND:    {kind} ({API_VERSION})")
     if explanation.path:
         click.echo(f"FIELD:   {explanation.path} <{explanation.type}>{_facts(explanation)}")
     click.echo(f"\n{_paragraph(explanation.doc)}")
@@ -108,6 +112,15 @@ def _find(field: str, policy: str | None) -> Explanation:
             status = document.explain(Status, field.partition(".")[2])
             return replace(status, path=f"{STATUS}.{status.path}".rstrip("."), required=False)
         return document.explain(Job, path if field else "")
+    except SpecError as error:
+        raise SpecError(error.problems, source="explain") from None
+
+
+def _find_in_runtime(field: str) -> Explanation:
+    first = field.split(".", 1)[0]
+    path = field if first in ROOTS or not field else f"spec.{field}"
+    try:
+        return document.explain(Runtime, path)
     except SpecError as error:
         raise SpecError(error.problems, source="explain") from None
 

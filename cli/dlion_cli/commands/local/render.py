@@ -11,8 +11,9 @@ import click
 import yaml
 
 from dlion_api import cluster_names as names
+from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
-from dlion_api.spec import Job, load_job
+from dlion_api.spec import Job, Runtime, load_job
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.kubeconfig import DEFAULT_NAMESPACE
 from dlion_cli.cluster.submission import valid_manifest
@@ -23,6 +24,7 @@ from dlion_cli.terminal import options
 from dlion_environments.yaml_text import YamlDocument
 from dlion_operator.model.job_view import condition
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.site_runtime import RuntimeState, SiteRuntime
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.decide import MANAGED_BY, decide
@@ -63,6 +65,10 @@ class RenderedManifest:
     "--values", "values_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Values of the site's release of the chart. Default: those of the chart.",
 )  # fmt: skip
+@click.option(
+    "--runtime", "runtime_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The site's DLionRuntime that the job names (spec.runtime, or runtimes.default).",
+)  # fmt: skip
 @options.assignments("the manifest")
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="Output format."
@@ -72,6 +78,7 @@ def render(
     site: str | None,
     namespace: str | None,
     values_file: Path | None,
+    runtime_file: Path | None,
     assignments: tuple[str, ...],
     output: str,
 ) -> None:
@@ -84,13 +91,15 @@ def render(
     \b
     dlion render job.yaml
     dlion render job.yaml --site plant-a -n ml --values plant-a.yaml | kubectl diff -f -
+    dlion render job.yaml --runtime edge.yaml
     dlion render job.yaml -o json | jq '.items[] | select(.kind == "Job").spec.template'
     """
     values = read_values(values_file)
     manifest = _manifest(file, namespace, assignments)
     site = _chosen_site(manifest.job, site or values["site"]["name"], manifest.source)
     settings = settings_of(values, site, source=source_of(values_file or "the chart's values"))
-    rendered = render_job(manifest, settings)
+    runtime = _runtime(runtime_file, manifest.job, settings)
+    rendered = render_job(manifest, settings, runtime)
     if output == "json":
         items = {"apiVersion": "v1", "kind": "List", "items": rendered.objects}
         click.echo(json.dumps(items, indent=2, ensure_ascii=False))
@@ -115,8 +124,10 @@ class _BlockDumper(yaml.SafeDumper):
 _BlockDumper.add_representer(str, _BlockDumper.represent_str)
 
 
-def render_job(manifest: RenderedManifest, settings: Settings) -> RenderedJob:
-    """What an operator with these settings decides to create for a new job.
+def render_job(
+    manifest: RenderedManifest, settings: Settings, runtime: SiteRuntime | None = None
+) -> RenderedJob:
+    """What an operator with these settings decides to create for a new job with that runtime.
 
     Raises: SpecError if it would create nothing, with its reason.
     """
@@ -130,13 +141,15 @@ def render_job(manifest: RenderedManifest, settings: Settings) -> RenderedJob:
         f"The operator adds owner references, and {names.AUTHORITY_KEY}: its public certificates",
         "The chart creates the NetworkPolicies: helm template helm/dlion",
     ]
-    objects = _decided(document, settings, [])
+    objects = _decided(document, settings, [], runtime)
     if settings.gateway is not None:  # routes follow the Services that exist
         services = [each for each in objects if each["kind"] == "Service"]
-        objects = _decided(document, settings, services)
+        objects = _decided(document, settings, services, runtime)
     if manifest.document["spec"].get("suspend"):
         notes.append("spec.suspend is true: nothing of this is created until it is false")
     job = manifest.job
+    if (name := job.spec.runtime or settings.default_runtime) and runtime is None:
+        notes.append(f"DLionRuntime {name} of the site is left out: give it by --runtime FILE")
     if job.spec.network.exposure == "LoadBalancer" and len(job.spec.sites) > 1:
         notes.append("The workers' Services become LoadBalancers once they have node ports")
     if any(each["kind"] == "Workload" for each in objects):
@@ -155,7 +168,12 @@ def render_job(manifest: RenderedManifest, settings: Settings) -> RenderedJob:
     return RenderedJob(rendered, notes)
 
 
-def _decided(document: Document, settings: Settings, services: list[Document]) -> list[Document]:
+def _decided(
+    document: Document,
+    settings: Settings,
+    services: list[Document],
+    runtime: SiteRuntime | None,
+) -> list[Document]:
     observed = Observed(
         document=document,
         jobs=(),
@@ -165,6 +183,7 @@ def _decided(document: Document, settings: Settings, services: list[Document]) -
         authority_pem="",
         authority=NamedAuthority(None),  # as if it could sign
         queue=_queue(document, settings),
+        runtime=RuntimeState(runtime),
     )
     decision = decide(observed, settings)
     objects = [
@@ -178,6 +197,23 @@ def _decided(document: Document, settings: Settings, services: list[Document]) -
         why = message or f"spec.managedBy names another controller than {MANAGED_BY}"
         raise SpecError([Problem("spec", f"the operator creates no workers: {why}")])
     return objects
+
+
+def _runtime(file: Path | None, job: Job, settings: Settings) -> SiteRuntime | None:
+    """The runtime in that file. Raises: SpecError if it is not the one that the job names."""
+    if file is None:
+        return None
+    source = source_of(file)
+    document, lines = read_document(file)
+    found = parse(Runtime, document, source=source, lines=lines)
+    wanted = job.spec.runtime or settings.default_runtime
+    if found.metadata.name != wanted:
+        problem = Problem(
+            "metadata.name", "is not the runtime of the job", found.metadata.name,
+            allowed=wanted or "none: neither spec.runtime nor runtimes.default names one",
+        )  # fmt: skip
+        raise SpecError([problem], source=source)
+    return SiteRuntime(found.metadata.name, found.spec)
 
 
 def _queue(document: Document, settings: Settings) -> QueueState | None:

@@ -58,15 +58,18 @@ def template_problem(run: Run) -> str:
     Our CRD leaves podTemplate free in form, so the API server cannot validate it.
     """
     wrong: set[str] = set()
+    what = "podTemplate"
+    if run.runtime is not None and run.runtime.spec.pod_template:
+        what += f", with that of DLionRuntime {run.runtime.name},"
     for group in run.groups:
         try:
             made = worker_job(run.job, group, run.settings, run.owner)
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            return f"podTemplate is not a valid pod template, for group {group.name}: {error}"
+            return f"{what} is not a valid pod template, for group {group.name}: {error}"
     if not wrong:
         return ""
-    return f"podTemplate violates pod security `restricted`: {'; '.join(sorted(wrong))}"
+    return f"{what} violates pod security `restricted`: {'; '.join(sorted(wrong))}"
 
 
 def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:
