@@ -155,6 +155,37 @@ class EnvironmentDemand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentWaypoint:
+    """Where a worker is at some time; it moves straight to the next."""
+
+    seconds: float = setting("after the start.", minimum=0, maximum=1e9, unit="seconds")
+    x: float = setting("metres to the east.", minimum=-1e7, maximum=1e7, unit="metres")
+    y: float = setting("metres to the north.", minimum=-1e7, maximum=1e7, unit="metres")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRadio:
+    """For the simulator: links between workers that move."""
+
+    range_metres: float = setting("its reach without fading.", above=0, maximum=1e6, unit="metres")
+    mbit_per_s: float = setting(
+        "rate of a link of two near workers.", above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s"
+    )
+    beyond_mbit_per_s: float = setting(
+        "rate of a worker with all others beyond reach together, each way.",
+        above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    fading_decibels: float = setting(
+        "standard deviation of the signal's strength, by shadows.",
+        default=3.0, minimum=0, maximum=30, unit="dB",
+    )  # fmt: skip
+    every_seconds: float = setting(
+        "how often rates change.", default=5.0, minimum=1, maximum=3600, unit="seconds"
+    )
+    seed: int = setting("of the fading.", default=1, minimum=0, maximum=2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvironmentMachine:
     """Consecutive workers with the same machine."""
 
@@ -173,6 +204,10 @@ class EnvironmentMachine:
         "for the simulator: how each warms up; default: its temperature is not simulated.",
         default=None,
     )
+    track: tuple[EnvironmentWaypoint, ...] = setting(
+        "for the simulator: the way of a worker with a radio, in order of time.",
+        default=(), max_items=10_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +342,9 @@ class Environment:
     )  # fmt: skip
     inside_sites: EnvironmentTraffic | None = setting("traffic inside a site.", default=None)
     between_sites: EnvironmentTraffic | None = setting("traffic between sites.", default=None)
+    radio: EnvironmentRadio | None = setting(
+        "for the simulator: links that follow the workers' tracks; default: none.", default=None
+    )
     changes: tuple[EnvironmentChange, ...] = setting(
         "what changes while the run goes on, in order of time.", default=(), max_items=1000
     )

@@ -183,8 +183,9 @@ class CoLocatedDemand:
 class Plan:
     """An environment applied to a job's workers on a given machine.
 
-    The *shape* of the pipes (which links share one) never changes: a change sets other rates,
-    latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
+    The *shape* of the pipes (which links share one) never changes, except with a radio, which is
+    for virtual time, as stragglers and absences are: a change sets other rates, latencies, losses,
+    quotas and cuts.
     """
 
     environment: str

@@ -21,6 +21,7 @@ from dlion_environments.plan import (
     WorkerConditions,
     combined_fraction,
 )
+from dlion_environments.radio import Radio, Track, radio_of, rates_over_time, with_radio
 from dlion_environments.scheduled_events import (
     absences_of,
     demands_of,
@@ -93,6 +94,7 @@ def plan_environment(
         )
         for change, state in states
     ]
+    timeline = _with_motion(environment, timeline, duration_s)
     return Plan(
         environment=environment.name,
         workers=workers,
@@ -108,6 +110,45 @@ def plan_environment(
         demands=demands_of(environment),
         absences=absences_of(environment, duration_s),
     )
+
+
+def _with_motion(
+    environment: Environment, timeline: list[tuple[float, Conditions]], duration_s: float | None
+) -> list[tuple[float, Conditions]]:
+    """The timeline with the links of a radio, if there is one, at each of its intervals."""
+    if (fields := environment.radio) is None:
+        return timeline
+    radio = radio_of(
+        fields.range_metres,
+        fields.mbit_per_s,
+        fields.beyond_mbit_per_s,
+        fields.fading_decibels,
+        fields.every_seconds,
+        fields.seed,
+    )
+    tracks = [
+        Track(
+            tuple(point.seconds for point in machine.track),
+            tuple((point.x, point.y) for point in machine.track),
+        )
+        for machine in environment.workers
+    ]
+    until_s = float("inf") if duration_s is None else duration_s
+    moving = list(rates_over_time(radio, tracks, until_s))
+    return _merged(radio, timeline, moving)
+
+
+def _merged(
+    radio: Radio,
+    timeline: list[tuple[float, Conditions]],
+    moving: list[tuple[float, dict[tuple[int, int], float]]],
+) -> list[tuple[float, Conditions]]:
+    merged = []
+    for time_s in sorted({at for at, _ in timeline} | {at for at, _ in moving}):
+        conditions = [each for at, each in timeline if at <= time_s][-1]
+        rates = [each for at, each in moving if at <= time_s][-1]
+        merged.append((time_s, with_radio(conditions, radio, rates)))
+    return merged
 
 
 def check_start(environment: Environment, job: Job, source: str) -> None:

@@ -21,6 +21,7 @@ ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_DEMAND = "Take it out: on a real machine other work takes what it does."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
 ADVICE_THERMALS = "Take it out: a real machine has a temperature of its own."
+ADVICE_RADIO = "Take radio and tracks out, and give the rates of workers in changes."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
 
 
@@ -60,6 +61,7 @@ def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
             for i, machine in enumerate(environment.workers)
             if machine.demand is not None
         ),
+        *((("radio", ADVICE_RADIO),) if environment.radio is not None else ()),
     ]
     for path, advice in unsupported:
         yield Problem(

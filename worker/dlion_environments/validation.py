@@ -31,6 +31,7 @@ def run_problems(it: Any, sound: IsValid, duration_s: float | None) -> Iterator[
         yield from _of_the_start(it, sound, everyone)
     yield from _of_site_names(it, sound)
     yield from _of_absences(it, sound)
+    yield from _of_tracks(it, sound)
     yield from out_of_order(time_orders(it, sound), duration_s)
 
 
@@ -211,6 +212,32 @@ def _spans(it: Any, sound: IsValid, name: str, first: str, last: str) -> Iterato
         if sound(begins) and sound(ends) and (at := getattr(item, last)) is not None:
             earlier = TimePoint(begins, getattr(item, first))
             yield TimeOrder(earlier, TimePoint(ends, at), f"must be after {first}")
+
+
+def _of_tracks(it: Any, sound: IsValid) -> Iterator[Problem]:
+    """Workers of a radio without a place, tracks without a radio, and points out of order."""
+    if not sound("radio"):
+        return
+    has_radio = getattr(it, "radio", None) is not None
+    for index, machine in enumerate(getattr(it, "workers", ())):
+        path = f"workers[{index}].track"
+        if not sound(path) or machine is None:
+            continue
+        track = getattr(machine, "track", ())
+        if has_radio and not track:
+            yield Problem(path, "is missing: with a radio each worker needs at least one point")
+        if has_radio and track and sound(f"workers[{index}].count") and machine.count > 1:
+            yield Problem(
+                f"workers[{index}].count",
+                "several workers cannot have one track",
+                value=str(machine.count),
+                allowed="1",
+            )
+        if track and not has_radio:
+            yield Problem(path, "has no effect without a radio", advice="Give radio as well.")
+        times = [at for point in track if (at := getattr(point, "seconds", None)) is not None]
+        if any(later <= earlier for earlier, later in itertools.pairwise(times)):
+            yield Problem(f"{path}.seconds", "must rise from point to point")
 
 
 def _shortened(values: Iterable[object]) -> str:
