@@ -169,6 +169,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "spec.batching.globalBatchSize.warmupFraction": {f"{GBS}.maxFraction": 1},
     "spec.batching.globalBatchSize.maxFraction": {f"{GBS}.warmupFraction": 0},
     "spec.exchange.topology": {EXCHANGE: {"policy": "dlion", "degree": 2, "topology": "bipartite"}},
+    "spec.exchange.grouping": {EXCHANGE: {"policy": "dlion", "topology": "clustered"}},
     "spec.exchange.degree": {"spec.sites": _sites(2),
         EXCHANGE: {"policy": "dlion", "topology": "bipartite"}},
     "spec.exchange.degree-maximum": MANY_WORKERS | {

@@ -157,6 +157,11 @@ class Exchange:
         " by measured links, each connected to the others by one gateway.",
         default="allToAll",
     )
+    grouping: Literal["links", "learned"] = setting(
+        "what topology clustered makes groups of (docs/clustering.md): the measured rates of links,"
+        " or what a small trained network predicts of them, for workers that move.",
+        default="links",
+    )
     degree: int | None = optional(
         "number of peers of a worker, for randomRegular and bipartite; the default for bipartite is"
         " all of the other side.",
@@ -267,6 +272,13 @@ class Exchange:
             message="degree is for topologies randomRegular and bipartite",
             holds=lambda it: it.degree is None or it.topology in ("randomRegular", "bipartite"),
             reads=("degree", "topology"),
+        ),
+        Rule(
+            cel="self.grouping != 'learned' || self.topology == 'clustered'",
+            message="grouping learned is for topology clustered",
+            holds=lambda it: it.grouping != "learned" or it.topology == "clustered",
+            reads=("grouping", "topology"),
+            advice="Set topology: clustered, or leave grouping out.",
         ),
     )
 

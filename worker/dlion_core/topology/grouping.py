@@ -1,7 +1,9 @@
 """The current grouping of workers, and the measured rates between all pairs of them. Pure.
 
-Used under `exchange.topology: clustered`. Rates come from probes only: every pair is then measured
-in the same way, linked or not, and current traffic does not influence the next grouping.
+Used under `exchange.topology: clustered`. With `exchange.grouping: learned` groups are made of
+predicted rates (`link_forecast`) in place of the measured ones. Rates come from probes only: every
+pair is then measured in the same way, linked or not, and current traffic does not influence the
+next grouping.
 
 Agreement: every sidecar sends its worker's rates and its current grouping. Of two groupings the
 larger one counts (`Grouping`), so that sidecars with the same information agree. The lowest present
@@ -24,6 +26,8 @@ from dlion_core.topology.clusters import (
     groups_by_site,
     pairs_of,
 )
+from dlion_core.topology.forecast_model import shipped_model
+from dlion_core.topology.link_forecast import LinkForecast
 from dlion_core.topology.regrouping import Regrouping
 
 MIN_PROBES: Final = 3
@@ -41,10 +45,24 @@ PAIR_PROBE_S: Final = 5.0
 PAIR_RETRY_S: Final = 2.0
 """Interval of probes of one link whose rate is not known yet."""
 
+LEARNED_PROBE_S: Final = 1.0
+"""`PAIR_PROBE_S` of learned groups: about 1 Mbit/s for each worker, whatever their number."""
+
+FAST_PROBES: Final = 4.0
+"""Learned groups probe the fastest quarter of a worker's links so many times as often."""
+
 
 class PairBandwidths:
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    """Probed rates of one worker's links, and the rates that peers report.
+
+    For learned groups (`is_learned`) a rate is that of the last probe, so that changes count at
+    once, and fast links are probed more often than others.
+    """
+
+    def __init__(self, rank: Rank, *, is_learned: bool = False) -> None:
+        self._rank, self._is_learned = rank, is_learned
+        self._kept, self._needed = (1, 1) if is_learned else (MAX_PROBES, MIN_PROBES)
+        self._probe_s = LEARNED_PROBE_S if is_learned else PAIR_PROBE_S
         self._probes: dict[Rank, deque[float]] = {}
         self._peer_rates: dict[Rank, Mapping[Rank, float]] = {}
         self._probed_at_s: dict[Rank, float] = {}
@@ -54,7 +72,7 @@ class PairBandwidths:
     def probed(self, peer: Rank, bytes_per_s: float) -> None:
         if bytes_per_s > 0:
             measured = min(bytes_per_s, MAX_MEASURABLE_BYTES_PER_S)
-            self._probes.setdefault(peer, deque(maxlen=MAX_PROBES)).append(measured)
+            self._probes.setdefault(peer, deque(maxlen=self._kept)).append(measured)
 
     def add_peer_rates(self, rank: Rank, bytes_per_s: Mapping[Rank, float]) -> None:
         """Set the rates of a peer's links, as its sidecar reports them."""
@@ -67,7 +85,7 @@ class PairBandwidths:
         return {
             peer: sorted(probes)[len(probes) // 3]
             for peer, probes in sorted(self._probes.items())
-            if len(probes) >= MIN_PROBES
+            if len(probes) >= self._needed
         }
 
     def for_ranks(self, ranks: Iterable[Rank]) -> dict[tuple[Rank, Rank], float]:
@@ -81,25 +99,48 @@ class PairBandwidths:
                 slower[one, other] = min(known)
         return slower
 
+    def directed(self, ranks: Collection[Rank]) -> dict[tuple[Rank, Rank], float]:
+        """The reported rates between those workers, by sender and receiver."""
+        reported = {**self._peer_rates, self._rank: self.own()}
+        return {
+            (rank, peer): rate
+            for rank in ranks
+            for peer, rate in reported.get(rank, {}).items()
+            if peer in ranks
+        }
+
     def next_to_probe(self, peers: Iterable[Rank], now_s: float) -> Rank | None:
         """The link to probe now: the one probed least recently. Calling this counts as a probe.
         Known links have their turn even if some others can never be measured."""
         probed_at_s = {peer: self._probed_at_s.get(peer, float("-inf")) for peer in sorted(peers)}
         unknown = {
-            p: at for p, at in probed_at_s.items() if len(self._probes.get(p, ())) < MIN_PROBES
+            p: at for p, at in probed_at_s.items() if len(self._probes.get(p, ())) < self._needed
         }
         known = [peer for peer in probed_at_s if peer not in unknown]
         if known and self._known_probed_at_s is None:
             self._known_probed_at_s = now_s
-        if self._known_probed_at_s is not None and now_s - self._known_probed_at_s >= PAIR_PROBE_S:
+        if self._known_probed_at_s is not None and now_s - self._known_probed_at_s >= self._probe_s:
             due, self._known_probed_at_s = known, now_s
         else:
             due = [peer for peer, at in unknown.items() if now_s - at >= PAIR_RETRY_S]
         if not due:
             return None
         peer = min(due, key=lambda peer: (probed_at_s[peer], peer))
+        if self._is_learned and due is known:
+            peer = self._most_wanted(known, now_s)
         self._probed_at_s[peer] = now_s
         return peer
+
+    def _most_wanted(self, known: list[Rank], now_s: float) -> Rank:
+        """The link that was not probed for longest, where fast ones count `FAST_PROBES` times."""
+        by_rate = sorted(known, key=lambda peer: (-self._probes[peer][-1], peer))
+        fast = frozenset(by_rate[: -(-len(by_rate) // 4)])
+
+        def waited_s(peer: Rank) -> float:
+            waited = now_s - self._probed_at_s.get(peer, float("-inf"))
+            return waited * FAST_PROBES if peer in fast else waited
+
+        return max(known, key=lambda peer: (waited_s(peer), -peer))
 
 
 class GroupingState:
@@ -108,7 +149,9 @@ class GroupingState:
     def __init__(self, job: Job, rank: Rank) -> None:
         self._rank = rank
         self._ranks = frozenset(worker.rank for worker in job.workers())
-        self.rates = PairBandwidths(rank)
+        is_learned = job.spec.exchange.grouping == "learned"
+        self.rates = PairBandwidths(rank, is_learned=is_learned)
+        self._forecast = LinkForecast(shipped_model()) if is_learned else None
         self.held: Grouping = groups_by_site({worker.rank: worker.site for worker in job.workers()})
         self._regrouping = Regrouping(rank)
 
@@ -133,5 +176,9 @@ class GroupingState:
         """Regroup if this worker decides and it is useful; return whether the grouping changed."""
         if min(present, default=None) != self._rank:
             return False
-        slower = self._regrouping.look(present, self.rates.for_ranks(present), self.held, now_s)
+        rates = self.rates.for_ranks(present)
+        if self._forecast is not None and self._regrouping.is_due(now_s):
+            reported = self.rates.directed(frozenset(present))
+            rates = self._forecast.rates(present, reported, now_s)
+        slower = self._regrouping.look(present, rates, self.held, now_s)
         return slower is not None and slower.version <= MAX_VERSION and self.take(slower)

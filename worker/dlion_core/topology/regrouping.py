@@ -13,7 +13,7 @@ return it is an ordinary member.
 Source: ours.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from dlion_api.names import Rank
@@ -40,11 +40,22 @@ for any number of others."""
 class Regrouping:
     """Recent observations of one decider."""
 
-    def __init__(self, decider: Rank) -> None:
-        self._decider = decider
+    def __init__(
+        self,
+        decider: Rank,
+        *,
+        find: Callable[[PairRates, float], Groups] = find_groups,
+        patience: int = PATIENCE,
+    ) -> None:
+        """`find` returns groups for rates and the ratio of fast to slow ones that parts them."""
+        self._decider, self._find, self._patience = decider, find, patience
         self._looked_at_s = float("-inf")
         self._times = 0
         """Consecutive checks in which another grouping fits better."""
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether `look` would check the groups now."""
+        return now_s - self._looked_at_s >= LOOK_S
 
     def look(
         self, present: Collection[Rank], rates: PairRates, held: Grouping, now_s: float
@@ -54,7 +65,7 @@ class Regrouping:
         if lost := self._without_lost_gateways(present, rates, held):
             self._times = 0
             return lost
-        if now_s - self._looked_at_s < LOOK_S:
+        if not self.is_due(now_s):
             return None
         known = {pair: rates[pair] for pair in pairs_of(present) if pair in rates}
         if len(present) < 2 or len(known) < len(pairs_of(present)):
@@ -63,7 +74,7 @@ class Regrouping:
         self._looked_at_s = now_s
         wanted = self._better(present, known, held)
         self._times = 0 if wanted is None else self._times + 1
-        if wanted is None or (self._times < PATIENCE and not is_first):
+        if wanted is None or (self._times < self._patience and not is_first):
             return None
         self._times = 0
         return Grouping(held.version + 1, self._decider, *wanted)
@@ -87,7 +98,7 @@ class Regrouping:
         least = MIN_GAIN * 2 / len(present)  # a link has two ends
         groups, wrong = held.groups, misfit(held.groups, rates, separation)
         if wrong >= least:  # else the possible gain is too small
-            candidate = find_groups(rates, separation)
+            candidate = self._find(rates, separation)
             if wrong - misfit(candidate, rates, separation) >= least:
                 groups = _with_absent(candidate, held)
         gateways = choose_gateways(groups, rates, present, held.gateways)
