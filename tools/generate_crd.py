@@ -45,9 +45,11 @@ WIDE_COLUMNS = (
     ("Policy", "string", ".spec.exchange.policy"),
     ("Loss", "string", '.status.trainerStatus.metrics[?(@.name=="loss")].value'),
     ("Accuracy", "string", '.status.trainerStatus.metrics[?(@.name=="accuracy")].value'),
+    ("ETA-Seconds", "integer", ".status.trainerStatus.estimatedRemainingSeconds"),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
 )
-"""Shown by `kubectl get -o wide` alone."""
+"""Shown by `kubectl get -o wide` alone. The type `date` shows a time to come as `<invalid>`, hence
+the ETA in seconds."""
 RUNTIME_COLUMNS = (
     ("Image", "string", ".spec.image"),
     ("Workers", "integer", ".spec.limits.maxWorkers"),

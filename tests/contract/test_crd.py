@@ -63,7 +63,7 @@ def test_the_definition_is_small_and_shows_what_it_should() -> None:
         "State", "Progress", "Sites", "Workers", "Steps/s", "Age"
     ]  # fmt: skip
     assert [name for name, priority in columns.items() if priority == 1] == [
-        "Run", "Policy", "Loss", "Accuracy", "Reason"
+        "Run", "Policy", "Loss", "Accuracy", "ETA-Seconds", "Reason"
     ]  # fmt: skip
     assert openapi()["properties"]["status"]["default"] == {"observedGeneration": -1}
 
