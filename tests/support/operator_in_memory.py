@@ -68,7 +68,14 @@ class KeptObjects:
         self._note("get", {"kind": "APIResourceList"})
         return kind not in self.unserved
 
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        metadata_only: bool = False,
+    ) -> Listing:
         self._note("list", {"kind": kind.name})
         return Listing([d for (k, _), d in self.objects.items() if k is kind], "1")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dlion_api.names import GROUP
+from dlion_operator.apply.action_messages import creation_event, describe
 from dlion_operator.children.labels import identifying_labels, label_patch
 from dlion_operator.children.run_objects import config_map_changes
 from dlion_operator.kubernetes.client import (
@@ -138,7 +139,7 @@ class ObjectApplier:
             except RequestRefusedError as error:
                 if _is_needed(action) or (starts_run and _is_prerequisite(action)):
                     raise
-                event = self._warn_once(error, f"{_describe(action)} {error.code}")
+                event = self._warn_once(error, f"{describe(action)} {error.code}")
             if event is not None:
                 events.append(event)
         return [*events, *await self._expose_all(exposing)] if create else events
@@ -152,7 +153,7 @@ class ObjectApplier:
             case Create(document) if create:
                 was_there = bool(self._last_digest(_key(document)))
                 made = await self._create(document)
-                return _creation_event(document, was_there=was_there) if made else None
+                return creation_event(document, was_there=was_there) if made else None
             case Patch(kind, name, patch, subresource):
                 await self._patch(kind, namespace, name, patch, subresource)
             case Delete():
@@ -222,10 +223,31 @@ class ObjectApplier:
         starts_run = False
         for document in (each.document for each in actions if isinstance(each, Create)):
             is_new = Kind.of(document) is Kind.JOB and not self._is_recently_applied(document)
-            if is_new and await self._live(document) is None:
-                await self._cluster.create(document, dry_run=True)
+            if is_new and await self._create_or_get(document, dry_run=True) is None:
                 starts_run = True
         return starts_run
+
+    async def _create_or_get(self, document: Document, *, dry_run: bool = False) -> Document | None:
+        """Create the object; if it is there already, return it instead.
+
+        What is watched is looked for in the store, and in the cluster only if it cannot be created:
+        an object without our labels is not watched.
+
+        Raises: RefusedError, ConflictError, ServerError.
+        """
+        kind = Kind.of(document)
+        if (live := await self._live(document, is_new=kind in WATCHED)) is not None:
+            return live
+        try:
+            made = await self._cluster.create(document, dry_run=dry_run)
+        except (ConflictError, RequestRefusedError):
+            live = await self._get(document) if kind in WATCHED else None
+            if live is None:
+                raise
+            return live
+        if not dry_run:
+            self._record(made, document, "made")
+        return None
 
     async def _apply(self, document: Document) -> None:
         digest = _digest(document)
@@ -262,24 +284,22 @@ class ObjectApplier:
     async def _create(self, document: Document) -> bool:
         if self._is_there(document):
             return False
-        live = await self._live(document)
-        made = live is None
+        live = await self._create_or_get(document)
         if live is None:
-            live = await self._cluster.create(document)
-        else:
-            _check_owner(live, document)
-            (kind, name), labels = _key(document), identifying_labels(document)
-            if kind in LABELED_KINDS and label_patch(live, labels) is not None:
-                await self._put_labels_back(kind, live, labels)
-                # The decision assumed that there is no such object.
-                what = f"{document['kind']} {name}"
-                raise ConflictError(f"{what} had lost its labels; reconciling the job again")
-            if kind is Kind.CONFIG_MAP and (data := config_map_changes(live, document)):
-                # What new pods need from the current operator.
-                patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
-                await self._patch(kind, document["metadata"]["namespace"], name, patch, "")
+            return True
+        _check_owner(live, document)
+        (kind, name), labels = _key(document), identifying_labels(document)
+        if kind in LABELED_KINDS and label_patch(live, labels) is not None:
+            await self._put_labels_back(kind, live, labels)
+            # The decision assumed that there is no such object.
+            what = f"{document['kind']} {name}"
+            raise ConflictError(f"{what} had lost its labels; reconciling the job again")
+        if kind is Kind.CONFIG_MAP and (data := config_map_changes(live, document)):
+            # What new pods need from the current operator.
+            patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
+            await self._patch(kind, document["metadata"]["namespace"], name, patch, "")
         self._record(live, document, "made")
-        return made
+        return False
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
@@ -321,7 +341,15 @@ class ObjectApplier:
         known, checked_s = self._applied.get(_key(document), ("", 0.0))
         return bool(known) and self._monotonic_s() - checked_s < RECHECK_AFTER_S
 
-    async def _live(self, document: Document) -> Document | None:
+    async def _live(self, document: Document, *, is_new: bool = False) -> Document | None:
+        """The object as it is. None: it is not there, or, with `is_new`, not known."""
+        if Kind.of(document) in WATCHED:
+            known = self._store.get(Kind.of(document), name_of(document))
+            if known is not None or is_new:
+                return known
+        return await self._get(document)
+
+    async def _get(self, document: Document) -> Document | None:
         metadata = document["metadata"]
         return await self._cluster.get(Kind.of(document), metadata["namespace"], metadata["name"])
 
@@ -363,27 +391,3 @@ def _check_owner(live: Document, wanted: Document) -> None:
     if not owner_uids(live) & owner_uids(wanted):
         message = f"{what} already exists and has another owner: delete or rename it"
         raise RequestRefusedError(message, 403)
-
-
-def _creation_event(document: Document, *, was_there: bool) -> JobEvent | None:
-    """The event for a created object. `was_there`: it had been created before."""
-    kind, name = document["kind"], document["metadata"]["name"]
-    if kind == "Job":
-        count = document["spec"]["completions"]
-        workers = "1 worker" if count == 1 else f"{count} workers"
-        return JobEvent("WorkersCreated", f"Job {name} with {workers}")
-    if kind == "Deployment":
-        return JobEvent("KeeperCreated", f"Deployment {name}{', which was deleted' * was_there}")
-    if kind == "Workload":
-        queue, count = document["spec"]["queueName"], len(document["spec"]["podSets"])
-        return JobEvent("WorkloadCreated", f"Workload {name} in queue {queue}, {count} pod sets")
-    return JobEvent("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
-
-
-def _describe(action: Action) -> str:
-    match action:
-        case Apply(document) | Create(document):
-            return f"{document['kind']} {document['metadata']['name']}"
-        case Patch(kind, name) | Delete(kind, name):
-            return f"{kind} {name}"
-    return type(action).__name__

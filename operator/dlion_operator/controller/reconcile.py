@@ -59,6 +59,9 @@ from dlion_operator.served_runs.site_runs import SiteRuns
 _LOG = logging.getLogger(__name__)
 
 TELEMETRY_EVERY_S = 10.0
+MAX_TELEMETRY_PER_S = 10.0
+"""Status writes of progress alone, over all jobs: with more than a hundred, each job's are less
+frequent."""
 FAILING_AFTER_S = 60.0
 """Errors that last this long are reported in the job's status."""
 
@@ -302,7 +305,8 @@ class Reconciler:
         patch = merge_patch(before, decision.status)
         if not patch:
             return decision.requeue_after_s
-        wait_s = state.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
+        every_s = max(TELEMETRY_EVERY_S, len(self._states) / MAX_TELEMETRY_PER_S)
+        wait_s = state.status_written_s + every_s - self._monotonic_s()
         if is_telemetry(before, patch) and wait_s > 0:
             return _sooner(decision.requeue_after_s, wait_s)
         written = await self._cluster.patch(

@@ -63,7 +63,6 @@ class WorkQueue:
         failures = 0
         try:
             while True:
-                changed.clear()
                 requeue_s, failed = await self._reconcile_once(name, failures)
                 failures = failures + 1 if failed else 0
                 is_done = not failed and requeue_s is None
@@ -83,6 +82,8 @@ class WorkQueue:
     async def _reconcile_once(self, name: ObjectName, failures: int) -> tuple[float | None, bool]:
         """Return the seconds until the next pass, and whether this one failed."""
         async with self._slots:
+            # Not before: this pass sees what has changed while it waited for its turn.
+            self._changed[name].clear()
             began_s = time.monotonic()
             try:
                 requeue_s = await self._reconcile(name)

@@ -67,6 +67,7 @@ class ServerClock:
 REQUEST_TIMEOUT_S = 30.0
 PAGE = 500
 ACCEPTED = "application/json, application/jwk-set+json;q=0.9"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
@@ -117,12 +118,23 @@ class KubernetesApi:
         found = await self._send("GET", f"/apis/{api_version}", absent_ok=True) or {}
         return any(each.get("name") == plural for each in found.get("resources") or ())
 
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        metadata_only: bool = False,
+    ) -> Listing:
         items: list[Document] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        accept = METADATA if metadata_only else ACCEPTED
         while True:
-            page = await self._request("GET", _path(kind, namespace), query=query)
-            items += page.get("items") or []
+            page = await self._request("GET", _path(kind, namespace), query=query, accept=accept)
+            for item in page.get("items") or ():
+                # Thousands of objects are in memory at once: drop what is not read.
+                item["metadata"].pop("managedFields", None)
+                items.append(_identity(item) if metadata_only else item)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return Listing(items, str(metadata.get("resourceVersion", "")))
@@ -184,9 +196,10 @@ class KubernetesApi:
         *,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
+        accept: str = ACCEPTED,
         absent_ok: bool = False,
     ) -> Document | None:
-        headers = {"Accept": ACCEPTED, "Content-Type": content_type, "User-Agent": MANAGER}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": MANAGER}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._api.configuration.host}{path}"
         try:
@@ -217,6 +230,12 @@ class KubernetesApi:
         if code in _REFUSED:
             raise RequestRefusedError(message, code)
         raise ServerError(message)
+
+
+def _identity(item: Document) -> Document:
+    """Which object that is, and in which version."""
+    kept = ("namespace", "name", "uid", "resourceVersion", "labels")
+    return {"metadata": {key: item["metadata"].get(key) for key in kept}}
 
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:

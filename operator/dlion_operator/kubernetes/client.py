@@ -91,8 +91,16 @@ class KubernetesClient(Protocol):
         """Return whether the API server has that kind in that version."""
         ...
 
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
-        """Return all objects of that kind; `namespace` None: in all namespaces."""
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        metadata_only: bool = False,
+    ) -> Listing:
+        """Return all objects of that kind, without `managedFields`; `namespace` None: in all
+        namespaces. `metadata_only`: of each only names, UID, labels and version."""
         ...
 
     async def create(self, document: Document, *, dry_run: bool = False) -> Document:

@@ -100,7 +100,7 @@ class Resync:
             return
         known = {kind: self._store.newest_version(kind) for kind in WATCHED}
         before = dict(self._listed_at)
-        listings = {kind: await self._list(kind) for kind in WATCHED}
+        listings = {kind: await self._list(kind, metadata_only=True) for kind in WATCHED}
         has_decreased = any(
             at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()
         )
@@ -110,7 +110,7 @@ class Resync:
         await asyncio.sleep(settle_s)
         missed: set[ObjectName] = set()
         for kind, items in listings.items():
-            missed |= self._apply_list(kind, items)
+            missed |= await self._apply_list(kind, items)
         for name in missed:
             _LOG.warning("%s: a change was missed by the watches", "/".join(name))
             self._trigger(name)
@@ -152,29 +152,31 @@ class Resync:
             self._trigger(name)
         self.confirmed_s = time.monotonic()
 
-    async def _list(self, kind: Kind) -> list[Document]:
+    async def _list(self, kind: Kind, *, metadata_only: bool = False) -> list[Document]:
         selector = "" if kind is Kind.DLION_JOB else JOB_LABEL
         items: list[Document] = []
         for namespace in self._namespaces:
-            listing: Listing = await self._cluster.list(kind, namespace, selector=selector)
+            listing: Listing = await self._cluster.list(
+                kind, namespace, selector=selector, metadata_only=metadata_only
+            )
             if at := as_number(listing.resource_version):
                 self._listed_at[kind, namespace] = at
             api_version, name, _ = kind.value
             items += [{**item, "apiVersion": api_version, "kind": name} for item in listing.items]
         return items
 
-    def _apply_list(self, kind: Kind, items: list[Document]) -> set[ObjectName]:
-        """Apply differences between the list and the store. Return the jobs concerned.
+    async def _apply_list(self, kind: Kind, items: list[Document]) -> set[ObjectName]:
+        """Apply differences between the list, which has metadata only, and the store. Return the
+        jobs concerned.
 
         An object that the list lacks may be newer than the list. It is gone only if the previous
         list lacked the same object, too.
         """
         missed = set()
         listed = {name_of(document): document for document in items}
-        for document in items:
-            known = self._store.get(kind, name_of(document))
-            is_news = known is None or is_newer(document, known)
-            if is_news and self._store.put(kind, document):
+        news = {name for name, item in listed.items() if self._store.is_news(kind, item)}
+        for document in await self._list(kind) if news else ():
+            if name_of(document) in news and self._store.put(kind, document):
                 missed.add(job_of(kind, document))
         not_listed = {
             str(known["metadata"].get("uid")): known

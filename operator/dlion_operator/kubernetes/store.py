@@ -3,6 +3,7 @@
 Results of writes are added at once, so that the next pass sees them before their watch event.
 """
 
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,12 @@ from dlion_operator.kubernetes.client import Document, Kind
 
 MAX_REMEMBERED = 4096
 """Deleted objects that are remembered, so that late events do not restore them."""
+
+POD_SPEC = ("nodeName",)
+"""Fields of a pod's spec that the operator reads (`plan.observed.PodView`)."""
+
+MAX_SHARED_TEXT = 64
+"""Characters: longer texts are seldom equal."""
 
 
 class ObjectName(NamedTuple):
@@ -31,22 +38,24 @@ class ClusterStore:
 
     def put(self, kind: Kind, document: Document) -> bool:
         """Store a document unless a newer version is known. Return whether it was stored."""
+        if not self.is_news(kind, document):
+            return False
         name = name_of(document)
-        uid = _uid_of(document)
-        if version_of(document) <= self._gone.get(uid, -1):
-            return False
         known = self._objects[kind].get(name)
-        if known is not None and not is_newer(document, known):
-            return False
-        self._gone.pop(uid, None)
+        self._gone.pop(_uid_of(document), None)
         if known is not None:
             self._forget(kind, known)
-        # `managedFields`, which the operator does not read, are half of an object.
-        metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
-        slim = {**document, "metadata": metadata}
+        slim = _slim(kind, document)
         self._objects[kind][name] = slim
         self._of_job[kind, job_of(kind, document)][name] = slim
         return True
+
+    def is_news(self, kind: Kind, document: Mapping[str, Any]) -> bool:
+        """Whether that version of the object is later than all that is known of it."""
+        if version_of(document) <= self._gone.get(_uid_of(document), -1):
+            return False
+        known = self._objects[kind].get(name_of(document))
+        return known is None or is_newer(document, known)
 
     def remove(self, kind: Kind, document: Mapping[str, Any]) -> None:
         """Remove a deleted object. A newer version, or a new object of the same name, stays."""
@@ -92,6 +101,27 @@ class ClusterStore:
 
     def jobs(self) -> Iterator[ObjectName]:
         return iter(tuple(self._objects[Kind.DLION_JOB]))
+
+
+def _slim(kind: Kind, document: Document) -> Document:
+    """The object without what the operator does not read: `managedFields`, half of an object, and
+    of pods, most of all objects, all of the spec but the node. Thousands of objects share the names
+    of their fields and most of their values: each of these texts is kept once."""
+    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+    slim = {**document, "metadata": metadata}
+    if kind is Kind.POD and "spec" in document:
+        slim["spec"] = {k: v for k, v in document["spec"].items() if k in POD_SPEC}
+    made: Document = _with_shared_texts(slim)
+    return made
+
+
+def _with_shared_texts(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {sys.intern(key): _with_shared_texts(each) for key, each in value.items()}
+    if kind is list:
+        return [_with_shared_texts(each) for each in value]
+    return sys.intern(value) if kind is str and len(value) <= MAX_SHARED_TEXT else value
 
 
 def name_of(document: Mapping[str, Any]) -> ObjectName:

@@ -127,7 +127,8 @@ class Run:
     @property
     def spec_hash(self) -> str:
         """The hash that its workers started with. A newer operator may fill in other defaults."""
-        return next((v.spec_hash for v in self.jobs.values() if v.spec_hash), self.job.hash())
+        kept = next((v.spec_hash for v in self.jobs.values() if v.spec_hash), "")
+        return kept or self.job.hash()
 
     @property
     def kept_bundles(self) -> Mapping[SiteName, bytes]:

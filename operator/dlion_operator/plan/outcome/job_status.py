@@ -87,14 +87,20 @@ def run_status(
         document["attempt"] = to_document(attempt)
     elif "attempt" in before:
         document["attempt"] = before["attempt"]
-    if view.trainer_status is None and "trainerStatus" in before:
-        # An operator that has just started does not know the progress yet.
+    if "trainerStatus" in before and _is_same_progress(document, before):
         document["trainerStatus"] = before["trainerStatus"]
     if ended or view.stop_reason:
         _keep_participants(document, before)
     if ended:
         _write_end(document, diagnosis, run)
     return document
+
+
+def _is_same_progress(document: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether there is no news of the progress: an operator that has just started does not know it
+    yet, and the time alone must not cause a write."""
+    new, old = (each.get("trainerStatus") or {} for each in (document, before))
+    return not new or new | {"lastUpdatedTime": old.get("lastUpdatedTime")} == old
 
 
 def _completed(status: Status, observed: Observed) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
+from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.observed import RemoteView, RunView
@@ -65,7 +66,44 @@ def test_an_operator_that_starts_anew_sends_nothing() -> None:
     first.look()
     second = Site(cluster=first.cluster)
     second.look()
-    assert second.cluster.writes() == []
+    assert second.cluster.requests == [], "what is watched is known without a request"
+    second.time_s = 700.0
+    second.look()
+    assert {verb for verb, kind in second.cluster.requests if kind != "Event"} <= {"patch"}
+
+
+def test_what_is_watched_is_not_looked_up_before_it_is_made() -> None:
+    """But for what is applied: that could take over another's object."""
+    site = Site(dlion_job())
+    site.look()
+    gets = [kind for verb, kind in site.cluster.requests if verb == "get"]
+    assert gets == ["SERVICE", "SERVICE"]
+
+
+@pytest.mark.parametrize("error", [None, RequestRefusedError("403 exceeded quota", 403)])
+@pytest.mark.parametrize("kind", [Kind.JOB, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
+def test_an_object_that_the_watches_cannot_see_is_found(
+    kind: Kind, error: RequestRefusedError | None
+) -> None:
+    """It has lost our label; that a quota is full says nothing of what is there already."""
+    first = Site(dlion_job())
+    first.look()
+    (name, made) = next((n, d) for (k, n), d in first.cluster.objects.items() if k is kind)
+    labels = made["metadata"].pop("labels")
+    second = Site(cluster=first.cluster)
+    second.store.remove(kind, made)
+
+    def refuse(verb: str, document: Document) -> None:
+        is_made = verb in ("create", "dry run") and document["kind"] == made["kind"]
+        if error is not None and is_made:
+            raise error
+
+    second.cluster.refuse = refuse
+    with pytest.raises(ConflictError, match="lost its labels"):
+        second.look()
+    assert second.cluster.objects[kind, name]["metadata"]["labels"] == labels
+    second.look()
+    assert ("create", made["kind"]) not in second.cluster.writes()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +230,7 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
     site.look()
     assert "Stalled" not in {c["type"] for c in conditions(site) if c["status"] == "True"}
     for name in [n for k, n in site.cluster.objects if k is kind]:
-        del site.cluster.objects[kind, name]
+        site.lose(kind, name)
     site.cluster.refuse = refuse
     site.time_s = 700.0
     site.look()
@@ -371,6 +409,50 @@ def test_telemetry_is_written_seldom_and_conditions_at_once() -> None:
     site.look()
     assert site.cluster.writes() == [("patch", "status")]
     assert site.status()["state"] == "Degraded"
+
+
+def test_the_time_alone_is_no_progress() -> None:
+    site = Site(dlion_job())
+    site.look()
+
+    def trains(loss: str, second: int) -> None:
+        said = TrainerStatus(
+            metrics=(Metric(name="loss", value=loss),),
+            last_updated_time=f"2026-01-31T12:00:{second:02}Z",
+        )
+        ready: Any = {"plant-a": 2}
+        site.runs.seen = RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+        site.time_s += 20.0
+        site.look()
+
+    trains("1", 0)
+    assert site.cluster.writes() == [("patch", "status")]
+    trains("1", 20)
+    assert site.cluster.writes() == []
+    assert site.status()["trainerStatus"]["lastUpdatedTime"] == "2026-01-31T12:00:00Z"
+    trains("0.9", 40)
+    assert site.cluster.writes() == [("patch", "status")]
+    assert site.status()["trainerStatus"]["lastUpdatedTime"] == "2026-01-31T12:00:40Z"
+
+
+def test_with_many_jobs_telemetry_of_each_is_written_less_often() -> None:
+    site = Site(dlion_job())
+    site.look()
+    (state,) = site._reconciler._states.values()
+    others = {ObjectName("default", f"job-{number}"): state for number in range(299)}
+    site._reconciler._states |= others
+
+    def wrote(percentage: int, after_s: float) -> bool:
+        said = TrainerStatus(progress_percentage=percentage)
+        ready: Any = {"plant-a": 2}
+        site.runs.seen = RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+        site.time_s += after_s
+        site.look()
+        return site.cluster.writes() == [("patch", "status")]
+
+    assert wrote(10, 0.0), "a condition is written at once"
+    assert not wrote(11, 29.0)
+    assert wrote(12, 1.0)
 
 
 def test_a_job_that_is_gone_is_served_no_more() -> None:
@@ -750,7 +832,7 @@ def test_words_that_change_are_no_news_of_what_is_refused() -> None:
 
     site.look()
     for name in [n for k, n in site.cluster.objects if k is Kind.SERVICE]:
-        del site.cluster.objects[Kind.SERVICE, name]
+        site.lose(Kind.SERVICE, name)
     site.cluster.refuse = refuse
     for site.time_s in (700.0, 800.0, 900.0):
         site.look()

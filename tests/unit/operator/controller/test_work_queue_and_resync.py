@@ -8,6 +8,7 @@ and counted, a vanished object goes after two lists, and two such rounds are an 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from dlion_api.errors import UnavailableError
 from dlion_operator.controller.health import HealthMonitor
 from dlion_operator.controller.metrics import OperatorMetrics
-from dlion_operator.controller.work_queue import WorkQueue
+from dlion_operator.controller.work_queue import BATCH_DELAY_S, MAX_CONCURRENT, WorkQueue
 from dlion_operator.kubernetes.client import Document, Kind, Listing, ServerError
 from dlion_operator.kubernetes.resync import WATCHED, Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
@@ -103,6 +104,29 @@ def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once(
         await asyncio.sleep(0.03)
 
     assert run_loops(look, drive) == ["ok", "ok"]
+
+
+def test_news_while_a_look_waits_for_its_turn_leads_to_no_other() -> None:
+    looks: list[str] = []
+    turn = asyncio.Event()
+
+    async def look(name: ObjectName) -> float | None:
+        looks.append(name.name)
+        await turn.wait()
+        return None
+
+    async def drive(loops: WorkQueue) -> None:
+        for number in range(MAX_CONCURRENT):
+            loops.trigger(ObjectName("default", f"busy-{number}"))
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            loops.trigger(NAME)
+        assert "digits" not in looks
+        turn.set()
+        await asyncio.sleep(2 * BATCH_DELAY_S)
+
+    run_loops(look, drive)
+    assert looks.count("digits") == 1
 
 
 def test_a_look_is_repeated_when_it_asked_for_it() -> None:
@@ -228,12 +252,26 @@ class Lists:
         self.version = 100
         self.failures = 0
         """How many of the next requests fail."""
+        self.whole: list[Kind] = []
+        """Kinds of which whole objects were listed, in order."""
 
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> Listing:
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        metadata_only: bool = False,
+    ) -> Listing:
         if self.failures:
             self.failures -= 1
             raise ServerError("no answer")
-        return Listing([dict(item) for item in self.items[kind]], str(self.version))
+        if not metadata_only:
+            self.whole.append(kind)
+        items = [dict(item) for item in self.items[kind]]
+        if metadata_only:
+            items = [{"metadata": item["metadata"]} for item in items]
+        return Listing(items, str(self.version))
 
 
 def checked() -> tuple[Lists, ClusterStore, Resync, list[ObjectName]]:
@@ -252,6 +290,44 @@ def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
     kept = store.get(Kind.DLION_JOB, NAME)
     assert kept is not None
     assert kept["kind"] == "DLionJob"
+
+
+def test_whole_objects_are_listed_only_where_the_watches_missed_some() -> None:
+    lists, store, resync, _ = checked()
+    lists.items[Kind.POD], lists.items[Kind.DLION_JOB] = [pod(5)], [job(5)]
+    store.put(Kind.POD, pod(5))
+    asyncio.run(resync.run_once(0))
+    assert lists.whole == [Kind.DLION_JOB]
+    lists.items[Kind.POD] = [pod(7) | {"status": {"phase": "Failed"}}]
+    asyncio.run(resync.run_once(0))
+    assert lists.whole == [Kind.DLION_JOB, Kind.POD]
+    (kept,) = store.of_job(Kind.POD, NAME)
+    assert kept["status"] == {"phase": "Failed"}
+
+
+def test_of_a_pod_only_what_the_operator_reads_is_kept() -> None:
+    store = ClusterStore()
+    spec = {"nodeName": "n-1", "containers": [{"name": "trainer"}], "volumes": []}
+    store.put(Kind.POD, pod(5) | {"spec": spec, "status": {"phase": "Running"}})
+    (kept,) = store.of_job(Kind.POD, NAME)
+    assert (kept["spec"], kept["status"]) == ({"nodeName": "n-1"}, {"phase": "Running"})
+    store.put(Kind.SERVICE, pod(5) | {"spec": {"ports": []}})
+    (service,) = store.of_job(Kind.SERVICE, NAME)
+    assert service["spec"] == {"ports": []}
+
+
+def test_equal_texts_of_objects_are_kept_once() -> None:
+    """Events of a watch are decoded one by one, each with texts of its own."""
+    store, text = ClusterStore(), json.dumps(pod(5) | {"status": {"phase": "Run-ning"}})
+    for name in ("p-0", "p-1"):
+        document = json.loads(text)
+        document["metadata"] |= {"name": name, "uid": name}
+        store.put(Kind.POD, document)
+    first, second = store.of_job(Kind.POD, NAME)
+    assert first["status"]["phase"] is second["status"]["phase"]
+    (one,), (other,) = first["status"], second["status"]
+    assert one is other
+    assert first == json.loads(text) | {"metadata": first["metadata"]}
 
 
 def test_what_is_gone_goes_after_two_lists() -> None:
