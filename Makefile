@@ -8,7 +8,7 @@ SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
 SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check docs test unit local cluster slow causes testbed-setup measure paper paper-reduced paper-bytes fuzz mutate generate dist bundle format lock clean
+.PHONY: help setup quickstart picture check docs test unit local cluster slow causes testbed-setup measure paper paper-reduced paper-bytes scale fuzz mutate generate dist bundle format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ paper-reduced: setup ## The same with a small network and links slowed to match 
 
 paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (goes on where it was)
 	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
+
+scale: testbed-setup ## A thousand jobs of five workers each at one operator, five times (root, a quiet machine; goes on where it was; BASELINE=COMMIT for before and after)
+	$(BIN)/python benchmarks/scale.py $(if $(BASELINE),--baseline $(BASELINE)) --picture docs/images/scale.svg
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200

@@ -137,7 +137,7 @@ class OperatorProcess:
         """Starts it; returns when it is ready. Raises: UnavailableError with the end of its log."""
         self.launch()
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while self.get("readyz", self._health)[0] != 200:
+        while not self.is_ready():
             if time.monotonic() > deadline_s or not self.is_running():
                 raise UnavailableError(f"the operator did not get ready: {self.last_words()}")
             time.sleep(0.05)
@@ -193,6 +193,10 @@ class OperatorProcess:
         if isinstance(self.access, Account):
             return {**self.access.environment, "KUBECONFIG": ""}
         return {}
+
+    def is_ready(self) -> bool:
+        """What /readyz says."""
+        return self.get("readyz", self._health)[0] == 200
 
     def is_running(self) -> bool:
         """Whether it has not ended."""

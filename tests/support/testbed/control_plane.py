@@ -106,8 +106,10 @@ class ControlPlane:
             if name not in running:
                 self.machine.start(name, [str(self.binaries.path(name)), *flags])
 
-    def start_kwok(self) -> None:
-        """Start the keeper of nodes that are not there, if it does not run."""
+    def start_kwok(self, stages: Path | None = None) -> None:
+        """Start the keeper of nodes that are not there, if it does not run. `stages`: a file with
+        what pods go through, instead of KWOK's own, by which a Job's pods end at once.
+        """
         if self.machine.process("kwok") is None:
             self.machine.start("kwok", [
                 str(self.binaries.path("kwok")),
@@ -116,6 +118,7 @@ class ControlPlane:
                 "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
                 f"--node-ip={self.site.address}",
                 "--node-lease-duration-seconds=200",
+                *([f"--config={stages}"] if stages else []),
             ])  # fmt: skip
 
     def wait_ready(self) -> None:
@@ -203,4 +206,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
             "--profiling=false",
+            # By default 20 and 50 requests per second, for a cluster that many share.
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
         ]

@@ -1,0 +1,129 @@
+"""What the operator asked of the API server, and when, by the API server's own audit log.
+
+Times are the API server's, to the microsecond, and of no other clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, TextIO
+
+from api_access import USER_AGENT
+
+from dlion_api.cluster_names import MANAGER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+_CHOSEN = (f'"userAgent":"{MANAGER}"', f'"userAgent":"{USER_AGENT}"')
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request that was answered."""
+
+    by_operator: bool
+    """Else by the benchmark."""
+    verb: str
+    resource: str
+    """With its subresource: `dlionjobs/status`."""
+    name: str
+    received_s: float
+    """Seconds since the epoch."""
+    answered_s: float
+    code: int
+    dry_run: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether something of it stays, be it an event; Leases apart, which go on at rest."""
+        is_write = self.verb in ("create", "update", "patch", "delete") and not self.dry_run
+        return is_write and self.resource != "leases"
+
+
+@dataclass
+class AuditLog:
+    """The requests of operator and benchmark so far, as the log grows."""
+
+    path: Path
+    asked: list[Asked] = field(default_factory=list)
+    _file: TextIO | None = None
+    _rest: str = ""
+
+    def read(self) -> list[Asked]:
+        """All requests so far. A log that was rotated meanwhile is read to its end first."""
+        self._read_file()
+        if self._file is None or self._file.name != str(self.path):
+            return self.asked
+        if self.path.exists() and self.path.stat().st_ino != _inode(self._file):
+            self._file.close()
+            self._file = None
+            self._read_file()
+        return self.asked
+
+    def _read_file(self) -> None:
+        if self._file is None and self.path.exists():
+            self._file = self.path.open(encoding="utf-8")
+        if self._file is not None:
+            text = self._rest + self._file.read()
+            *lines, self._rest = text.split("\n")
+            self.asked.extend(_asked(lines))
+
+
+def _inode(file: TextIO) -> int:
+    import os
+
+    return os.fstat(file.fileno()).st_ino
+
+
+def _asked(lines: Iterable[str]) -> Iterator[Asked]:
+    for line in lines:
+        if not any(each in line for each in _CHOSEN):
+            continue
+        event = json.loads(line)
+        if event.get("stage") != "ResponseComplete":
+            continue
+        about = event.get("objectRef") or {}
+        parts = (about.get("resource", event["requestURI"]), about.get("subresource"))
+        yield Asked(
+            by_operator=event["userAgent"] == MANAGER,
+            verb=event["verb"],
+            resource="/".join(filter(None, parts)),
+            name=about.get("name", ""),
+            received_s=_seconds(event["requestReceivedTimestamp"]),
+            answered_s=_seconds(event["stageTimestamp"]),
+            code=event["responseStatus"]["code"],
+            dry_run="dryRun=All" in event["requestURI"],
+        )
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
+
+
+def by_kind(asked: Iterable[Asked]) -> dict[str, int]:
+    """How often the operator asked what, the most frequent first."""
+    counts = Counter(f"{each.verb} {each.resource}" for each in asked if each.by_operator)
+    return dict(counts.most_common())
+
+
+def lags_s(asked: Iterable[Asked], *, verb: str) -> list[float]:
+    """From each change of a job by the benchmark (`create` or `patch`) to the operator's next
+    status write of that job, in seconds, from answer to answer. One without an answer is infinite.
+    """
+    open_since: dict[str, float] = {}
+    found = []
+    for each in sorted(asked, key=lambda it: it.answered_s):
+        if each.code >= 300:
+            continue
+        if not each.by_operator and (each.verb, each.resource) == (verb, "dlionjobs"):
+            open_since[each.name] = each.answered_s
+        elif each.by_operator and (each.verb, each.resource) == ("patch", "dlionjobs/status"):
+            began_s = open_since.pop(each.name, None)
+            if began_s is not None:
+                found.append(each.answered_s - began_s)
+    return [*found, *(float("inf") for _ in open_since)]

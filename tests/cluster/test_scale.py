@@ -1,0 +1,46 @@
+"""The scale benchmark works, at a thirtieth of its size (`benchmarks/scale.py`).
+
+Proves, on an API server of its own with nodes that KWOK keeps: thirty jobs with 150 workers' pods
+are created, train, rest, are changed, and go on with an operator that was killed and started anew;
+at rest the operator asks for next to nothing, and writes nothing; no pass has a defect, no worker
+is refused. Leaves out: the bars, which hold for a thousand jobs on a quiet machine (`make scale`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks" / "scaling"))
+
+from one_run import Size, measure  # noqa: E402
+
+pytestmark = [
+    pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1200)
+]  # fmt: skip
+
+SIZE = Size(jobs=30, workers=5, rest_s=20.0, probes=6)
+LISTS_AND_LEASES = 40
+"""At most, in twenty seconds: two rounds of lists of six kinds, and a Lease each five seconds."""
+
+
+@pytest.mark.usefixtures("testbed_possible")
+def test_thirty_jobs_train_rest_and_outlive_their_operator() -> None:
+    code = {"PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("api", "operator"))}
+    figures = measure(SIZE, code=code, definition=ROOT / "crds" / "dlionjob.yaml")
+    assert len(figures.made_at_s) == SIZE.jobs
+    assert len(figures.burst_lags_s) == SIZE.jobs
+    assert len(figures.probe_lags_s) == SIZE.probes
+    assert max(figures.probe_lags_s) < 60
+    assert {each.split()[0] for each in figures.rest_requests} <= {"list", "watch", "patch", "get"}
+    writes = {k: n for k, n in figures.rest_requests.items() if k.startswith("patch")}
+    assert writes.keys() <= {"patch leases"}
+    assert sum(figures.rest_requests.values()) <= LISTS_AND_LEASES
+    # A process that starts anew has nothing to look up: it lists.
+    assert not any(kind.startswith("get jobs") for kind in figures.restart_requests)
+    assert not any(kind.startswith("create jobs") for kind in figures.restart_requests)
+    assert figures.defects == 0
