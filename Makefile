@@ -104,8 +104,9 @@ paper-reduced: setup ## The same with a small network and links slowed to match 
 paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (goes on where it was)
 	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
 
+RUNS ?= 5
 scale: testbed-setup ## A thousand jobs of five workers each at one operator, five times (root, a quiet machine; goes on where it was; BASELINE=COMMIT for before and after)
-	$(BIN)/python benchmarks/scale.py $(if $(BASELINE),--baseline $(BASELINE)) --picture docs/images/scale.svg
+	$(BIN)/python benchmarks/scale.py --runs $(RUNS) $(if $(BASELINE),--baseline $(BASELINE)) --picture docs/images/scale.svg
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200

@@ -85,8 +85,8 @@ class Figures:
     rest_mb: float = 0.0
     probe_lags_s: list[float] = field(default_factory=list)
     restart_s: float = 0.0
-    """From the start of a new process until every worker has joined it, every job has had a pass
-    and nothing is left to write."""
+    """From the start of a new process until every worker has joined it, there were as many passes
+    as jobs, and nothing is left to write."""
     restart_ready_s: float = 0.0
     """Until /readyz."""
     restart_cpu_s: float = 0.0
@@ -229,7 +229,7 @@ class Run:
         figures.restart_ready_s = time.monotonic() - began_s
         done = 'dlion_operator_reconciles_total{result="ok"}'
         self._until("all workers have joined again", self._have_joined, pause_s=0.25)
-        self._until("every job has had a pass", lambda: operator.metric(done) >= size.jobs)
+        self._until("as many passes as jobs", lambda: operator.metric(done) >= size.jobs)
         steady_s = time.monotonic() - began_s
         self._until_at_rest()
         asked = self._log.asked[before:]

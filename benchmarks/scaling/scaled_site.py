@@ -28,6 +28,8 @@ _HUGE = {"cpu": "1000", "memory": "4Ti", "pods": str(PODS_OF_A_NODE + 10)}
 @contextlib.contextmanager
 def scaled_site(definition: Path, *, pods: int) -> Iterator[Site]:
     """A site that knows DLionJobs and has room for so many pods; gone at the end."""
+    # The operator shares two cores with all of it: memory is there, garbage can wait.
+    os.environ.setdefault("GOGC", "400")
     with Testbed.up(name=f"s{os.getpid()}", sites=1, nodes=0) as testbed:
         site = testbed.site("site-a")
         site.kubectl.run("create", "-f", str(definition))

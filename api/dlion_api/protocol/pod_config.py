@@ -7,7 +7,7 @@ own group, index and address. Contains no secrets.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.protocol.worker_config import Document, FilledText, read_config
@@ -27,7 +27,8 @@ class PodConfig:
 
     def to_json(self) -> str:
         """Return the file's text; deterministic."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+        # Not `asdict`, which copies the manifest at each pass of the operator.
+        return json.dumps(vars(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def load(cls, path: Path | str) -> PodConfig:
