@@ -43,3 +43,8 @@ class Membership:
     def ready(self) -> tuple[Member, ...]:
         """Return the members that peers may connect to."""
         return tuple(m for m in self.members if m.state is MemberState.READY)
+
+    def is_revoked(self, rank: Rank) -> bool:
+        """Whether no start of that worker may take part."""
+        member = self.member(rank)
+        return member is not None and member.revoked

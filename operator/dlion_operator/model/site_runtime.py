@@ -37,6 +37,13 @@ class SiteRuntime:
             raise ContractError(f"has {length} bytes as JSON; allowed: at most {MAX_BYTES}")
         return runtime
 
+    def excess(self, workers: int) -> str:
+        """What is wrong with so many workers at this site. Empty: nothing."""
+        limit = self.spec.limits.max_workers
+        if limit is None or workers <= limit:
+            return ""
+        return f"{workers} workers wanted, DLionRuntime {self.name} allows {limit}"
+
     def to_json(self) -> str:
         """The annotation of a run's Jobs."""
         document = {"name": self.name, "spec": to_document(self.spec, without_defaults=True)}

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport, describe_exit
 from dlion_api.names import SiteName
-from dlion_api.protocol.revocation import RevocationInEffect
+from dlion_api.protocol.revocation import Revocation, RevocationInEffect
 from dlion_api.spec.failures import WorkerEnd, end_of_exit
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
@@ -346,3 +347,32 @@ class PodView(ObjectView):
 
     def _termination_message(self) -> str:
         return str(self._trainer("terminated").get("message") or "")
+
+
+def revocations_in(status: Mapping[str, Any]) -> tuple[RevocationInEffect, ...]:
+    """What that status of a job lists as revoked."""
+    return tuple(
+        RevocationInEffect(
+            str(each.get("name")),
+            str(each.get("reason") or ""),
+            by=SiteName(str(each.get("by"))),
+            is_effective=bool(each.get("effective")),
+            is_automatic=bool(each.get("automatic")),
+        )
+        for each in status.get("revoked") or ()
+    )
+
+
+def last_known_revocations(
+    own: Sequence[Revocation], kept: Sequence[RevocationInEffect], site: SiteName
+) -> tuple[RevocationInEffect, ...]:
+    """What is revoked in a run that is not served, by name: by this site's annotation (`own`), and
+    as the status (`kept`) has it of other sites and of quarantines."""
+    given = {each.name for each in own}
+    here = (
+        RevocationInEffect(each.name, each.reason, by=site) for each in own if not each.is_lifted
+    )
+    there = (
+        each for each in kept if each.by != site or (each.is_automatic and each.name not in given)
+    )
+    return tuple(sorted((*here, *there), key=lambda each: (each.name, each.by)))

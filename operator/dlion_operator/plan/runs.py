@@ -30,7 +30,15 @@ from dlion_operator.model.site_runtime import SiteRuntime, kept_runtime
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki import run_trust
 from dlion_operator.pki.job_authority import NamedAuthority
-from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodView, RemoteView, RunView
+from dlion_operator.plan.observed import (
+    EMPTY_RUN_VIEW,
+    Observed,
+    PodView,
+    RemoteView,
+    RunView,
+    last_known_revocations,
+    revocations_in,
+)
 
 NOT_READ = NamedAuthority(None, "the authority that tls names has not been read yet")
 
@@ -153,34 +161,14 @@ class Run:
     @property
     def kept_revocations(self) -> tuple[RevocationInEffect, ...]:
         """All in the status."""
-        return tuple(
-            RevocationInEffect(
-                str(each.get("name")),
-                str(each.get("reason") or ""),
-                by=SiteName(str(each.get("by"))),
-                is_effective=bool(each.get("effective")),
-                is_automatic=bool(each.get("automatic")),
-            )
-            for each in self.status.get("revoked") or ()
-        )
+        return revocations_in(self.status)
 
     @property
     def revocations(self) -> tuple[RevocationInEffect, ...]:
         """All that are known, by name. While the run is not served: as last known."""
         if self.observed.run is not None:
             return self.view.revocations
-        given = {each.name for each in self.own_revocations}
-        own = (
-            RevocationInEffect(each.name, each.reason, by=self.site)
-            for each in self.own_revocations
-            if not each.is_lifted
-        )
-        kept = (
-            each
-            for each in self.kept_revocations
-            if each.by != self.site or (each.is_automatic and each.name not in given)
-        )
-        return tuple(sorted((*own, *kept), key=lambda each: (each.name, each.by)))
+        return last_known_revocations(self.own_revocations, self.kept_revocations, self.site)
 
     @property
     def revoked_workers(self) -> tuple[WorkerIdentity, ...]:
@@ -284,11 +272,7 @@ class Run:
     def too_many_workers(self) -> str:
         """What is wrong if the manifest wants more workers here than the runtime allows. Empty:
         nothing."""
-        limit = self.runtime.spec.limits.max_workers if self.runtime is not None else None
-        wanted = sum(self.wanted.values())
-        if self.runtime is None or limit is None or wanted <= limit:
-            return ""
-        return f"{wanted} workers wanted, DLionRuntime {self.runtime.name} allows {limit}"
+        return self.runtime.excess(sum(self.wanted.values())) if self.runtime is not None else ""
 
     def size_of(self, group: Group) -> int:
         """The same, limited to what its queue has admitted."""

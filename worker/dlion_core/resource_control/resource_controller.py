@@ -19,7 +19,7 @@ from dlion_api.protocol.measurements import (
     SpeedProbe,
     StepTiming,
 )
-from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.membership import Member, Membership
 from dlion_api.protocol.sidecar_protocol import TrainerRecord
 from dlion_api.spec import Job
 from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
@@ -45,8 +45,7 @@ exchange does not get still more to send for being slow."""
 REGULAR_S = 5.0
 """Capacities are published at least this often, however little they change."""
 
-IDLE_LINK_S = 30.0
-PROBE_RETRY_S = 10.0
+IDLE_LINK_S, PROBE_RETRY_S = 30.0, 10.0
 
 
 class ResourceController:
@@ -210,6 +209,9 @@ class ResourceController:
         own = None if self._membership is None else self._membership.member(self._rank)
         return 0 if own is None else own.incarnation
 
+    def is_revoked(self, rank: Rank) -> bool:
+        return self._membership is not None and self._membership.is_revoked(rank)
+
     def link_to_probe(self, now_s: float) -> Member | None:
         """A peer whose idle link is due for a probe; None if none is due.
 
@@ -299,7 +301,6 @@ class ResourceController:
         estimate = self._estimator.estimate()
         if estimate is None:
             return
-        regular = now_s - self._published_s >= REGULAR_S
         own = Capacity(
             rank=self._rank,
             samples_per_s=estimate.samples_per_s * self._capacity_share,
@@ -311,7 +312,7 @@ class ResourceController:
             noise=self._noise.estimate(),
             exchange_s=self._exchange_s.value,
         )
-        if self.capacities.publish(own, regular=regular):
+        if self.capacities.publish(own, regular=now_s - self._published_s >= REGULAR_S):
             self._published_s = now_s
 
     def _resume(self, directive: Directive) -> None:
@@ -328,11 +329,6 @@ class ResourceController:
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
 
-    def is_revoked(self, rank: Rank) -> bool:
-        """Whether the membership lets no start of that worker take part."""
-        member = None if self._membership is None else self._membership.member(rank)
-        return member is not None and member.revoked
-
     def _active(self) -> list[Rank]:
         """The workers that share the batch: before the first step all that may still join, later
         those present."""
@@ -340,9 +336,8 @@ class ResourceController:
             return []
         if self._iteration > 0:
             return [self._rank, *(member.identity.rank for member in self.peers)]
-        members = self._membership.members
-        there = {m.identity.rank for m in members if m.state is MemberState.READY}
-        gone = {m.identity.rank for m in members} - there
+        there = {member.identity.rank for member in self._membership.ready()}
+        gone = {member.identity.rank for member in self._membership.members} - there
         return sorted(self._all_ranks - gone | there | {self._rank})
 
     def _published(self) -> PublishedCapacities:
@@ -397,8 +392,8 @@ class ResourceController:
         reason = reason_for(self.directive, wanted)
         if self.links.is_limited != self._is_limited:
             self._is_limited = self.links.is_limited
-            verb = "limit" if self._is_limited else "no longer limit"
-            reason += f"; CPU costs {verb} the exchange to less than the links carry"
+            negation = "" if self._is_limited else "no longer "
+            reason += f"; CPU costs {negation}limit the exchange to less than the links carry"
         reason = "; ".join(filter(None, (reason, self._estimator.why_expected)))
         self.directive = replace(wanted, reason=reason)
         self._version = wanted.version
