@@ -183,7 +183,6 @@ def federated(data: Path, folder: Path, *, exposure: str) -> Iterator[FederatedS
             "service": {"type": "NodePort", "nodePort": FEDERATION_PORT},
             "measureOnDemand": True,
         },
-        "networkPolicies": {"jobNamespaces": [JOBS]},
     }
     for image in images:
         repository, _, tag = image.reference.partition(":")

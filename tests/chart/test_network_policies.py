@@ -1,9 +1,11 @@
-"""Who reaches the operator, workers and keepers, by the words of the chart's network policies.
+"""Whom the operator reaches and who reaches it, by the words of the chart's network policy.
 
-Proves: the coordinator is reached by workers and keepers of watched namespaces only, exchange and
-measuring by workers and other sites, a keeper by its site's workers, metrics by whom one says, and
-all that by the labels and ports that pods are made with; `helm test` reaches what it asks.
-Leaves out: that a network enforces it (the testbed's does not).
+Proves: the coordinator is reached by workers and keepers of watched namespaces only, the federation
+by other sites only where there are some, metrics by whom one says, and all that by the labels and
+ports that pods are made with; `helm test` reaches what it asks. The operator reaches DNS, the API
+server's ports and the other sites' operators at the ports of their addresses, and nothing else.
+Leaves out: that a network enforces it (the testbed's does not); the policies of runs
+(tests/unit/operator/children/test_network_policies.py).
 """
 
 from __future__ import annotations
@@ -12,45 +14,23 @@ from typing import Any
 
 import pytest
 
-from chart import NAMESPACE, SITE, Helm, merged, nested
+from chart import NAMESPACE, SITE, Helm, entry, merged, nested
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
+from network_rules import ANY, Pod, incoming, outgoing, selects
 
 WORKER = names.run_labels(JobKey("ml", "digits", "1"), "plant-a") | {
     names.COMPONENT_LABEL: names.WORKER
 }
 KEEPER = WORKER | {names.COMPONENT_LABEL: names.KEEPER}
+MONITORING = Pod({}, "monitoring")
+OUTSIDE = "203.0.113.7"
+DNS = {53, 5353, (53, "UDP"), (5353, "UDP")}
+API_SERVER = {443, 6443, 8443, 16443}
 
 
-def admitted(policy: dict[str, Any], labels: dict[str, str], namespace: str) -> set[int | str]:
-    """Ports that a pod with these labels in that namespace reaches, by a policy's words."""
-    found: set[int | str] = set()
-    home = policy["metadata"]["namespace"]
-    for rule in policy["spec"]["ingress"]:
-        sources = rule.get("from", [{"ipBlock": {"cidr": "0.0.0.0/0"}}])
-        if any(_is_from(source, labels, namespace, home) for source in sources):
-            found |= {port["port"] for port in rule["ports"]}
-    return found
-
-
-def _is_from(source: dict[str, Any], labels: dict[str, str], namespace: str, home: str) -> bool:
-    if "ipBlock" in source:
-        return str(source["ipBlock"]["cidr"]) == "0.0.0.0/0"
-    if "namespaceSelector" in source:
-        there = {"kubernetes.io/metadata.name": namespace}
-        if not _selects(source["namespaceSelector"], there):
-            return False
-    elif namespace != home:
-        return False
-    return _selects(source["podSelector"], labels)
-
-
-def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    for expression in selector.get("matchExpressions", []):
-        assert expression["operator"] == "In"
-        if labels.get(expression["key"]) not in expression["values"]:
-            return False
-    return selector.get("matchLabels", {}).items() <= labels.items()
+def policy_of(helm: Helm, values: dict[str, Any]) -> dict[str, Any]:
+    return helm.one("NetworkPolicy", merged(SITE, values), only="networkpolicy-operator.yaml")
 
 
 @pytest.mark.parametrize(
@@ -66,53 +46,59 @@ def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 def test_the_operator_is_reached_by_its_workers_only(
     helm: Helm, labels: dict[str, str], namespace: str, ports: set[int | str]
 ) -> None:
-    watched = merged(SITE, nested("namespaces", ["ml"]))
+    watched = nested("namespaces", ["ml"])
     scraped = merged(watched, nested("networkPolicies.metricsFrom", [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
          "podSelector": {}}
     ]))  # fmt: skip
-    policy = helm.one("NetworkPolicy", scraped, only="networkpolicy-operator.yaml")
-    assert admitted(policy, labels, namespace) == ports
-    assert admitted(policy, labels, "monitoring") == {"metrics"}
-    anyone = helm.one("NetworkPolicy", watched, only="networkpolicy-operator.yaml")
-    assert admitted(anyone, labels, namespace) == ports | {"metrics"}
+    policy = policy_of(helm, scraped)
+    assert incoming(policy, Pod(labels, namespace)) == ports
+    assert incoming(policy, MONITORING) == {"metrics"}
+    anyone = policy_of(helm, watched)
+    assert incoming(anyone, Pod(labels, namespace)) == ports | {"metrics"}
     pod = helm.one("Deployment", only="deployment.yaml")["spec"]["template"]
-    assert _selects(policy["spec"]["podSelector"], pod["metadata"]["labels"])
+    assert selects(policy, Pod(pod["metadata"]["labels"], NAMESPACE))
 
 
 def test_helms_test_reaches_what_it_asks(helm: Helm) -> None:
-    policy = helm.one("NetworkPolicy", only="networkpolicy-operator.yaml")
+    policy = policy_of(helm, {})
     pod = helm.one("Pod", only="tests/ready.yaml")
-    assert {"health", "metrics"} <= admitted(policy, pod["metadata"]["labels"], NAMESPACE)
+    assert {"health", "metrics"} <= incoming(policy, Pod(pod["metadata"]["labels"], NAMESPACE))
     # And is itself no operator, whom the Service would lead workers to.
     service = helm.one("Service", only="service.yaml")
     assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
 
 
 def test_with_all_namespaces_workers_anywhere_reach_the_operator(helm: Helm) -> None:
-    policy = helm.one("NetworkPolicy", only="networkpolicy-operator.yaml")
-    assert "coordinator" in admitted(policy, WORKER, "anywhere")
+    assert "coordinator" in incoming(policy_of(helm, {}), Pod(WORKER, "anywhere"))
 
 
-def test_workers_are_reached_by_peers_and_keepers_by_workers(helm: Helm) -> None:
-    values = merged(SITE, {
-        "namespaces": ["ml"],
-        "networkPolicies": {"jobNamespaces": ["ml", "edge"], "peerCIDRs": []},
-    })  # fmt: skip
-    policies = helm.objects(values, only="networkpolicy-workers.yaml")
-    assert [each["metadata"]["namespace"] for each in policies] == ["ml", "ml", "edge", "edge"]
-    workers, keepers = policies[:2]
-    assert _selects(workers["spec"]["podSelector"], WORKER)
-    assert not _selects(workers["spec"]["podSelector"], KEEPER)
-    assert _selects(keepers["spec"]["podSelector"], KEEPER)
-    exchange = {names.EXCHANGE_PORT, names.MEASURING_PORT}
-    assert admitted(workers, WORKER, "ml") == exchange | {names.METRICS_PORT}
-    assert admitted(workers, KEEPER, "ml") == exchange | {names.METRICS_PORT}
-    assert admitted(workers, {"app": "other"}, "ml") == {names.METRICS_PORT}
-    assert admitted(keepers, WORKER, "ml") == {names.KEEPER_PORT}
-    assert admitted(keepers, WORKER, "other") == set()
-    assert admitted(keepers, {"app": "other"}, "ml") == set()
-    blocks = merged(values, nested("networkPolicies.peerCIDRs", ["10.0.0.0/8", "fd00::/8"]))
-    rules = helm.objects(blocks, only="networkpolicy-workers.yaml")[0]["spec"]["ingress"]
-    cidrs = [each["ipBlock"]["cidr"] for each in rules[0]["from"] if "ipBlock" in each]
-    assert cidrs == ["10.0.0.0/8", "fd00::/8"]
+def test_the_operator_reaches_dns_and_the_api_server_alone(helm: Helm) -> None:
+    policy = policy_of(helm, {})
+    for place in (OUTSIDE, MONITORING, Pod(WORKER, "ml")):
+        assert outgoing(policy, place) == DNS | API_SERVER
+    own = policy_of(helm, nested("networkPolicies.apiServerPorts", [6443]))
+    assert outgoing(own, OUTSIDE) == DNS | {6443}
+    servers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    narrowed = policy_of(helm, nested("networkPolicies.dnsTo", servers))
+    assert outgoing(narrowed, OUTSIDE) == API_SERVER
+    assert outgoing(narrowed, "10.0.0.10") == API_SERVER | DNS
+
+
+def test_other_operators_are_reached_at_the_ports_of_their_addresses(helm: Helm) -> None:
+    values = {
+        "sites": [entry("plant-a"), entry("plant-b", address="plant-b.example:30446"),
+                  entry("plant-c", address="plant-c.example:443")],
+        "networkPolicies": {"peerCIDRs": ["203.0.113.0/24"], "apiServerPorts": [6443]},
+    }  # fmt: skip
+    policy = policy_of(helm, values)
+    assert outgoing(policy, OUTSIDE) == DNS | {6443, 8446, 30446, 443}
+    assert outgoing(policy, "198.51.100.1") == DNS | {6443}
+    assert incoming(policy, OUTSIDE) == {"federation", "metrics"}
+    assert incoming(policy, "198.51.100.1") == {"metrics"}
+
+
+def test_outgoing_traffic_alone_can_be_left_open(helm: Helm) -> None:
+    policy = policy_of(helm, nested("networkPolicies.restrictEgress", False))
+    assert outgoing(policy, OUTSIDE) == {ANY}
+    assert incoming(policy, OUTSIDE) == {"metrics"}

@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
-NAMED = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca"}
+NAMED = {
+    "ADMISSION_POLICY": "dlion-dlion-system-tenancy",
+    "AUTHORITY": "dlion-authority",
+    "OPERATOR": "dlion-operator",
+    "SECRET_NAMES": "plant-ca",
+}
 SCOPES = {
     "jobs", "cluster", "operator", "TLSRoute", "IngressRouteTCP", "Secret", "CertManager", "Kueue",
-    "KueueClasses",
+    "KueueClasses", "AdmissionPolicy",
 }  # fmt: skip
 NAMESPACED = merged(SITE, nested("namespaces", ["ml", "edge"]))
 
@@ -80,7 +85,7 @@ def test_all_namespaces_take_one_cluster_role(helm: Helm) -> None:
     assert [each["kind"] for each in bindings] == ["RoleBinding", "ClusterRoleBinding"]
     assert own["metadata"]["namespace"] == bindings[0]["metadata"]["namespace"] == NAMESPACE
     assert own["rules"] == granted({"operator"})
-    assert jobs["rules"] == granted({"jobs", "cluster"})
+    assert jobs["rules"] == granted({"jobs", "cluster", "AdmissionPolicy"})
 
 
 def test_some_namespaces_take_roles_alone(helm: Helm) -> None:
@@ -152,7 +157,7 @@ def test_routes_are_granted_where_there_is_a_gateway_of_their_kind(
 ) -> None:
     gateway = {"address": "plant-a.example:443", "route": route, "parent": {"name": "edge"}}
     made, _ = roles(helm, merged(values, nested("gateway", gateway)))
-    scopes = {"jobs", "cluster", route} if values is SITE else {"jobs", route}
+    scopes = {"jobs", "cluster", "AdmissionPolicy", route} if values is SITE else {"jobs", route}
     for role in made[1:]:
         assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))
 
@@ -166,7 +171,7 @@ def test_secrets_with_authorities_are_reached_where_the_values_say_so(
     helm: Helm, values: dict[str, Any], tls: dict[str, Any], scope: str
 ) -> None:
     made, _ = roles(helm, merged(values, {"tls": tls}))
-    scopes = {"jobs", "cluster", scope} if values is SITE else {"jobs", scope}
+    scopes = {"jobs", "cluster", "AdmissionPolicy", scope} if values is SITE else {"jobs", scope}
     for role in made[1:]:
         assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))
 
@@ -174,7 +179,7 @@ def test_secrets_with_authorities_are_reached_where_the_values_say_so(
 def test_queues_take_their_rights_where_the_values_say_so(helm: Helm) -> None:
     on = nested("kueue.enabled", True)
     (_, jobs), _ = roles(helm, merged(SITE, on))
-    wanted = granted({"jobs", "cluster", "Kueue", "KueueClasses"})
+    wanted = granted({"jobs", "cluster", "Kueue", "KueueClasses", "AdmissionPolicy"})
     assert sorted(map(str, jobs["rules"])) == sorted(map(str, wanted))
 
 

@@ -26,11 +26,10 @@ TEMPLATES = sorted(
 )
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
 TOGETHER = sites("plant-a", "plant-b")
-EVERYTHING = merged(
-    SITE, ON, TOGETHER, GATEWAY, nested("networkPolicies.jobNamespaces", ["ml", "edge"])
-)
+EVERYTHING = merged(SITE, ON, TOGETHER, GATEWAY)
 NOT_READY, UNREACHABLE = (f"node.kubernetes.io/{each}" for each in ("not-ready", "unreachable"))
 SWITCHES = {
+    "admission-policy.yaml": ("tenancy.admissionPolicy", "Never"),
     "config.yaml": None,
     "crd-runtime.yaml": ("crds.enabled", False),
     "crd.yaml": ("crds.enabled", False),
@@ -39,7 +38,6 @@ SWITCHES = {
     "gateway.yaml": ("gateway.address", ""),
     "monitors.yaml": ("monitoring.monitors.enabled", False),
     "networkpolicy-operator.yaml": ("networkPolicies.enabled", False),
-    "networkpolicy-workers.yaml": ("networkPolicies.jobNamespaces", []),
     "rights.yaml": ("rbac.create", False),
     "rules.yaml": ("monitoring.rules.enabled", False),
     "service-federation.yaml": ("sites", []),
@@ -176,7 +174,7 @@ def test_other_settings_start_the_operator_anew_and_other_values_do_not(helm: He
         return str(operator(helm, values)[0]["metadata"]["annotations"]["checksum/config"])
 
     assert checksum(nested("keeper.size", "1Gi")) != checksum({})
-    assert checksum(nested("networkPolicies.enabled", False)) == checksum({})
+    assert checksum(nested("networkPolicies.apiServerPorts", [6443])) == checksum({})
 
 
 def test_where_the_operator_runs_is_said_as_in_a_pod(helm: Helm) -> None:

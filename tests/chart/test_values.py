@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
+from dlion_api.document.shapes import document_name
 from dlion_api.errors import UnavailableError
 from dlion_cli.inputs import chart_values
 from dlion_operator.model.settings import (
@@ -30,6 +31,7 @@ from dlion_operator.model.settings import (
     load_settings,
 )
 from dlion_operator.model.site_runtime import SiteRuntime
+from dlion_operator.model.tenancy import PortRange, TemplateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +42,10 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TAINT = {"key": "edge", "operator": "Exists"}
 DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
+TEMPLATE_LISTS = [field.name for field in dataclasses.fields(TemplateLimits)]
 RENDERED = (
     "advertised_address", "images", "coordinator", "keeper", "sidecar", "load_balancer", "gateway",
-    "kueue", "default_runtime",
+    "tenancy", "scratch", "network_policies", "kueue", "default_runtime",
 )  # fmt: skip
 """Settings that matter for a job's objects."""
 OTHER: dict[str, Any] = {
@@ -105,6 +108,23 @@ OTHER: dict[str, Any] = {
     "authority.certificateLifeSeconds": 2_147_483_647,
     "tls.secretNames": ["plant-a-ca"],
     "tls.certManager": True,
+    "tenancy.excludedNamespaces": ["kube-system"],
+    "tenancy.admissionPolicy": "Never",
+    "tenancy.podTemplate.serviceAccounts": ["a", "b-*"],
+    "tenancy.podTemplate.secrets": ["*"],
+    "tenancy.podTemplate.configMaps": [],
+    "tenancy.podTemplate.claims": ["data"],
+    "tenancy.podTemplate.volumes": ["emptyDir"],
+    "tenancy.podTemplate.images": ["registry.example/*"],
+    "tenancy.podTemplate.pullSecrets": [],
+    "tenancy.podTemplate.runtimeClasses": ["kata"],
+    "tenancy.podTemplate.priorityClasses": ["low"],
+    "tenancy.podTemplate.tolerations": ["edge"],
+    "tenancy.podTemplate.annotations": ["team.example/*"],
+    "tenancy.podTemplate.fields": ["nodeName"],
+    "scratch.tmp": "1Gi",
+    "scratch.shared": "2Gi",
+    "scratch.state": "1.5Ti",
     "kueue.enabled": True,
     "runtimes.default": "edge",
     "metrics.port": 19440,
@@ -118,7 +138,11 @@ OTHER: dict[str, Any] = {
     "serviceAccount.annotations": {"a": "b"},
     "commonLabels": {"team": "edge"},
     "networkPolicies.enabled": False,
-    "networkPolicies.jobNamespaces": ["ml"],
+    "networkPolicies.restrictEgress": False,
+    "networkPolicies.peerPorts": [{"port": 443}],
+    "networkPolicies.egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}]}],
+    "networkPolicies.dnsTo": [{"namespaceSelector": {}}],
+    "networkPolicies.apiServerPorts": [6443],
     "networkPolicies.peerCIDRs": ["10.1.0.0/16"],
     "networkPolicies.gatewayFrom": [{"namespaceSelector": {}}],
     "networkPolicies.metricsFrom": [{"namespaceSelector": {}}],
@@ -142,7 +166,6 @@ SCENE = merged(
     ON,
     GATEWAY,
     sites("plant-a", "plant-b"),
-    {"networkPolicies": {"jobNamespaces": ["edge"]}},
 )
 
 
@@ -249,6 +272,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("tls.certManager", "yes", "/tls/certManager"),
     ("kueue.enabled", "yes", "/kueue/enabled"),
     ("runtimes.default", "A", "/runtimes/default"),
+    ("tenancy.excludedNamespaces", ["*"], "/tenancy/excludedNamespaces/0"),
+    ("tenancy.admissionPolicy", True, "/tenancy/admissionPolicy"),
+    ("tenancy.podTemplate.secrets", ["a*b"], "/tenancy/podTemplate/secrets/0"),
+    ("tenancy.podTemplate.serviceAccounts", [""], "/tenancy/podTemplate/serviceAccounts/0"),
+    ("tenancy.podTemplate.images", ["registry.example*"], "/tenancy/podTemplate/images/0"),
+    ("tenancy.podTemplate.hostPaths", [], "hostPaths"),
+    ("scratch.tmp", "big", "/scratch/tmp"),
+    ("scratch.home", "1Gi", "home"),
     ("tls.secretNames", ["A"], "/tls/secretNames/0"),
     ("tls.secretNames", ["a", "a"], "/tls/secretNames"),
     ("federation.port", 1023, "/federation/port"),
@@ -271,6 +302,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("commonLabels", {"a": "b c"}, "/commonLabels/a"),
     ("networkPolicies.peerCIDRs", ["10.0.0.1"], "/networkPolicies/peerCIDRs/0"),
     ("networkPolicies.metricsFrom", ["a"], "/networkPolicies/metricsFrom/0"),
+    ("networkPolicies.jobNamespaces", ["a"], "jobNamespaces"),
+    ("networkPolicies.peerPorts", [443], "/networkPolicies/peerPorts/0"),
+    ("networkPolicies.peerPorts", [{"port": 0}], "/networkPolicies/peerPorts/0/port"),
+    ("networkPolicies.egress", {}, "/networkPolicies/egress"),
+    ("networkPolicies.apiServerPorts", [], "/networkPolicies/apiServerPorts"),
     ("monitoring.monitors.interval", "often", "/monitoring/monitors/interval"),
     ("monitoring.rules.interval", "1m", "interval"),
     ("monitoring.dashboards.labels", {"a": 1}, "/monitoring/dashboards/labels/a"),
@@ -368,6 +404,56 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
         nested("authority.certificateLifeSeconds", 2**31 - 1),
         2**31 - 1,
     ),
+    "tenancy.excluded_namespaces": (
+        merged(
+            nested("namespaces", ["ml", "kube-system"]),
+            nested("tenancy.excludedNamespaces", ["kube-system", "a"]),
+        ),
+        ("a", NAMESPACE),
+    ),
+    "tenancy.admission_policy": ({}, "dlion-dlion-system-tenancy"),
+    **{
+        f"tenancy.pod_template.{name}": (
+            nested(f"tenancy.podTemplate.{document_name(name)}", ["a/*", "b"]),
+            ("a/*", "b"),
+        )
+        for name in TEMPLATE_LISTS
+    },
+    "scratch.tmp": (nested("scratch.tmp", "1.5Gi"), "1.5Gi"),
+    "scratch.shared": (nested("scratch.shared", "1M"), "1M"),
+    "scratch.state": (nested("scratch.state", "1"), "1"),
+    "network_policies.enabled": (nested("networkPolicies.enabled", False), False),
+    "network_policies.restrict_egress": (nested("networkPolicies.restrictEgress", False), False),
+    "network_policies.operator_namespace": (nested("coordinator.address", "10.0.0.1:1"), ""),
+    "network_policies.operator_labels": (
+        {},
+        {
+            "app.kubernetes.io/name": "dlion",
+            "app.kubernetes.io/instance": "dlion",
+            "app.kubernetes.io/component": "operator",
+        },
+    ),
+    "network_policies.peer_cidrs": (sites("plant-a", "plant-b"), ("0.0.0.0/0", "::/0")),
+    "network_policies.peer_ports": (
+        merged(GATEWAY, nested("networkPolicies.peerPorts", [{"port": 1, "endPort": 65535}])),
+        (PortRange(port=1, end_port=65535), PortRange(port=443)),
+    ),
+    "network_policies.gateway_from": (
+        merged(
+            sites("plant-a", "plant-b"),
+            nested("networkPolicies.gatewayFrom", [{"podSelector": {}}]),
+        ),
+        ({"podSelector": {}},),
+    ),
+    "network_policies.metrics_from": (
+        nested("networkPolicies.metricsFrom", [{"podSelector": {}}]),
+        ({"podSelector": {}},),
+    ),
+    "network_policies.egress": (nested("networkPolicies.egress", [{}]), ({},)),
+    "network_policies.dns_to": (
+        nested("networkPolicies.dnsTo", [{"podSelector": {}}]),
+        ({"podSelector": {}},),
+    ),
     "kueue": (nested("kueue.enabled", True), True),
     "default_runtime": (nested("runtimes.default", "a.b-c"), "a.b-c"),
     "metrics_port": (nested("metrics.port", 1024), 1024),
@@ -421,6 +507,14 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
         elif field.name in {"keeper", "sidecar"}:  # the chart gives them resources
             own = dataclasses.replace(getattr(found, field.name), resources=None)
             assert own == dataclasses.replace(field.default, resources=None)
+        elif field.name == "tenancy":  # the chart knows its namespace, and makes the policy
+            own = found.tenancy
+            assert NAMESPACE in own.excluded_namespaces
+            assert own.pod_template == field.default.pod_template
+            assert set(field.default.excluded_namespaces) < set(own.excluded_namespaces)
+        elif field.name == "network_policies":
+            assert found.network_policies.enabled
+            assert found.network_policies.peer_ports == field.default.peer_ports
         elif field.default is not dataclasses.MISSING:
             assert getattr(found, field.name) == field.default
     assert found.coordinator.address == f"dlion-operator.{NAMESPACE}.svc:7443"
@@ -441,6 +535,10 @@ def test_render_reads_values_as_the_chart_does(helm: Helm, path: str, tmp_path: 
     of_the_chart = settings_of(helm, changed, tmp_path)
     values = chart_values.read_values(file)
     here = chart_values.settings_of(values, of_the_chart.site, source=str(file))
+    of_the_chart = dataclasses.replace(  # no file knows the rights of a user
+        of_the_chart,
+        tenancy=dataclasses.replace(of_the_chart.tenancy, admission_policy=""),
+    )
     for name in RENDERED:
         assert getattr(here, name) == getattr(of_the_chart, name), name
 

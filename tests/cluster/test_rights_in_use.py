@@ -235,7 +235,7 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
         everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))
         print(f"{mode}: {len(asked)} requests, {len(everywhere | jobs | own)} rights used")
         assert refused(asked) == [], mode
-        of_all = () if life.namespaces else ("cluster",)
+        of_all = () if life.namespaces else ("cluster", "AdmissionPolicy")
         granted = listed("jobs", *of_all, *TLS_SCOPES, "Kueue", "KueueClasses")
         assert everywhere | jobs == granted - NEVER_ASKED.keys(), mode
         assert own == listed("operator"), mode

@@ -70,8 +70,8 @@ def load_data():
 """
 
 
-WITH_A_SECRET = {
-    "volumes": [{"name": "nowhere", "secret": {"secretName": "nowhere"}}],
+WITHOUT_A_CONFIG_MAP = {
+    "volumes": [{"name": "nowhere", "configMap": {"name": "nowhere"}}],
     "containers": [
         {"name": "trainer", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
     ],
@@ -95,7 +95,9 @@ def what_goes_wrong(kubectl: Kubectl, _: Path) -> None:
             {"program": {"configMap": {"name": "mine", "key": "job.py"}}},
         ),
         too_little_memory(manifest({"a": 500}, maxRestarts=0), "200Mi"),
-        named(manifest({"a": 500}, podTemplate={"spec": WITH_A_SECRET}), "no-secret", {}),
+        named(
+            manifest({"a": 500}, podTemplate={"spec": WITHOUT_A_CONFIG_MAP}), "no-config-map", {}
+        ),
         named(manifest({"a": 500}, podTemplate={"spec": NOWHERE}), "no-node", {}),
     )
     print("\n| job | condition | reason | after | message |\n|---|---|---|---|---|")
@@ -103,7 +105,7 @@ def what_goes_wrong(kubectl: Kubectl, _: Path) -> None:
         ("raises", "Failed", "ProgramFailed", "no such layer: convolution3"),
         ("no-memory", "Failed", "RestartsExceeded", "137 (SIGKILL)"),
         ("no-node", "Stalled", "Unschedulable", " nodes are available"),
-        ("no-secret", "Stalled", "ContainerBroken", "its volumes or its network are not there"),
+        ("no-config-map", "Stalled", "ContainerBroken", "its volumes or its network are not there"),
         ("no-image", "Stalled", "ImageUnavailable", "dlion.test/nowhere:1"),
     ):
         kubectl.wait(f"--for=condition={type_}", f"dlj/{name}", timeout_s=180)

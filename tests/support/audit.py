@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 RIGHTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 ROUTES = ("TLSRoute", "IngressRouteTCP")
 MODES = ("cluster", "namespaced")
-_NAMES = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca"}
+_NAMES = {
+    "AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca",
+    "ADMISSION_POLICY": ".+-tenancy",
+}  # fmt: skip
 """By name what the chart grants by name, as the suite's values have it."""
-_NAMES_OF_TESTS = {**_NAMES, "AUTHORITY": "dlion-authority|authority-.+", "SECRET_NAMES": ".*ca"}
+_NAMES_OF_TESTS = {
+    **_NAMES,
+    "ADMISSION_POLICY": ".*tenancy.*",
+    "AUTHORITY": "dlion-authority|authority-.+",
+    "SECRET_NAMES": ".*ca",
+}
 _OF_JOBS = ".+-authority"
 """How the Secrets are called that cert-manager fills for jobs."""
 _ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):[^:]+")
@@ -101,7 +109,7 @@ class Asked:
             return False
         if rule["scope"] == "operator":
             return self.namespace == (self.home or self.namespace)
-        if rule["scope"] == "KueueClasses":
+        if rule["scope"] in ("KueueClasses", "AdmissionPolicy"):
             return True
         is_in_some = rule["scope"] != "cluster" and self.namespace in self.watched
         return is_in_some if self.mode == "namespaced" else True

@@ -74,6 +74,8 @@ class Reason(StrEnum):
     RETRYING = "Retrying"
     FAILED_BY_RULE = "FailedByRule"
     WORKERS_REVOKED = "WorkersRevoked"
+    TEMPLATE_NOT_ALLOWED = "TemplateNotAllowed"
+    NAMESPACE_EXCLUDED = "NamespaceExcluded"
 
 
 class State(StrEnum):

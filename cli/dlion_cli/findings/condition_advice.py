@@ -78,6 +78,14 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         "Grant the operator the permission, or raise the quota; it retries by itself",
         "kubectl describe resourcequota",
     ),
+    Reason.TEMPLATE_NOT_ALLOWED: (
+        "Remove from podTemplate what the message names, or have the site's values allow it",
+        "dlion render FILE --values VALUES",
+    ),
+    Reason.NAMESPACE_EXCLUDED: (
+        "Create the job in another namespace, or have the site's values allow this one",
+        "",
+    ),
     Reason.POLICY_DENIED: ("Change the admission policy, or the manifest", ""),
     Reason.IMAGE_UNAVAILABLE: ("Correct the image's name or its pull Secret", ""),
     Reason.UNSCHEDULABLE: ("Free capacity, or lower the group's resources", "kubectl get nodes"),

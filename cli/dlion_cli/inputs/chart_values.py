@@ -9,13 +9,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from dlion_api.document import parse
+from dlion_api.cluster_names import COMPONENT_LABEL, NAME, NAME_LABEL
+from dlion_api.document import parse, to_document
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.tenancy import (
+    SYSTEM_NAMESPACES,
+    NetworkSettings,
+    ScratchSizes,
+    TemplateLimits,
+)
 
-_COORDINATOR: Final = "dlion-operator.dlion-system.svc"
+_NAMESPACE: Final = "dlion-system"
+_COORDINATOR: Final = f"dlion-operator.{_NAMESPACE}.svc"
 """The operator's Service if the release is named `dlion`, in the namespace of the documents."""
+_OPERATOR_LABELS: Final = {
+    NAME_LABEL: NAME,
+    "app.kubernetes.io/instance": NAME,
+    COMPONENT_LABEL: "operator",
+}
+"""Its pod's, in that release."""
 
 Values = Mapping[str, Any]
 
@@ -54,6 +68,23 @@ DEFAULTS: Final[Values] = {
         "route": "TLSRoute",
         "parent": {"name": "", "namespace": "", "sectionName": ""},
         "entryPoints": [],
+    },
+    "namespaces": [],
+    "sites": [],
+    "tenancy": {
+        "excludedNamespaces": list(SYSTEM_NAMESPACES),
+        "podTemplate": to_document(TemplateLimits()),
+    },
+    "scratch": to_document(ScratchSizes()),
+    "networkPolicies": {
+        "enabled": True,
+        "restrictEgress": True,
+        "peerCIDRs": ["0.0.0.0/0", "::/0"],
+        "peerPorts": to_document(NetworkSettings())["peerPorts"],
+        "gatewayFrom": [],
+        "metricsFrom": [],
+        "egress": [],
+        "dnsTo": [],
     },
     "kueue": {"enabled": False},
     "runtimes": {"default": ""},
@@ -107,12 +138,44 @@ def settings_of(values: Values, site: str, *, source: str) -> Settings:
         "keeper": keeper,
         "sidecar": values["sidecar"],
         "loadBalancer": values["loadBalancer"],
+        "tenancy": _tenancy(values),
+        "scratch": values["scratch"],
+        "networkPolicies": _network(values, site),
         "kueue": values["kueue"]["enabled"],
         "defaultRuntime": values["runtimes"]["default"],
     }
     if gateway["address"]:
         document["gateway"] = gateway
     return parse(Settings, document, source=source)
+
+
+def _tenancy(values: Values) -> dict[str, Any]:
+    """Without the admission policy: only a cluster knows the rights of a user."""
+    tenancy, watched = values["tenancy"], values["namespaces"]
+    excluded = dict.fromkeys([*tenancy["excludedNamespaces"], _NAMESPACE])
+    return {
+        "excludedNamespaces": [each for each in excluded if each not in watched],
+        "podTemplate": tenancy["podTemplate"],
+    }
+
+
+def _network(values: Values, site: str) -> dict[str, Any]:
+    network = dict(values["networkPolicies"])
+    cidrs = network.pop("peerCIDRs")
+    network.pop("apiServerPorts", None)  # the operator's own policy
+    is_federated = any(
+        isinstance(each, Mapping) and each.get("name") != site for each in values["sites"]
+    )
+    address = str(values["gateway"]["address"])
+    of_gateway = [{"port": int(address.rpartition(":")[2])}] if address else []
+    return {
+        **network,
+        "operatorNamespace": "" if values["coordinator"]["address"] else _NAMESPACE,
+        "operatorLabels": dict(_OPERATOR_LABELS),
+        "peerCidrs": cidrs if is_federated else [],
+        "peerPorts": [*network["peerPorts"], *of_gateway],
+        "gatewayFrom": network["gatewayFrom"] if is_federated else [],
+    }
 
 
 def _image(images: Values, name: str) -> str:

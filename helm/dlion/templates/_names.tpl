@@ -86,11 +86,6 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Namespaces known to hold jobs, as a JSON list under `all`. */}}
-{{- define "dlion.jobNamespaces" -}}
-{{ dict "all" (concat .Values.namespaces .Values.networkPolicies.jobNamespaces | uniq) | toJson }}
-{{- end }}
-
 {{/* Where this release's workers are: an entry of a NetworkPolicy's from, less the leading dash. */}}
 {{- define "dlion.fromWorkers" -}}
 podSelector:

@@ -54,6 +54,25 @@ authority:
   secretName: {{ .Values.authority.secretName | quote }}
   ownerService: {{ ternary "" (include "dlion.operator" .) .Values.authority.keep | quote }}
   certificateLifeSeconds: {{ int .Values.authority.certificateLifeSeconds }}
+tenancy:
+  excludedNamespaces: {{ include "dlion.excludedNamespaces" . | trim }}
+  admissionPolicy: {{ include "dlion.admissionPolicy" . | quote }}
+  podTemplate: {{ .Values.tenancy.podTemplate | toJson }}
+scratch: {{ .Values.scratch | toJson }}
+networkPolicies:
+  {{- with .Values.networkPolicies }}
+  enabled: {{ .enabled }}
+  restrictEgress: {{ .restrictEgress }}
+  # Where this site's coordinator is; empty for an address that a user has given.
+  operatorNamespace: {{ ternary "" $.Release.Namespace (ne $.Values.coordinator.address "") | quote }}
+  operatorLabels: {{ include "dlion.selector" $ | fromYaml | toJson }}
+  peerCidrs: {{ ternary .peerCIDRs list (gt (len $others) 0) | toJson }}
+  peerPorts: {{ include "dlion.peerPorts" $ }}
+  gatewayFrom: {{ ternary .gatewayFrom list (gt (len $others) 0) | toJson }}
+  metricsFrom: {{ .metricsFrom | toJson }}
+  egress: {{ .egress | toJson }}
+  dnsTo: {{ .dnsTo | toJson }}
+  {{- end }}
 kueue: {{ .Values.kueue.enabled }}
 defaultRuntime: {{ .Values.runtimes.default | quote }}
 metricsPort: {{ int .Values.metrics.port }}

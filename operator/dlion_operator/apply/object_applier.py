@@ -39,7 +39,9 @@ DELETED_BY_UID = frozenset({Kind.JOB, Kind.POD})
 LABELED_KINDS = tuple(kind for kind in WATCHED if kind not in (Kind.DLION_JOB, Kind.POD))
 """Kinds of children that are found by our labels. Pods get theirs from their controllers."""
 
-PREREQUISITE_KINDS = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE})
+PREREQUISITE_KINDS = frozenset(
+    {Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.NETWORK_POLICY, Kind.SERVICE}
+)
 """Kinds that a new run's pods wait for: the run does not start if one is rejected."""
 
 

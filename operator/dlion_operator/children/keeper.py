@@ -46,7 +46,11 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
         settings,
         names.run_name(job.key),
         containers=[keeper],
-        volumes=[_state(job, settings), {"name": "shared", "emptyDir": {}}, *volumes],
+        volumes=[
+            _state(job, settings),
+            {"name": "shared", "emptyDir": {"sizeLimit": settings.scratch.shared}},
+            *volumes,
+        ],
     )
     labels = _labels(job, settings)
     return Kind.DEPLOYMENT.document(
@@ -66,7 +70,7 @@ def _state(job: Job, settings: Settings) -> Document:
     claim = names.keeper_claim_name(job.key) if _makes_claim(settings) else ""
     if claim := settings.keeper.claim_name or claim:
         return {"name": "state", "persistentVolumeClaim": {"claimName": claim}}
-    return {"name": "state", "emptyDir": {}}
+    return {"name": "state", "emptyDir": {"sizeLimit": settings.scratch.state}}
 
 
 def _makes_claim(settings: Settings) -> bool:

@@ -39,9 +39,12 @@ def worker_template(
     group: Group,
     rendered: Mapping[str, Any],
     labels: Mapping[str, str],
+    scratch_size: str,
     runtime: SiteRuntime | None = None,
 ) -> Document:
     """Return the pod template of a group, with that spec and the operator's own `labels`.
+
+    `scratch_size`: the limit of an emptyDir without one: a full disk is everybody's.
 
     Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
     """
@@ -54,7 +57,10 @@ def worker_template(
     if annotations := metadata.get("annotations"):
         made["annotations"] = annotations
     overlays = (site["spec"], _fields(job, group), *(each["spec"] for each in own))
-    return {"metadata": made, "spec": _spec(rendered, overlays)}
+    spec = _spec(rendered, overlays)
+    # A template that removes the field asks for no token.
+    spec.setdefault("automountServiceAccountToken", False)
+    return {"metadata": made, "spec": _with_limits(spec, scratch_size)}
 
 
 def _of_runtime(runtime: SiteRuntime | None) -> Mapping[str, Any]:
@@ -68,6 +74,20 @@ def _fields(job: Job, group: Group) -> Document:
         trainer["image"] = image
     spec: Document = {"containers": [trainer]}
     return spec | ({"nodeSelector": dict(group.node_selector)} if group.node_selector else {})
+
+
+def _with_limits(spec: Document, size: str) -> Document:
+    volumes = spec.get("volumes")
+    if not isinstance(volumes, list):
+        return spec
+    return {**spec, "volumes": [_limited(volume, size) for volume in volumes]}
+
+
+def _limited(volume: Any, size: str) -> Any:
+    scratch = volume.get("emptyDir") if isinstance(volume, Mapping) else None
+    if not isinstance(scratch, Mapping) or scratch.get("sizeLimit") not in (None, "", 0, "0"):
+        return volume
+    return {**volume, "emptyDir": {**scratch, "sizeLimit": size}}
 
 
 def _parts_of(template: Mapping[str, Any]) -> Document:

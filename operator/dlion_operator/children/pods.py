@@ -72,7 +72,7 @@ def pod_spec(
                 "defaultMode": 0o440,
             },
         },
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": settings.scratch.tmp}},
     ]
     spec: Document = {
         "automountServiceAccountToken": False,

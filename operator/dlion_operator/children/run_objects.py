@@ -1,4 +1,5 @@
-"""Objects that all pods of a run at a site share: ConfigMap, headless Service, authority."""
+"""Objects that all pods of a run at a site share: ConfigMap, headless Service, authority; and the
+list of all that a run has beside its Jobs."""
 
 import json
 from collections.abc import Mapping
@@ -8,13 +9,28 @@ from dlion_api import cluster_names as names
 from dlion_api.names import GROUP
 from dlion_api.protocol.pod_config import PodConfig
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
+from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.labels import inherited
+from dlion_operator.children.network_policies import network_policies
 from dlion_operator.children.pods import metadata_of
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model.settings import Settings
 
 CERTIFICATE_DURATION = "2160h"
 """90 days; cert-manager renews it with a third left. Workers' certificates last one day."""
+
+
+def shared_objects(
+    job: Job, settings: Settings, owner: Mapping[str, Any], *, authority_pem: str
+) -> list[Document]:
+    """Return all objects of a run but its Jobs and those for other sites. No pod starts before
+    its NetworkPolicy is there."""
+    return [
+        *network_policies(job, settings, owner),
+        config_map(job, settings, owner, authority_pem=authority_pem),
+        headless_service(job, settings, owner),
+        *keeper_objects(job, settings, owner),
+    ]
 
 
 def config_map(

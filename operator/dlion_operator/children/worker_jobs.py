@@ -1,6 +1,7 @@
 """The Indexed Job of one group: each pod has a supervised trainer and a native sidecar."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dlion_api import cluster_names as names
@@ -16,6 +17,7 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
+from dlion_operator.children.template_limits import RefusedField, refused_fields, widened
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
@@ -67,9 +69,39 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
                 group,
                 _pod(job, group, settings),
                 names.run_labels(job.key, site) | labels,
+                settings.scratch.state,
                 settings.runtime,
             ),
         },
+    )
+
+
+def refused_by_site(
+    job: Job, group: Group, made: Document, settings: Settings, *, by_rights: bool
+) -> tuple[RefusedField, ...]:
+    """Return what the site does not allow in the group's Job, which `worker_job` made. Its
+    DLionRuntime is allowed, as administrators wrote it. `by_rights`: the job's writer has the
+    rights to the Secrets and service accounts that it names."""
+    limits = settings.tenancy.pod_template
+    own_images = (settings.images.worker, settings.images.sidecar)
+    limits = replace(limits, images=(*limits.images, *own_images))
+    own = _site_template(job, group, settings)
+    template = made["spec"]["template"]
+    return refused_fields(template, own, widened(limits) if by_rights else limits)
+
+
+def _site_template(job: Job, group: Group, settings: Settings) -> Document:
+    """The pod template of the group without an image or a podTemplate of the job's writer."""
+    trainer = replace(job.spec.trainer, image="")
+    bare_job = replace(job, spec=replace(job.spec, trainer=trainer, pod_template=None))
+    bare_group = replace(group, image="", pod_template=None)
+    return worker_template(
+        bare_job,
+        bare_group,
+        _pod(bare_job, bare_group, settings),
+        {},
+        settings.scratch.state,
+        settings.runtime,
     )
 
 
@@ -138,7 +170,11 @@ def _pod(job: Job, group: Group, settings: Settings) -> Document:
         names.run_name(job.key),
         containers=[trainer],
         init_containers=[sidecar],
-        volumes=[{"name": "shared", "emptyDir": {}}, {"name": "state", "emptyDir": {}}, *volumes],
+        volumes=[
+            {"name": "shared", "emptyDir": {"sizeLimit": settings.scratch.shared}},
+            {"name": "state", "emptyDir": {"sizeLimit": settings.scratch.state}},
+            *volumes,
+        ],
     )
     spec["restartPolicy"] = "Never"
     spec["subdomain"] = names.run_name(job.key)

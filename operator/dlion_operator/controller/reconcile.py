@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name, run_name
 from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
+from dlion_operator.apply.admission_policy import AdmissionPolicy
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.runtime_reader import RuntimeReader
@@ -88,6 +89,7 @@ class Reconciler:
         self._events = events
         self._now = now
         self._monotonic_s = monotonic_s
+        self._policy = AdmissionPolicy(cluster, settings.tenancy.admission_policy, monotonic_s)
         self._states: dict[ObjectName, ReconcileState] = {}
         self._terminating: dict[ObjectName, DurationTracker[str]] = {}
         """How long each pod has been terminating, also for jobs that are gone."""
@@ -107,6 +109,7 @@ class Reconciler:
             state.authority = await state.secret.read(document)
             await self._read_runtime(state)
             await self._read_queue(state)
+            state.policy_since = await self._policy.since(document)
             await state.applier.restore_labels(name)
         self._report_disruptions(name, state)
         await self._check_nodes(name, state)
@@ -266,6 +269,7 @@ class Reconciler:
             authority=state.authority,
             queue=state.queue,
             runtime=state.runtime,
+            policy_since=state.policy_since,
             last_error=state.last_error,
             missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
             terminating=replace(self._terminating_pods(name), nodes=state.nodes),

@@ -5,6 +5,7 @@ Nothing depends on it after a restart.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from dlion_operator.apply.object_applier import ObjectApplier
@@ -70,6 +71,7 @@ class ReconcileState:
     runtimes: RuntimeReader
     runtime: RuntimeState | None = None
     queue: QueueState | None = None
+    policy_since: datetime | None = None
     authority: NamedAuthority | None = None
     rejection: RejectionBackoff = field(default_factory=RejectionBackoff)
     failing_since_s: float | None = None

@@ -23,9 +23,20 @@ class Kind(Enum):
     SERVICE = ("v1", "Service", "services")
     CONFIG_MAP = ("v1", "ConfigMap", "configmaps")
     CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+    NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
     DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
     SECRET = ("v1", "Secret", "secrets")
     NODE = ("v1", "Node", "nodes")
+    ADMISSION_POLICY = (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicy",
+        "validatingadmissionpolicies",
+    )
+    ADMISSION_POLICY_BINDING = (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding",
+        "validatingadmissionpolicybindings",
+    )
     LEASE = ("coordination.k8s.io/v1", "Lease", "leases")
     CERTIFICATE = ("cert-manager.io/v1", "Certificate", "certificates")
     EVENT = ("v1", "Event", "events")

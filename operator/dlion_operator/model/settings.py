@@ -26,6 +26,7 @@ from dlion_api.spec.bounds import (
 )
 from dlion_api.spec.sites import Resources
 from dlion_operator.model.site_runtime import SiteRuntime
+from dlion_operator.model.tenancy import NetworkSettings, ScratchSizes, Tenancy
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -252,6 +253,11 @@ class Settings:
         default=(),
         key="name",
         max_items=MAX_SITES,
+    )
+    tenancy: Tenancy = setting("what users of jobs may do.", default=Tenancy())
+    scratch: ScratchSizes = setting("sizes of emptyDir volumes.", default=ScratchSizes())
+    network_policies: NetworkSettings = setting(
+        "the NetworkPolicies of runs.", default=NetworkSettings()
     )
     kueue: bool = setting(
         "whether Kueue admits jobs with its queue label; their pods do not start otherwise.",

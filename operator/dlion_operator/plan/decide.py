@@ -13,12 +13,7 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import load_job
 from dlion_api.status import AttemptStatus, ConditionType, Reason
-from dlion_operator.children.keeper import keeper_objects
-from dlion_operator.children.run_objects import (
-    authority_certificate,
-    config_map,
-    headless_service,
-)
+from dlion_operator.children.run_objects import authority_certificate, shared_objects
 from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
@@ -49,7 +44,7 @@ from dlion_operator.plan.objects.manifest_changes import (
     invalid_manifest,
     is_manifest_changed,
     recreate_objects,
-    template_problem,
+    start_refusal,
 )
 from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.open_run import open_run
@@ -178,15 +173,15 @@ def _decide_run(run: Run, note: str) -> Decision:
         return _with_run_status(RECREATING, run, (*cleaning, *recreate_objects(run)))
     if abandoned := _abandoned(run):
         return _finish(abandoned, run, cleaning)
-    invalid_template = "" if run.is_complete else template_problem(run)
-    if not run.jobs and (diagnosis := start_blocker(run, invalid_template)):
-        actions = (*cleaning, *_initial_actions(run, diagnosis, invalid_template))
+    refusal = None if run.is_complete else start_refusal(run)
+    if not run.jobs and (diagnosis := start_blocker(run, refusal)):
+        actions = (*cleaning, *_initial_actions(run, diagnosis, refusal))
         return _with_run_status(with_note(diagnosis, note), run, actions)
     actions = (
         *cleaning,
         *delete_unneeded_services(run),
         open_run(run),
-        *_objects(run, with_jobs=not invalid_template),
+        *_objects(run, with_jobs=not refusal),
         *update_jobs(run),
         *scale_keeper(run),
         *store_bundles(run),
@@ -195,15 +190,17 @@ def _decide_run(run: Run, note: str) -> Decision:
         actions = (*actions, StopRun(why))
     rejection = run.observed.rejected.message if run.observed.rejected else ""
     diagnosis = with_signing_problem(diagnose(run), run.authority)
-    diagnosis = with_last_error(diagnosis, invalid_template or rejection)
+    diagnosis = with_last_error(diagnosis, refusal.message if refusal else rejection)
     diagnosis = with_note(with_last_error(diagnosis, run.observed.last_error), note)
     if _is_status_ahead(diagnosis, run):
         return Decision(actions, requeue_after_s=2.0)
     return _with_run_status(diagnosis, run, actions)
 
 
-def _initial_actions(run: Run, diagnosis: Diagnosis, invalid_template: str) -> tuple[Action, ...]:
-    if is_without_objects(diagnosis, invalid_template):
+def _initial_actions(
+    run: Run, diagnosis: Diagnosis, refusal: Diagnosis | None
+) -> tuple[Action, ...]:
+    if is_without_objects(diagnosis, refusal):
         return ()
     opened = open_run(run)
     if diagnosis.reason is Reason.NO_AUTHORITY:
@@ -235,12 +232,7 @@ def _objects(run: Run, *, with_jobs: bool = True) -> Iterator[Action]:
     if with_jobs:
         yield from workload_actions(run)
     yield from _requested_certificate(run)
-    documents = [
-        config_map(job, settings, owner, authority_pem=run.observed.authority_pem),
-        headless_service(job, settings, owner),
-        *keeper_objects(job, settings, owner),
-    ]
-    for made in documents:
+    for made in shared_objects(job, settings, owner, authority_pem=run.observed.authority_pem):
         is_keeper = Kind.of(made) is Kind.DEPLOYMENT
         if (document := keeper_deployment(run, made) if is_keeper else made) is None:
             continue

@@ -169,6 +169,9 @@ class Observed:
     """What Kueue reports of the job. None: it has no queue."""
     runtime: RuntimeState | None = None
     """The DLionRuntime that the job uses. None: not read yet."""
+    policy_since: datetime | None = None
+    """Since when the site's admission policy has checked the rights of users who write jobs. None:
+    it does not."""
     last_error: str = ""
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
     missing_s: Mapping[MissingPod, float] = field(default_factory=dict)

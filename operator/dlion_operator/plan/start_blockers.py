@@ -1,18 +1,18 @@
 """Why a run without Jobs does not start for now. Pure."""
 
-from dlion_api.status import Reason
 from dlion_operator.plan.outcome.diagnosis import missing_authority
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.runtime_limits import BLOCKING, runtime_blocker
 
 
-def start_blocker(run: Run, invalid_template: str) -> Diagnosis | None:
-    """Return why a run without Jobs gets none for now, or None. No such reason is final."""
+def start_blocker(run: Run, refusal: Diagnosis | None) -> Diagnosis | None:
+    """Return why a run without Jobs gets none for now, or None. No such reason is final. `refusal`:
+    why no pod of its manifest can be made here."""
     if diagnosis := runtime_blocker(run):
         return diagnosis
-    if invalid_template:
-        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, invalid_template)
+    if refusal:
+        return refusal
     if diagnosis := missing_authority(run):
         return diagnosis
     if (rejected := run.observed.rejected) is not None:
@@ -20,7 +20,7 @@ def start_blocker(run: Run, invalid_template: str) -> Diagnosis | None:
     return None
 
 
-def is_without_objects(diagnosis: Diagnosis, invalid_template: str) -> bool:
+def is_without_objects(diagnosis: Diagnosis, refusal: Diagnosis | None) -> bool:
     """Whether not even the other objects of that run can be made: its keeper needs the same
     image."""
-    return bool(invalid_template) or diagnosis.reason in BLOCKING
+    return refusal is not None or diagnosis.reason in BLOCKING

@@ -60,6 +60,7 @@ def test_objects_are_those_that_an_operator_decides_on(
                                  "limits": {"memory": None}}},
         "sidecar": {"resources": {"requests": {"cpu": None, "memory": None},
                                   "limits": {"memory": None}}},
+        "networkPolicies": {"enabled": False},
     }  # fmt: skip
     manifest = {key: stored[key] for key in ("apiVersion", "kind", "spec")}
     manifest["metadata"] = {"name": "digits"}
@@ -122,7 +123,8 @@ def test_a_queued_job_has_its_workload(tmp_path: Path, capsys: pytest.CaptureFix
     file = write(tmp_path, document)
     values = write(tmp_path, {"kueue": {"enabled": True}}, "v.yaml")
     objects = rendered(capsys, file, "--values", values)
-    assert kinds(objects) == ["Workload", "ConfigMap", "Service", "Service", "Job"]
+    policies = ["NetworkPolicy", "NetworkPolicy"]
+    assert kinds(objects) == ["Workload", *policies, "ConfigMap", "Service", "Service", "Job"]
     assert objects[0]["spec"]["queueName"] == "edge"
     assert "job-uid" not in str(objects[0])
     assert objects[-1]["spec"]["suspend"] is True
@@ -216,6 +218,7 @@ def test_a_runtime_that_does_not_fit_is_refused(
     assert words in capsys.readouterr().err
 
 
+SECRET = {"spec": {"volumes": [{"name": "key", "secret": {"secretName": "db"}}]}}
 PRIVILEGED = {
     "spec": {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}
 }
@@ -229,6 +232,13 @@ PRIVILEGED = {
         ({}, ["--site", "plant-a", "-n", "NOT valid"], 65, "namespace"),
         ({"managedBy": "example.com/other"}, ["--site", "plant-a"], 65, "spec.managedBy"),
         ({"podTemplate": PRIVILEGED}, ["--site", "plant-a"], 65, "violates pod security"),
+        ({"podTemplate": SECRET}, ["--site", "plant-a"], 65, "volumes[key].secret: Secret db"),
+        (
+            {},
+            ["--site", "plant-a", "-n", "kube-system"],
+            65,
+            "runs no jobs in namespace kube-system",
+        ),
         ({"maxRestarts": -1}, ["--site", "plant-a"], 65, "spec.maxRestarts"),
     ],
 )

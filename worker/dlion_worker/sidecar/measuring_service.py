@@ -36,6 +36,9 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 
+MAX_CALLS = 256
+"""Concurrent calls of all peers."""
+
 MAX_PROBES_PER_CALLER = 4
 """At once. A sidecar measures one link at a time; a broken connection may leave one behind."""
 
@@ -68,7 +71,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._probes: Counter[str] = Counter()
         """Probes in progress, by caller."""
         self._proofs: dict[Rank, PeerCertificate] = {}
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
             self, self._server
         )

@@ -17,6 +17,7 @@ from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_api.spec import Job
+from dlion_cli.inputs.default_limits import refused_by_default
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root, require_data
@@ -102,6 +103,7 @@ def _check_document(
         note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
         note, problems, code = _try_program(job, root, data_root)
+    note = ", ".join(filter(None, (note, refused_by_default(job))))
     lines = document.lines
     located = tuple(replace(one, line=lines.get(one.path)) for one in problems)
     return _result(

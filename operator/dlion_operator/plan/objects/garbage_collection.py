@@ -141,5 +141,7 @@ def delete_run_objects(key: JobKey, observed: Observed, settings: Settings) -> I
         (Kind.SERVICE, names.keeper_name(key)),
         (Kind.SERVICE, names.run_name(key)),
         (Kind.CONFIG_MAP, names.run_name(key)),
+        (Kind.NETWORK_POLICY, names.keeper_name(key)),
+        (Kind.NETWORK_POLICY, names.run_name(key)),
     ):
         yield Delete(kind, name)

@@ -5,13 +5,15 @@ workers train, the run's objects are created again.
 """
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem
 from dlion_api.status import Reason
-from dlion_operator.children.worker_jobs import worker_job
+from dlion_operator.children.template_limits import RefusedField, refusal_message
+from dlion_operator.children.worker_jobs import refused_by_site, worker_job
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
@@ -23,6 +25,8 @@ from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_worker
 from dlion_operator.plan.runs import Run
 
 MAX_LISTED_FIELDS = 3
+POLICY_SETTLE_TIME = timedelta(seconds=30)
+"""Until every API server enforces a new admission policy."""
 
 
 def is_manifest_changed(run: Run) -> bool:
@@ -52,12 +56,22 @@ RECREATING = Diagnosis(
 )
 
 
-def template_problem(run: Run) -> str:
-    """Why no pod can be made from the podTemplate of job and group. Empty: it can.
+def start_refusal(run: Run) -> Diagnosis | None:
+    """Why no pod may be made for this run here, or from the podTemplate of job and group. None: it
+    may.
 
     Our CRD leaves podTemplate free in form, so the API server cannot validate it.
     """
+    tenancy, namespace = run.settings.tenancy, run.job.key.namespace
+    if namespace in tenancy.excluded_namespaces:
+        message = (
+            f"this site runs no jobs in namespace {namespace}: create the job in another one, or"
+            " have this site's administrators change tenancy.excludedNamespaces"
+        )
+        return Diagnosis(JobPhase.STUCK, Reason.NAMESPACE_EXCLUDED, message)
     wrong: set[str] = set()
+    refused: set[RefusedField] = set()
+    rights_note = _rights_note(run)
     what = "podTemplate"
     if run.runtime is not None and run.runtime.spec.pod_template:
         what += f", with that of DLionRuntime {run.runtime.name},"
@@ -65,11 +79,37 @@ def template_problem(run: Run) -> str:
         try:
             made = worker_job(run.job, group, run.settings, run.owner)
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
+            refused |= set(
+                refused_by_site(run.job, group, made, run.settings, by_rights=rights_note is None)
+            )
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            return f"{what} is not a valid pod template, for group {group.name}: {error}"
-    if not wrong:
+            message = f"{what} is not a valid pod template, for group {group.name}: {error}"
+            return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, message)
+    if wrong:
+        message = f"{what} violates pod security `restricted`: {'; '.join(sorted(wrong))}"
+        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, message)
+    if refused:
+        message = refusal_message(sorted(refused), rights_note or "")
+        return Diagnosis(JobPhase.STUCK, Reason.TEMPLATE_NOT_ALLOWED, message)
+    return None
+
+
+def _rights_note(run: Run) -> str | None:
+    """Why the rights of the user who wrote the job do not count. None: they do, as the site's
+    admission policy has checked them at each write. Empty: this site has no such policy."""
+    name = run.settings.tenancy.admission_policy
+    if not name:
         return ""
-    return f"{what} violates pod security `restricted`: {'; '.join(sorted(wrong))}"
+    since = run.observed.policy_since
+    if since is None:
+        return f"The ValidatingAdmissionPolicy {name}, which checks users' rights, is not in force"
+    created = parse_time(run.observed.document["metadata"].get("creationTimestamp"))
+    if created is None or created < since + POLICY_SETTLE_TIME:
+        return (
+            f"The job is older than the ValidatingAdmissionPolicy {name}, which checks users'"
+            " rights: delete the job and create it again"
+        )
+    return None
 
 
 def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:

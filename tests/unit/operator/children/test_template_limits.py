@@ -1,0 +1,417 @@
+"""What of a podTemplate a site allows.
+
+Proves: the pods that the operator renders ask for nothing; each thing that gives a job another's
+rights is refused by default, with its path and the list that could allow it, and is allowed by an
+entry of that list; the rights of the writer allow Secrets and service accounts and nothing else; a
+token is never mounted because a template removes a field; emptyDirs have a limit. Whatever hostile
+templates of job and group are merged from, no Secret, account or token is in an allowed pod.
+
+Left out: that the operator makes no pod then (tests/unit/operator/plan/test_start_refusal.py), and
+pod security `restricted` (test_pod_security.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.document import parse
+from dlion_api.errors import SpecError
+from dlion_api.spec import load_job
+from dlion_operator.children.template_limits import (
+    MAX_LISTED,
+    RefusedField,
+    refusal_message,
+    refused_fields,
+    widened,
+)
+from dlion_operator.children.worker_jobs import refused_by_site, worker_job
+from dlion_operator.model.tenancy import TemplateLimits, matches
+from example_counts import examples
+from operator_world import SETTINGS, dlion_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMITS = TemplateLimits()
+Spec = dict[str, Any]
+
+
+def volume(**source: Any) -> Spec:
+    return {"volumes": [{"name": "x", **source}]}
+
+
+def trainer(**fields: Any) -> Spec:
+    return {"containers": [{"name": "trainer", **fields}]}
+
+
+def made_of(spec: Any, group_spec: Any = None, **metadata: Any) -> tuple[Any, Any, Any]:
+    """Job, group and the group's Job with these templates."""
+    document = dlion_job({"small": 1}, podTemplate={"metadata": metadata, "spec": spec})
+    if group_spec is not None:
+        document["spec"]["sites"][0]["groups"][0]["podTemplate"] = {"spec": group_spec}
+    job = load_job(document)
+    (group,) = job.spec.sites[0].groups
+    return job, group, worker_job(job, group, SETTINGS, {"uid": "u"})
+
+
+def refused(
+    spec: Any, group_spec: Any = None, limits: TemplateLimits = LIMITS, *, by_rights: bool = False,
+    **metadata: Any,
+) -> tuple[RefusedField, ...]:  # fmt: skip
+    job, group, made = made_of(spec, group_spec, **metadata)
+    tenancy = replace(SETTINGS.tenancy, pod_template=limits)
+    return refused_by_site(
+        job, group, made, replace(SETTINGS, tenancy=tenancy), by_rights=by_rights
+    )
+
+
+def test_the_operators_own_pod_asks_for_nothing() -> None:
+    assert refused({}) == ()
+
+
+DEFAULT_TOKEN = "a token of service account default"
+TOKEN_SOURCE = {"serviceAccountToken": {"path": "token"}}
+GUARDED: dict[str, tuple[Spec, str, str, str, dict[str, Any]]] = {
+    # template, path in the pod, what, and the list that allows it
+    "account": (
+        {"serviceAccountName": "admin"}, "serviceAccountName", "service account admin",
+        "service_accounts", {"service_accounts": ("admin",)},
+    ),
+    "account, old name": (
+        {"serviceAccount": "admin"}, "serviceAccount", "service account admin",
+        "service_accounts", {"service_accounts": ("adm*",)},
+    ),
+    "token": (
+        {"automountServiceAccountToken": True}, "automountServiceAccountToken", DEFAULT_TOKEN,
+        "service_accounts", {"service_accounts": ("default",)},
+    ),
+    "projected token": (
+        volume(projected={"sources": [TOKEN_SOURCE]}),
+        "volumes[x].projected.sources[0].serviceAccountToken", DEFAULT_TOKEN,
+        "service_accounts", {"service_accounts": ("default",)},
+    ),
+    "mounted Secret": (
+        volume(secret={"secretName": "db"}), "volumes[x].secret", "Secret db",
+        "secrets", {"secrets": ("db",)},
+    ),
+    "projected Secret": (
+        volume(projected={"sources": [{"secret": {"name": "db"}}]}),
+        "volumes[x].projected.sources[0].secret", "Secret db", "secrets", {"secrets": ("d*",)},
+    ),
+    "Secret as a variable": (
+        trainer(env=[{"name": "K", "valueFrom": {"secretKeyRef": {"name": "db", "key": "k"}}}]),
+        "containers[trainer].env[K].secretKeyRef", "Secret db", "secrets", {"secrets": ("*",)},
+    ),
+    "all variables of a Secret": (
+        trainer(envFrom=[{"secretRef": {"name": "db"}, "prefix": "X"}]),
+        "containers[trainer].envFrom[0].secretRef", "Secret db", "secrets", {"secrets": ("db",)},
+    ),
+    "Secret of the sidecar": (
+        {"initContainers": [{"name": "sidecar", "envFrom": [{"secretRef": {"name": "db"}}]}]},
+        "initContainers[sidecar].envFrom[0].secretRef", "Secret db",
+        "secrets", {"secrets": ("db",)},
+    ),
+    "volume by a driver": (
+        volume(csi={"driver": "d", "nodePublishSecretRef": {"name": "db"}}),
+        "volumes[x].csi", "a volume of kind csi", "volumes", {"volumes": ("csi",),
+                                                              "secrets": ("db",)},
+    ),
+    "node": ({"nodeName": "control-plane"}, "nodeName", "the field nodeName", "fields",
+             {"fields": ("nodeName",)}),
+    "field of a newer Kubernetes": (
+        {"futureHostAccess": True}, "futureHostAccess", "the field futureHostAccess", "fields",
+        {"fields": ("futureHostAccess",)},
+    ),
+    "debugging container": (
+        {"ephemeralContainers": [{"name": "sh", "image": "sh"}]}, "ephemeralContainers",
+        "the field ephemeralContainers", "fields", {"fields": ("ephemeralContainers",)},
+    ),
+    "field of a container": (
+        trainer(futureField=1), "containers[trainer].futureField", "the field", "fields",
+        {"fields": ("futureField",)},
+    ),
+    "priority of the cluster's own pods": (
+        {"priorityClassName": "system-node-critical"}, "priorityClassName",
+        "priority class system-node-critical", "priority_classes",
+        {"priority_classes": ("system-*",)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_what_gives_others_rights_is_refused_unless_it_is_listed(name: str) -> None:
+    spec, path, what, limit, allowing = GUARDED[name]
+    by_rights = limit in ("secrets", "service_accounts")
+    assert refused(spec) == (RefusedField(path, what, limit, by_rights),)
+    assert refused({}, spec) == refused(spec), "a group's template is bounded likewise"
+    assert refused(spec, limits=TemplateLimits(**allowing)) == ()
+    assert bool(refused(spec, by_rights=True)) is not by_rights
+
+
+OPEN: dict[str, tuple[Spec, dict[str, Any], str]] = {
+    # allowed by default, and refused once the list has something else
+    "image": (trainer(image="evil.example/x:1"), {"images": ("registry.example/*",)}, "image"),
+    "image of another container": (
+        {"containers": [{"name": "more", "image": "evil.example/x:1"}]},
+        {"images": ("registry.example/*",)}, "image evil.example/x:1",
+    ),
+    "image as a volume": (
+        volume(image={"reference": "evil.example/x:1"}), {"images": ("registry.example/*",)},
+        "image evil.example/x:1",
+    ),
+    "claim": (volume(persistentVolumeClaim={"claimName": "c"}), {"claims": ("data",)}, "claim c"),
+    "ConfigMap": (volume(configMap={"name": "c"}), {"config_maps": ()}, "ConfigMap c"),
+    "ConfigMap as a variable": (
+        trainer(env=[{"name": "K", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]),
+        {"config_maps": ()}, "ConfigMap c",
+    ),
+    "ConfigMap's variables": (
+        trainer(envFrom=[{"configMapRef": {"name": "c"}}]), {"config_maps": ()}, "ConfigMap c",
+    ),
+    "projected ConfigMap": (
+        volume(projected={"sources": [{"configMap": {"name": "c"}}]}), {"config_maps": ()},
+        "ConfigMap c",
+    ),
+    "ephemeral claim": (
+        volume(ephemeral={"volumeClaimTemplate": {}}), {"volumes": ("emptyDir", "configMap")},
+        "a volume of kind ephemeral",
+    ),
+    "pull Secret": ({"imagePullSecrets": [{"name": "p"}]}, {"pull_secrets": ()}, "pull Secret p"),
+    "runtime class": ({"runtimeClassName": "kata"}, {"runtime_classes": ()}, "class kata"),
+    "priority class": ({"priorityClassName": "high"}, {"priority_classes": ()}, "class high"),
+    "taint": (
+        {"tolerations": [{"key": "edge", "operator": "Exists"}]}, {"tolerations": ("gpu",)},
+        "the taint edge",
+    ),
+    "all taints": (
+        {"tolerations": [{"operator": "Exists"}]}, {"tolerations": ("gpu", "e*")},
+        "it tolerates every taint",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_is_open_by_default_can_be_narrowed(name: str) -> None:
+    spec, narrow, words = OPEN[name]
+    assert refused(spec) == ()
+    found = refused(spec, limits=TemplateLimits(**narrow))
+    assert [each.limit for each in found] == list(narrow)
+    assert words in found[0].what
+    assert refused({}, limits=TemplateLimits(**narrow)) == (), "the operator's own pod goes on"
+
+
+def test_annotations_are_narrowed_and_apparmor_stays_on() -> None:
+    networks = {"k8s.v1.cni.cncf.io/networks": "storage"}
+    assert refused({}, annotations=networks) == ()
+    (found,) = refused({}, annotations=networks, limits=TemplateLimits(annotations=("team/*",)))
+    assert found.limit == "annotations"
+    off = {"container.apparmor.security.beta.kubernetes.io/trainer": "unconfined"}
+    assert "AppArmor" in refused({}, annotations=off)[0].what
+
+
+def test_images_of_the_operator_need_no_entry_and_those_of_the_manifest_do() -> None:
+    limits = TemplateLimits(images=("registry.example/team/*", "registry.example/one:1"))
+    for image, is_allowed in {
+        SETTINGS.images.worker: True,
+        "registry.example/team/a:1": True,
+        "registry.example/one:1": True,
+        "registry.example/one:2": False,
+        "registry.example/teams/a:1": False,
+        "evil.example/registry.example/team/a:1": False,
+    }.items():
+        assert (refused(trainer(image=image), limits=limits) == ()) is is_allowed, image
+
+
+@pytest.mark.parametrize(
+    "removed",
+    [
+        {"automountServiceAccountToken": None},
+        {"$patch": "replace", "tolerations": [], "containers": [
+            {"name": "trainer", "image": "dlion/worker:1"}]},
+        {"$retainKeys": ["containers", "tolerations"], "containers": [], "tolerations": []},
+    ],
+)  # fmt: skip
+def test_a_template_that_removes_the_field_gets_no_token(removed: Spec) -> None:
+    *_, made = made_of(removed)
+    assert made["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert refused(removed) == ()
+
+
+@pytest.mark.parametrize(
+    ("malformed", "path"),
+    [
+        ({"volumes": {"name": "x"}}, "volumes"),
+        ({"volumes": ["x"]}, "volumes[5]"),
+        (volume(secret=["db"]), "volumes[x].secret"),
+        (volume(secret={}), "volumes[x].secret"),
+        (volume(projected={"sources": {"secret": {"name": "db"}}}), "volumes[x].projected.sources"),
+        (
+            volume(projected={"sources": [{"podCertificate": {}}]}),
+            "volumes[x].projected.sources[0]",
+        ),
+        (trainer(env="K"), "containers[trainer].env"),
+        (trainer(env=[{"name": "K", "valueFrom": "x"}]), "containers[trainer].env[K]"),
+        (trainer(env=[{"name": "K", "valueFrom": {"vaultRef": {}}}]), "containers[trainer].env[K]"),
+        (trainer(envFrom=[{"secretRef": None}]), "containers[trainer].envFrom[0].secretRef"),
+        ({"serviceAccountName": ["admin"]}, "serviceAccountName"),
+        ({"serviceAccountName": 0}, "serviceAccountName"),
+        ({"tolerations": ["x"]}, "tolerations[2]"),
+        ({"initContainers": "x"}, "initContainers"),
+    ],
+)  # fmt: skip
+def test_what_has_not_the_form_of_a_pod_is_refused_and_not_passed_over(
+    malformed: Spec, path: str
+) -> None:
+    assert path in [each.path for each in refused(malformed)]
+
+
+def test_of_two_accounts_none_hides_the_other() -> None:
+    both = {"serviceAccountName": "default", "serviceAccount": "admin"}
+    assert [each.path for each in refused(both)] == ["serviceAccount"]
+
+
+def test_the_message_names_each_field_the_list_and_what_to_do() -> None:
+    found = refused(
+        {"serviceAccountName": "admin", "nodeName": "n", **volume(secret={"secretName": "db"})}
+    )
+    assert refusal_message(found) == (
+        "podTemplate asks for what this site does not allow: nodeName: the field nodeName;"
+        " serviceAccountName: service account admin; volumes[x].secret: Secret db. Remove it, or"
+        " have this site's administrators allow it in tenancy.podTemplate.fields or"
+        " tenancy.podTemplate.secrets or tenancy.podTemplate.serviceAccounts"
+    )
+    many = tuple(RefusedField(f"f{n}", "x" * 300, "fields") for n in range(500))
+    assert f"and {500 - MAX_LISTED} more" in refusal_message(many)
+    assert len(refusal_message(many)) < 4096
+
+
+def test_lists_that_would_match_too_much_are_no_settings() -> None:
+    assert parse(TemplateLimits, {"images": ["a.example/*", "*", "b:1"]}).images[1] == "*"
+    for wrong in ({"images": ["registry.example*"]}, {"secrets": ["a*b"]}, {"secrets": [""]}):
+        with pytest.raises(SpecError):
+            parse(TemplateLimits, wrong)
+    assert not matches("registry.example.attacker.com/x", ["registry.example/*"])
+
+
+def test_every_emptydir_has_a_limit() -> None:
+    """The operator's, those that replace them, and a user's own; a user's smaller one stays."""
+    volumes = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": "more", "emptyDir": {"sizeLimit": "0"}},
+    ]
+    *_, made = made_of({"volumes": volumes})
+    limits = {
+        each["name"]: each["emptyDir"]["sizeLimit"]
+        for each in made["spec"]["template"]["spec"]["volumes"]
+        if "emptyDir" in each
+    }
+    scratch = SETTINGS.scratch
+    assert limits == {
+        "tmp": scratch.state, "shared": scratch.shared, "state": scratch.state, "mine": "1Mi",
+        "more": scratch.state,
+    }  # fmt: skip
+
+
+# ---- hostile templates -----------------------------------------------------------------------
+
+NAMES = st.sampled_from(["db", "default", "admin", "trainer", "sidecar", "config", "token", "x"])
+SOURCES = st.sampled_from([
+    {"secret": {"secretName": "db"}}, {"configMap": {"name": "c"}}, {"emptyDir": {}},
+    {"projected": {"sources": [{"secret": {"name": "db"}}]}},
+    {"projected": {"sources": [TOKEN_SOURCE]}}, {"persistentVolumeClaim": {"claimName": "c"}},
+    {"csi": {"driver": "d", "nodePublishSecretRef": {"name": "db"}}}, {"secret": None}, {},
+])  # fmt: skip
+DIRECTIVES = st.sampled_from([{}, {}, {}, {"$patch": "replace"}, {"$patch": "delete"}])
+VOLUMES = st.builds(lambda name, source, more: {"name": name, **source, **more},
+                    NAMES, SOURCES, DIRECTIVES)  # fmt: skip
+VARIABLES = st.builds(
+    lambda name, source: {"name": name, **source},
+    NAMES,
+    st.sampled_from([
+        {"value": "v"}, {"valueFrom": {"secretKeyRef": {"name": "db", "key": "k"}}},
+        {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}, {"valueFrom": None},
+    ]),
+)  # fmt: skip
+CONTAINERS = st.builds(
+    lambda name, env, more, directive: {"name": name, "env": env, **more, **directive},
+    NAMES,
+    st.lists(VARIABLES, max_size=2),
+    st.sampled_from([{}, {"envFrom": [{"secretRef": {"name": "db"}}]}, {"image": "i:1"}]),
+    DIRECTIVES,
+)
+SPECS = st.fixed_dictionaries(
+    {},
+    optional={
+        "serviceAccountName": NAMES | st.none(),
+        "serviceAccount": NAMES | st.none(),
+        "automountServiceAccountToken": st.sampled_from([True, False, None, "true"]),
+        "volumes": st.lists(VOLUMES, max_size=2),
+        "containers": st.lists(CONTAINERS, max_size=2),
+        "initContainers": st.lists(CONTAINERS, max_size=2),
+        "$patch": st.just("replace"),
+    },
+)
+NONSENSE: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["db", "name", ""]),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(
+        st.sampled_from(["name", "secret", "env", "volumes", "containers", "sources", "projected",
+                         "valueFrom", "x", "image"]), below, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+def naive_rights(value: Any, key: str = "") -> Iterator[str]:
+    """Wherever it stands, what Kubernetes takes for a reference to a Secret, an account or a
+    token."""
+    if isinstance(value, list):
+        for each in value:
+            yield from naive_rights(each, key)
+    elif isinstance(value, dict):
+        if key in ("secret", "secretKeyRef", "secretRef", "nodePublishSecretRef"):
+            yield str(value.get("secretName", value.get("name")))
+        if key == "serviceAccountToken" and value.get("audience") != "coordinator.dlion.dev":
+            yield "token"
+        for name, below in value.items():
+            yield from naive_rights(below, name)
+    elif key in ("serviceAccountName", "serviceAccount") and value not in ("default", None):
+        yield str(value)
+    elif key == "automountServiceAccountToken" and value is not False:
+        yield "token"
+
+
+@settings(max_examples=examples(600), deadline=None)
+@given(SPECS, st.none() | SPECS)
+def test_no_allowed_pod_has_a_secret_an_account_or_a_token(job_spec: Any, group_spec: Any) -> None:
+    try:
+        *_, made = made_of(job_spec, group_spec)
+    except ValueError:
+        return  # a directive that the operator refuses
+    found = refused(job_spec, group_spec)
+    asked = set(naive_rights(made["spec"]["template"]["spec"]))
+    told = {each.path for each in found}
+    assert bool(told) or not asked, (asked, made["spec"]["template"]["spec"])
+    if asked:
+        assert {each.limit for each in found} & {"secrets", "service_accounts", "volumes", ""}
+
+
+@settings(max_examples=examples(800), deadline=None)
+@given(st.dictionaries(st.sampled_from([
+    "containers", "initContainers", "volumes", "serviceAccountName", "tolerations", "nodeName",
+    "imagePullSecrets", "priorityClassName", "runtimeClassName", "odd"]), NONSENSE),
+    st.booleans())  # fmt: skip
+def test_nonsense_is_no_crash_and_says_the_same_twice(spec: Any, by_rights: bool) -> None:
+    limits = widened(LIMITS) if by_rights else LIMITS
+    once = refused_fields({"spec": spec, "metadata": spec}, {}, limits)
+    assert once == refused_fields({"spec": spec, "metadata": spec}, {}, limits)
+    assert len(refusal_message(once)) < 8192
+
+
+def test_a_pod_without_a_spec_is_refused() -> None:
+    for nothing in ({}, {"spec": None}, {"spec": ["x"]}):
+        assert [each.path for each in refused_fields(nothing, {}, LIMITS)] == ["spec"]

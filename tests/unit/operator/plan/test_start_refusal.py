@@ -1,0 +1,131 @@
+"""A job that asks for what its site does not allow gets no object.
+
+Proves: neither for its workers nor for its keeper; the condition names the reason, the field and
+what to do, and there is an event; in an excluded namespace no job starts; a run that has its pods
+goes on, whatever becomes of its template or of the site's values; the rights of the writer count
+only where the site has an admission policy that is in force and older than the job; a corrected job
+starts.
+
+Left out: what is refused (tests/unit/operator/children/test_template_limits.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dlion_operator.model.settings import Settings
+from dlion_operator.model.tenancy import SYSTEM_NAMESPACES, Tenancy
+from dlion_operator.plan.decisions import Apply, Create, Decision
+from dlion_operator.plan.objects.manifest_changes import POLICY_SETTLE_TIME
+from operator_world import SETTINGS, START, World, dlion_job, ready_reason, stamp, truths
+
+SECRET = {"spec": {"volumes": [{"name": "key", "secret": {"secretName": "db"}}]}}
+ACCOUNT = {"spec": {"serviceAccountName": "admin", "automountServiceAccountToken": True}}
+NODE = {"spec": {"nodeName": "control-plane"}}
+POLICY = replace(SETTINGS, tenancy=Tenancy(admission_policy="dlion-tenancy"))
+
+
+def written(decision: Decision) -> list[str]:
+    return [each.document["kind"] for each in decision.actions if isinstance(each, Create | Apply)]
+
+
+def world(template: Any = None, settings: Settings = SETTINGS, created: Any = START) -> World:
+    made = World(dlion_job(podTemplate=template), settings)
+    made.document["metadata"]["creationTimestamp"] = stamp(created)
+    return made
+
+
+@pytest.mark.parametrize("template", [SECRET, ACCOUNT, NODE])
+def test_a_job_that_asks_for_more_gets_no_object(template: Any) -> None:
+    job = world(template)
+    decision = job.look()
+    reason, message = ready_reason(decision)
+    assert reason == "TemplateNotAllowed"
+    assert "tenancy.podTemplate." in message
+    assert "Remove it" in message
+    assert written(decision) == []
+    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
+    assert [event.reason for event in decision.events] == ["TemplateNotAllowed"]
+    assert decision.events[0].type == "Warning"
+    job.document["spec"]["podTemplate"] = None
+    assert "Job" in written(job.look())
+
+
+def test_a_job_of_some_groups_gets_none_if_one_asks_for_more() -> None:
+    document = dlion_job({"small": 1, "gpu": 1})
+    document["spec"]["sites"][0]["groups"][1]["podTemplate"] = SECRET
+    assert written(World(document).look()) == []
+
+
+@pytest.mark.parametrize("namespace", SYSTEM_NAMESPACES)
+def test_in_an_excluded_namespace_no_job_starts(namespace: str) -> None:
+    job = world()
+    job.document["metadata"]["namespace"] = namespace
+    decision = job.look()
+    reason, message = ready_reason(decision)
+    assert reason == "NamespaceExcluded"
+    assert namespace in message
+    assert "tenancy.excludedNamespaces" in message
+    assert written(decision) == []
+    open_ = replace(SETTINGS, tenancy=Tenancy(excluded_namespaces=()))
+    job.settings = open_
+    assert "Job" in written(job.look())
+
+
+@pytest.mark.parametrize(
+    "after", [SETTINGS, replace(SETTINGS, tenancy=Tenancy(excluded_namespaces=("default",)))]
+)
+def test_a_run_that_has_its_pods_goes_on(after: Settings) -> None:
+    job = world()
+    job.make_jobs()
+    job.train()
+    job.document["spec"]["podTemplate"] = SECRET
+    job.settings = after
+    decision = job.look()
+    assert ready_reason(decision)[0] == "Training"
+    assert "ConfigMap" in written(decision)
+
+
+OLDER = START - timedelta(days=1)
+AFTER = START + POLICY_SETTLE_TIME
+
+
+@pytest.mark.parametrize("template", [SECRET, ACCOUNT])
+@pytest.mark.parametrize(
+    ("settings", "since", "created", "words"),
+    [
+        (SETTINGS, START, AFTER, ""),  # the site has none, whatever is found
+        (POLICY, None, AFTER, "is not in force"),
+        (POLICY, START, OLDER, "delete the job and create it again"),
+        (POLICY, START, AFTER - timedelta(seconds=1), "is older than"),
+        (POLICY, START, AFTER, None),
+    ],
+)
+def test_rights_count_only_if_a_policy_has_compared_them(
+    template: Any, settings: Settings, since: Any, created: Any, words: str | None
+) -> None:
+    decision = world(template, settings, created).look(policy_since=since)
+    reason, message = ready_reason(decision)
+    if words is None:
+        assert reason == "WorkersStarting"
+        assert "Job" in written(decision)
+    else:
+        assert reason == "TemplateNotAllowed"
+        assert words in message
+        assert ("ValidatingAdmissionPolicy" in message) is bool(words)
+        assert written(decision) == []
+
+
+def test_a_job_without_a_time_is_as_old_as_can_be() -> None:
+    job = world(SECRET, POLICY)
+    del job.document["metadata"]["creationTimestamp"]
+    assert ready_reason(job.look(policy_since=OLDER))[0] == "TemplateNotAllowed"
+
+
+def test_rights_do_not_allow_what_is_no_right() -> None:
+    decision = world(NODE, POLICY, AFTER).look(policy_since=START)
+    assert ready_reason(decision)[0] == "TemplateNotAllowed"
