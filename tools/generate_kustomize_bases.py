@@ -29,14 +29,15 @@ BASES: dict[str, tuple[str, ...]] = {
     ),  # without the CRD, which needs a ClusterRole
 }
 CHOSEN = ("--set", "site.name=site-a", "--set", "crds.enabled=false", "--kube-version", "1.34.0")
+# Objects have their namespace: a kustomize that does not know a kind would give one to all of it.
 KUSTOMIZATION = f"""\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-namespace: {NAMESPACE}
 resources:
 - operator.yaml
 configMapGenerator:
 - name: {CONFIG}
+  namespace: {NAMESPACE}
   files:
   - config.yaml
 """

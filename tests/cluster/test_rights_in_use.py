@@ -63,6 +63,9 @@ def sites(testbed_possible: None) -> Iterator[list[Site]]:
         yield list(made.sites.values())
 
 
+POLICY = f"{RELEASE}-{NAMESPACE}-tenancy"
+
+
 @dataclass
 class Life:
     """An operator with the chart's rights at one site, and what it goes through."""
@@ -108,6 +111,9 @@ class Life:
                 "keeper": {"size": "1Gi"},
                 "authority": {"ownerService": "dlion-operator"},
                 "kueue": True,
+                "networkPolicies": {"enabled": True},
+                # Belongs to the cluster: the chart makes it where all namespaces are watched.
+                "tenancy": {"admissionPolicy": "" if self.namespaces else POLICY},
             },
         )
 
