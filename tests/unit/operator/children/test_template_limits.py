@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_api.spec import load_job
+from dlion_api.spec import RuntimeSpec, load_job
 from dlion_operator.children.template_limits import (
     MAX_LISTED,
     RefusedField,
@@ -30,7 +30,8 @@ from dlion_operator.children.template_limits import (
     widened,
 )
 from dlion_operator.children.worker_jobs import refused_by_site, worker_job
-from dlion_operator.model.tenancy import TemplateLimits, matches
+from dlion_operator.model.site_runtime import SiteRuntime
+from dlion_operator.model.tenancy import TemplateLimits, Tenancy, matches
 from example_counts import examples
 from operator_world import SETTINGS, dlion_job
 
@@ -415,3 +416,72 @@ def test_nonsense_is_no_crash_and_says_the_same_twice(spec: Any, by_rights: bool
 def test_a_pod_without_a_spec_is_refused() -> None:
     for nothing in ({}, {"spec": None}, {"spec": ["x"]}):
         assert [each.path for each in refused_fields(nothing, {}, LIMITS)] == ["spec"]
+
+
+SITE_POD: Spec = {
+    "metadata": {"annotations": {"site.example/tier": "edge"}},
+    "spec": {
+        "serviceAccountName": "site",
+        "automountServiceAccountToken": True,
+        "runtimeClassName": "kata",
+        "priorityClassName": "system-node-critical",
+        "nodeName": "n1",
+        "volumes": [{"name": "ca", "secret": {"secretName": "site-ca"}}],
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "site/worker:2",
+                "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            },
+            {"name": "logs", "image": "site/logs:1", "envFrom": [{"secretRef": {"name": "logs"}}]},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "paths"),
+    [
+        (None, []),
+        ({"tolerations": []}, []),
+        ({"serviceAccountName": "other"}, ["automountServiceAccountToken", "serviceAccountName"]),
+        ({"volumes": [{"name": "ca", "secret": {"secretName": "db"}}]}, ["volumes[ca].secret"]),
+        ({"nodeName": "n2"}, ["nodeName"]),
+        ({"containers": [{"name": "logs", "image": "other"}]}, ["containers[logs].image"]),
+        (
+            {
+                "containers": [
+                    {"name": "mine", "image": "x", "envFrom": [{"secretRef": {"name": "logs"}}]}
+                ]
+            },
+            ["containers[mine].envFrom[0].secretRef", "containers[mine].image"],
+        ),
+    ],
+)
+def test_what_the_sites_runtime_gives_is_allowed_and_nothing_else(
+    spec: Spec | None, paths: list[str]
+) -> None:
+    limits = replace(LIMITS, images=())
+    runtime = SiteRuntime("edge", RuntimeSpec(image="site/worker:2", pod_template=SITE_POD))
+    settings = replace(SETTINGS, runtime=runtime, tenancy=Tenancy(pod_template=limits))
+    document = dlion_job({"small": 1}, podTemplate={"spec": spec} if spec is not None else None)
+    job = load_job(document)
+    (group,) = job.spec.sites[0].groups
+    made = worker_job(job, group, settings, {"uid": "u"})
+    found = refused_by_site(job, group, made, settings, by_rights=False)
+    assert [each.path for each in found] == paths
+
+
+def test_a_job_gets_no_token_of_an_account_that_its_runtime_gives_without_one() -> None:
+    pod = {"spec": {"serviceAccountName": "site"}}
+    runtime = SiteRuntime("edge", RuntimeSpec(pod_template=pod))
+    settings = replace(SETTINGS, runtime=runtime)
+    job = load_job(
+        dlion_job({"small": 1}, podTemplate={"spec": {"automountServiceAccountToken": True}})
+    )
+    (group,) = job.spec.sites[0].groups
+    made = worker_job(job, group, settings, {"uid": "u"})
+    (found,) = refused_by_site(job, group, made, settings, by_rights=False)
+    assert (found.path, found.what) == (
+        "automountServiceAccountToken", "a token of service account site"
+    )  # fmt: skip
