@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlion_core.codecs import kernels
+from dlion_core.codecs import kernels, selection_kernels
 from dlion_core.codecs.positions import BLOCK, Positions, positions_bytes
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -59,3 +59,28 @@ class SelectedEntries:
                 f"selection of {kept} entries; gathered: {written}: the vector has changed"
             )
         return value_K, positions[:length]
+
+
+@dataclass(frozen=True)
+class PickedEntries(SelectedEntries):
+    """Entries whose values and positions are known. `cut_L` is not used."""
+
+    place_K: NDArray[np.uint32]
+    """Ascending."""
+    picked_K: NDArray[np.float32]
+
+    def index_K(self) -> NDArray[np.intp]:  # noqa: N802 - an array of K
+        return self.place_K.astype(np.intp)
+
+    def gathered(self, scheme: Positions) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        size = self.value_D.size
+        positions = np.empty(positions_bytes(scheme, self.kept, size), np.uint8)
+        length = positions.size
+        if scheme is Positions.BITMAP:
+            selection_kernels.write_bitmap(self.place_K, positions)
+        elif scheme is Positions.BLOCK:
+            blocks = -(-size // BLOCK)
+            selection_kernels.write_blocks(self.place_K, positions[:blocks], positions[blocks:])
+        else:
+            length = 2 * selection_kernels.write_gaps(self.place_K, positions.view(np.uint16))
+        return self.picked_K, positions[:length]

@@ -163,7 +163,7 @@ class MaxN(GradientSelector):
         fewer = sorted(counts - {size, 0}, reverse=True)
         if not fewer:
             return payloads
-        self._magnitudes.measure(gradient_D)
+        self._magnitudes.measure(gradient_D, most=fewer[0])
         lowest = 1 - self.floor_percent / 100
         floor = self._magnitudes.count_at_most(lowest)
         if fewer[-1] < floor:
