@@ -350,7 +350,7 @@ class Run:
     def oversized_groups(self) -> tuple[str, ...]:
         """Messages on groups that should be larger than this run allows."""
         if self.too_many_workers:
-            return (self.too_many_workers,)
+            return ()  # `diagnose` reports that, also before the workers train
         exchange = self.job.spec.exchange
         beyond_run = (
             f"group {group.name}: {self.wanted[group.name]} workers wanted, but this run began with"

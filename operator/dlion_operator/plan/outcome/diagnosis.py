@@ -31,6 +31,10 @@ START_AND_JOIN_TIMEOUT = START_TIMEOUT + JOIN_TIMEOUT
 
 def diagnose(run: Run) -> Diagnosis:
     """Diagnose a run that goes on."""
+    return with_note(_diagnose(run), run.too_many_workers)
+
+
+def _diagnose(run: Run) -> Diagnosis:
     if run.view.stop_reason and run.view.training:
         # Workers leave one after the other; none of them is lost.
         return _diagnose_keeper(run, f"ending: {run.view.stop_reason}")

@@ -374,6 +374,9 @@ def test_a_group_grows_no_further_than_the_runtime_allows() -> None:
     decision = made.look()
     assert not [a for a in decision.actions if isinstance(a, Patch)]
     assert "4 workers wanted, DLionRuntime edge allows 3" in ready_reason(decision)[1]
+    made.run = RunView(open_s=9.0)
+    assert "4 workers wanted, DLionRuntime edge allows 3" in ready_reason(made.look())[1]
+    made.train()
     group["workers"] = 3
     (patch,) = [a for a in made.look().actions if isinstance(a, Patch)]
     assert patch.patch["spec"] == {"parallelism": 3, "completions": 3}
