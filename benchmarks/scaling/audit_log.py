@@ -60,10 +60,14 @@ class AuditLog:
         if self._file is None or self._file.name != str(self.path):
             return self.asked
         if self.path.exists() and self.path.stat().st_ino != _inode(self._file):
-            self._file.close()
-            self._file = None
+            self.close()
             self._read_file()
         return self.asked
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _read_file(self) -> None:
         if self._file is None and self.path.exists():

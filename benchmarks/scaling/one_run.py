@@ -158,6 +158,7 @@ class Run:
         finally:
             self.figures.refused = self._fleet.read("refused")
             self._fleet.close()
+            self._log.close()
         self.figures.defects += self._defects()
         return self.figures
 

@@ -1,0 +1,78 @@
+"""The scale benchmark reads right what the operator asked of an API server (benchmarks/scaling).
+
+Proves: requests of operator and benchmark are told apart and others left out; a line that is half
+written, and a log that is rotated between two reads, lose none; a lag is from a change to the next
+status write of that job, infinite without one, and none of a change that was refused.
+Left out: what a real API server writes (tests/cluster/test_scale.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "scaling"))
+
+from audit_log import Asked, AuditLog, by_kind, lags_s
+
+BENCHMARK, OPERATOR = "dlion-scale", "dlion-operator"
+
+
+def line(agent: str, name: str, second: float, *, status: bool = False, code: int = 200) -> str:
+    """A patch of a job as the audit log has it."""
+    time = f"2026-01-31T12:00:{second:09.6f}Z"
+    about = {"resource": "dlionjobs", "name": name} | ({"subresource": "status"} if status else {})
+    event = {
+        "stage": "ResponseComplete",
+        "userAgent": agent,
+        "verb": "patch",
+        "objectRef": about,
+        "requestURI": "/apis/dlion.dev/v1alpha1",
+        "requestReceivedTimestamp": time,
+        "stageTimestamp": time,
+        "responseStatus": {"code": code},
+    }
+    return json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def test_no_request_is_lost_where_the_log_is_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    log = AuditLog(path)
+    with contextlib.closing(log):
+        found = read_while_it_grows(log, path)
+    assert [each.by_operator for each in found] == [False, True, False]
+    assert by_kind(found) == {"patch dlionjobs/status": 1}
+
+
+def read_while_it_grows(log: AuditLog, path: Path) -> list[Asked]:
+    """What it has read in the end."""
+    assert log.read() == []
+    first = line(BENCHMARK, "a", 1.0)
+    path.write_text(first[:40])
+    assert log.read() == []
+    with path.open("a") as file:
+        file.write(first[40:] + line("kubectl", "a", 1.1))
+    assert len(log.read()) == 1
+    with path.open("a") as file:
+        file.write(line(OPERATOR, "a", 1.5, status=True))
+    path.rename(path.with_name("audit-1.log"))
+    path.write_text(line(BENCHMARK, "b", 2.0))
+    return log.read()
+
+
+def test_a_lag_ends_with_the_next_status_write_of_that_job(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_text(
+        line(BENCHMARK, "a", 1.0)
+        + line(BENCHMARK, "b", 1.0)
+        + line(BENCHMARK, "refused", 1.0, code=422)
+        + line(OPERATOR, "c", 1.1, status=True)
+        + line(OPERATOR, "a", 1.25, status=True, code=409)
+        + line(OPERATOR, "a", 1.5, status=True)
+        + line(OPERATOR, "a", 9.0, status=True)
+    )
+    with contextlib.closing(AuditLog(path)) as log:
+        assert lags_s(log.read(), verb="patch") == [0.5, math.inf]
