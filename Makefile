@@ -105,7 +105,7 @@ paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and wh
 	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
 
 RUNS ?= 5
-scale: testbed-setup ## A thousand jobs of five workers each at one operator, five times (root, a quiet machine; goes on where it was; BASELINE=COMMIT for before and after)
+scale: testbed-setup ## A thousand jobs of five workers each at one operator, RUNS=5 times (root, a quiet machine; goes on where it was; BASELINE=COMMIT for before and after)
 	$(BIN)/python benchmarks/scale.py --runs $(RUNS) $(if $(BASELINE),--baseline $(BASELINE)) --picture docs/images/scale.svg
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
