@@ -49,7 +49,8 @@ from dlion_core.topology.forecast_model import shipped_model
 from dlion_core.topology.link_forecast import LinkForecast
 
 SEEDS = tuple(range(900, 905))
-SECONDS = 600
+SECONDS = PLOTTED_SECONDS = 400
+PROCESSES = 4
 GOALS = {"convoys": 1.15, "highway": 1.15, "static": 1.0}
 """How much sooner than `links`, by kind of fleet."""
 WAYS = ("links", "links, fresh", "learned", "spectral", "k-means", "random")
@@ -68,38 +69,41 @@ def ways() -> dict[str, Way]:
     return dict(zip(WAYS, made, strict=True))
 
 
-def fleet_outcomes(kind: str, workers: int, seconds: int, seed: int) -> dict[str, Exchanged]:
-    """All ways in one fleet."""
-    fleet = make_fleet(kind, workers, seed, seconds)
-    reports = {fresh: reports_of(fleet, fresh=fresh) for fresh in (False, True)}
-    return {
-        name: exchange(fleet, way, reports[way.fresh], seed=seed) for name, way in ways().items()
-    }
+def outcome(kind: str, workers: int, seconds: int, case: tuple[int, str]) -> Exchanged:
+    """One fleet, by its seed, under one way to group."""
+    seed, name = case
+    fleet, way = make_fleet(kind, workers, seed, seconds), ways()[name]
+    return exchange(fleet, way, reports_of(fleet, fresh=way.fresh), seed=seed)
 
 
-def print_exchanges(workers: int, seconds: int, seeds: Sequence[int], kinds: Sequence[str]) -> None:
+def print_exchanges(
+    workers: int, seconds: int, seeds: Sequence[int], kinds: Sequence[str], names: Sequence[str]
+) -> None:
     """A row for each kind: seconds to as many rounds as the slowest way made, and the ratios."""
-    print(f"| fleet | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    print(f"| fleet | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     ratios: dict[str, dict[str, list[float]]] = {}
     for kind in kinds:
-        with ProcessPoolExecutor() as pool:
-            found = list(pool.map(partial(fleet_outcomes, kind, workers, seconds), seeds))
+        cases = [(seed, name) for seed in seeds for name in names]
+        with ProcessPoolExecutor(PROCESSES) as pool:
+            made = dict(
+                zip(cases, pool.map(partial(outcome, kind, workers, seconds), cases), strict=True)
+            )
+        rounds = {seed: _rounds({name: made[seed, name] for name in names}) for seed in seeds}
+        times = {
+            name: [made[seed, name].seconds_to(rounds[seed]) for seed in seeds] for name in names
+        }
         cells = []
-        for name in WAYS:
-            times = [each[name].seconds_to(_rounds(each)) for each in found]
-            rand = statistics.fmean(each[name].rand_index for each in found)
-            changes = statistics.fmean(each[name].changes for each in found)
+        for name, each in times.items():
+            rand = statistics.fmean(made[seed, name].rand_index for seed in seeds)
+            changes = statistics.fmean(made[seed, name].changes for seed in seeds)
             cells.append(
-                f"{statistics.fmean(times):.0f} s ({min(times):.0f} to {max(times):.0f}), "
+                f"{statistics.fmean(each):.0f} s ({min(each):.0f} to {max(each):.0f}), "
                 f"Rand {rand:.2f}, {changes:.1f} changes"
             )
         print(f"| {kind}, {workers} | {' | '.join(cells)} |", flush=True)
         ratios[kind] = {
-            name: [
-                each[name].seconds_to(_rounds(each)) / each["learned"].seconds_to(_rounds(each))
-                for each in found
-            ]
-            for name in WAYS
+            name: [a / b for a, b in zip(times[name], times["learned"], strict=True)]
+            for name in names
         }
     print()
     for kind, each in ratios.items():
@@ -190,7 +194,10 @@ def plot(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     mpl.rcParams.update({"svg.hashsalt": "clustering", "svg.fonttype": "none", "font.size": 9})
-    found = fleet_outcomes("convoys", 50, SECONDS, SEEDS[0])
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        cases = [(SEEDS[0], name) for name in WAYS]
+        made = pool.map(partial(outcome, "convoys", 50, PLOTTED_SECONDS), cases)
+        found = dict(zip(WAYS, made, strict=True))
     figure, axes = plt.subplots(figsize=(8, 3.6))
     colours = ("#999999", "#d98200", "#0b6fb8", "#3a7d44", "#8e5ea2", "#b00020")
     for (name, each), colour in zip(found.items(), colours, strict=True):
@@ -210,6 +217,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=SECONDS)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--kinds", choices=GOALS, nargs="+", default=list(GOALS))
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--jobs", action="store_true")
     parser.add_argument("--cost", action="store_true")
@@ -231,7 +239,9 @@ def main() -> None:
     elif options.cost:
         print_cost()
     else:
-        print_exchanges(options.workers, options.seconds, options.seeds, options.kinds)
+        print_exchanges(
+            options.workers, options.seconds, options.seeds, options.kinds, options.ways
+        )
 
 
 if __name__ == "__main__":

@@ -119,8 +119,9 @@ def reports_of(fleet: Fleet, *, fresh: bool) -> list[dict[tuple[Rank, Rank], flo
             # At first all that are unknown, later one: a call costs time and finds no second.
             for _ in peers_of[rank] if second < FIRST_PROBES_S else peers_of[rank][:1]:
                 peer = own.next_to_probe(peers_of[rank], float(second))
-                if peer is not None:
-                    own.probed(peer, rates.get((min(rank, peer), max(rank, peer)), beyond))
+                if peer is None:
+                    break
+                own.probed(peer, rates.get((min(rank, peer), max(rank, peer)), beyond))
         if second % LOOK_S == 0:
             told = {
                 (Rank(rank), peer): rate

@@ -152,6 +152,11 @@ class ChurnController:
                 director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, now_s)
         director.regroup_if_due(now_s)
 
+    def check_links(self) -> None:
+        """Let the sidecars of training workers do what they do by the clock."""
+        for worker in self.training.values():
+            worker.check_links()
+
     def set_neighbours(self, rank: Rank, neighbours: frozenset[Rank]) -> None:
         """Change the neighbours of a worker."""
         self._connections.set_neighbours(rank, neighbours)

@@ -28,7 +28,8 @@ from dlion_core.policies import factory
 from dlion_core.policies.catalogue import local_optimizer, messages_must_arrive
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
-from dlion_core.topology.topology import neighbours_of
+from dlion_core.topology.regrouping import LOOK_S
+from dlion_core.topology.topology import CLUSTERED, neighbours_of
 from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
@@ -309,8 +310,16 @@ class Simulation:
             over = partial(self._stop, stop_rule_met("maxSeconds", most_s))
             self._deadline = self._clock.after(most_s, over)
             self._scheduled.append(self._deadline)
+        if self._job.spec.exchange.topology == CLUSTERED:
+            self._clock.after(LOOK_S, self._check_links)
         for worker in self._churn.workers.values():
             worker.advance()
+
+    def _check_links(self) -> None:
+        """Let sidecars probe and regroup while steps are long, unless nothing else happens."""
+        if not self._stop_reason and not self._clock.has_only(self._deadline):
+            self._churn.check_links()
+            self._clock.after(LOOK_S, self._check_links)
 
     def _change(self, change: ConditionsChange) -> None:
         self._conditions = change.conditions

@@ -132,6 +132,12 @@ class VirtualWorker:
         self.inbox.put(TopologyChanged(graph))
         self._context.set_neighbours(self.rank, self.neighbours)
 
+    def check_links(self) -> None:
+        """Probe links that are due, follow the grouping, and send the capacity if it changed."""
+        self._context.probe_links(self.rank)
+        self.follow_grouping()
+        self.send_capacity()
+
     def set_compute_units(self, units: float) -> None:
         """Change the share of the machine, also for the current step."""
         is_resting = self._resting_batch_size is not None
@@ -361,9 +367,7 @@ class VirtualWorker:
         director.handle(timing, now_s)
         if (demand := self.parts.demand) is not None:
             demand.end_step(timing, director, now_s, self.parts.units)
-        self._context.probe_links(self.rank)
-        self.follow_grouping()
-        self.send_capacity()
+        self.check_links()
 
     def send_capacity(self) -> None:
         """Send this worker's capacity to its peers if it has changed."""

@@ -45,6 +45,9 @@ PAIR_PROBE_S: Final = 5.0
 PAIR_RETRY_S: Final = 2.0
 """Interval of probes of one link whose rate is not known yet."""
 
+MAX_MISSED_PROBES: Final = 20
+"""Probes of known links that are made up for at most."""
+
 LEARNED_PROBE_S: Final = 1.0
 """`PAIR_PROBE_S` of learned groups: about 1 Mbit/s for each worker, whatever their number."""
 
@@ -67,7 +70,7 @@ class PairBandwidths:
         self._peer_rates: dict[Rank, Mapping[Rank, float]] = {}
         self._probed_at_s: dict[Rank, float] = {}
         self._known_probed_at_s: float | None = None
-        """When a known link was last probed."""
+        """When the last probe of a known link was due."""
 
     def probed(self, peer: Rank, bytes_per_s: float) -> None:
         if bytes_per_s > 0:
@@ -120,7 +123,10 @@ class PairBandwidths:
         if known and self._known_probed_at_s is None:
             self._known_probed_at_s = now_s
         if self._known_probed_at_s is not None and now_s - self._known_probed_at_s >= self._probe_s:
-            due, self._known_probed_at_s = known, now_s
+            due = known
+            # In virtual time it is asked once a step, and then makes up for the time in between.
+            next_s = self._known_probed_at_s + self._probe_s
+            self._known_probed_at_s = max(next_s, now_s - MAX_MISSED_PROBES * self._probe_s)
         else:
             due = [peer for peer, at in unknown.items() if now_s - at >= PAIR_RETRY_S]
         if not due:

@@ -33,7 +33,8 @@ CANDIDATE_LOG: Final = -1.0
 """Links down to this log ratio to the level of fast ones are predicted."""
 CANDIDATE_COMMON: Final = 0.34
 """So are those whose ends share this part of their fast links."""
-MAX_AGE_S: Final = 120.0
+MAX_AGE_S: Final = 40.0
+"""Ages count up to this: training has few older measurements, as its fleets are small."""
 MAX_LOG: Final = 3.0
 TREND_S: Final = 10.0
 """Trends are changes of log rate in this time."""
