@@ -613,7 +613,9 @@ def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
     assert waiting.requeue_after_s == pytest.approx(2600)
     world.pass_by(2600)
     kinds = {a.kind for a in world.look().actions if isinstance(a, Delete)}
-    assert kinds == {Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP}
+    assert kinds == {
+        Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY
+    }  # fmt: skip
 
 
 def test_children_stay_for_a_minute_even_with_no_time_to_live() -> None:

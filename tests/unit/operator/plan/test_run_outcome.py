@@ -276,7 +276,9 @@ def test_a_manifest_corrected_before_training_makes_its_objects_again() -> None:
     world.document["spec"]["trainer"]["image"] = "trainer:2"
     decision = world.look()
     deleted = {action.kind for action in decision.actions if isinstance(action, Delete)}
-    assert deleted == {Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE}
+    assert deleted == {
+        Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE, Kind.NETWORK_POLICY
+    }  # fmt: skip
     assert CloseRun() in decision.actions
     assert truths(decision)["Failed"] == "False"
     world.jobs.clear()
