@@ -37,7 +37,7 @@ from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
 from dlion_simulator.costs import StepCosts, StragglerModel
 from dlion_simulator.final_models import save_final_models
 from dlion_simulator.links import VirtualLink
-from dlion_simulator.machines.demand import WorkerDemand
+from dlion_simulator.machines.demand import worker_demands
 from dlion_simulator.machines.heat import MachineHeat
 from dlion_simulator.network import VirtualNetwork
 from dlion_simulator.trace import Trace
@@ -116,10 +116,7 @@ class Simulation:
         """One for all incarnations of a worker: a restart does not reset the draws."""
         budget = job.spec.node_policies.heat
         self._heat = {rank: MachineHeat(each, budget) for rank, each in plan.thermals.items()}
-        predicts = job.spec.node_policies.demand.prediction == "auto"
-        self._demand = {
-            rank: WorkerDemand(each, predicts=predicts) for rank, each in plan.demands.items()
-        }
+        self._demand = worker_demands(job, plan)
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""

@@ -8,9 +8,11 @@ from dlion_core.demand.demand_predictor import DemandPredictor, DemandState
 from dlion_simulator.machines.shared_machine import SharedMachine
 
 if TYPE_CHECKING:
+    from dlion_api.names import Rank
     from dlion_api.protocol.measurements import StepTiming
+    from dlion_api.spec import Job
     from dlion_core.resource_control.resource_controller import ResourceController
-    from dlion_environments.plan import CoLocatedDemand
+    from dlion_environments.plan import CoLocatedDemand, Plan
 
 
 class WorkerDemand:
@@ -49,3 +51,9 @@ class WorkerDemand:
             share = self._predicted_steps / max(self._steps, 1)
             text += f"; forecasts counted for {share:.0%} of the steps"
         return text
+
+
+def worker_demands(job: Job, plan: Plan) -> dict[Rank, WorkerDemand]:
+    """One for each worker beside which the environment has other work."""
+    predicts = job.spec.node_policies.demand.prediction == "auto"
+    return {rank: WorkerDemand(each, predicts=predicts) for rank, each in plan.demands.items()}
