@@ -35,6 +35,7 @@ from podless_jobs import (
     state_of,
     workers,
 )
+from runtime_table import runtime_document
 from testbed.sites import Testbed
 from trained_jobs import eventually
 
@@ -102,6 +103,7 @@ class Life:
             cert_manager.install(folder, self.site.kubectl)
         helm.run("install", RELEASE, str(CHART), "-n", NAMESPACE, values=values)
         eventually(lambda: self.kubectl.knows("dlj"), what="the definition served")
+        self.system.wait_until_known("dlr")
         return OperatorProcess(
             self.folder,
             Account.of(self.system, "dlion-operator", self.folder / "account"),
@@ -118,13 +120,14 @@ class Life:
         )
 
     def begin(self, operator: OperatorProcess) -> None:
-        """Two jobs; a pod of the first is on a node that says nothing."""
+        """Two jobs, the first by a runtime; a pod of the first is on a node that says nothing."""
         operator.kill()
         self._age_the_authority()
         operator.start()
         self.kubectl.apply(GivenAuthority().secret())
         named = {"mode": "Secret", "secretName": "plant-ca"}
-        self.kubectl.apply(manifest("first"), manifest("second", tls=named))
+        self.system.apply(runtime_document({}))
+        self.kubectl.apply(manifest("first", runtime="edge"), manifest("second", tls=named))
         if TLS_VALUES["certManager"]:
             issued = {"mode": "CertManager", "issuerName": "nobody"}
             self.kubectl.apply(manifest("third", tls=issued))
