@@ -20,8 +20,9 @@ PAGE = ROOT / "docs" / "environments.md"
 
 
 def examples(folder: Path) -> list[Environment]:
-    """The first as it stands, and with what the second has for the simulator."""
-    first, second = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    """The first as it stands, and with what the second has for the simulator. The third moves other
+    workers."""
+    first, second, _ = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     kept = "".join(line for line in first.splitlines(True) if not line.startswith("betweenSites"))
     made = []
     for name, text in (("first", first), ("both", f"{kept}{second}")):

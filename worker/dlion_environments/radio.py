@@ -77,7 +77,7 @@ def reached_bytes_per_s(radio: Radio, metres: float, fading_decibels: float) -> 
 
     >>> radio = Radio(300.0, 5e6, 2.5e5, 0.0, 5.0, 1)
     >>> [round(reached_bytes_per_s(radio, metres, 0.0)) for metres in (10, 150, 299, 301)]
-    [5000000, 2050504, 798416, 0]
+    [5000000, 2050452, 799928, 0]
     """
     ratio = radio.range_metres / max(metres, 1.0)
     snr = EDGE_SNR * ratio**PATH_LOSS_EXPONENT * 10 ** (fading_decibels / 10)

@@ -90,7 +90,7 @@ def parse_revocations(text: str) -> tuple[tuple[Revocation, ...], str]:
     Each valid entry counts, whatever the others are: a mistake must not lift the rest.
 
     >>> parse_revocations('[{"name": "plant-b", "reason": "stolen"}]')
-    ((Revocation(name='plant-b', reason='stolen'),), '')
+    ((Revocation(name='plant-b', reason='stolen', is_lifted=False),), '')
     """
     if not text:
         return (), ""

@@ -76,7 +76,8 @@ def refused_fields(
     limits allow, sorted by path.
 
     >>> volume = {"name": "key", "secret": {"secretName": "db"}}
-    >>> [found] = refused_fields({"spec": {"volumes": [volume]}}, {}, TemplateLimits())
+    >>> spec = {"automountServiceAccountToken": False, "volumes": [volume]}
+    >>> [found] = refused_fields({"spec": spec}, {}, TemplateLimits())
     >>> found.path, found.what, found.limit
     ('volumes[key].secret', 'Secret db', 'secrets')
     """
@@ -343,6 +344,8 @@ def _environment(
         ),
     )
     for field, sources_of, known in checks:
+        if container.get(field) == own.get(field):
+            continue
         own_entries = _own(own, field)
         for at, entry in _entries(container, field, path):
             if entry is not None and entry in own_entries:

@@ -111,6 +111,8 @@ class DemandMeter:
         if not 0.0 < seconds <= MAX_GAP_S or compute_s <= 0.0:  # false for NaN as well
             return None
         got = self._limited(compute_cpu_s / compute_s)
+        if not math.isfinite(got):  # of a time that is next to nothing
+            return None
         if math.isnan(self._wanted):
             self._wanted = got
         used = _used_by_others(before, machine, cpu_s, seconds)

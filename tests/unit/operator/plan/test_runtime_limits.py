@@ -217,8 +217,8 @@ def test_a_job_of_another_namespace_may_not_use_it() -> None:
     [
         ((), {}, {"image": "own:1"}, "image of group small"),
         ((), {}, {"nodeSelector": {"a": "b"}}, "nodeSelector of group small"),
-        ((), {}, {"podTemplate": {"spec": {"tty": True}}}, "podTemplate of group small"),
-        ((), {"podTemplate": {"spec": {"tty": True}}}, {}, "the job sets podTemplate"),
+        ((), {}, {"podTemplate": {"spec": {"hostname": "a"}}}, "podTemplate of group small"),
+        ((), {"podTemplate": {"spec": {"hostname": "a"}}}, {}, "the job sets podTemplate"),
         (("nodeSelector",), {}, {"image": "own:1"}, "image of group small"),
         (("image", "nodeSelector"), {}, {"podTemplate": {"spec": {}}}, "podTemplate of group"),
     ],

@@ -44,6 +44,9 @@ class Beside:
     def incarnation(self) -> int:
         return 1
 
+    def is_revoked(self, _rank: Rank) -> bool:
+        return False
+
     def handle_capacity(self, capacity: Capacity, _incarnation: int) -> None:
         self.heard_speeds.append(capacity.samples_per_s)
 
