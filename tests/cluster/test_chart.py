@@ -38,7 +38,12 @@ CRDS = (CRD, "dlionruntimes.dlion.dev")
 RIGHTS = yaml.safe_load((CHART / "files" / "rights.yaml").read_text())
 FOREIGN = "monitoring.coreos.com/v1"
 HOMES = ("ml", "edge")
-NAMED = {"AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator"}
+CLUSTER_WIDE = ("Cluster", "Custom", "ValidatingAdmission")
+NAMED = {
+    "AUTHORITY": "dlion-authority",
+    "OPERATOR": "dlion-operator",
+    "ADMISSION_POLICY": "dlion-dlion-system-tenancy",
+}
 RELEASES = ("dlion", "second", "other")
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
 NAMESPACED = merged(SITE, nested("namespaces", list(HOMES)))
@@ -47,7 +52,8 @@ TOGETHER = merged(
 )
 LISTED = (
     "clusterroles,clusterrolebindings,roles,rolebindings,deployments,replicasets,services,configmaps,"
-    "serviceaccounts,networkpolicies,pods,secrets,crd"
+    "serviceaccounts,networkpolicies,pods,secrets,crd,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
 )
 
 
@@ -126,7 +132,7 @@ def test_every_object_is_accepted(helm: Helm, kubectl: Kubectl, values: dict[str
     known = [each for each in found if each["apiVersion"] != FOREIGN]
     assert len(found) - len(known) == 3
     for each in known:
-        assert "namespace" in each["metadata"] or each["kind"].startswith(("Cluster", "Custom"))
+        assert "namespace" in each["metadata"] or each["kind"].startswith(CLUSTER_WIDE)
     home = replace(kubectl, namespace="")
     strict = ("create", "--dry-run=server", "--validate=strict", "-f", "-", "-o", "name")
     listed = {"apiVersion": "v1", "kind": "List", "items": known}
@@ -200,8 +206,9 @@ def test_the_operator_has_the_rights_that_are_listed_and_no_other(
         own = rules_of(kubectl, nobody, namespace)
         return rules_of(kubectl, ACCOUNT, namespace) - own
 
-    assert rights("default") == rights("ml") == granted("jobs", "cluster")
-    assert rights(NAMESPACE) == granted("jobs", "cluster", "operator")
+    whole = granted("jobs", "cluster", "AdmissionPolicy")
+    assert rights("default") == rights("ml") == whole
+    assert rights(NAMESPACE) == whole | granted("operator")
     # Roles alone, once the same release watches some namespaces.
     release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=NAMESPACED)
     assert rights("default") == set()
@@ -210,7 +217,7 @@ def test_the_operator_has_the_rights_that_are_listed_and_no_other(
     assert not any("ClusterRole" in each for each in of_ours(kubectl))
     # And back again.
     release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=dict(SITE))
-    assert rights("ml") == granted("jobs", "cluster")
+    assert rights("ml") == whole
     assert not any(" ml/" in each for each in of_ours(kubectl))
 
 

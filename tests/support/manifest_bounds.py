@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 TIME = "2026-01-31T12:00:00Z"
 CONDITION = {"type": "Ready", "status": "True", "reason": "Training", "lastTransitionTime": TIME}
 SITE_STATUS = {"name": "plant-a", "state": "Ready", "workers": 3}
+REVOKED_STATUS = {"name": "plant-a", "by": "plant-b", "effective": False}
 PAIR_STATUS = {"pair": "plant-a to plant-b", "connected": 3, "expected": 3}
 STATUS = {
     "attempt": {"number": 2, "startTime": TIME, "runStartTime": TIME},
     "conditions": [CONDITION],
     "sites": [SITE_STATUS],
+    "revoked": [REVOKED_STATUS],
     "links": {"connected": 0, "expected": 0, "pairs": [PAIR_STATUS]},
     "trainerStatus": {"metrics": [{"name": "loss", "value": "1"}]},
 }
@@ -117,6 +119,7 @@ ITEMS: dict[str, Callable[[int], Any]] = {
     "status.conditions": lambda i: CONDITION | {"type": f"t{i}"},
     "status.sites": lambda i: SITE_STATUS | {"name": f"s{i}"},
     "status.links.pairs": lambda i: PAIR_STATUS | {"pair": f"s{i} to t{i}"},
+    "status.revoked": lambda i: REVOKED_STATUS | {"name": f"plant-a/small-{i}"},
     "status.trainerStatus.metrics": lambda i: {"name": f"m{i}", "value": "1"},
 }
 """By list: an item, other than all those of lower numbers."""

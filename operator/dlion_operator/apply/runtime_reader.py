@@ -57,6 +57,7 @@ class RuntimeReader:
         run_id = job_key(document).run_id
         views = [view for view in map(WorkerJobView, jobs) if view.run_id == run_id]
         if views:
+            self._name = None  # the next run reads it again, however soon that begins
             return RuntimeState(kept_runtime(views))
         try:
             job = load_job(document, unknown=[])

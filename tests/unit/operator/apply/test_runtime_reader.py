@@ -82,6 +82,19 @@ def test_a_run_that_has_begun_asks_for_nothing() -> None:
     assert ready(again)[0] == "WorkersStarting"
 
 
+def test_the_next_run_reads_it_again_however_soon_it_begins() -> None:
+    site = Site(dlion_job(runtime="edge"))
+    keep(site, image="site/worker:1")
+    site.look()
+    assert image(site) == "site/worker:1"
+    later(site, 0.1)
+    keep(site, image="site/worker:2")
+    site.change(dlion_job(runtime="edge", runId="2"))
+    for _ in range(4):  # the earlier run's Jobs go first
+        later(site, 0.1)
+    assert image(site) == "site/worker:2"
+
+
 def test_jobs_without_a_runtime_ask_for_nothing() -> None:
     site = Site(dlion_job())
     site.look()
