@@ -87,7 +87,21 @@ def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
     install(helm, "dlion", SITE)
     yield helm
     uninstall_ours(helm)
+    until(lambda: are_listed(kubectl))
     kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
+
+
+def are_listed(kubectl: Kubectl) -> bool:
+    """Whether the API server lists objects of each of our definitions that is there.
+
+    One that is deleted before stays for minutes: its storage is not ready, and the controller that
+    empties it tries again at ever longer intervals.
+    """
+    there = {each["metadata"]["name"] for each in kubectl.get("crd")["items"]}
+    try:
+        return all(kubectl.get(name, "-A") for name in set(CRDS) & there)
+    except UnavailableError:
+        return False
 
 
 def uninstall_ours(helm: Helm) -> None:

@@ -232,7 +232,8 @@ def test_columns_show_what_the_status_says(
         "observedGeneration": 1, "state": "Training", "readySites": "2/2", "readyWorkers": "4/4",
         "stepsPerSecond": "3.5",
         "trainerStatus": {
-            "progressPercentage": 42, "metrics": [{"name": "accuracy", "value": "0.9000"}],
+            "progressPercentage": 42, "estimatedRemainingSeconds": 90,
+            "metrics": [{"name": "accuracy", "value": "0.9000"}],
         },
         "conditions": [
             {"type": "Failed", "status": "False", "reason": "Training",
@@ -246,8 +247,10 @@ def test_columns_show_what_the_status_says(
     assert row[:6] == ["digits", "Training", "42", "2/2", "4/4", "3.5"]
     assert re.fullmatch(r"[0-9]+s", row[6])
     header, wide = kubectl.run("get", "dlj", "-o", "wide").splitlines()
-    assert header.split()[7:] == ["RUN", "POLICY", "LOSS", "ACCURACY", "REASON"]
-    assert wide.split()[7:] == ["1", "adaptive", "0.9000", "WaitingForPeers"]  # no loss yet
+    assert header.split()[7:] == [
+        "RUN", "POLICY", "LOSS", "ACCURACY", "ETA-SECONDS", "REASON",
+    ]  # fmt: skip
+    assert wide.split()[7:] == ["1", "adaptive", "0.9000", "90", "WaitingForPeers"]  # no loss yet
     assert jobs.get("digits")["metadata"]["generation"] == 1
 
 
@@ -379,6 +382,8 @@ KEPT = {
     "robustness trimmed and krum need topology allToAll: neighbours are too few": "clipping on a"
     " ring",
     "too few workers for this robustness": "krum of four",
+    "quarantine majority needs the warnings that robustness off does not give": "a quarantine",
+    "grouping learned is for topology clustered": "groups by predicted links",
 }
 """By a rule's message: the accepted manifest of the table that the rule is about."""
 
