@@ -60,13 +60,8 @@ class RefusedField:
     limit: str = ""
     """The field of `TemplateLimits` that could allow it. Empty: none."""
     by_rights: bool = False
-    """Whether the rights of the user who writes the job could allow it."""
-
-
-def widened(limits: TemplateLimits) -> TemplateLimits:
-    """Return the limits for a job whose writer had the rights to what it asks for: the site's
-    admission policy has compared each Secret and service account with them."""
-    return replace(limits, secrets=(ANY,), service_accounts=(ANY,))
+    """Whether the rights of the user who writes the job could allow it: the site's admission policy
+    compares it with them."""
 
 
 def refused_fields(

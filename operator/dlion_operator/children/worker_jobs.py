@@ -9,6 +9,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.failures import ENDS, NAMED_CODES, FailureAction, FailureRule, action_after
 from dlion_api.spec.sites import Group, Resources
+from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.pod_templates import worker_template
 from dlion_operator.children.pods import (
     container,
@@ -17,7 +18,7 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
-from dlion_operator.children.template_limits import RefusedField, refused_fields, widened
+from dlion_operator.children.template_limits import RefusedField, refused_fields
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
@@ -79,26 +80,45 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
 def refused_by_site(
     job: Job, group: Group, made: Document, settings: Settings, *, by_rights: bool
 ) -> tuple[RefusedField, ...]:
-    """Return what the site does not allow in the group's Job, which `worker_job` made. Its
-    DLionRuntime is allowed, as administrators wrote it. `by_rights`: the job's writer has the
-    rights to the Secrets and service accounts that it names."""
+    """Return what the site does not allow in the group's Job, which `worker_job` made, and in the
+    run's keeper. What the site's DLionRuntime gives is allowed, as administrators wrote it.
+
+    `by_rights`: the job's writer has the rights to the Secrets and service accounts that it names.
+    """
     limits = settings.tenancy.pod_template
     own_images = (settings.images.worker, settings.images.sidecar)
     limits = replace(limits, images=(*limits.images, *own_images))
-    own = _site_template(job, group, settings)
-    template = made["spec"]["template"]
-    return refused_fields(template, own, widened(limits) if by_rights else limits)
+    bare_job, bare_group = _without_templates(job, group)
+    own = _pod_template(bare_job, bare_group, settings)
+    found = set(refused_fields(made["spec"]["template"], own, limits))
+    # The keeper runs what the job asks for, also where its groups ask for something else.
+    keeper, own_keeper = (_keeper_template(each, settings) for each in (job, bare_job))
+    known = {each.what for each in found}
+    for each in refused_fields(keeper, own_keeper, limits):
+        if each.what not in known:
+            is_image = each.path == f"containers[{names.KEEPER_CONTAINER}].image"
+            found.add(replace(each, path="trainer.image") if is_image else each)
+    return tuple(sorted(each for each in found if not (by_rights and each.by_rights)))
 
 
-def _site_template(job: Job, group: Group, settings: Settings) -> Document:
-    """The pod template of the group without an image or a podTemplate of the job's writer."""
+def _without_templates(job: Job, group: Group) -> tuple[Job, Group]:
+    """Both without an image or a podTemplate of the job's writer."""
     trainer = replace(job.spec.trainer, image="")
     bare_job = replace(job, spec=replace(job.spec, trainer=trainer, pod_template=None))
-    bare_group = replace(group, image="", pod_template=None)
+    return bare_job, replace(group, image="", pod_template=None)
+
+
+def _keeper_template(job: Job, settings: Settings) -> Document:
+    *_, deployment = keeper_objects(job, settings, {})
+    template: Document = deployment["spec"]["template"]
+    return template
+
+
+def _pod_template(job: Job, group: Group, settings: Settings) -> Document:
     return worker_template(
-        bare_job,
-        bare_group,
-        _pod(bare_job, bare_group, settings),
+        job,
+        group,
+        _pod(job, group, settings),
         {},
         settings.scratch.state,
         settings.runtime,
