@@ -257,11 +257,24 @@ def _volume(
             yield from _listed(path, "image", source.get("reference"), limits, "images")
         case "projected":
             yield from _projected(path, source, spec, limits)
-        case "emptyDir" | "downwardAPI" | "ephemeral":
+        case "ephemeral":
+            yield from _copied(path, source, limits)
+        case "emptyDir" | "downwardAPI":
             pass
         case _:  # the site allows the kind: a Secret that it needs must be in the list, too
             for name in _secret_references(source):
                 yield from _listed(path, "Secret", name, limits, "secrets")
+
+
+def _copied(path: str, ephemeral: Document, limits: TemplateLimits) -> Iterator[RefusedField]:
+    """Refuse a new claim with the data of another claim, of a snapshot or of a named volume."""
+    claim = _mapping(_mapping(ephemeral.get("volumeClaimTemplate")).get("spec"))
+    for field in ("dataSource", "dataSourceRef"):
+        if (data := claim.get(field)) is not None:
+            name = _mapping(data).get("name")
+            yield from _listed(f"{path}.{field}", "claim", name, limits, "claims")
+    if (name := claim.get("volumeName")) not in (None, ""):
+        yield from _listed(f"{path}.volumeName", "volume", name, limits, "claims")
 
 
 def _secret(path: str, name: object, limits: TemplateLimits) -> Iterator[RefusedField]:

@@ -417,6 +417,24 @@ def test_the_writers_rights_allow_no_secret_that_the_admission_policy_does_not_c
     assert (found.path, found.what, found.limit) == ("volumes[x].csi", "Secret db", "secrets")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("dataSource", {"kind": "PersistentVolumeClaim", "name": "theirs"}, "claim theirs"),
+        ("dataSourceRef", {"kind": "VolumeSnapshot", "name": "theirs"}, "claim theirs"),
+        ("dataSourceRef", "theirs", "it has not the form that a pod needs"),
+        ("volumeName", "theirs", "volume theirs"),
+    ],
+)
+def test_an_ephemeral_claim_has_no_data_of_a_claim_that_is_not_listed(
+    field: str, value: Any, what: str
+) -> None:
+    spec = volume(ephemeral={"volumeClaimTemplate": {"spec": {field: value}}})
+    (found,) = refused(spec, limits=replace(LIMITS, claims=("mine-*",)), by_rights=True)
+    assert (found.path, found.what) == (f"volumes[x].ephemeral.{field}", what)
+    assert refused(volume(ephemeral={"volumeClaimTemplate": {"spec": {}}})) == ()
+
+
 @pytest.mark.parametrize("where", ["group", "template"])
 def test_the_keepers_image_must_be_allowed_though_no_worker_has_it(where: str) -> None:
     document = dlion_job({"small": 1}, podTemplate=None)
