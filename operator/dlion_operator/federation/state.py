@@ -158,6 +158,8 @@ class FederationState:
             if before is None and len(site.reports) >= MAX_RUNS:
                 message = f"more than {MAX_RUNS} runs; end some"
                 raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, message)
+            if reported.revocations is None:  # none: those of an earlier stream are lifted
+                reported = replace(reported, revocations=())
         report = _joined(before, reported)
         if report == before:
             site.named[reported.run] = stream

@@ -305,6 +305,18 @@ def test_they_are_sent_at_once_and_lifted_by_an_empty_list() -> None:
     assert heard == [[STOLEN.name], [STOLEN.name], []]
 
 
+def test_what_was_lifted_while_a_site_was_cut_off_is_lifted_when_it_returns() -> None:
+    run, state = job().key, FederationState(A, [B])
+    for stream, report in enumerate([report_of(STOLEN), report_of()]):
+        state.open_stream(stream, B, A, float(stream))
+        for statement in OutboundReports().pending({run: report}, float(stream)):
+            heard = statement_of(
+                wire.Statement.FromString(to_wire(statement).SerializeToString()), B
+            )
+            state.receive(stream, heard, float(stream))
+    assert state.reports(run)[B].revocations == ()
+
+
 def hostile(*revoked: wire.RevokedName) -> wire.Statement:
     statement = to_wire(RunReported(job().key))
     statement.run.revocations.revoked.extend(revoked)
