@@ -7,7 +7,12 @@ only: a site that is taken over must not shut others out.
 from collections.abc import Iterable, Mapping
 
 from dlion_api.names import SiteName, WorkerIdentity
-from dlion_api.protocol.revocation import Revocation, RevocationInEffect, revocation_of
+from dlion_api.protocol.revocation import (
+    MAX_REVOCATIONS,
+    Revocation,
+    RevocationInEffect,
+    revocation_of,
+)
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.served_runs.worker_events import WORKER_RESTORED, WORKER_REVOKED
@@ -35,17 +40,20 @@ class RunRevocations:
 
     @property
     def own(self) -> tuple[Revocation, ...]:
-        """Those that were made at this site, for the others."""
+        """Those that were made at this site, for the others, which refuse a longer list."""
         by_people = self._by_site.get(self._own, ())
-        return (*by_people, *self._quarantined(by_people))
+        return (*by_people, *self._quarantined(by_people))[:MAX_REVOCATIONS]
 
     def _quarantined(self, by_people: Iterable[Revocation]) -> list[Revocation]:
         others = self._trusted | {each.name for each in by_people}
         return [each for name, each in self._quarantines.items() if name not in others]
 
     def set_own(self, revocations: Iterable[Revocation]) -> None:
-        """Set what the job's annotation has."""
+        """Set what the job's annotation has. It ends a quarantine of the same name: what people
+        have revoked or lifted themselves is theirs to lift."""
         given = tuple(revocations)
+        for each in given:
+            self._quarantines.pop(each.name, None)
         self._by_site[self._own] = tuple(each for each in given if not each.is_lifted)
         self._trusted = frozenset(each.name for each in given if each.is_lifted)
 

@@ -276,6 +276,26 @@ def test_a_quarantine_survives_an_operator_and_ends_when_a_person_says_so() -> N
     assert run.own == ()
 
 
+def test_a_quarantine_that_people_have_confirmed_does_not_come_back_once_it_is_lifted() -> None:
+    kept = (RevocationInEffect("plant-a/g-2", "worker 2 ...", by=A, is_automatic=True),)
+    for first in (Revocation("plant-a/g-2", "seen"), Revocation("plant-a/g-2", is_lifted=True)):
+        run = RunRevocations(A, kept)
+        run.set_own((first,))
+        run.set_own((Revocation("plant-a/g-2", "again"),))
+        assert [each.is_automatic for each in run.effective()] == [False]
+        run.set_own(())
+        assert run.effective() == ()
+
+
+def test_a_site_reports_no_more_than_the_others_take() -> None:
+    run = RunRevocations(A, ())
+    by_people = tuple(Revocation(f"plant-a/g-{at}") for at in range(MAX_REVOCATIONS))
+    run.set_own(by_people)
+    assert run.quarantine("plant-a/h-0", "bad")
+    assert run.own == by_people
+    assert len(run.effective()) == MAX_REVOCATIONS + 1
+
+
 # ---- the wire --------------------------------------------------------------------------------
 
 
