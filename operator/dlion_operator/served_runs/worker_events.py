@@ -19,6 +19,8 @@ MAX_PAUSE_S = 3600.0
 """Pause between two events of one reason: it doubles from the first to the longest. It starts again
 at the first after a silence as long as the longest."""
 
+MAX_KINDS = 64
+
 BASELINE_S = 60.0
 """Time constant of a link's usual bandwidth."""
 DROP_FACTOR = 2.0
@@ -120,7 +122,11 @@ class WorkerEvents:
         return self._add(CALLER_REFUSED, f"{kind}: {message}", warning=warning, kind=kind)
 
     def add(self, event: JobEvent, *, kind: str) -> None:
-        """Add an event of the operator. Those of one reason and kind share their rate."""
+        """Add an event of the operator. Those of one reason and kind share their rate, and so do
+        all beyond `MAX_KINDS` of a reason: other sites may invent kinds."""
+        if (event.reason, kind) not in self._series:
+            kinds = sum(reason == event.reason for reason, _ in self._series)
+            kind = kind if kinds < MAX_KINDS else ""
         self._add(event.reason, event.message, warning=event.type == "Warning", kind=kind)
 
     def pop_due(self, now_s: float) -> tuple[JobEvent, ...]:

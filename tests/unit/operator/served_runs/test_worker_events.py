@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EventRecord, LinkRecord
-from dlion_operator.served_runs.worker_events import MAX_PAUSE_S, WorkerEvents
+from dlion_operator.plan.decisions import JobEvent
+from dlion_operator.served_runs.worker_events import MAX_KINDS, MAX_PAUSE_S, WorkerEvents
 
 WORKERS = [WorkerIdentity(Rank(rank), SiteName("plant-a"), "small", rank) for rank in range(2)]
 MBIT = 1e6 / 8
@@ -54,6 +55,15 @@ def test_what_goes_on_is_told_ever_more_rarely_with_its_count() -> None:
     news.take(event())
     assert news.pop_due(later + 59) == ()
     assert news.pop_due(later + 60)  # the pauses have begun anew
+
+
+def test_invented_kinds_of_an_operators_event_share_one_rate() -> None:
+    news = WorkerEvents(WORKERS)
+    for at in range(10 * MAX_KINDS):
+        news.add(JobEvent("WorkerRevoked", f"site-{at}"), kind=f"site-{at}")
+    told = news.pop_due(0.0)
+    assert len(told) == MAX_KINDS + 1
+    assert sum(each.count for each in told) == 10 * MAX_KINDS
 
 
 def test_each_kind_of_refused_caller_is_told_by_itself() -> None:
