@@ -127,8 +127,9 @@ def _training_start(run: Run) -> str | None:
 
 
 def _revoked(run: Run) -> tuple[RevokedStatus, ...]:
-    """The revocations. Those that act here come first where there are too many."""
-    chosen = sorted(run.revocations, key=lambda each: not each.is_effective)[:MAX_REVOKED]
+    """The revocations. Where there are too many, those that were made here come first, as a new
+    operator takes its quarantines from the status; then those that act here."""
+    chosen = sorted(run.revocations, key=lambda each: (each.by != run.site, not each.is_effective))
     return tuple(
         RevokedStatus(
             name=each.name,
@@ -137,7 +138,7 @@ def _revoked(run: Run) -> tuple[RevokedStatus, ...]:
             reason=each.reason,
             automatic=each.is_automatic,
         )
-        for each in sorted(chosen, key=lambda each: (each.name, each.by))
+        for each in sorted(chosen[:MAX_REVOKED], key=lambda each: (each.name, each.by))
     )
 
 

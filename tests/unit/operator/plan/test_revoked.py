@@ -14,6 +14,7 @@ from dataclasses import replace
 from dlion_api.cluster_names import REVOKED_ANNOTATION
 from dlion_api.names import SiteName
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect
+from dlion_api.status import MAX_REVOKED
 from dlion_operator.plan.decisions import Decision, OpenRun, Patch
 from operator_world import World, dlion_job, ready_reason, truths
 
@@ -108,6 +109,18 @@ def test_a_status_keeps_what_a_new_operator_has_not_heard_yet() -> None:
     made.document["status"] = dict(decision.status)
     (kept,) = opened(made.look()).kept_revocations
     assert (kept.name, kept.by, kept.is_effective) == ("plant-a/small-1", B, False)
+
+
+def test_another_sites_revocations_do_not_crowd_out_this_sites() -> None:
+    made = world()
+    made.train(ready=2)
+    own = RevocationInEffect("plant-c/small-0", "named", by=A, is_automatic=True)
+    theirs = [RevocationInEffect(f"plant-b/x-{at}", "", by=B) for at in range(MAX_REVOKED)]
+    serve(made, *theirs, own)
+    status = made.look().status
+    assert status is not None
+    assert len(status["revoked"]) == MAX_REVOKED
+    assert own.name in [each["name"] for each in status["revoked"]]
 
 
 def test_a_pod_that_waits_until_it_is_trusted_again_is_no_problem() -> None:
