@@ -9,7 +9,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport, describe_exit
 from dlion_api.names import SiteName
-from dlion_api.protocol.revocation import Revocation, RevocationInEffect
+from dlion_api.protocol.revocation import Revocation, RevocationInEffect, parse_revocations
 from dlion_api.spec.failures import WorkerEnd, end_of_exit
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
@@ -364,6 +364,18 @@ def revocations_in(status: Mapping[str, Any]) -> tuple[RevocationInEffect, ...]:
         )
         for each in status.get("revoked") or ()
     )
+
+
+def given_revocations(
+    annotations: Mapping[str, Any], kept: Sequence[RevocationInEffect], site: SiteName
+) -> tuple[tuple[Revocation, ...], str]:
+    """Return what the job's annotation has, and what is wrong with it (empty: nothing). If nothing
+    in it can be read, the last ones of people stay: a slip of the pen must not lift them."""
+    found, problem = parse_revocations(str(annotations.get(names.REVOKED_ANNOTATION) or ""))
+    if problem and not found:
+        by_people = (each for each in kept if each.by == site and not each.is_automatic)
+        found = tuple(Revocation(each.name, each.reason) for each in by_people)
+    return found, problem
 
 
 def last_known_revocations(

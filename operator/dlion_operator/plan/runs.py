@@ -16,7 +16,6 @@ from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.revocation import (
     Revocation,
     RevocationInEffect,
-    parse_revocations,
     revocation_of,
 )
 from dlion_api.spec import Job
@@ -36,6 +35,7 @@ from dlion_operator.plan.observed import (
     PodView,
     RemoteView,
     RunView,
+    given_revocations,
     last_known_revocations,
     revocations_in,
 )
@@ -155,8 +155,8 @@ class Run:
 
     @property
     def _parsed_revocations(self) -> tuple[tuple[Revocation, ...], str]:
-        annotations = self.observed.document["metadata"].get("annotations") or {}
-        return parse_revocations(str(annotations.get(names.REVOKED_ANNOTATION) or ""))
+        metadata, kept = self.observed.document["metadata"], self.kept_revocations
+        return given_revocations(metadata.get("annotations") or {}, kept, self.site)
 
     @property
     def kept_revocations(self) -> tuple[RevocationInEffect, ...]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from dlion_api.cluster_names import REVOKED_ANNOTATION
 from dlion_api.names import SiteName
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect
@@ -58,6 +60,23 @@ def test_what_cannot_be_read_is_in_the_status_and_the_rest_counts() -> None:
     assert len(opened(decision).revocations) == 1
     assert f"annotation {REVOKED_ANNOTATION}" in ready_reason(decision)[1]
     assert f"annotation {REVOKED_ANNOTATION}" in ready_reason(world("{").look())[1]
+
+
+@pytest.mark.parametrize("unreadable", ["{", "{}", '[{"name": "../x"}]'])
+def test_an_annotation_that_cannot_be_read_lifts_nothing(unreadable: str) -> None:
+    made = world(json.dumps([STOLEN]))
+    made.train(ready=2)
+    revoke(made, STOLEN)
+    status = made.look().status
+    assert status is not None
+    made.document["status"] = dict(status)
+    made.document["metadata"]["annotations"] = {REVOKED_ANNOTATION: unreadable}
+    serve(made, RevocationInEffect("plant-a/small-1", "stolen", by=A))
+    decision = made.look()
+    assert opened(decision).revocations == (Revocation("plant-a/small-1", "stolen"),)
+    assert f"annotation {REVOKED_ANNOTATION}" in ready_reason(decision)[1]
+    made.document["metadata"]["annotations"] = {}
+    assert opened(made.look()).revocations == ()
 
 
 def test_a_job_without_a_revoked_worker_is_degraded_and_says_why() -> None:
