@@ -158,15 +158,15 @@ class SiteRuns:
     def _update_run(self, run: JobKey, action: OpenRun) -> None:
         """Apply a manifest that may have changed during the run."""
         served = self._served[run]
-        is_other = served.job != action.job
+        is_other, before = served.job != action.job, served.revocations.effective()
         if is_other:
             served.job, served.spec_fingerprint = action.job, SpecFingerprint.of(action.job)
         served.addresses = action.addresses
         served.wanted, served.failed = action.workers, action.failed
         served.revocations.set_own(action.revocations)
         self._rescale(run)
-        if is_other:
-            self.update_remote(run)  # members that were rejected may now match the manifest
+        if is_other or served.revocations.effective() != before:
+            self.update_remote(run)  # members that were rejected may now match, or be trusted again
         else:
             self._check_target_accuracy(run)
 

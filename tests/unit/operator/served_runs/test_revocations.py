@@ -12,12 +12,14 @@ and API servers (tests/cluster/test_federation.py).
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank, SiteName
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, StepRecord
 from dlion_api.protocol.revocation import (
     MAX_REVOCATIONS,
@@ -29,6 +31,7 @@ from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.events import JoinRequested
 from dlion_operator.federation.messages import statement_of, to_wire
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.outbound_reports import OutboundReports
 from dlion_operator.federation.reports import (
     ReportedWorkers,
@@ -38,6 +41,7 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.federation.state import FederationState
+from dlion_operator.model.settings import RemoteSite
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.token_bindings import Bearer
 from dlion_operator.plan.decisions import OpenRun
@@ -117,7 +121,7 @@ def test_what_was_made_here_is_the_annotation_alone() -> None:
 # ---- a served run ----------------------------------------------------------------------------
 
 
-def job(workers: int = 2, **exchange: str) -> Job:
+def job(workers: int = 2, sites: tuple[SiteName, ...] = (A,), **exchange: str) -> Job:
     group = {"name": "g", "workers": workers}
     return load_job(
         {
@@ -125,7 +129,7 @@ def job(workers: int = 2, **exchange: str) -> Job:
             "kind": "DLionJob",
             "metadata": {"name": "digits"},
             "spec": {
-                "sites": [{"name": A, "groups": [group]}],
+                "sites": [{"name": site, "groups": [group]} for site in sites],
                 "exchange": exchange,
                 "trainer": {
                     "program": {"builtin": "digits"},
@@ -182,6 +186,34 @@ def test_nobody_waits_for_a_revoked_worker_and_its_figures_go() -> None:
     assert [each.reason for each in runs.events(job().key)] == ["WorkerRevoked"]
     runs.open(opened())
     assert server.membership(job().key).expected_count == 2
+
+
+def test_another_sites_worker_that_is_trusted_again_is_back_without_news_of_its_site() -> None:
+    runs, server = site()
+    its = job(1, (A, B))
+    node = FederationNode(
+        CertificateAuthority(A),
+        (RemoteSite(name=B, address="b:1", bundle_file="/nowhere/b.pem"),),
+        certificate_life=timedelta(days=1),
+        reports=dict,
+        on_run_changed=runs.update_remote,
+        on_bundles=lambda _: None,
+    )
+    runs.federate(node)
+    opening = OpenRun(its, its.workers(), spec_hash=its.hash(), age_s=0.0)
+    runs.open(opening)
+    (theirs,) = (worker for worker in its.workers() if worker.site == B)
+    there = Member(theirs, 1, MemberState.READY, "b:2")
+    workers = ReportedWorkers((theirs,), (there,), settled=True)
+    state = node._state
+    state.open_stream(1, B, A, 0.0)
+    state.receive(1, RunReported(its.key, SpecFingerprint.of(its), workers, TrainingFigures()), 0.0)
+    runs.update_remote(its.key)
+    assert server.membership(its.key).ready() == (there,)
+    runs.open(replace(opening, revocations=(Revocation(theirs.name),)))
+    assert server.membership(its.key).ready() == ()
+    runs.open(opening)
+    assert server.membership(its.key).ready() == (there,)
 
 
 # ---- quarantine ------------------------------------------------------------------------------
