@@ -44,6 +44,8 @@ _SOURCES_OF_PROJECTIONS: Final = frozenset(
     {"clusterTrustBundle", "configMap", "downwardAPI", "secret", "serviceAccountToken"}
 )
 _DEFAULT_ACCOUNT: Final = "default"
+_OWN_VOLUME: Final = "token"
+"""The operator's volume with the token for the coordinator alone."""
 _SYSTEM_CLASS: Final = "system-"
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 MAX_LISTED: Final = 8
@@ -218,7 +220,24 @@ def _account(spec: Document, own: Document, limits: TemplateLimits) -> Iterator[
     if has_token and not (own and is_own) and isinstance(name, str):
         path = "automountServiceAccountToken"
         kind = "a token of service account"
-        yield from _listed(path, kind, name, limits, "service_accounts", rights=True)
+        # The policy compares `default` only where the job itself asks for a token.
+        is_asked = name != _DEFAULT_ACCOUNT or own.get(path) is False or not own
+        yield from _listed(path, kind, name, limits, "service_accounts", rights=is_asked)
+    if name == _DEFAULT_ACCOUNT != _account_of(own):
+        yield from _tokens_of_default(spec, own, limits)
+
+
+def _tokens_of_default(
+    spec: Document, own: Document, limits: TemplateLimits
+) -> Iterator[RefusedField]:
+    """Tokens of the site's account in its own volumes, which become those of `default`."""
+    for path, volume in _entries(spec, "volumes"):
+        if volume is None or volume not in _own(own, "volumes") or volume["name"] == _OWN_VOLUME:
+            continue
+        projected = _mapping(volume.get("projected"))
+        for each in _projected(f"{path}.projected", projected, spec, limits):
+            if each.limit == "service_accounts":
+                yield replace(each, by_rights=False)
 
 
 def _account_of(spec: Document) -> object:

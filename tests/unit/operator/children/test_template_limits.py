@@ -544,3 +544,31 @@ def test_a_job_gets_no_token_of_an_account_that_its_runtime_gives_without_one() 
     assert (found.path, found.what) == (
         "automountServiceAccountToken", "a token of service account site"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("account", [None, "default", ""])
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"automountServiceAccountToken": True}, "automountServiceAccountToken"),
+        (
+            volume(projected={"sources": [TOKEN_SOURCE]}),
+            "volumes[x].projected.sources[0].serviceAccountToken",
+        ),
+    ],
+)
+def test_the_token_of_a_runtimes_account_does_not_become_that_of_default(
+    given: Spec, path: str, account: str | None
+) -> None:
+    """The admission policy sees no token in the job, and so compares nothing."""
+    pod = {"spec": {"serviceAccountName": "site", **given}}
+    runtime = SiteRuntime("edge", RuntimeSpec(pod_template=pod))
+    settings = replace(SETTINGS, runtime=runtime)
+    job = load_job(dlion_job({"small": 1}, podTemplate={"spec": {"serviceAccountName": account}}))
+    (group,) = job.spec.sites[0].groups
+    made = worker_job(job, group, settings, {"uid": "u"})
+    found = refused_by_site(job, group, made, settings, by_rights=True)
+    assert found == (RefusedField(path, DEFAULT_TOKEN, "service_accounts"),)
+    limits = replace(LIMITS, service_accounts=("default",))
+    settings = replace(settings, tenancy=Tenancy(pod_template=limits))
+    assert refused_by_site(job, group, made, settings, by_rights=False) == ()
