@@ -102,8 +102,9 @@ def refused_by_site(
 
 
 def _without_templates(job: Job, group: Group) -> tuple[Job, Group]:
-    """Both without an image or a podTemplate of the job's writer."""
-    trainer = replace(job.spec.trainer, image="")
+    """Both without an image, a podTemplate or a ConfigMap of the job's writer."""
+    program = replace(job.spec.trainer.program, config_map=None)
+    trainer = replace(job.spec.trainer, image="", program=program)
     bare_job = replace(job, spec=replace(job.spec, trainer=trainer, pod_template=None))
     return bare_job, replace(group, image="", pod_template=None)
 

@@ -435,6 +435,18 @@ def test_an_ephemeral_claim_has_no_data_of_a_claim_that_is_not_listed(
     assert refused(volume(ephemeral={"volumeClaimTemplate": {"spec": {}}})) == ()
 
 
+def test_the_programs_config_map_must_be_listed_as_any_other() -> None:
+    document = dlion_job({"small": 1}, podTemplate=None)
+    document["spec"]["trainer"]["program"] = {"configMap": {"name": "theirs", "key": "main.py"}}
+    job = load_job(document)
+    (group,) = job.spec.sites[0].groups
+    made = worker_job(job, group, SETTINGS, {"uid": "u"})
+    assert refused_by_site(job, group, made, SETTINGS, by_rights=False) == ()
+    tenancy = Tenancy(pod_template=replace(LIMITS, config_maps=("mine-*",)))
+    (found,) = refused_by_site(job, group, made, replace(SETTINGS, tenancy=tenancy), by_rights=True)
+    assert (found.path, found.what) == ("volumes[program].configMap", "ConfigMap theirs")
+
+
 @pytest.mark.parametrize("where", ["group", "template"])
 def test_the_keepers_image_must_be_allowed_though_no_worker_has_it(where: str) -> None:
     document = dlion_job({"small": 1}, podTemplate=None)
