@@ -84,6 +84,7 @@ from dlion_operator.plan.queueing import (
     workload_actions,
 )
 from dlion_operator.plan.runs import Run, groups_of
+from dlion_operator.plan.runtime_limits import runtime_blocker
 from dlion_operator.plan.start_blockers import is_without_objects, start_blocker
 
 MANAGED_BY = "dlion.dev/operator"
@@ -174,6 +175,8 @@ def _decide_run(run: Run, note: str) -> Decision:
     if abandoned := _abandoned(run):
         return _finish(abandoned, run, cleaning)
     refusal = None if run.is_complete else start_refusal(run)
+    if run.jobs and not run.is_complete:  # groups that were added to a run which has begun
+        refusal = refusal or runtime_blocker(run)
     if not run.jobs and (diagnosis := start_blocker(run, refusal)):
         actions = (*cleaning, *_initial_actions(run, diagnosis, refusal))
         return _with_run_status(with_note(diagnosis, note), run, actions)

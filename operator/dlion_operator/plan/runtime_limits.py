@@ -1,6 +1,7 @@
 """Whether a run may start with the DLionRuntime that its job names, and what it may not ask. Pure.
 
-Only a run without Jobs is held against it: later changes of the runtime concern the next run.
+Only a run without a Job of each group is held against it: later changes of the runtime concern the
+next run, since Jobs keep theirs.
 """
 
 from collections import defaultdict
@@ -30,7 +31,7 @@ another, such as a device, it has none."""
 
 
 def runtime_blocker(run: Run) -> Diagnosis | None:
-    """Return why a run without Jobs may not start by its runtime. None: it may."""
+    """Return why a run, or its groups without Jobs, may not start by the runtime. None: it may."""
     state = run.observed.runtime
     if state is None:
         if not (run.job.spec.runtime or run.settings.default_runtime):

@@ -235,6 +235,21 @@ def test_what_may_not_be_overridden_is_named(
     assert created(made.look(), "Job")
 
 
+def test_a_group_that_is_added_to_a_run_is_held_against_the_limits() -> None:
+    made = world(runtime(may_override=()))
+    made.look()
+    made.make_jobs()
+    made.train()
+    groups = made.document["spec"]["sites"][0]["groups"]
+    groups.append({**groups[0], "name": "added", "image": "own:1"})
+    decision = made.look()
+    assert not created(decision, "Job")
+    assert "the job sets image of group added" in ready_reason(decision)[1]
+    del groups[1]["image"]
+    (job,) = created(made.look(), "Job")
+    assert "added" in job["metadata"]["name"]
+
+
 def test_the_image_of_the_trainer_counts_as_one() -> None:
     made = world(runtime(may_override=("nodeSelector",)))
     made.document["spec"]["trainer"]["image"] = "own:1"
