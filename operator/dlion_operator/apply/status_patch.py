@@ -1,9 +1,16 @@
-"""Compute the patch from one status to another, and whether it is urgent. Pure."""
+"""Compute the patch from one status to another, and how urgent it is. Pure."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from dlion_operator.plan.outcome.job_status import TELEMETRY
+
+TELEMETRY_EVERY_S: Final = 10.0
+MAX_TELEMETRY_PER_S: Final = 10.0
+"""Status writes of progress alone, over all jobs: while more than a hundred have news, each job's
+are less frequent."""
+ACTIVE_S: Final = 600.0
+"""A job without a status write for so long has no news, as one that has ended."""
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +36,17 @@ def is_telemetry(old: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
         return False
     before = old.get("conditions")
     return _without_messages(before) == _without_messages(patch.get("conditions", before))
+
+
+def telemetry_interval_s(written_s: Iterable[float], now_s: float) -> float:
+    """Return the time between two writes of one job's progress. `written_s`: when the status of
+    each job was last written.
+
+    >>> telemetry_interval_s([0.0] * 500, 1.0), telemetry_interval_s([0.0] * 500, 3600.0)
+    (50.0, 10.0)
+    """
+    active = sum(now_s - each < ACTIVE_S for each in written_s)
+    return max(TELEMETRY_EVERY_S, active / MAX_TELEMETRY_PER_S)
 
 
 def _without_messages(conditions: Any) -> list[tuple[object, ...]]:

@@ -18,7 +18,7 @@ from dlion_operator.apply.admission_policy import AdmissionPolicy
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.runtime_reader import RuntimeReader
-from dlion_operator.apply.status_patch import is_telemetry, merge_patch
+from dlion_operator.apply.status_patch import is_telemetry, merge_patch, telemetry_interval_s
 from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.controller.reconcile_state import ReconcileState
 from dlion_operator.kubernetes.client import (
@@ -59,10 +59,6 @@ from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
 
-TELEMETRY_EVERY_S = 10.0
-MAX_TELEMETRY_PER_S = 10.0
-"""Status writes of progress alone, over all jobs: with more than a hundred, each job's are less
-frequent."""
 FAILING_AFTER_S = 60.0
 """Errors that last this long are reported in the job's status."""
 
@@ -309,8 +305,9 @@ class Reconciler:
         patch = merge_patch(before, decision.status)
         if not patch:
             return decision.requeue_after_s
-        every_s = max(TELEMETRY_EVERY_S, len(self._states) / MAX_TELEMETRY_PER_S)
-        wait_s = state.status_written_s + every_s - self._monotonic_s()
+        now_s = self._monotonic_s()
+        written_s = (each.status_written_s for each in self._states.values())
+        wait_s = state.status_written_s + telemetry_interval_s(written_s, now_s) - now_s
         if is_telemetry(before, patch) and wait_s > 0:
             return _sooner(decision.requeue_after_s, wait_s)
         written = await self._cluster.patch(

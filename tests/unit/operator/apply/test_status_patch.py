@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_operator.apply.status_patch import is_telemetry, merge_patch
+from dlion_operator.apply.status_patch import (
+    ACTIVE_S,
+    MAX_TELEMETRY_PER_S,
+    TELEMETRY_EVERY_S,
+    is_telemetry,
+    merge_patch,
+    telemetry_interval_s,
+)
 
 leaves = st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2)
 documents = st.recursive(
@@ -67,3 +74,12 @@ def test_only_the_message_of_a_condition_may_wait(changes: dict[str, Any], may_w
     patch = {"conditions": [{**CONDITION, **changes}]}
     assert is_telemetry(old, patch) is may_wait
     assert not is_telemetry(old, {**patch, "runId": "2"})
+
+
+def test_jobs_that_have_ended_do_not_delay_the_progress_of_those_that_train() -> None:
+    now_s = 10_000.0
+    training, ended = [now_s - 5] * 50, [now_s - 2 * ACTIVE_S] * 5000
+    never = [float("-inf")] * 5000
+    assert telemetry_interval_s([*training, *ended, *never], now_s) == TELEMETRY_EVERY_S
+    assert telemetry_interval_s(training * 20, now_s) == 1000 / MAX_TELEMETRY_PER_S
+    assert telemetry_interval_s([], now_s) == TELEMETRY_EVERY_S
