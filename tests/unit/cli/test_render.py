@@ -129,7 +129,9 @@ def test_a_queued_job_has_its_workload(tmp_path: Path, capsys: pytest.CaptureFix
     assert "job-uid" not in str(objects[0])
     assert objects[-1]["spec"]["suspend"] is True
     assert main(["render", file]) == 0
-    assert "kueue.enabled is false" in capsys.readouterr().out
+    notes = capsys.readouterr().out
+    assert "kueue.enabled is false" in notes
+    assert "chart creates" not in notes, "the operator makes all that a run has"
 
 
 def test_a_program_file_travels_as_with_submit(

@@ -139,7 +139,6 @@ def render_job(
     }
     notes = [
         f"The operator adds owner references, and {names.AUTHORITY_KEY}: its public certificates",
-        "The chart creates the NetworkPolicies: helm template helm/dlion",
     ]
     objects = _decided(document, settings, [], runtime)
     if settings.gateway is not None:  # routes follow the Services that exist
