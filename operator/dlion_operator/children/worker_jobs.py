@@ -88,10 +88,10 @@ def refused_by_site(
     limits = settings.tenancy.pod_template
     own_images = (settings.images.worker, settings.images.sidecar)
     limits = replace(limits, images=(*limits.images, *own_images))
-    bare_job, bare_group = _without_templates(job, group)
-    own = _pod_template(bare_job, bare_group, settings)
+    own = site_template(job, group, settings)
     found = set(refused_fields(made["spec"]["template"], own, limits))
     # The keeper runs what the job asks for, also where its groups ask for something else.
+    bare_job, _ = _without_templates(job, group)
     keeper, own_keeper = (_keeper_template(each, settings) for each in (job, bare_job))
     known = {each.what for each in found}
     for each in refused_fields(keeper, own_keeper, limits):
@@ -115,11 +115,14 @@ def _keeper_template(job: Job, settings: Settings) -> Document:
     return template
 
 
-def _pod_template(job: Job, group: Group, settings: Settings) -> Document:
+def site_template(job: Job, group: Group, settings: Settings) -> Document:
+    """Return the group's pod template without what the job's writer asks for: what the operator
+    renders, with what the site's DLionRuntime gives."""
+    bare_job, bare_group = _without_templates(job, group)
     return worker_template(
-        job,
-        group,
-        _pod(job, group, settings),
+        bare_job,
+        bare_group,
+        _pod(bare_job, bare_group, settings),
         {},
         settings.scratch.state,
         settings.runtime,

@@ -13,7 +13,7 @@ from dlion_api import cluster_names as names
 from dlion_api.spec.sites import Group
 from dlion_api.status import Reason
 from dlion_operator.children.pods import resources_of
-from dlion_operator.children.worker_jobs import worker_job
+from dlion_operator.children.worker_jobs import site_template, worker_job
 from dlion_operator.kubernetes.quantities import parse_quantity
 from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.plan.observed import first_of
@@ -92,7 +92,7 @@ def _resource_excess(run: Run, group: Group, most: Mapping[str, str]) -> Iterato
         return
     try:
         made = worker_job(run.job, group, run.settings, run.owner)
-        containers = _containers(made["spec"]["template"]["spec"], run)
+        containers = _containers(made["spec"]["template"]["spec"], run, group)
     except (AttributeError, TypeError, ValueError, KeyError):
         return  # `template_problem` reports a malformed podTemplate, and nothing starts
     for resource, allowed in most.items():
@@ -102,12 +102,19 @@ def _resource_excess(run: Run, group: Group, most: Mapping[str, str]) -> Iterato
             yield f"the limit of {resource} of group {group.name} cannot be read: {error}"
 
 
-def _containers(pod: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]]:
-    """All containers of a worker's pod but the sidecar that the operator renders."""
-    sidecar = resources_of(run.settings.sidecar.resources)
-    own = (names.SIDECAR_CONTAINER, sidecar)
+def _containers(pod: Mapping[str, Any], run: Run, group: Group) -> list[Mapping[str, Any]]:
+    """All containers of a worker's pod but the sidecar that the operator renders, with what the
+    runtime adds. With another image or command it is anybody's container."""
+    site = site_template(run.job, group, run.settings)["spec"]["initContainers"]
+    rendered = resources_of(run.settings.sidecar.resources)
     every = [*(pod.get("initContainers") or ()), *pod["containers"]]
-    return [each for each in every if (each.get("name"), each.get("resources") or {}) != own]
+    return [
+        each
+        for each in every
+        if each.get("name") != names.SIDECAR_CONTAINER
+        or (each.get("resources") or {}) != rendered
+        or each not in site
+    ]
 
 
 def _of_resource(

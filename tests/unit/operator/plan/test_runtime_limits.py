@@ -319,6 +319,14 @@ def test_a_pod_template_is_no_way_around_the_limits(spec: dict[str, Any], words:
     assert words in refused(made.look())
 
 
+@pytest.mark.parametrize("change", [{"image": "own:1"}, {"command": ["train"]}])
+def test_a_sidecar_that_runs_something_else_counts(change: dict[str, Any]) -> None:
+    spec = {"initContainers": [{"name": "sidecar", **change}]}
+    made = world(runtime(max_resources={"cpu": "2"}), podTemplate={"spec": spec})
+    made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"limits": {"cpu": "1"}}
+    assert "container sidecar of group small has no limit of cpu" in refused(made.look())
+
+
 def test_the_sites_own_sidecar_does_not_count() -> None:
     sidecar = SidecarSettings(resources=Resources(limits={"memory": "384Mi"}))
     document = dlion_job(runtime="edge")
