@@ -54,6 +54,6 @@ class WorkerDemand:
 
 
 def worker_demands(job: Job, plan: Plan) -> dict[Rank, WorkerDemand]:
-    """One for each worker beside which the environment has other work."""
+    """One for each worker whose machine has other work in the environment."""
     predicts = job.spec.node_policies.demand.prediction == "auto"
     return {rank: WorkerDemand(each, predicts=predicts) for rank, each in plan.demands.items()}
