@@ -3,9 +3,10 @@
 Proved: under random schedules every model that a site's server or the global one gives is what
 naive servers make of the same changes; between sites travels one message for K changes, and to the
 servers alone; a stalled worker or site holds nobody; changes count by their batches over the means
-of their sites, and sites by theirs; a change of another site's worker is refused. Left out: the
-optimizer of the servers (test_quorum_diloco), departures, hostile messages, restarts
-(test_served_workers), accuracy (tests/simulated).
+of their sites, and sites by theirs; a change of another site's worker is refused; global weights
+that are refused do not cut a site off; who serves all again begins anew. Left out: the optimizer of
+the servers (test_quorum_diloco), departures, hostile messages, restarts (test_served_workers),
+accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dlion_core.codecs import decode_gradient, decode_weights
 from dlion_core.policies.interface import (
     Event,
     Instruction,
+    Message,
     MessageArrived,
     MessageKind,
     RejectMessage,
@@ -30,6 +32,7 @@ from dlion_core.policies.interface import (
     SendMessage,
     UpdateApplied,
 )
+from dlion_core.policies.served.served_worker import Form
 from example_counts import examples
 from sites_cluster import SitesCluster
 from weights_cluster import weights_spec
@@ -260,6 +263,46 @@ def test_a_change_of_another_sites_worker_is_refused() -> None:
     told = cluster.replicas[ME].machine.handle(MessageArrived(TWO, change))
     (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
     assert "another site" in refusal.reason
+
+
+def sent_to_global(cluster: SitesCluster, rank: Rank) -> list[Message]:
+    """The changes of its site that this worker has sent."""
+    return [
+        one.message
+        for one in cluster.replicas[rank].said
+        if isinstance(one, SendMessage)
+        and one.message.kind is MessageKind.WEIGHTS
+        and one.message.weights_version % 4 == Form.SITE_CHANGE
+    ]
+
+
+def test_global_weights_that_are_refused_do_not_cut_a_site_off() -> None:
+    """The next change goes on from the refused one, which the global server has applied."""
+    cluster = cluster_of([2, 2], [1, 1], **PLAIN, accumulate=1)
+    one_D = np.ones(SIZE, np.float32)
+    cluster.step(ONE, one_D)
+    (first,) = sent_to_global(cluster, ONE)
+    wrong = Message(MessageKind.WEIGHTS, first.iteration, 0, int(Form.GLOBAL_MODEL), b"?")
+    (refusal,) = cluster.replicas[ONE].machine.handle(MessageArrived(ME, wrong))
+    assert isinstance(refusal, RejectMessage)
+    cluster.step(ONE, one_D)
+    _, second = sent_to_global(cluster, ONE)
+    np.testing.assert_allclose(as_vector(second.payload), np.full(SIZE, -0.05), atol=1e-6)
+
+
+def test_who_serves_all_again_begins_from_its_sites_weights() -> None:
+    """It did while the other site was away. What it kept from then is long out of date."""
+    cluster = cluster_of([2, 2], [1, 1], localSteps=1, accumulate=1)
+    cluster.leave(ME)
+    cluster.run_on(0, steps=6)
+    cluster.come_back(ME, ONE)
+    cluster.run_on(0, steps=20)
+    machine = cluster.replicas[ONE].machine
+    before_D = np.asarray(machine.state()["global_D"])
+    cluster.leave(ME)
+    assert "global_D" not in machine.state()
+    cluster.step(ONE)
+    assert not np.allclose(machine.state()["global_D"], before_D, atol=1e-3)
 
 
 @pytest.mark.parametrize("parameter", ["mergeWeight", "accumulate", "localPeriod"])

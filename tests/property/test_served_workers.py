@@ -2,9 +2,9 @@
 
 Facts: who leaves holds nobody, a server neither, and who returns takes part again; while single
 links break and heal, nobody is held for ever; a change ahead of the word of its link is answered;
-nonsense is refused, answered, and not waited for; a restored machine continues identically, and
-does not repeat a change that it has sent. Left out: what the policies compute (test_halos,
-test_quorum_diloco).
+nonsense is refused, answered, and not waited for; who serves again begins from its own weights; a
+restored machine continues identically, and does not repeat a change that it has sent. Left out:
+what the policies compute (test_halos, test_quorum_diloco).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
 )
+from dlion_core.policies.served.served_worker import Form
 from example_counts import examples
 from sites_cluster import SitesCluster
 from weighing_cluster import own_step
@@ -244,6 +245,26 @@ def test_a_change_that_was_sent_is_not_sent_again_after_a_restart(kind: str) -> 
     state = replica.machine.state()
     np.testing.assert_array_equal(state["anchor_D"], replica.weights_D)
     assert (state["round_steps"], state["round_samples"]) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", sorted(JOBS))
+def test_who_serves_again_begins_from_its_own_weights(kind: str) -> None:
+    """It served while the lower rank was away. What it kept from then is long out of date."""
+    cluster = cluster_of(kind, sites=(2,))
+    cluster.leave(ME)
+    cluster.run_on(0, steps=10)
+    cluster.come_back(ME, ONE)
+    cluster.step(ME)
+    while cluster.deliver(ME, ONE):
+        pass
+    cluster.run_on(0, steps=30)
+    far_D = np.full(SIZE, 50, np.float32)
+    for replica in cluster.replicas.values():
+        replica.weights_D[:] = far_D
+        replica.machine.machine._anchor_D = far_D.copy()
+    cluster.leave(ME)
+    given_D = cluster.replicas[ONE].machine.machine.model_for(Form.CHANGE)
+    np.testing.assert_allclose(given_D, far_D)
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))

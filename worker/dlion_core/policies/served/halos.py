@@ -28,7 +28,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart
 from dlion_core.policies.context import PolicyContext
-from dlion_core.policies.interface import Flat, Instruction, Value
+from dlion_core.policies.interface import Flat, Instruction, Message, MessageKind, Value
 from dlion_core.policies.round_parameters import HalosParameters
 from dlion_core.policies.served.outer_optimizer import DelayedNesterov
 from dlion_core.policies.served.served_worker import Change, Form, ServedWorker, as_vector
@@ -46,12 +46,7 @@ class Halos(ServedWorker):
         self._parameters = parameters
         own = context.sites.get(self.rank, "")
         self._site = frozenset(r for r in context.ranks if context.sites.get(r, "") == own)
-        self._local = DelayedNesterov(
-            parameters.local_learning_rate, parameters.local_momentum, parameters.local_period
-        )
-        self._global = DelayedNesterov(
-            parameters.global_learning_rate, parameters.global_momentum, parameters.global_period
-        )
+        self._local, self._global = self._new_local(), self._new_global()
         self._model_D: Flat | None = None
         """Of the site."""
         self._merged_D: Flat | None = None
@@ -61,6 +56,16 @@ class Halos(ServedWorker):
         """Changes, and their samples, since then."""
         self._awaits: tuple[Rank, int] | None = None
         """The global server that owes an answer, and the iteration of the site's change."""
+        self._global_server = self.rank
+        """The one of the site's last change; this worker while the site has not sent any."""
+
+    def _new_local(self) -> DelayedNesterov:
+        it = self._parameters
+        return DelayedNesterov(it.local_learning_rate, it.local_momentum, it.local_period)
+
+    def _new_global(self) -> DelayedNesterov:
+        it = self._parameters
+        return DelayedNesterov(it.global_learning_rate, it.global_momentum, it.global_period)
 
     def server(self) -> Rank:
         return self.lowest(self._site)
@@ -108,6 +113,7 @@ class Halos(ServedWorker):
         assert self._model_D is not None
         assert self._merged_D is not None
         server, own = self.lowest(), max(1, self.synchronizer.own)
+        self._global_server = server
         change_D = self._model_D - self._merged_D
         samples = min(self._gathered, self.max_samples(Form.SITE_CHANGE, own))
         batch = min(self.local_batch_size, samples)
@@ -131,11 +137,35 @@ class Halos(ServedWorker):
             self._awaits = None
             self._merge(weights_D)
 
+    def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
+        """As of all; global weights that are invalid are not awaited again either. The change is in
+        the global model: the next one begins after it."""
+        form = message.weights_version % len(Form)
+        is_global = message.kind is MessageKind.WEIGHTS and form == Form.GLOBAL_MODEL
+        if is_global and self._awaits == (sender, message.iteration):
+            self._awaits, self._merged_D = None, self._model_D
+            self._count = self._gathered = 0
+        return super().passed_over(sender, message)
+
     def left(self, rank: Rank) -> None:
         """Send the site's next change to the next global server."""
         super().left(rank)
         if self._awaits is not None and self._awaits[0] == rank:
             self._awaits = None
+        if self._global_server == rank:
+            self._global_server = self.lowest()
+            if self._global_server == self.rank:
+                self._begin_serving_all()
+
+    def begin_serving(self) -> None:
+        self._model_D = self._merged_D = self._awaits = None
+        self._local, self._count, self._gathered = self._new_local(), 0, 0
+        if self.lowest() == self.rank:  # its server was the global one
+            self._begin_serving_all()
+
+    def _begin_serving_all(self) -> None:
+        """Forget the weights of an earlier time as the global server."""
+        self._global_D, self._global = None, self._new_global()
 
     # ---- weights ---------------------------------------------------------------------------------
 

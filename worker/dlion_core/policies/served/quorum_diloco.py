@@ -94,6 +94,10 @@ class QuorumDiloco(ServedWorker):
         self._given.pop(rank, None)
         self._due.pop(rank, None)
 
+    def begin_serving(self) -> None:
+        if not self._changes:
+            self._global_D, self._outer = None, self._new_outer()
+
     def _workers(self) -> frozenset[Rank]:
         return frozenset({self.rank, *self.synchronizer.in_step()})
 
@@ -152,8 +156,8 @@ class QuorumDiloco(ServedWorker):
         due, self._due, self._changes = self._due, {}, {}
         self._given.update(dict.fromkeys(due, self._version))
         answers = [one for rank, at in sorted(due.items()) for one in self.answer(form, rank, at)]
-        if self.server() != self.rank:  # begin from the weights of the others' server next time
-            self._global_D, self._outer = None, self._new_outer()
+        if self.server() != self.rank:  # the others' server has newer weights
+            self.begin_serving()
         return answers
 
     def state(self) -> dict[str, Value]:

@@ -7,9 +7,9 @@ worker makes at most `overlap_steps` further steps, which it keeps: it goes on f
 what it changed since it sent.
 
 A worker whose server leaves goes on alone from its weights. Its next change goes to the next one,
-which begins from its own weights. So no worker is needed for the others to go on, and what only a
-lost server had is lost. Each change is answered, an invalid one too: else its sender would wait
-without end.
+which begins from its own weights, also where it has served before: what it has kept from then is
+old. So no worker is needed for the others to go on, and what only a lost server had is lost. Each
+change is answered, an invalid one too: else its sender would wait without end.
 """
 
 from collections.abc import Mapping
@@ -95,6 +95,8 @@ class ServedWorker(PeerMachine):
         self._steps = self._samples = 0
         """Since the last change was sent, or since this worker went on alone."""
         self.sent: SentChange | None = None
+        self._served_by = self.rank
+        """The server of the last change; this worker while it has not sent any."""
         self.is_mid_step = False
         """Whether the gradient of a local step is not applied yet."""
         self._owed: dict[Rank, tuple[Form, int]] = {}
@@ -118,6 +120,10 @@ class ServedWorker(PeerMachine):
         """Handle the answer to a change of this worker's site."""
         del weights_D
         raise ContractError(f"global weights of worker {sender} at {iteration}; allowed: none")
+
+    def begin_serving(self) -> None:
+        """Forget the weights of an earlier time as a server: this worker's server has left, and
+        this worker is the next one."""
 
     def max_samples(self, form: Form, iteration: int) -> int:
         """The largest number of samples of a change that was sent at that iteration."""
@@ -155,7 +161,7 @@ class ServedWorker(PeerMachine):
         require_finite(change_D, "change")
         own, server = self.synchronizer.own, self.server()
         samples = min(self._samples, self.max_samples(Form.CHANGE, own))
-        self.sent = SentChange(server, own, self.weights_D.copy())
+        self.sent, self._served_by = SentChange(server, own, self.weights_D.copy()), server
         self._steps = self._samples = 0
         change = Change(GradientPart(change_D), samples, self.local_batch_size, own)
         if server == self.rank:
@@ -235,6 +241,10 @@ class ServedWorker(PeerMachine):
         self._owed.pop(rank, None)
         if self.sent is not None and self.sent.server == rank:
             self._go_on_alone()
+        if self._served_by == rank:
+            self._served_by = self.server()
+            if self._served_by == self.rank:
+                self.begin_serving()
 
     def blocking_peers(self) -> frozenset[Rank]:
         """Return the server, once this worker has made its further steps."""
