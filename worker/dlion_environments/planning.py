@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +23,14 @@ from dlion_environments.plan import (
     WorkerConditions,
     combined_fraction,
 )
-from dlion_environments.radio import Radio, Track, radio_of, rates_over_time, with_radio
+from dlion_environments.radio import (
+    Radio,
+    Track,
+    radio_of,
+    rates_over_time,
+    size_problems,
+    with_radio,
+)
 from dlion_environments.scheduled_events import (
     absences_of,
     demands_of,
@@ -78,6 +87,7 @@ def plan_environment(
         *_count_problems(environment, workers, source),
         *(_fraction_problems(environment, source) if duration_s is None else ()),
         *run_problems(environment, lambda _: True, duration_s),
+        *_motion_problems(environment, duration_s),
     ]
     if machine_cores is not None:
         problems += simulator_only_problems(environment)
@@ -112,6 +122,15 @@ def plan_environment(
     )
 
 
+def _motion_problems(environment: Environment, duration_s: float | None) -> list[Problem]:
+    """A plan whose rates would not fit into memory."""
+    if (radio := environment.radio) is None:
+        return []
+    points = [point.seconds for machine in environment.workers for point in machine.track]
+    ends_s = min(max(points, default=0.0), math.inf if duration_s is None else duration_s)
+    return list(size_problems(len(environment.workers), ends_s, radio.every_seconds))
+
+
 def _with_motion(
     environment: Environment, timeline: list[tuple[float, Conditions]], duration_s: float | None
 ) -> list[tuple[float, Conditions]]:
@@ -143,10 +162,11 @@ def _merged(
     timeline: list[tuple[float, Conditions]],
     moving: list[tuple[float, dict[tuple[int, int], float]]],
 ) -> list[tuple[float, Conditions]]:
+    times_s, moved_s = [at for at, _ in timeline], [at for at, _ in moving]
     merged = []
-    for time_s in sorted({at for at, _ in timeline} | {at for at, _ in moving}):
-        conditions = [each for at, each in timeline if at <= time_s][-1]
-        rates = [each for at, each in moving if at <= time_s][-1]
+    for time_s in sorted({*times_s, *moved_s}):
+        conditions = timeline[bisect_right(times_s, time_s) - 1][1]
+        rates = moving[bisect_right(moved_s, time_s) - 1][1]
         merged.append((time_s, with_radio(conditions, radio, rates)))
     return merged
 

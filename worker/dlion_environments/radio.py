@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final
 
+from dlion_api.errors import Problem
 from dlion_api.names import Rank
 from dlion_environments.plan import BYTES_PER_MBIT, Conditions, Pipe
 
@@ -30,6 +31,9 @@ BEST_SNR: Final = 1000.0
 """Signal over noise for the radio's best rate (30 dB)."""
 SHADOW_MEMORY: Final = 0.8
 """Correlation of the shadowing of one link from one interval to the next."""
+
+MAX_RATES: Final = 5_000_000
+"""Rates of all pairs at all intervals. A plan holds each in some hundred bytes."""
 
 Place = tuple[float, float]
 
@@ -150,6 +154,19 @@ def with_radio(
         uplink, downlink = (*worker.uplink, *shared, *own), (*worker.downlink, *shared)
         workers.append(replace(worker, uplink=uplink, downlink=downlink))
     return Conditions(tuple(workers))
+
+
+def size_problems(count: int, ends_s: float, every_s: float) -> Iterator[Problem]:
+    """Too many rates of that many workers until then."""
+    pairs = math.comb(count, 2)
+    if pairs * ends_s / every_s > MAX_RATES:
+        yield Problem(
+            "radio.everySeconds",
+            f"{pairs:,} pairs of workers would have more than {MAX_RATES:,} rates",
+            value=f"{every_s:g} until {ends_s:g} s",
+            allowed=f"at least {pairs * ends_s / MAX_RATES:.2g} until then",
+            advice="Let rates change less often, end the tracks, or lower trainer.stop.maxSeconds.",
+        )
 
 
 def radio_of(

@@ -8,6 +8,7 @@ Leaves out: what groups workers then make (tests/simulated/test_moving_workers.p
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,25 @@ def test_contradictions_are_refused() -> None:
 )  # fmt: skip
 def test_values_outside_of_their_bounds_are_refused(field: str, value: object) -> None:
     assert set(refused(*NEAR, radio={**RADIO, field: value})) == {f"radio.{field}"}
+
+
+def test_rates_that_do_not_fit_into_memory_are_refused_at_once() -> None:
+    """Tracks may end long after a run: then the run's length counts."""
+    endless = environment([at(0, 0)], [at(0, 50)], [at(0, 50), at(1e9, 2050)])
+    assert len(endless.plan(WORKERS, None, duration_s=60).changes) == 12
+    for duration_s in (None, 1e8):
+        with pytest.raises(SpecError, match="more than 5,000,000 rates") as caught:
+            endless.plan(WORKERS, None, duration_s=duration_s)
+        (problem,) = caught.value.problems
+        assert problem.path == "radio.everySeconds"
+
+
+def test_two_days_of_motion_are_planned_in_seconds() -> None:
+    tracks = [[at(0, 0)], [at(0, 50)], [at(0, 50), at(150_000, 2050)]]
+    began_s = time.process_time()
+    plan = environment(*tracks).plan(WORKERS, None, duration_s=150_000)
+    assert len(plan.changes) == 30_000
+    assert time.process_time() - began_s < 5
 
 
 def test_real_processes_refuse_a_radio() -> None:
