@@ -434,6 +434,38 @@ def test_a_worker_that_has_finished_waits_for_a_coordinator_that_is_slow(site: S
     assert "last" in messages(site)
 
 
+def test_a_worker_that_has_finished_and_is_asked_to_end_does_not_wait_for_a_slow_one(
+    site: Site,
+) -> None:
+    busy, goes_on = threading.Event(), threading.Event()
+
+    def take(record: ProgressRecord) -> None:
+        site.records.append(record)
+        if isinstance(record, EventRecord) and record.message == "slow":
+            busy.set()
+            goes_on.wait(LONG_S)  # in the event loop
+
+    site.coordinator.close()
+    site.take = take
+    site.start()
+    client = site.client(0)
+    client.join("127.0.0.1:1", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    client.report([event(0, "first")])
+    wait_until(lambda: messages(site) == ["first"], "it is answered")
+    time.sleep(0.1)  # on the way
+    client.report([event(0, "slow")])
+    assert busy.wait(LONG_S)
+    began_s = time.monotonic()
+    taken = client.close(
+        finished=True, flush_s=0.2, interrupted=lambda: time.monotonic() - began_s > 0.5
+    )
+    ended_s = time.monotonic() - began_s
+    goes_on.set()
+    assert not taken
+    assert ended_s < 5
+
+
 def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         site = Site(tmp_path)

@@ -207,14 +207,21 @@ class CoordinationClient:
         """
         return self._created_s if self._start_s is None else self._start_s
 
-    def close(self, *, finished: bool = False, flush_s: float = FLUSH_S) -> bool:
+    def close(
+        self,
+        *,
+        finished: bool = False,
+        flush_s: float = FLUSH_S,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Send the last records, and "finished". True if the coordinator accepted all.
 
         Not `finished`: a restart follows, and the coordinator reports this worker lost.
+        `interrupted`: whether this worker was asked to end, so that it waits for `flush_s` only.
         """
         self._closing = True
         self._send_pending()
-        taken = self._sender.close(flush_s=flush_s, finished=finished)
+        taken = self._sender.close(flush_s=flush_s, finished=finished, interrupted=interrupted)
         with self._lock:
             streams, channels = list(self._streams), list(self._channels)
         for stream in streams:

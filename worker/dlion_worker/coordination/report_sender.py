@@ -63,10 +63,13 @@ class ReportSender:
             for record in records:
                 self._queue.put(record)
 
-    def close(self, *, flush_s: float, finished: bool) -> bool:
+    def close(
+        self, *, flush_s: float, finished: bool, interrupted: Callable[[], bool] = lambda: False
+    ) -> bool:
         """End the thread; return True if everything was accepted, including `finished`.
 
-        Takes about `flush_s` at most. If `finished` and the coordinator is slow, SLOW_FLUSH_S.
+        Takes about `flush_s` at most. If `finished` and the coordinator is slow, SLOW_FLUSH_S, or
+        until `interrupted`.
         """
         self._finished = finished
         began_s = time.monotonic()
@@ -76,7 +79,7 @@ class ReportSender:
         self._thread.join(flush_s)
         while finished and self._is_answered and time.monotonic() - began_s < SLOW_FLUSH_S:
             self._thread.join(0.1)
-            if not self._thread.is_alive():
+            if not self._thread.is_alive() or interrupted():
                 break
         if self._thread.is_alive():
             self._abandoned.set()

@@ -135,7 +135,7 @@ class Worker:
     def close(self, *, finished: bool) -> None:
         """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
         self._closing.close()
-        self._coordination.close(finished=finished)
+        self._coordination.close(finished=finished, interrupted=self._signals.is_interrupted)
         self._sidecar.close()
 
     def _load(self) -> None:
