@@ -81,11 +81,14 @@ class DemandMeter:
         self._began_s = math.nan
         self._restart()
 
-    def set_quota(self, cores: float | None) -> None:
-        """Set the trainer's CPU quota. Under another one it uses another number of cores."""
-        if cores != self._quota:
-            self._quota, self._wanted = cores, math.nan
-            self.trainer_started()
+    def set_quota(self, cores: float | None) -> bool:
+        """Set the trainer's CPU quota; return whether it is another one. Then the trainer uses
+        another number of cores, and earlier readings no longer tell what is left of them."""
+        if cores == self._quota:
+            return False
+        self._quota, self._wanted = cores, math.nan
+        self.trainer_started()
+        return True
 
     def add(self, step: StepTiming) -> None:
         """Add a step of the open interval."""

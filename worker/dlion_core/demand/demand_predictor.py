@@ -109,6 +109,8 @@ class DemandPredictor:
         self._sampled_s = -math.inf
         self._cells = 0.0
         self._taken: TakenCores | None = None
+        self._is_of_other_quota = False
+        """Whether that reading is from before the last change of the trainer's quota."""
         self._predicted: float | None = None
         self._made: deque[_Forecast] = deque(maxlen=64)
         self._credit_s, self._demanded = 0.0, 1.0
@@ -122,8 +124,11 @@ class DemandPredictor:
         self._made.clear()
 
     def set_quota(self, cores: float | None) -> None:
-        """Set the trainer's CPU quota; None: there is none."""
-        self._meter.set_quota(cores)
+        """Set the trainer's CPU quota; None: there is none. Under another one nothing is predicted
+        until the next reading."""
+        if self._meter.set_quota(cores):
+            self._is_of_other_quota, self._predicted = True, None
+            self._made.clear()
 
     def is_due(self, now_s: float) -> bool:
         """Whether the next step's end is to be sampled."""
@@ -157,7 +162,7 @@ class DemandPredictor:
         self._sampled_s = now_s
         taken = self._meter.take(now_s, machine)
         if taken is not None:
-            self._taken = taken
+            self._taken, self._is_of_other_quota = taken, False
         elif not 0.0 < passed_s <= MAX_GAP_S:
             self._forecaster, self._cells = DemandForecaster(), 0.0
             self._taken = self._predicted = None
@@ -175,7 +180,9 @@ class DemandPredictor:
 
     def _decide(self, now_s: float, measured: float | None) -> DemandDecision:
         taken = self._taken
-        if taken is None or not _is_speed(measured) or self._cpu_s <= 0.0:
+        if taken is None or self._is_of_other_quota:
+            return DemandDecision()
+        if not _is_speed(measured) or self._cpu_s <= 0.0:
             return DemandDecision()
         # A decision holds until the next sample, and counts for the steps that begin until then.
         horizon_s = max(SAMPLE_S, self._iteration_s) + 0.5 * self._iteration_s

@@ -2,7 +2,8 @@
 changes; without counters of the machine as well; beside a measured speed that is right and on
 an idle machine they do not; once they are wrong they stop counting, and more is
 demanded of them each time; what they lost is bounded; nothing is said before there are readings;
-a gap starts anew; the reason names both demands.
+a gap starts anew; another quota leaves the measured speed until the next reading; the reason names
+both demands.
 
 Leaves out: batches that follow (tests/simulated/test_demand.py), figures (benchmarks/demand.py).
 """
@@ -127,6 +128,22 @@ def test_a_long_gap_starts_again() -> None:
     assert decision.state is DemandState.UNKNOWN
     list(worker.steps(5.0))
     assert worker.predictor.decision.rule == "last reading"
+
+
+def test_under_another_quota_the_measured_speed_counts_until_there_is_a_reading() -> None:
+    """A forecast from the old quota's cores would give a throttled worker its old share."""
+    worker = SteppedWorker(square(30.0, 10.0, 2.0))
+    list(worker.steps(900.0, measured=late))
+    assert worker.predictor.decision.state is DemandState.PREDICTED
+    worker.predictor.set_quota(1.0)
+    slow = StepTiming(1, 25, 0.5, 1.1, 0.5, 0.5, 0.6)
+    worker.predictor.add_step(slow, worker.now_s + 1.1, 50.0)
+    decision = worker.predictor.sample(worker.now_s + 1.1, None, 50.0)
+    assert decision.samples_per_s is None
+    worker.predictor.add_step(slow, worker.now_s + 2.2, 50.0)
+    decision = worker.predictor.sample(worker.now_s + 2.2, None, 50.0)
+    assert decision.state is DemandState.PREDICTED
+    assert (decision.samples_per_s or 50.0) <= 50.5
 
 
 def test_more_is_demanded_after_each_failure() -> None:
