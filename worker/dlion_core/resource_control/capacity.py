@@ -65,7 +65,9 @@ class CapacityEstimator:
 
     def trainer_started(self) -> None:
         """Reset for a new trainer process. Its first step also traces and allocates memory, so it
-        is not measured; its CPU counters restart."""
+        is not measured; its CPU counters restart. A forecast was for the next steps of the last
+        one."""
+        self.expect(None, "")
         self._has_stepped = False
         self._largest = 0
         self._warm_up_left = self._skipped = 0

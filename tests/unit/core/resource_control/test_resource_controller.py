@@ -637,6 +637,14 @@ def test_an_expected_speed_counts_instead_of_the_measured_one_until_it_ends() ->
     assert ended.reason == "capacity of 0 rose from 50 to 100 samples/s"
 
 
+def test_an_expected_speed_ends_with_its_trainer() -> None:
+    controller = measured_pair().directors[0]
+    controller.set_expected_speed(50.0, "other work is expected", 10.0)
+    controller.trainer_started()
+    controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 60.0)
+    assert controller.own().samples_per_s == controller.measured_samples_per_s()
+
+
 def test_a_worker_that_is_expected_to_be_slow_has_a_smaller_part_of_the_batch() -> None:
     job = measured_pair()
     job.directors[0].set_expected_speed(50.0, "soon", 10.0)
