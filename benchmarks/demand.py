@@ -22,6 +22,7 @@ import math
 import os
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from dlion_core.resource_control.batching import shares
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_environments.plan import CoLocatedDemand
 from dlion_simulator.machines.shared_machine import SharedMachine
+from dlion_worker.sidecar.demand_prediction import read_machine_cpu
 
 WORKERS = 4
 SAMPLE_CORE_S, FIXED_CORE_S, EXCHANGE_S, NOISE = 0.02, 0.05, 0.05, 0.03
@@ -256,23 +258,37 @@ def _yes(is_met: bool) -> str:
 
 
 def print_cost() -> None:
-    """CPU time of a predictor with a full history, at a step a second and at ten."""
+    """CPU time of a predictor with a full history, at a step a second and at ten; its memory, and
+    the CPU time of the kernel's files, which are read once a second."""
+    tracemalloc.start()
+    _cost(1, 1200)
+    print(f"memory of its objects: {tracemalloc.get_traced_memory()[1] / 1e6:.2f} MB")
+    tracemalloc.stop()
     for steps_per_s in (1, 10):
-        predictor, machine = DemandPredictor(), SharedMachine(CoLocatedDemand(((20, 0), (10, 2))))
-        seconds, used_s = 2000, 0.0
-        for tick in range(seconds * steps_per_s):
-            now_s = tick / steps_per_s
-            machine.advance(now_s, CORES, is_busy=True)
-            step_s = 1.0 / steps_per_s
-            cores = machine.left(now_s, CORES)
-            step = StepTiming(tick, 100, step_s, step_s, cores * step_s, cores * step_s, 0.0)
-            before_s = time.process_time()
-            predictor.add_step(step, now_s, 50.0 * cores)
-            if predictor.is_due(now_s):
-                predictor.sample(now_s, machine.counters(CORES), 50.0 * cores)
-            if now_s >= seconds / 2:
-                used_s += time.process_time() - before_s
-        print(f"{steps_per_s} steps/s: {used_s / (seconds / 2):.3%} of a core")
+        print(f"{steps_per_s} steps/s: {_cost(steps_per_s, 2000):.3%} of a core")
+    began_s = time.process_time()
+    for _ in range(1000):
+        read_machine_cpu()
+    print(f"files: {(time.process_time() - began_s) / 1000:.3%} of a core")
+
+
+def _cost(steps_per_s: int, seconds: int) -> float:
+    """Part of a core that a predictor takes in the second half of that time."""
+    predictor, machine = DemandPredictor(), SharedMachine(CoLocatedDemand(((20, 0), (10, 2))))
+    used_s = 0.0
+    for tick in range(seconds * steps_per_s):
+        now_s = tick / steps_per_s
+        machine.advance(now_s, CORES, is_busy=True)
+        step_s = 1.0 / steps_per_s
+        cores = machine.left(now_s, CORES)
+        step = StepTiming(tick, 100, step_s, step_s, cores * step_s, cores * step_s, 0.0)
+        before_s = time.process_time()
+        predictor.add_step(step, now_s, 50.0 * cores)
+        if predictor.is_due(now_s):
+            predictor.sample(now_s, machine.counters(CORES), 50.0 * cores)
+        if now_s >= seconds / 2:
+            used_s += time.process_time() - before_s
+    return used_s / (seconds / 2)
 
 
 def plot(path: Path) -> None:
