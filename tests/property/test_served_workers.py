@@ -2,7 +2,8 @@
 
 Facts: who leaves holds nobody, a server neither, and who returns takes part again; while single
 links break and heal, nobody is held for ever; a change ahead of the word of its link is answered;
-nonsense is refused, answered, and not waited for; who serves again begins from its own weights; a
+nonsense is refused, answered, and not waited for, and so are more samples than a worker can have
+had; who serves again begins from its own weights; a
 restored machine continues identically, and does not repeat a change that it has sent. Left out:
 what the policies compute (test_halos, test_quorum_diloco).
 """
@@ -22,6 +23,7 @@ from dlion_api.names import Rank
 from dlion_core.codecs import encode_whole
 from dlion_core.codecs.values import ValueCodec
 from dlion_core.policies.interface import (
+    LocalStepDone,
     MemberJoined,
     MemberLeft,
     Message,
@@ -165,6 +167,26 @@ def test_a_wrong_change_is_refused_and_answered(
     (answer,) = [one for one in told if isinstance(one, SendMessage)]
     assert (answer.peer, answer.message.iteration) == (TWO, 2)
     assert answer.message.weights_version % 4 == 1
+
+
+@pytest.mark.parametrize("kind", sorted(JOBS))
+@pytest.mark.parametrize(
+    ("iteration", "samples", "is_refused"), [(9, 1, True), (10, 192, False), (10, 193, True)]
+)
+def test_changes_count_no_more_samples_than_iterations_have_passed(
+    kind: str, iteration: int, samples: int, *, is_refused: bool
+) -> None:
+    """Else a worker that repeats its change would take the whole weight of an outer step."""
+    machine = cluster_of(kind, sites=(3,)).replicas[ME].machine
+    assert machine.handle(LocalStepDone(1, np.zeros(SIZE, np.float32), 2, 1.0))
+    told = [
+        machine.handle(
+            MessageArrived(TWO, Message(MessageKind.WEIGHTS, at, 1, 4 * count, change()))
+        )
+        for at, count in ((9, 192), (iteration, samples))
+    ]
+    refused = [any(isinstance(one, RejectMessage) for one in each) for each in told]
+    assert refused == [False, is_refused]
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))

@@ -99,6 +99,8 @@ class ServedWorker(PeerMachine):
         """The server of the last change; this worker while it has not sent any."""
         self.is_mid_step = False
         """Whether the gradient of a local step is not applied yet."""
+        self._changed_at: dict[Rank, int] = {}
+        """Iteration of each peer's last change: a worker makes no iteration twice."""
         self._owed: dict[Rank, tuple[Form, int]] = {}
         """Answers to peers whose change came before the word that their link is up."""
 
@@ -209,18 +211,29 @@ class ServedWorker(PeerMachine):
         """Handle a change as a server, or an answer as a worker."""
         form, samples = Form(message.weights_version % _FORMS), message.weights_version // _FORMS
         if form in _CHANGES:
-            check_samples("change", samples, self.max_samples(form, message.iteration))
+            check_samples("change", samples, self._max_samples_of(sender, form, message.iteration))
             check_samples("change with a local batch", message.local_batch_size, samples)
             part = decode_gradient(message.payload, self.size)
             check_peak(part.peak, self.weights_D)
             change = Change(part, samples, message.local_batch_size, message.iteration)
-            return self.take(form, sender, change)
+            instructions = self.take(form, sender, change)
+            if form is Form.CHANGE:
+                self._changed_at[sender] = message.iteration
+            return instructions
         if form is Form.GLOBAL_MODEL:
             model_D = self.peer_weights(message.payload)
             self.global_model_arrived(sender, message.iteration, model_D)
         elif self._is_awaited(sender, message.iteration):
             return self._go_on_from(self.peer_weights(message.payload))
         return []
+
+    def _max_samples_of(self, sender: Rank, form: Form, iteration: int) -> int:
+        """As `max_samples`, and of a worker no more than it can have had since its last change."""
+        most = self.max_samples(form, iteration)
+        if form is not Form.CHANGE:  # of all workers of a site
+            return most
+        steps = max(0, iteration - self._changed_at.get(sender, 0))
+        return min(most, steps * self.context.max_batch_at(iteration))
 
     def _is_awaited(self, sender: Rank, iteration: int) -> bool:
         sent = self.sent
@@ -239,6 +252,7 @@ class ServedWorker(PeerMachine):
 
     def left(self, rank: Rank) -> None:
         self._owed.pop(rank, None)
+        self._changed_at.pop(rank, None)
         if self.sent is not None and self.sent.server == rank:
             self._go_on_alone()
         if self._served_by == rank:
