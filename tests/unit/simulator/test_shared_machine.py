@@ -1,6 +1,7 @@
 """Proves: other work takes what its phases say, again and again or once, and the worker keeps at
 least half; the counters are what an independent sum over small steps finds, whatever steps time
-goes on in; pressure counts only while the worker computes and there is not enough for all.
+goes on in; pressure counts only while the worker computes and there is not enough for all; with
+even shares nothing is predicted.
 
 Leaves out: what a worker makes of it (tests/simulated/test_demand.py).
 """
@@ -13,8 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlion_api.document import parse
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_environments.model import Environment
 from dlion_environments.plan import CoLocatedDemand
+from dlion_simulator.machines.demand import worker_demands
 from dlion_simulator.machines.shared_machine import SharedMachine
+from local_run import job_document
 
 UNITS = 4.0
 PHASES = ((3.0, 0.0), (2.0, 3.0), (1.5, 1.0))
@@ -68,3 +75,13 @@ def test_steps_of_time_make_no_difference() -> None:
     once.advance(1000 / 7, UNITS, is_busy=True)
     assert many.counters(UNITS).busy_s == pytest.approx(once.counters(UNITS).busy_s)
     assert many.summary() == once.summary()
+
+
+@pytest.mark.parametrize(("policy", "predicts"), [("weighted", True), ("even", False)])
+def test_where_shares_are_even_nothing_is_predicted(policy: str, *, predicts: bool) -> None:
+    """As in a sidecar."""
+    job = load_job(job_document(1, batching={"policy": policy}))
+    worker = {"cores": 4, "demand": {"phases": [{"seconds": 5, "cores": 1}]}}
+    environment = parse(Environment, {"name": "e", "workers": [worker]}, source="e.yaml")
+    demands = worker_demands(job, environment.plan(job.workers(), None, duration_s=60))
+    assert ("forecasts" in demands[Rank(0)].summary()) == predicts

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TypeGuard
 
 from dlion_api.protocol.measurements import StepTiming
+from dlion_api.spec import Spec
 from dlion_core.demand.demand_meter import (
     MAX_GAP_S,
     DemandMeter,
@@ -233,6 +234,11 @@ class DemandPredictor:
         elif not self._counts:
             self._credit_s = max(self._credit_s, -CREDIT_S)
             self._counts = self._credit_s >= CREDIT_S * self._demanded
+
+
+def predicts_demand(spec: Spec) -> bool:
+    """Whether a job's sidecars predict: where shares are even, no share follows a speed."""
+    return spec.node_policies.demand.prediction == "auto" and spec.batching.policy != "even"
 
 
 def _is_speed(samples_per_s: float | None) -> TypeGuard[float]:

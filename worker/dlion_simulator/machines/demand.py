@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_core.demand.demand_predictor import DemandPredictor, DemandState
+from dlion_core.demand.demand_predictor import DemandPredictor, DemandState, predicts_demand
 from dlion_simulator.machines.shared_machine import SharedMachine
 
 if TYPE_CHECKING:
@@ -55,5 +55,5 @@ class WorkerDemand:
 
 def worker_demands(job: Job, plan: Plan) -> dict[Rank, WorkerDemand]:
     """One for each worker whose machine has other work in the environment."""
-    predicts = job.spec.node_policies.demand.prediction == "auto"
+    predicts = predicts_demand(job.spec)
     return {rank: WorkerDemand(each, predicts=predicts) for rank, each in plan.demands.items()}

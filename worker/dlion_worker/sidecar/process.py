@@ -27,6 +27,7 @@ from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job
+from dlion_core.demand.demand_predictor import predicts_demand
 from dlion_core.heat.heat_controller import SAMPLE_S
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.artifact_client import ArtifactClient
@@ -76,9 +77,7 @@ class SidecarProcess:
         self._machine_root = machine_root
         policy = job.spec.node_policies.heat
         self._heat = None if policy is None else HeatBudget(policy, machine_root)
-        predicts = job.spec.node_policies.demand.prediction == "auto"
-        has_shares = job.spec.batching.policy != "even"
-        self._demand = DemandPrediction(machine_root) if predicts and has_shares else None
+        self._demand = DemandPrediction(machine_root) if predicts_demand(job.spec) else None
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
