@@ -1,17 +1,21 @@
 """Which worker this site's workers agree to be bad (`exchange.quarantine: majority`). Pure.
 
 One worker's warning proves nothing: it may be the bad one. So most of the others must name it, and
-at least two.
+at least two, within some time: false alarms of several days are not one attack.
 """
 
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.reasons import EventReason
 
 MIN_REPORTERS = 2
+WINDOW_S = 600.0
+"""A warning counts for so long. A bad worker is named again and again."""
+
 _NAMED = re.compile(r"worker (\d{1,9}) ")
 """Begins the message of `UnusualValues`."""
 
@@ -19,8 +23,10 @@ _NAMED = re.compile(r"worker (\d{1,9}) ")
 class Accusations:
     """Which workers have named which in one run."""
 
-    def __init__(self) -> None:
-        self._reporters: dict[Rank, set[Rank]] = {}
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s  # the records' own times are claims of workers
+        self._named_s: dict[Rank, dict[Rank, float]] = {}
+        """By accused worker: when each of the others last named it."""
 
     def take(
         self, record: EventRecord, *, here: Collection[Rank], known: Collection[Rank]
@@ -35,11 +41,12 @@ class Accusations:
         accused = Rank(int(named[1]))
         if accused not in known or accused == record.rank:
             return None
-        reporters = self._reporters.setdefault(accused, set())
-        reporters.add(record.rank)
+        now_s = self._monotonic_s()
+        named_s = self._named_s.setdefault(accused, {})
+        named_s[record.rank] = now_s
         others = set(here) - {accused}
-        count = len(reporters & others)
+        count = sum(now_s - at_s <= WINDOW_S for rank, at_s in named_s.items() if rank in others)
         if count < MIN_REPORTERS or 2 * count <= len(others):
             return None
-        del self._reporters[accused]  # once it is trusted again, only new warnings count
+        del self._named_s[accused]  # once it is trusted again, only new warnings count
         return accused

@@ -45,7 +45,7 @@ from dlion_operator.model.settings import RemoteSite
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.token_bindings import Bearer
 from dlion_operator.plan.decisions import OpenRun
-from dlion_operator.served_runs.accusations import Accusations
+from dlion_operator.served_runs.accusations import WINDOW_S, Accusations
 from dlion_operator.served_runs.revocations import RunRevocations
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -242,6 +242,16 @@ def test_one_worker_frames_nobody() -> None:
     assert verdicts(Accusations(), (1, 1), (0, 1), here=2) == [None, None]
     assert verdicts(Accusations(), (7, 0), (8, 0), (9, 0)) == [None] * 3  # of no site here
     assert verdicts(Accusations(), (0, 5), (1, 5), (2, 5)) == [None] * 3  # no worker of the run
+
+
+def test_warnings_count_for_ten_minutes() -> None:
+    now_s = 0.0
+    accusations = Accusations(lambda: now_s)
+    assert verdicts(accusations, (0, 2), here=3) == [None]
+    now_s = WINDOW_S + 1.0  # two false alarms, far apart
+    assert verdicts(accusations, (1, 2), here=3) == [None]
+    now_s += WINDOW_S - 1.0
+    assert verdicts(accusations, (0, 2), here=3) == [2]
 
 
 @pytest.mark.parametrize(
