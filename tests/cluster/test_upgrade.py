@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 HOME, NAME = "ml", "test"
 DEFINITION = ROOT / "crds" / "dlionjob.yaml"
-TRAINS_S = 30
-"""Long enough for an upgrade in the middle."""
+TRAINS_S = 45
+"""Long enough for an upgrade in the middle, which takes up to 30 s beside other tests."""
 
 
 class EarlierPods(ClusterPods):
