@@ -135,6 +135,9 @@ class Measured:
     def incarnation(self) -> int:
         return 1
 
+    def is_revoked(self, _rank: Rank) -> bool:
+        return False
+
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         self.peers[capacity.rank] = capacity.samples_per_s
         self.news.set()
