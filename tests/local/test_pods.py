@@ -245,7 +245,8 @@ def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str
         time.sleep(3)
         began_s = time.monotonic()
         codes = run.end("it")
-        assert codes["it"] == (ExitCode.INTERRUPTED if role == "trainer" else ExitCode.OK)
+        wanted = ExitCode.INTERRUPTED if role == "trainer" else ExitCode.OK
+        assert codes["it"] == wanted, run.log("it")
         assert time.monotonic() - began_s < 5
 
 
