@@ -36,23 +36,14 @@ from dlion_api.protocol.progress import StepRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
+from dlion_worker.coordination.channel import CHANNEL_OPTIONS
 
 SITE = "plant-a"
 AT_ONCE = 100
 """Joins under way: all come from one address, of which the coordinator lets 256 wait."""
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME),
-)
-"""As of a worker's channel (`dlion_worker.coordination.channel`)."""
+_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME))
+"""As of a worker's channel."""
 
 
 @dataclass

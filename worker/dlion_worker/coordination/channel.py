@@ -13,7 +13,7 @@ from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 10_000),
@@ -48,11 +48,11 @@ def open_channel(config: CoordinatorAccess) -> grpc.Channel:
     Raises: OSError (that file cannot be read).
     """
     if not config.authority_pem_path:
-        return grpc.insecure_channel(config.coordinator_address, options=_OPTIONS)
+        return grpc.insecure_channel(config.coordinator_address, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         root_certificates=Path(config.authority_pem_path).read_bytes()
     )
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", config.coordinator_dns_name))
+    options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", config.coordinator_dns_name))
     return grpc.secure_channel(config.coordinator_address, credentials, options=options)
 
 
