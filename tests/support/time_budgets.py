@@ -2,18 +2,23 @@
 
 Each test reports the CPU seconds of its process and of the children that it waited for. A busy
 machine makes a test wait, but does not make it compute more: CPU time can be compared with a bound
-where the time of day cannot. The session prints the sum of each folder and fails where one exceeds
-its budget. With pytest-xdist the workers measure, and the controller adds up.
+where the time of day cannot. But a shared core computes less in a second. So the session also
+measures a fixed piece of work, among the tests, and multiplies each budget by what it took over
+what it takes on the quiet machine of the budgets. The session prints the sum of each folder and
+fails where one exceeds its budget. With pytest-xdist the workers measure, and the controller adds.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
+import time
 import tomllib
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from process_starter import unwaited_cpu_s
@@ -22,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 CPU = "cpu_s"
+FIXED_WORK = "fixed_work_s"
+FIXED_WORK_S = 0.0055  # CPU seconds where the budgets were stated: median of 200
+TESTS_PER_FIXED_WORK = 50
+MAX_SLOWNESS = 3.0  # what is slower still is no machine to hold budgets on
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -31,6 +40,8 @@ class TimeBudgets:
     def __init__(self, budgets_s: dict[str, float]) -> None:
         self._budgets_s = budgets_s
         self._used_s: defaultdict[str, float] = defaultdict(float)
+        self._reports = 0
+        self._fixed_work_s: list[float] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -46,13 +57,19 @@ class TimeBudgets:
         report = yield
         now_s = _cpu_s()
         report.user_properties.append((CPU, now_s - item.stash[_BEFORE]))
-        item.stash[_BEFORE] = now_s
+        if self._reports % (3 * TESTS_PER_FIXED_WORK) == 0:  # a test has three reports
+            report.user_properties.append((FIXED_WORK, fixed_work_s()))
+        self._reports += 1
+        item.stash[_BEFORE] = _cpu_s()
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase to the sum of the budget that covers it."""
         folder = self._budget_of(report.nodeid)
-        used_s = dict(report.user_properties).get(CPU)
+        measured = dict(report.user_properties)
+        if isinstance(work_s := measured.get(FIXED_WORK), float):
+            self._fixed_work_s.append(work_s)
+        used_s = measured.get(CPU)
         if folder and isinstance(used_s, float):
             self._used_s[folder] += used_s
 
@@ -61,17 +78,29 @@ class TimeBudgets:
         if not self._used_s:
             return
         terminalreporter.section("CPU time per folder")
+        terminalreporter.write_line(f"budgets times {self._slowness():.2f}: the machine is so slow")
         for folder, used_s in sorted(self._used_s.items()):
-            over = "  OVER ITS BUDGET" if used_s > self._budgets_s[folder] else ""
+            over = "  OVER ITS BUDGET" if self._is_over(folder) else ""
             terminalreporter.write_line(
-                f"{folder:<24}{used_s:7.1f} s of {self._budgets_s[folder]:.0f} s{over}"
+                f"{folder:<24}{used_s:7.1f} s of {self._budget_s(folder):.0f} s{over}"
             )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a session that would pass but for its budgets."""
-        over = any(used_s > self._budgets_s[folder] for folder, used_s in self._used_s.items())
+        over = any(self._is_over(folder) for folder in self._used_s)
         if over and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _is_over(self, folder: str) -> bool:
+        return self._used_s[folder] > self._budget_s(folder)
+
+    def _budget_s(self, folder: str) -> float:
+        return self._budgets_s[folder] * self._slowness()
+
+    def _slowness(self) -> float:
+        """What the fixed work took over what it takes on a quiet machine, from 1."""
+        median_s = statistics.median(self._fixed_work_s or [FIXED_WORK_S])
+        return min(max(median_s / FIXED_WORK_S, 1.0), MAX_SLOWNESS)
 
     def _budget_of(self, nodeid: str) -> str | None:
         """The nearest folder above a test that has a budget."""
@@ -90,6 +119,16 @@ def budgets() -> dict[str, float]:
     with (TESTS / "time_budgets.toml").open("rb") as file:
         stated = tomllib.load(file)
     return {folder: float(seconds) for folder, seconds in stated.items()}
+
+
+def fixed_work_s() -> float:
+    """CPU seconds of a piece of work that is always the same, as mixed as that of the tests."""
+    before_s = time.thread_time()
+    total = sum(len(str(number)) for number in range(30_000))
+    values = np.arange(2**17, dtype=np.float32) % 1009
+    np.argsort(values, kind="stable")
+    assert total > 0
+    return time.thread_time() - before_s
 
 
 def _cpu_s() -> float:

@@ -33,8 +33,8 @@ def test_burns():
     ("folder", "budget_s", "workers", "code"),
     [
         ("unit", 60.0, [], pytest.ExitCode.OK),
-        ("unit/below", 0.1, ["-n", "1"], pytest.ExitCode.TESTS_FAILED),
-        ("unit/costly", 0.1, [], pytest.ExitCode.OK),
+        ("unit/below", 0.05, ["-n", "1"], pytest.ExitCode.TESTS_FAILED),
+        ("unit/costly", 0.05, [], pytest.ExitCode.OK),
     ],
 )
 def test_only_a_budget_that_is_exceeded_fails_a_session(
@@ -54,4 +54,5 @@ def test_only_a_budget_that_is_exceeded_fails_a_session(
         timeout=60,
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
+    assert "budgets times" in ended.stdout
     assert ("OVER ITS BUDGET" in ended.stdout) == (code != pytest.ExitCode.OK)
