@@ -4,7 +4,7 @@ It looks at the current state only, never at earlier actions. So it may run at a
 number of times, also in an operator that has just started.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,6 @@ from dlion_operator.plan.decisions import (
     CloseRun,
     Create,
     Decision,
-    Delete,
     FinishRun,
     StopRun,
 )
@@ -35,7 +34,9 @@ from dlion_operator.plan.objects.garbage_collection import (
     delete_run_objects,
     delete_unneeded_services,
     delete_worker_services,
+    delete_workers,
     release_lost_pods,
+    retention_s,
 )
 from dlion_operator.plan.objects.job_patches import halt_jobs, store_bundles, update_jobs
 from dlion_operator.plan.objects.manifest_changes import (
@@ -80,6 +81,7 @@ from dlion_operator.plan.queueing import (
     finish_workload,
     keeper_deployment,
     leave_queue,
+    release_quota,
     scale_keeper,
     workload_actions,
 )
@@ -118,8 +120,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         job = load_job(document, unknown=unknown)
     except SpecError as error:
         run_id = job_key(document).run_id
-        if end_condition(observed, run_id):
-            return Decision((), _refreshed_status(observed))
+        if ended := end_condition(observed, run_id):
+            return _decide_unreadable_end(observed, settings, _age(observed, ended[1]))
         return _decide_without_run(invalid_manifest(error, observed, run_id), observed, settings)
     if not groups_of(job, settings.site):
         message = f"spec.sites does not name this site, {settings.site}"
@@ -143,6 +145,7 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed, settings: Sett
         *closing,
         *delete_other_runs(other_runs, key, observed, settings),
         *release_lost_pods(observed.terminating, observed.now),
+        *release_quota(key, observed, settings),
     )
     return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
@@ -213,7 +216,7 @@ def _initial_actions(
 
 def _suspend(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
-    stopping = tuple(halt_jobs(run))
+    stopping = tuple(halt_jobs(run.jobs.values()))
     # Pods that shut down still report, and the keeper needs those reports.
     if not all(pod.is_finished for pod in run.pods):
         actions = (*cleaning, *stopping, open_run(run))
@@ -315,34 +318,57 @@ def _with_attempt(attempt: AttemptStatus, run: Run, actions: tuple[Action, ...])
 def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
     """Decide about a run that is over. `type_` and `time` are those of the condition that ended
     it."""
-    age = run.observed.now - (parse_time(time) or run.observed.now)
+    age = _age(run.observed, time)
     actions: list[Action] = [
         *delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings),
-        *halt_jobs(run),
-        *release_lost_pods(run.observed.terminating, run.observed.now),
+        *halt_jobs(run.jobs.values()),
         *delete_worker_services(run),
         *finish_workload(run, succeeded=type_ == ConditionType.SUCCEEDED),
     ]
-    waits = [SERVE_AFTER_END]
-    if age >= SERVE_AFTER_END:
-        actions.append(CloseRun())
-    elif run.observed.run is None:
+    if age < SERVE_AFTER_END and run.observed.run is None:
         message = condition(run.observed.document, ConditionType.READY).get("message") or "over"
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [open_run(run), finish]
-    ttl = run.job.spec.ttl_seconds_after_finished
-    if ttl is not None:
-        ttl = max(ttl, int(MIN_RETENTION.total_seconds()))
-        waits.append(timedelta(seconds=ttl))
-        if age >= timedelta(seconds=ttl):
-            actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
-            actions += delete_run_objects(run.job.key, run.observed, run.settings)
+    decision = _retain(run.observed, run.settings, actions, age)
+    if run.settings.kueue and run.queue and run.queue.problem:
+        requeue_s = min(UNFINISHED_S, decision.requeue_after_s or UNFINISHED_S)
+        decision = replace(decision, requeue_after_s=requeue_s)
+    return decision
+
+
+def _decide_unreadable_end(observed: Observed, settings: Settings, age: timedelta) -> Decision:
+    """Decide about a run that is over and whose manifest cannot be read: it keeps no quota, and its
+    TTL holds."""
+    key = job_key(observed.document)
+    jobs = (view for view in map(WorkerJobView, observed.jobs) if view.run_id == key.run_id)
+    actions: tuple[Action, ...] = (*halt_jobs(jobs), *release_quota(key, observed, settings))
+    return _retain(observed, settings, actions, age)
+
+
+def _retain(
+    observed: Observed, settings: Settings, actions: Iterable[Action], age: timedelta
+) -> Decision:
+    """These actions, and what a run needs that has been over for `age`: its keeper is served for a
+    while, and its objects are deleted after their TTL."""
+    key, waits = job_key(observed.document), [SERVE_AFTER_END]
+    actions = [*actions, *release_lost_pods(observed.terminating, observed.now)]
+    if age >= SERVE_AFTER_END:
+        actions.append(CloseRun())
+    if (kept_s := retention_s(observed.document)) is not None:
+        retention = max(timedelta(seconds=kept_s), MIN_RETENTION)
+        waits.append(retention)
+        if age >= retention:
+            actions += delete_workers(key, observed)
+            actions += delete_run_objects(key, observed, settings)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
-    due += [REQUEUE_S] if run.observed.terminating.documents else []
-    due += [UNFINISHED_S] if run.settings.kueue and run.queue and run.queue.problem else []
+    due += [REQUEUE_S] if observed.terminating.documents else []
     return Decision(
-        tuple(actions), _refreshed_status(run.observed), requeue_after_s=min(due, default=None)
+        tuple(actions), _refreshed_status(observed), requeue_after_s=min(due, default=None)
     )
+
+
+def _age(observed: Observed, ended_at: str) -> timedelta:
+    return observed.now - (parse_time(ended_at) or observed.now)
 
 
 def _refreshed_status(observed: Observed) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.names import JobKey
 from dlion_api.status import Reason
 from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
@@ -26,6 +27,7 @@ from dlion_operator.model.placement import (
     placement_patch,
     unplaced_template,
 )
+from dlion_operator.model.settings import Settings
 from dlion_operator.model.workload_view import (
     ADMITTED,
     EVICTED,
@@ -36,6 +38,7 @@ from dlion_operator.model.workload_view import (
     WorkloadView,
 )
 from dlion_operator.plan.decisions import Action, Create, Delete, Patch
+from dlion_operator.plan.observed import Observed, PodView
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run
 
@@ -206,6 +209,18 @@ def finish_workload(run: Run, *, succeeded: bool) -> Iterator[Action]:
     reason = "Succeeded" if succeeded else "Failed"
     over = _condition(view, FINISHED, "True", reason, f"the run of {run.job.key.name} is over")
     yield from _status_patch(run, view, {FINISHED: over})
+
+
+def release_quota(key: JobKey, observed: Observed, settings: Settings) -> Iterator[Action]:
+    """Delete the Workload of a run that cannot be read, or does not name this site, once no worker
+    runs. It queues again when the manifest is right."""
+    jobs = (view for view in map(WorkerJobView, observed.jobs) if view.run_id == key.run_id)
+    pods = (pod for pod in map(PodView, observed.pods) if pod.run_id == key.run_id)
+    needs_quota = any(not view.suspended and not view.ended_at for view in jobs) or any(
+        pod.component == names.WORKER and not pod.is_finished for pod in pods
+    )
+    if settings.kueue and not needs_quota:
+        yield Delete(Kind.WORKLOAD, names.run_name(key))
 
 
 def _without_queue(run: Run) -> Iterator[Action]:

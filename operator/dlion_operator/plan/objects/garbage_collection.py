@@ -5,6 +5,7 @@ from datetime import datetime
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
+from dlion_api.spec.bounds import INT32_MAX
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.model.settings import Settings
@@ -128,6 +129,24 @@ def delete_unneeded_services(run: Run) -> Iterator[Action]:
 def delete_worker_services(run: Run, *, kept: Collection[str] = ()) -> Iterator[Action]:
     for service in worker_services(run.observed).values():
         if service.run_id == run.job.key.run_id and service.name not in kept:
+            yield Delete(Kind.SERVICE, service.name, service.uid)
+
+
+def retention_s(document: Document) -> int | None:
+    """`ttlSecondsAfterFinished` of a manifest that may be invalid otherwise. None: it has none."""
+    found = (document.get("spec") or {}).get("ttlSecondsAfterFinished")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        return None
+    return min(found, INT32_MAX)
+
+
+def delete_workers(key: JobKey, observed: Observed) -> Iterator[Action]:
+    """Delete a run's Jobs, with their pods, and its worker Services."""
+    for view in map(WorkerJobView, observed.jobs):
+        if view.run_id == key.run_id:
+            yield Delete(Kind.JOB, view.name, view.uid)
+    for service in worker_services(observed).values():
+        if service.run_id == key.run_id:
             yield Delete(Kind.SERVICE, service.name, service.uid)
 
 

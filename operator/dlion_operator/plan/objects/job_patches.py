@@ -1,6 +1,6 @@
 """How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dlion_api import cluster_names as names
@@ -44,13 +44,13 @@ def store_bundles(run: Run) -> Iterator[Action]:
             yield Patch(Kind.JOB, view.name, patch)
 
 
-def halt_jobs(run: Run) -> Iterator[Action]:
+def halt_jobs(jobs: Iterable[WorkerJobView]) -> Iterator[Action]:
     """Stop running pods; ended pods keep their logs.
 
     A Job that is in a queue by itself is scaled to zero instead. Kueue starts an admitted Job
     whenever it is suspended, and evicts a Job whose size has changed.
     """
-    for view in run.jobs.values():
+    for view in jobs:
         if view.ended_at is not None:
             continue
         if view.queued and view.workers:

@@ -392,6 +392,34 @@ def test_a_suspended_run_leaves_its_queue_also_where_its_class_is_missing() -> N
     assert deleted(world.look(), Kind.WORKLOAD) == [workload["metadata"]["name"]]
 
 
+def test_a_run_that_cannot_be_read_gives_back_its_quota_once_it_has_no_pods() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    admit(world)
+    running(world)
+    mode = world.document["spec"]["tls"]["mode"]
+    world.document["spec"]["tls"]["mode"] = "OfALaterVersion"
+    world.queue = None
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+    for job in world.jobs.values():
+        job["spec"]["suspend"] = True
+    assert deleted(world.look(), Kind.WORKLOAD) == []
+    stop_workers(world)
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+    world.document["spec"]["tls"]["mode"] = mode
+    world.queue = QueueState()
+    assert len(created(world.look(), "Workload")) == 1
+
+
+def test_a_run_that_waits_in_its_queue_leaves_it_when_it_cannot_be_read() -> None:
+    world = queued()
+    name = submitted(world)["metadata"]["name"]
+    say(world, "QuotaReserved", "True")
+    world.document["spec"]["tls"]["mode"] = "OfALaterVersion"
+    world.queue = None
+    assert deleted(world.look(), Kind.WORKLOAD) == [name]
+
+
 def test_pods_without_quota_stop_also_where_a_class_is_missing() -> None:
     world = queued()
     workload = submitted(world)

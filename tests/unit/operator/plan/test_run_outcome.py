@@ -270,6 +270,33 @@ def test_an_unreadable_manifest_takes_nothing_from_a_run_that_has_ended() -> Non
     assert world.document["status"] == before
 
 
+def test_an_unreadable_manifest_keeps_the_time_to_live_of_a_run_that_has_ended() -> None:
+    world = training(ttlSecondsAfterFinished=3600)
+    world.end("small")
+    world.look()
+    unreadable_manifest(world)
+    world.pass_by(3599)
+    decision = world.look()
+    assert [type(action) for action in decision.actions] == [CloseRun]
+    assert decision.requeue_after_s == pytest.approx(1)
+    world.pass_by(1)
+    kinds = {action.kind for action in world.look().actions if isinstance(action, Delete)}
+    assert kinds == {
+        Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE, Kind.NETWORK_POLICY
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", ["3600", -1, True, None, [0], 10**30], ids=str)
+def test_a_time_to_live_that_is_no_number_deletes_nothing(kept: object) -> None:
+    world = training()
+    world.end("small")
+    world.look()
+    unreadable_manifest(world)
+    world.document["spec"]["ttlSecondsAfterFinished"] = kept
+    world.pass_by(86400)
+    assert [type(action) for action in world.look().actions] == [CloseRun]
+
+
 def test_a_manifest_corrected_before_training_makes_its_objects_again() -> None:
     world = running()
     world.run = RunView(open_s=600.0)
