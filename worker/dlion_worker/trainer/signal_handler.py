@@ -11,8 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user or the coordinator asked
-    """This worker was asked to stop before it joined the run, or after everything was saved."""
+class Interrupted(BaseException):
+    """This worker was asked to stop before it joined the run, or after everything was saved.
+
+    No Exception, as KeyboardInterrupt: it may interrupt the user's program, Keras or a library,
+    whose handlers of any error must not take it for theirs.
+    """
 
 
 class SignalHandler:
