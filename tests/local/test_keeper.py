@@ -280,13 +280,28 @@ def test_files_of_a_revoked_worker_are_refused_until_it_is_trusted_again(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     source = write(tmp_path / "mine", 10)
-    keeper.revoked.names = frozenset({job().workers()[0].name})
+    keeper.revoked.set([job().workers()[0].name])
     with pytest.raises(ContractError, match="is revoked"):
         client.put(OWN, source)
     assert keeper.files() == {}
     assert keeper.refusals.counts() == {"Revoked": 1}
-    keeper.revoked.names = frozenset({job().workers()[1].name})
+    keeper.revoked.set([job().workers()[1].name])
     assert client.put(OWN, source) == 10
+
+
+def test_nobody_is_served_before_the_coordinator_has_named_the_revoked_workers(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    source, keeper = write(tmp_path / "mine", 10), Keeper(folder, knows_revoked=False)
+    try:
+        with pytest.raises(UnavailableError, match="has not named the revoked workers yet"):
+            keeper.client(0).put(OWN, source)
+        keeper.revoked.set([])
+        assert keeper.client(0).put(OWN, source) == 10
+    finally:
+        keeper.close()
 
 
 def test_a_full_disk_is_said_and_may_pass(

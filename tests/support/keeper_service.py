@@ -14,7 +14,12 @@ from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
-from dlion_worker.artifact_server.workers import WORKERS_FILE, RevokedWorkers, SiteWorkerRegistry
+from dlion_worker.artifact_server.workers import (
+    REVOKED_FILE,
+    WORKERS_FILE,
+    RevokedWorkers,
+    SiteWorkerRegistry,
+)
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from local_run import job_document
 
@@ -39,11 +44,13 @@ def proof(who: WorkerIdentity | KeeperIdentity, run: JobKey | None = None) -> Wo
 class Keeper:
     """The service in a thread with a loop, on a port that stays."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, knows_revoked: bool = True) -> None:
         self.folder = folder
         self.port = 0
         self.refusals = UploadRejections()
-        self.revoked = RevokedWorkers()
+        self.revoked = RevokedWorkers(folder, is_over=False)
+        if knows_revoked:
+            self.revoked.set(())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -75,7 +82,8 @@ class Keeper:
 
     def files(self) -> dict[str, int]:
         """What has come to the disk, temporary files too, with its length."""
-        found = (p for p in self.folder.rglob("*") if p.is_file() and p.name != WORKERS_FILE)
+        own = (WORKERS_FILE, REVOKED_FILE)
+        found = (p for p in self.folder.rglob("*") if p.is_file() and p.name not in own)
         return {str(path.relative_to(self.folder)): path.stat().st_size for path in found}
 
     async def _start(self) -> None:

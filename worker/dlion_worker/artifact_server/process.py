@@ -51,7 +51,8 @@ def run(config: KeeperConfig) -> None:
     if the disk is not writable; ContractError if the coordinator rejects this keeper permanently.
     """
     recorder = Recorder(config.folder, config.job)
-    rejections, revoked = UploadRejections(), RevokedWorkers()
+    rejections = UploadRejections()
+    revoked = RevokedWorkers(config.folder, is_over=recorder.is_over)
     records = RecordStream(config, recorder, rejections, revoked)
     try:
         records.start()

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from dlion_api.errors import ContractError
+from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.refusals import (
     MAX_TEXT_BYTES,
@@ -94,7 +94,7 @@ class ArtifactService:
     async def _put(self, _requests: object, context: ArtifactCallContext) -> bytes:
         try:
             total_bytes = await self._receive_file(context)
-        except (ContractError, OSError, TimeoutError) as error:
+        except (ContractError, UnavailableError, OSError) as error:
             await self._refuse(error, context)
         return keeping_pb2.PutReply(kept_bytes=total_bytes).SerializeToString()
 
@@ -158,7 +158,7 @@ class ArtifactService:
                     yield keeping_pb2.FileChunk(
                         total_bytes=total_bytes, **chunk._asdict()
                     ).SerializeToString()
-        except (ContractError, OSError) as error:
+        except (ContractError, UnavailableError, OSError) as error:
             await self._refuse(error, context)
 
     # ---- access -------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ manifest is not read again, because it would number the workers differently.
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
+from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import Job
@@ -18,17 +20,34 @@ from dlion_worker.artifact_client.paths import AccessDeniedError
 _LOG = logging.getLogger(__name__)
 
 WORKERS_FILE = "workers.json"
+REVOKED_FILE = "revoked.json"
 
 
 class RevokedWorkers:
-    """Workers whose files are refused. The record stream's thread sets them, the service reads."""
+    """Workers whose files are refused. The record stream's thread sets them, the service reads.
 
-    def __init__(self) -> None:
-        self.names: frozenset[str] = frozenset()
+    No worker is served before the coordinator has named them: a keeper that starts again would take
+    files of a revoked worker until then. After the end of a run no coordinator may answer, so the
+    last names are in `revoked.json`.
+    """
+
+    def __init__(self, folder: Path, *, is_over: bool) -> None:
+        self._path = folder / REVOKED_FILE
+        self._saved = _load_names(self._path)
+        self._names = self._saved if is_over else None
+
+    def set(self, names: Iterable[str]) -> None:
+        """Set the revoked workers. Raises: StorageError; they are refused all the same."""
+        self._names = frozenset(names)
+        if self._names != self._saved:
+            write_whole(self._path, json.dumps(sorted(self._names)).encode())
+            self._saved = self._names
 
     def check(self, worker: WorkerIdentity) -> None:
-        """Raises: AccessDeniedError (it is revoked)."""
-        if worker.name in self.names:
+        """Raises: AccessDeniedError (it is revoked), UnavailableError (they are not known yet)."""
+        if self._names is None:
+            raise UnavailableError("the coordinator has not named the revoked workers yet; retry")
+        if worker.name in self._names:
             raise AccessDeniedError(f"{worker.name} is revoked", PeerRefusal.REVOKED)
 
 
@@ -86,3 +105,14 @@ def _load_workers(path: Path, site: SiteName) -> set[WorkerIdentity]:
     except (ValueError, TypeError, RecursionError) as error:
         _LOG.warning("%s is damaged, using the manifest's ranks: %r", path, error)
         return set()
+
+
+def _load_names(path: Path) -> frozenset[str] | None:
+    """The names in that file. None: it is damaged, and no worker is served."""
+    try:
+        return frozenset(map(str, json.loads(path.read_bytes())))
+    except FileNotFoundError:
+        return frozenset()
+    except (ValueError, TypeError, RecursionError) as error:
+        _LOG.warning("%s is damaged, refusing all files: %r", path, error)
+        return None

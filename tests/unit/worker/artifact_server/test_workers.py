@@ -1,6 +1,7 @@
 """Facts: a rank belongs to one worker and a worker has one rank, also over restarts of the keeper
 and when the manifest has other counts by then; other sites' workers are none; a damaged file does
-not stop a keeper.
+not stop a keeper. Nobody is served before the revoked workers are known, and after the end of a run
+the last ones stay.
 
 Left out: certificates (tests/local/test_keeper).
 """
@@ -12,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
 from dlion_worker.artifact_client.paths import AccessDeniedError
-from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
+from dlion_worker.artifact_server.workers import (
+    REVOKED_FILE,
+    WORKERS_FILE,
+    RevokedWorkers,
+    SiteWorkerRegistry,
+)
 from local_run import job_document
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
@@ -62,3 +69,42 @@ def test_ranks_stay_when_the_manifest_counts_anew(tmp_path: Path) -> None:
 def test_a_damaged_file_does_not_stop_it(tmp_path: Path, content: str) -> None:
     (tmp_path / WORKERS_FILE).write_text(content)
     SiteWorkerRegistry(tmp_path, job(), PLANT_B).check(worker(2, PLANT_B, 0))
+
+
+def test_a_keeper_that_starts_again_serves_nobody_before_it_knows_who_is_revoked(
+    tmp_path: Path,
+) -> None:
+    trusted, bad = worker(0, PLANT_A, 0), worker(1, PLANT_A, 1)
+    first = RevokedWorkers(tmp_path, is_over=False)
+    with pytest.raises(UnavailableError, match="retry"):
+        first.check(trusted)
+    first.set([bad.name])
+    first.check(trusted)
+    again = RevokedWorkers(tmp_path, is_over=False)
+    for each in (trusted, bad):
+        with pytest.raises(UnavailableError):
+            again.check(each)
+    again.set([])
+    again.check(bad)
+
+
+def test_after_the_end_of_a_run_the_last_revoked_workers_stay(tmp_path: Path) -> None:
+    trusted, bad = worker(0, PLANT_A, 0), worker(1, PLANT_A, 1)
+    RevokedWorkers(tmp_path, is_over=True).check(bad)
+    RevokedWorkers(tmp_path, is_over=False).set([bad.name])
+    over = RevokedWorkers(tmp_path, is_over=True)
+    over.check(trusted)
+    with pytest.raises(AccessDeniedError, match="is revoked"):
+        over.check(bad)
+
+
+@pytest.mark.parametrize("content", ["", "7", "[1", "[" * 9999])
+def test_with_a_damaged_file_of_revoked_workers_nobody_is_served(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / REVOKED_FILE).write_text(content)
+    revoked = RevokedWorkers(tmp_path, is_over=True)
+    with pytest.raises(UnavailableError):
+        revoked.check(worker(0, PLANT_A, 0))
+    revoked.set([])
+    assert (tmp_path / REVOKED_FILE).read_text() == "[]"
