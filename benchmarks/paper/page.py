@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 OURS = (ADAPTIVE, *FORMS)
 NOT_KNOWN = "-"
+TO = "\N{EN DASH}"
 NAME = "paper"
 
 
@@ -62,15 +63,11 @@ def write_page(
             picture = f"images/{name_of_all}-{name}-{place}.svg"
             goal = Goal(document["targetAccuracy"], document["seconds"])
             write_comparison(piece.rows, goal, folder / picture, title=f"{name}, {place}")
-            parts += [
-                "",
-                f"### {name} in {place}",
-                "",
-                f"Run at {piece.commit}, {piece.seeds} seeds.",
-                "",
-            ]
+            if len(own) > 1:
+                parts += ["", f"### {name} in {place}"]
+            parts += ["", f"Run at {piece.commit}, {piece.seeds} seeds.", ""]
             parts += _tables(comparison, document, place)
-            parts += ["", f"![{name} in {place}: accuracy, and time to the target]({picture})"]
+            parts += ["", f"![accuracy, and time to the target]({picture})"]
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
@@ -83,29 +80,23 @@ def _missing(comparison: Comparison, document: Document) -> list[str]:
 
 def _facts(comparison: Comparison, document: Document) -> str:
     file = comparison.file.resolve().relative_to(Path(__file__).resolve().parents[2])
-    families: dict[tuple[float, ...], list[str]] = {}
-    for family, rates in comparison.grids.items():
-        families.setdefault(rates, []).append(f"`{family}`")
-    grids = "; ".join(
-        f"{', '.join(f'{rate:g}' for rate in rates)} ({', '.join(names)})"
-        for rates, names in families.items()
-    )
     tuned_in = Path(comparison.tuned_in).stem if comparison.tuned_in else "each environment"
     return (
-        f"`{file}`, {comparison.workers} workers, global batch {comparison.batch} at the start, "
+        f"`{file}`, {comparison.workers} workers, batch {comparison.batch} at the start, "
         f"{document['seconds']:g} virtual seconds, target {document['targetAccuracy']:.0%}. "
-        f"Learning rates tried first in {tuned_in}: {grids}. Three seeds chose that are not "
-        "reported (one, where the commit is older than 568593f)."
+        f"Rates chosen in {tuned_in}."
     )
 
 
 def _bars(judged: Sequence[Verdict]) -> list[str]:
     lines = ["| part | what | bar | measured | |", "|---|---|---|---|---|"]
+    last = ""
     for one in judged:
+        part, last = "" if one.part == last else one.part, one.part
         value = NOT_KNOWN if one.value is None else f"{one.value:.2f}"
         word = one.why or {None: "", True: "met", False: "**missed**"}[one.met]
         value = f"over {value}" if one.at_least else value
-        lines.append(f"| {one.part} | {one.what} | {one.bar} | {value} | {word} |")
+        lines.append(f"| {part} | {one.what} | {one.bar} | {value} | {word} |")
     return lines
 
 
@@ -114,7 +105,7 @@ def _tables(comparison: Comparison, document: Document, environment: str) -> lis
     lines = _table(comparison, document, rows, title=environment)
     if not comparison.columns.keys().isdisjoint(FORMS[1:]):
         ours = (_over_best(document, environment, name) for name in OURS)
-        lines += ["", "Over the best of the published systems: " + "; ".join(ours) + "."]
+        lines += ["", "Speed and points over the best published system: " + "; ".join(ours) + "."]
     return lines
 
 
@@ -126,10 +117,10 @@ def _over_best(document: Document, environment: str, name: str) -> str:
         for other in others
         if (value := median(row_of(document, environment, other), "accuracy")) is not None
     }
-    text = f"{name} {_ratio(speed_up(document, environment, name, others))} times as soon"
+    text = f"{name} {_ratio(speed_up(document, environment, name, others))} times"
     if accuracies:
         best = max(accuracies, key=accuracies.__getitem__)
-        text += f", {_above(document, environment, name, best)} in accuracy"
+        text += f", {_above(document, environment, name, best)}"
     return text
 
 
@@ -140,25 +131,23 @@ def _table(
     *,
     title: str,
 ) -> list[str]:
-    heads = ["rate", f"s to {document['targetAccuracy']:.0%}", "1000 samples to it", "MB to it",
-             "accuracy, %", "averaged model, %", "drift", "computing",
-             "MB sent in all"]  # fmt: skip
+    heads = [title, "rate", f"s to {document['targetAccuracy']:.0%}", "1000 samples", "MB",
+             "accuracy, %", "averaged, %", "computing, %", "MB in all"]  # fmt: skip
     if comparison.part == "adacomp":
         heads.append("MB into the server")
     if comparison.part == "selective":
         heads.append("MB of a worker in an iteration")
-    heads.append(f"{comparison.held}: sooner, points (relative)")
-    lines = [f"| {title} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for row in rows:
-        cells = [f"{row['learningRate']:g}", *_cells(row)]
+    lines = [[row["variant"], f"{row['learningRate']:g}", *_cells(row)] for row in rows]
+    for line, row in zip(lines, rows, strict=True):
         if comparison.part == "adacomp":
-            cells.append(_received(row))
+            line.append(_received(row))
         if comparison.part == "selective":
             value = bytes_per_worker(row, comparison)
-            cells.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-        cells.append(_held(document, row, comparison.held))
-        lines.append(f"| {row['variant']} | " + " | ".join(cells) + " |")
-    return lines
+            line.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
+    lines = [heads, ["---"] * len(heads), *lines]
+    if all(row["samples_to_target"]["least"] is None for row in rows):
+        lines = [[*line[:3], *line[4:]] for line in lines]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _cells(row: Document) -> list[str]:
@@ -168,8 +157,7 @@ def _cells(row: Document) -> list[str]:
         _spread(row["bytes_to_target"], 1e-6, "{:.3g}"),
         _spread(row["accuracy"], 100, "{:.1f}"),
         _spread(row["averaged_model"], 100, "{:.1f}"),
-        _spread(row["drift"], 1, "{:.3f}"),
-        _spread(row["compute_share"], 100, "{:.0f} %"),
+        _spread(row["compute_share"], 100, "{:.0f}"),
         _spread(row["sent_bytes"], 1e-6, "{:.3g}"),
     ]
 
@@ -181,20 +169,12 @@ def _spread(spread: dict[str, Any], factor: float, form: str) -> str:
     low, high = (form.format(spread[end] * factor) for end in ("least", "most"))
     middle = NOT_KNOWN if spread["median"] is None else form.format(spread["median"] * factor)
     never = f", {spread['missing']} never" if spread["missing"] else ""
-    return middle if low == high and not never else f"{middle} ({low} to {high}{never})"
+    return middle if low == high and not never else f"{middle} ({low}{TO}{high}{never})"
 
 
 def _received(row: Document) -> str:
     values = [run["received_bytes"][0] / 1e6 for run in row["runs"] if run["received_bytes"]]
-    return f"{min(values):.1f} to {max(values):.1f}" if values else NOT_KNOWN
-
-
-def _held(document: Document, row: Document, name: str) -> str:
-    if row["variant"] == name:
-        return ""
-    environment, variant = row["environment"], row["variant"]
-    sooner = _ratio(speed_up(document, environment, name, (variant,)))
-    return f"{sooner}, {_above(document, environment, name, variant)}"
+    return f"{min(values):.1f}{TO}{max(values):.1f}" if values else NOT_KNOWN
 
 
 def _ratio(ratio: tuple[float, bool] | None) -> str:

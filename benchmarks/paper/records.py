@@ -85,13 +85,22 @@ def _asked(comparison: Comparison) -> str:
         del settings[aside]
     (place,) = comparison.environments
     places = [
-        to_document(load_environment(environment(one)))
+        _without_tracks(to_document(load_environment(environment(one))))
         for one in (place, comparison.tuned_in or place)
     ]
     digest = hashlib.sha256(json.dumps([settings, places], sort_keys=True).encode())
     for path in (comparison.file, *_programs(comparison)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _without_tracks(node: Any) -> Any:
+    """The environment without empty tracks, which it had not when pieces were first recorded."""
+    if isinstance(node, dict):
+        return {
+            key: _without_tracks(value) for key, value in node.items() if key != "track" or value
+        }
+    return [_without_tracks(one) for one in node] if isinstance(node, list) else node
 
 
 def _programs(comparison: Comparison) -> list[Path]:

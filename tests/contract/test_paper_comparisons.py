@@ -302,6 +302,23 @@ def test_another_network_is_not_taken(
     assert records.recorded("", piece.comparison) is None
 
 
+def test_every_recorded_piece_is_of_what_is_asked_for_today(
+    published: ModuleType, records: ModuleType, tmp_path: Path
+) -> None:
+    import reduced_edition
+
+    kept = set((PAPER / "figures").rglob("*.jsonl"))
+    reduction = reduced_edition.Reduction(tmp_path)
+    asked = [
+        replace(whole, environments=(place,))
+        for whole in map(reduction.of, published.comparisons())
+        for place in whole.environments
+    ]
+    records.FIGURES = PAPER / "figures"  # as the fixture, which restores it
+    taken = {records._path("reduced", one) for one in asked if records.recorded("reduced", one)}
+    assert kept == taken
+
+
 def a_piece(published: ModuleType, records: ModuleType) -> Any:
     """Two columns of two seeds in one environment."""
     from dlion_results.comparison import VariantRow, VariantRun, diverged
