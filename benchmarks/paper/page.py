@@ -132,7 +132,7 @@ def _table(
     title: str,
 ) -> list[str]:
     heads = [title, "rate", f"s to {document['targetAccuracy']:.0%}", "1000 samples", "MB",
-             "accuracy, %", "averaged, %", "computing, %", "MB in all"]  # fmt: skip
+             "accuracy, %", "MB in all"]  # fmt: skip
     if comparison.part == "adacomp":
         heads.append("MB into the server")
     if comparison.part == "selective":
@@ -156,8 +156,6 @@ def _cells(row: Document) -> list[str]:
         _spread(row["samples_to_target"], 1e-3, "{:.0f}"),
         _spread(row["bytes_to_target"], 1e-6, "{:.3g}"),
         _spread(row["accuracy"], 100, "{:.1f}"),
-        _spread(row["averaged_model"], 100, "{:.1f}"),
-        _spread(row["compute_share"], 100, "{:.0f}"),
         _spread(row["sent_bytes"], 1e-6, "{:.3g}"),
     ]
 
