@@ -6,7 +6,8 @@ Importing the commands imports no TensorFlow, so this takes a second.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import click
@@ -16,11 +17,15 @@ from dlion_cli.command_line import dlion
 
 TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100
+COMMON = 4
+"""Commands that share an option, from which on it is listed once."""
+Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
 
-What `dlion COMMAND --help` prints. `kubectl dlion` is the same command. See also [commands for jobs
-on a cluster](cluster-commands.md) and [exit codes](errors-and-exit-codes.md).
+What `dlion COMMAND --help` prints, without the options that many commands share. `kubectl dlion`
+is the same command. See also [commands for jobs on a cluster](cluster-commands.md) and [exit
+codes](errors-and-exit-codes.md).
 
 """
 
@@ -35,17 +40,41 @@ def commands(command: click.Command, context: click.Context) -> Iterator[click.C
                 yield from commands(child, inner)
 
 
-def section(context: click.Context) -> str:
-    """The help of one command; the empty lines at its ends are left out."""
+def options_of(context: click.Context) -> list[tuple[click.Option, Record]]:
+    """The options of one command, each with its two texts in the help."""
+    shown = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    records = ((one, one.get_help_record(context)) for one in shown)
+    return [(one, record) for one, record in records if record]
+
+
+def section(context: click.Context, common: Collection[Record]) -> str:
+    """The help of one command; common options are only named, empty lines at the ends left out."""
+    named = []
+    for option, record in options_of(context):
+        if record in common:
+            option.hidden = True
+            if "--help" not in option.opts:  # every command has it
+                named.append(f"`{option.opts[-1]}`")
     text = context.command.get_help(context).strip()
-    return f"## `{context.command_path}`\n\n```text\n{text}\n```\n"
+    also = f"\nAlso {', '.join(named)}.\n" if named else ""
+    return f"## `{context.command_path}`\n\n```text\n{text}\n```\n{also}"
+
+
+def common_section(common: Collection[Record]) -> str:
+    """Options that many commands have."""
+    rows = "\n".join(f"- `{names}`: {text}" for names, text in common)
+    return f"## Common options\n\n{rows}\n"
 
 
 def main() -> int:
     """Write or compare; return 1 if the file is out of date."""
     settings = dlion.context_settings
     root = click.Context(dlion, info_name="dlion", terminal_width=WIDTH, **settings)
-    page = HEAD + "\n".join(section(context) for context in commands(dlion, root))
+    contexts = list(commands(dlion, root))
+    counts = Counter(record for one in contexts for _, record in options_of(one))
+    common = [record for record, count in counts.items() if count >= COMMON]
+    sections = [section(one, common) for one in contexts]
+    page = HEAD + "\n".join([common_section(common), *sections])
     assert not {"tensorflow", "keras"} & sys.modules.keys(), "a command imports TensorFlow"
     return write_or_compare({TARGET: page}, check=options(__doc__).parse_args().check)
 

@@ -16,10 +16,11 @@ TARGET = Path(__file__).parent.parent / "docs" / "manifest.md"
 HEAD = f"""<!-- Made by tools/generate_manifest_reference.py from dlion_api.spec; do not edit. -->
 # The manifest: `{KIND}` ({API_VERSION})
 
-Every field with its type, allowed values and default. `dlion explain [FIELD]` and, on a cluster,
-`kubectl explain dlionjob.spec` print the same text. `dlion validate FILE` reports all problems of
-a file at once. Apply the same manifest at every site; the hash by which sites compare their
-manifests excludes fields marked *may differ*.
+A job trains one model over several sites. Each field has its type, allowed values and default; an
+object's fields are in a section of its own. `dlion explain [FIELD]` and, on a cluster, `kubectl
+explain dlionjob.spec` print the same text. `dlion validate FILE` reports all problems of a file at
+once. Apply the same manifest at every site; the hash by which sites compare their manifests
+excludes fields marked *may differ*.
 
 """
 
@@ -34,15 +35,17 @@ def section(explanation: Explanation) -> str:
     """A table of one object's fields, with its rules."""
     title = f"## `{explanation.path}`" if explanation.path else "## The document"
     rows = "\n".join(row(child) for child in explanation.children)
-    rules = "".join(f"- Rule: {rule}.\n" for rule in explanation.rules)
-    head = "| field | type | allowed | default | what it is |\n|---|---|---|---|---|"
-    return f"{title}\n\n{explanation.doc}\n\n{head}\n{rows}\n" + (f"\n{rules}" if rules else "")
+    rules = "".join(f"- {rule}.\n" for rule in explanation.rules)
+    head = "| field | type | default | what it is |\n|---|---|---|---|"
+    return f"{title}\n\n{head}\n{rows}\n" + (f"\nRules:\n\n{rules}" if rules else "")
 
 
 def row(field: Explanation) -> str:
     """One row of a table."""
     differ = "" if field.hashed else " *May differ.*"
-    cells = [f"`{field.name}`", field.type, field.allowed, default(field), field.doc + differ]
+    values = ", ".join(field.allowed.split(" | "))
+    kind = f"{field.type}: {values}" if values else field.type
+    cells = [f"`{field.name}`", kind, default(field), field.doc + differ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
