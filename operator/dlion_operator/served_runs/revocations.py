@@ -7,6 +7,7 @@ only: a site that is taken over must not shut others out.
 from collections.abc import Iterable, Mapping
 
 from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.protocol.accusations import quarantine_message
 from dlion_api.protocol.revocation import (
     MAX_REVOCATIONS,
     Revocation,
@@ -107,7 +108,7 @@ class RunRevocations:
 def _revoked(each: RevocationInEffect) -> JobEvent:
     why = f" ({each.reason})" if each.reason else ""
     if each.is_automatic:
-        message = f"{each.name} is quarantined{why}: no worker accepts it"
+        message = quarantine_message(each.name, each.reason)
     elif each.is_effective:
         message = f"{each.name} is revoked at {each.by}{why}: no worker accepts it"
     else:

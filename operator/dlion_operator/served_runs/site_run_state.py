@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.accusations import Accusations
 from dlion_api.spec import Job
 from dlion_operator.federation.reports import LinksTo, SpecFingerprint
 from dlion_operator.pki.job_authority import JobAuthority
 from dlion_operator.pki.run_trust import Bundles
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.objects.exposure import Addresses
-from dlion_operator.served_runs.accusations import Accusations
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.revocations import RunRevocations
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor

@@ -12,8 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.accusations import quarantine_reason
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
-from dlion_api.protocol.revocation import clean_reason
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier
@@ -395,6 +395,6 @@ class SiteRuns:
         accused = served.accusations.take(record, here=here, known=trusted.keys())
         if accused is None:
             return
-        why = f"most workers here report it, the last one: {record.message}"
-        if served.revocations.quarantine(trusted[accused].name, clean_reason(why)):
+        reason = quarantine_reason(record)
+        if served.revocations.quarantine(trusted[accused].name, reason):
             self._rescale(run)

@@ -1,7 +1,9 @@
-"""Which worker this site's workers agree to be bad (`exchange.quarantine: majority`). Pure.
+"""Which worker the others agree to be bad (`exchange.quarantine: majority`). Pure.
 
-One worker's warning proves nothing: it may be the bad one. So most of the others must name it, and
-at least two, within some time: false alarms of several days are not one attack.
+Used by the operator, by the coordinator of `dlion run` and by the simulator. One worker's warning
+proves nothing: it may be the bad one. So most of the others must name it, and at least two, within
+some time: false alarms of several days are not one attack. Bad workers that are most of the others
+can thus shut an honest one out: two of three, three of five.
 """
 
 import re
@@ -10,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.revocation import clean_reason
 from dlion_api.reasons import EventReason
 
 MIN_REPORTERS = 2
@@ -33,7 +36,8 @@ class Accusations:
     ) -> Rank | None:
         """Take a worker's record. Return the worker that most of the others here have named.
 
-        `here`: this site's workers that are present; only they count. `known`: all of the run.
+        `here`: the workers that are present; only they count. On clusters, those of one site.
+        `known`: all of the run.
         """
         named = _NAMED.match(record.message)
         if record.reason != EventReason.UNUSUAL_VALUES or named is None:
@@ -50,3 +54,18 @@ class Accusations:
             return None
         del self._named_s[accused]  # once it is trusted again, only new warnings count
         return accused
+
+
+def quarantine_reason(last: EventRecord) -> str:
+    """Return why a worker is shut out, after the last warning that `take` has counted."""
+    return clean_reason(f"most workers here report it, the last one: {last.message}")
+
+
+def quarantine_message(name: str, reason: str) -> str:
+    """Return the message of the event.
+
+    >>> quarantine_message("plant-a/g-2", "it repeats itself")
+    'plant-a/g-2 is quarantined (it repeats itself): no worker accepts it'
+    """
+    why = f" ({reason})" if reason else ""
+    return f"{name} is quarantined{why}: no worker accepts it"
