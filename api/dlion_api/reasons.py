@@ -74,6 +74,10 @@ class EventReason(StrEnum):
         "UnusualValues",
         "a peer's contributions are far too large, opposed to like workers', repeated or empty",
     )
+    WORKER_QUARANTINED = (
+        "WorkerQuarantined",
+        "the others agree that a worker sends wrong values, and shut it out; the message has why",
+    )
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     PROGRAM_PART_UNUSED = (
         "ProgramPartUnused",

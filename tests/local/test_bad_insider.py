@@ -1,10 +1,11 @@
-"""One of three workers of a site attacks the others from its own trainer, with its own valid
-certificate.
+"""One of a few workers attacks the others from its own trainer, with its own valid certificate, or
+has wrong data.
 
-Facts: contributions that claim more samples than the run has are refused, their sender is named and
-shut out, and the others learn as without it; they do not wait for it at the end, and their model
-holds both; a stop that a worker announces at its fifth step, in the name of another one, ends
-nothing.
+Facts: with `exchange.quarantine` the others shut out a worker with wrong data, its process ends,
+and the run is complete without it; contributions that claim more samples than the run has are
+refused, their sender is named and shut out, and the others learn as without it; they do not wait
+for it at the end, and their model holds both; a stop that a worker announces at its fifth step, in
+the name of another one, ends nothing.
 
 Left out: each bound (tests/unit/core, tests/property); what cannot be known (docs/federation.md).
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from bad_data import BAD_NAME, BAD_RANK, job_with_bad_data
 from dlion_api.exit_codes import ExitCode
 from dlion_api.reasons import EventReason
 from local_run import LocalRun, blobs, job_document
@@ -82,6 +84,23 @@ def refusals(run: LocalRun) -> set[str]:
         for rank in (0, 1)
         for record in run.events(EventReason.MESSAGE_REFUSED, rank)
     }
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_with_wrong_data_is_shut_out_and_the_run_is_complete(tmp_path: Path) -> None:
+    document = job_with_bad_data(tmp_path, max_steps=MAX_STEPS, nap_s=0.05)
+    with LocalRun(tmp_path, document) as run:
+        code = run.finish()
+    assert code == ExitCode.OK, run.terminal()
+    (event,) = run.events(EventReason.WORKER_QUARANTINED, BAD_RANK)
+    assert event.message.startswith(f"{BAD_NAME} is quarantined (most workers here report it")
+    assert event.message in run.terminal()
+    summary = run.summary()
+    assert (summary["ending"]["reason"], summary["ending"]["missing"]) == ("Completed", [])
+    assert [worker["quarantine"] for worker in summary["workers"]] == ["", "", "", event.message]
+    assert (summary["accuracy"]["replicas"], summary["accuracy"]["mean"] > 0.8) == (3, True)
+    assert summary["workers"][BAD_RANK]["steps"] < MAX_STEPS
+    assert run.events(EventReason.WORKER_FAILED, BAD_RANK) == []
 
 
 @pytest.mark.timeout(300)

@@ -1,6 +1,7 @@
 """One of four workers attacks the others with its own valid identity, in virtual time.
 
-Facts: clean runs name nobody, with like and with skewed data; a hundredfold contribution destroys
+Facts: clean runs name and shut out nobody, with like and with skewed data; with `quarantine` an
+attacker is shut out, and the others learn; a hundredfold contribution destroys
 the model or training, its sender is named before, and with `clip` the model learns; a worker with
 flipped signs, flipped labels or a constant contribution is named, and no honest one; who sends the
 contrary of what an honest worker sent cannot have that one named; with like data `krum` learns
@@ -24,8 +25,8 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[1] / "support" / "insider_runs.py"
 ATTACKER = "1"
 CASES = {
-    "clean": ("none", "iid", "detect"),
-    "clean, skewed": ("none", "bySite", "detect"),
+    "clean": ("none", "iid", "detect", "majority"),
+    "clean, skewed": ("none", "bySite", "detect", "majority"),
     "x100": ("x100", "iid", "detect"),
     "x100, clip": ("x100", "iid", "clip"),
     "sign flip": ("sign flip", "bySite", "detect"),
@@ -33,6 +34,8 @@ CASES = {
     "constant": ("constant", "iid", "detect"),
     "frame a peer": ("frame a peer", "bySite", "detect"),
     "sign flip x3, krum": ("sign flip x3", "iid", "krum"),
+    "sign flip, quarantine": ("sign flip", "bySite", "clip", "majority"),
+    "replay, quarantine": ("replay", "iid", "clip", "majority"),
 }
 STEPS = 60
 
@@ -45,7 +48,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     lines = [
         json.dumps(
             {
-                **dict(zip(fields, case, strict=True)),
+                **dict(zip(fields, case[:3], strict=True)),
+                "settings": {"exchange.quarantine": "".join(case[3:]) or "off"},
                 "policy": "adaptive",
                 "seed": 1,
                 "steps": STEPS,
@@ -64,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["clean", "clean, skewed"])
 def test_a_clean_run_names_nobody_and_learns(runs: dict[str, dict[str, Any]], name: str) -> None:
-    assert runs[name]["named"] == {}
+    assert (runs[name]["named"], runs[name]["shut_out"]) == ({}, [])
     assert runs[name]["accuracy"] > 0.85
 
 
@@ -82,6 +86,15 @@ def test_a_clean_run_names_nobody_and_learns(runs: dict[str, dict[str, Any]], na
 def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, text: str) -> None:
     assert set(runs[name]["named"]) == {ATTACKER}
     assert any(text in one for one in runs[name]["named"][ATTACKER])
+
+
+@pytest.mark.parametrize("name", ["sign flip, quarantine", "replay, quarantine"])
+def test_an_attacker_is_shut_out_and_the_others_learn(
+    runs: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert runs[name]["shut_out"] == [int(ATTACKER)]
+    assert (runs[name]["steps"], runs[name]["problem"]) == (STEPS, "")
+    assert runs[name]["accuracy"] > 0.85
 
 
 def test_clipping_saves_a_model_that_a_large_contribution_destroys(

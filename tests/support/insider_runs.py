@@ -127,6 +127,8 @@ class InsiderRun:
     """Mean over the honest replicas at the end; 0 if it diverged."""
     named: Mapping[int, tuple[str, ...]]
     """By rank, what honest workers were told about that peer."""
+    shut_out: tuple[int, ...]
+    """Ranks of the workers that `exchange.quarantine` has removed."""
     steps: int
     problem: str = ""
     """Why it ended before its time."""
@@ -267,6 +269,7 @@ def run(
             problem = f"{type(error).__name__}: {error}"[:200]
     named: dict[int, set[str]] = defaultdict(set)
     accuracies = []
+    shut_out = []
     done = 0
     for one in records:
         done = max(done, getattr(one, "iteration", 0) or 0)
@@ -275,9 +278,11 @@ def run(
         is_warning = isinstance(one, EventRecord) and one.reason == EventReason.UNUSUAL_VALUES
         if is_warning and one.rank != ATTACKER:
             named[int(one.message.split()[1])].add(one.message)
+        if isinstance(one, EventRecord) and one.reason == EventReason.WORKER_QUARANTINED:
+            shut_out.append(int(one.rank))
     mean = 0.0 if problem or not accuracies else float(np.mean(accuracies))
     told = {rank: tuple(sorted(said)) for rank, said in named.items()}
-    return InsiderRun(mean, told, done, problem)
+    return InsiderRun(mean, told, tuple(shut_out), done, problem)
 
 
 if __name__ == "__main__":

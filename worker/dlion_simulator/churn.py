@@ -175,8 +175,33 @@ class ChurnController:
 
     # ---- comings and goings --------------------------------------------------------------------
 
+    def shut_out(self, rank: Rank, message: str) -> None:
+        """End a worker that the others do not accept any more. It never comes back."""
+        worker = self.workers[rank]
+        worker.parts.reporter.event(
+            EventReason.WORKER_QUARANTINED,
+            message,
+            iteration=worker.progress.iteration,
+            warning=True,
+        )
+        worker.leave()
+        self._connections.process_ended(rank, "it is quarantined")
+        incarnation = self._incarnation(rank)
+        self._set_member(self._job.worker(rank), MemberState.FINISHED, incarnation, is_revoked=True)
+        self._publish_membership()
+        self._lost_permanently.add(rank)
+        if why := self._lacking_sites():
+            self._on_failure(f"worker {rank} is quarantined, and {why}")
+        elif reason := self._lost(rank):
+            self._on_stop(reason)
+
+    def _is_shut_out(self, rank: Rank) -> bool:
+        return rank in self._members and self._members[rank].revoked
+
     def _end_worker(self, absence: Absence) -> None:
         rank, worker = absence.rank, self.workers[absence.rank]
+        if self._is_shut_out(rank):
+            return
         worker.parts.reporter.event(
             EventReason.WORKER_LOST,
             "its process died, as the environment says",
@@ -196,15 +221,19 @@ class ChurnController:
 
     def _stop_cause(self) -> str:
         """Why the run cannot continue without the permanently lost workers; empty if it can."""
-        spec = self._job.spec
-        if spec.failure_policy == "Fail":
+        if self._job.spec.failure_policy == "Fail":
             return "failurePolicy is Fail"
-        left = {w.site for w in self._job.workers() if w.rank not in self._lost_permanently}
-        if len(left) < spec.min_sites:
-            return f"{len(left)} sites are left (minSites {spec.min_sites})"
-        return ""
+        return self._lacking_sites()
+
+    def _lacking_sites(self) -> str:
+        """That too few sites are left for the run; empty if there are enough."""
+        workers, min_sites = self._job.workers(), self._job.spec.min_sites
+        left = {w.site for w in workers if w.rank not in self._lost_permanently}
+        return f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
 
     def _start_late_worker(self, rank: Rank) -> None:
+        if self._is_shut_out(rank):
+            return
         identity = self._job.worker(rank)
         incarnation = 1 + self._incarnation(rank)
         before = self.workers.get(rank)
@@ -309,9 +338,17 @@ class ChurnController:
     def _incarnation(self, rank: Rank) -> int:
         return self._members[rank].incarnation if rank in self._members else 0
 
-    def _set_member(self, identity: WorkerIdentity, state: MemberState, incarnation: int) -> None:
+    def _set_member(
+        self,
+        identity: WorkerIdentity,
+        state: MemberState,
+        incarnation: int,
+        *,
+        is_revoked: bool = False,
+    ) -> None:
         self._version += 1
-        self._members[identity.rank] = Member(identity, incarnation, state, "", "")
+        member = Member(identity, incarnation, state, "", "", revoked=is_revoked)
+        self._members[identity.rank] = member
 
     def _membership(self) -> Membership:
         members = tuple(self._members[rank] for rank in sorted(self._members))

@@ -8,7 +8,7 @@ part; `final_models` handles the end.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from dlion_simulator.links import VirtualLink
 from dlion_simulator.machines.demand import worker_demands
 from dlion_simulator.machines.heat import MachineHeat
 from dlion_simulator.network import VirtualNetwork
+from dlion_simulator.quarantine import VirtualQuarantine
 from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training import datasets, programs, threads
@@ -201,6 +202,7 @@ class Simulation:
             on_failure=self._fail_run,
             lost=self._lost,
         )
+        self._quarantine = VirtualQuarantine(self._job, self._clock, self._churn)
         self._context = SimulationContext(
             self._clock,
             executor,
@@ -259,7 +261,7 @@ class Simulation:
                 rank=rank,
                 incarnation=incarnation,
                 start_monotonic_s=0.0,
-                send=self._trace.take,
+                send=self._take,
                 clock_s=self._report_time_s,
                 unused_links_every_s=UNUSED_LINKS_INTERVAL_S,
             ),
@@ -360,6 +362,11 @@ class Simulation:
         for event in self._scheduled:
             event.cancel()
 
+    def _take(self, records: Sequence[ProgressRecord]) -> None:
+        self._trace.take(records)
+        for record in records:
+            self._quarantine.take(record)
+
     def _report_time_s(self) -> float:
         """Virtual time; after the run, the time of the last activity."""
         return self._clock.now_s if self._ended_s is None else self._ended_s
@@ -375,24 +382,12 @@ class Simulation:
 
     def _deadlock_message(self) -> str:
         blocked = "; ".join(
-            f"worker {rank} {self._blocked_reason(worker)}"
-            for rank, worker in self._churn.workers.items()
+            f"worker {rank} {worker.blocked_reason}" for rank, worker in self._churn.workers.items()
         )
         return (
             f"no worker can continue after {self._clock.now_s:g} virtual seconds: {blocked}. Does "
             "the environment take workers or links away that it never restores?"
         )
-
-    def _blocked_reason(self, worker: VirtualWorker) -> str:
-        match worker.phase:
-            case WorkerPhase.GONE:
-                return "is gone"
-            case WorkerPhase.ENTERING:
-                return "waits for other workers"
-        if worker.cycle.lacks_quorum:
-            return "is paused: too few sites (minSites) are connected to it"
-        awaited = sorted(worker.parts.machine.waiting_for())
-        return f"waits for {', '.join(map(str, awaited))}"
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(

@@ -93,6 +93,18 @@ class VirtualWorker:
         # Asked of every worker at every step: a set of members would cost ten times as much.
         return self.phase is not WorkerPhase.ENTERING and self.phase is not WorkerPhase.GONE
 
+    @property
+    def blocked_reason(self) -> str:
+        """What it waits for, as the end of a sentence."""
+        match self.phase:
+            case WorkerPhase.GONE:
+                return "is gone"
+            case WorkerPhase.ENTERING:
+                return "waits for other workers"
+        if self.cycle.lacks_quorum:
+            return "is paused: too few sites (minSites) are connected to it"
+        return f"waits for {', '.join(map(str, sorted(self.parts.machine.waiting_for())))}"
+
     def start_at(self, iteration: int) -> None:
         """Start training with the linked peers, from the step after `iteration` on."""
         self.admission = None

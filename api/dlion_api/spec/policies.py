@@ -214,8 +214,8 @@ class Exchange:
     )
 
     quarantine: Literal["off", "majority"] = setting(
-        "on clusters: whether a worker is shut out once most of the other workers of a site, and at"
-        " least two, have named it by `UnusualValues` (docs/revocation.md).",
+        "whether a worker is shut out once most of the others, and at least two, have named it by"
+        " `UnusualValues`; on clusters, most of those of a site (docs/revocation.md).",
         default="off",
     )
     robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(

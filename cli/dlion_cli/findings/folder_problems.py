@@ -50,6 +50,7 @@ _ADVICE: Final[Mapping[str, str]] = {
 }
 _WARNING_ADVICE: Final[Mapping[str, str]] = {
     EventReason.WORKER_LOST: "It may return by itself; the log has why its process ended",
+    EventReason.WORKER_QUARANTINED: "See its data and its machine; another run accepts it again",
     EventReason.TRAINER_ENDED: "It is restarted by itself; the log has why it ended",
     EventReason.CHECKPOINT_FAILED: "Free space on the disk: a restart would go back further",
     EventReason.PUBLISH_FAILED: "Free space on the disk: the last model stays until then",

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord
+from dlion_api.protocol.accusations import Accusations, quarantine_message, quarantine_reason
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.revocation import Revocation
+from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
@@ -29,6 +32,9 @@ class LocalCoordinator:
         self._target = TargetAccuracyMonitor(
             job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
         )
+        self._accusations = Accusations()
+        self._quarantined: dict[Rank, Revocation] = {}
+        self._server: CoordinatorServer | None = None
         self._thread: CoordinatorThread | None = None
         sites = () if job.spec.tls.mode == "Disabled" else job.spec.sites
         self._authorities = {
@@ -39,7 +45,7 @@ class LocalCoordinator:
     def start(self, host: str) -> str:
         """Serve on that host at a free port; return the address."""
         authority = next(iter(self._authorities.values()), None)
-        server = CoordinatorServer(f"{host}:0", authority)
+        server = self._server = CoordinatorServer(f"{host}:0", authority)
         server.open(
             self._job,
             authorities=self._authorities,
@@ -64,7 +70,7 @@ class LocalCoordinator:
             self._thread.stop(reason)
 
     def lost(self, rank: Rank) -> None:
-        """A worker is lost for good: the target is evaluated on the others."""
+        """A worker is lost for good, or shut out: the target is evaluated on the others."""
         if reason := self._target.remove(rank):
             self.request_stop(reason)
 
@@ -79,3 +85,28 @@ class LocalCoordinator:
         self._on_record(record)
         if isinstance(record, EvaluationRecord) and (reason := self._target.take(record)):
             self.request_stop(reason)
+        if isinstance(record, EventRecord) and self._job.spec.exchange.quarantine != "off":
+            self._accuse(record)
+
+    def _accuse(self, record: EventRecord) -> None:
+        """Shut a worker out once most of the others, of all sites, have named it."""
+        server, thread = self._server, self._thread
+        if server is None or thread is None:
+            return
+        workers = {worker.rank: worker for worker in self._job.workers()}
+        trusted = workers.keys() - self._quarantined.keys()
+        here = [member.identity.rank for member in server.membership(self._job.key).ready()]
+        accused = self._accusations.take(record, here=trusted & {*here}, known=trusted)
+        if accused is None:
+            return
+        reason = quarantine_reason(record)
+        name = workers[accused].name
+        self._quarantined[accused] = Revocation(name, reason)
+        thread.revoke([*self._quarantined.values()], self._job.workers())
+        self._on_record(
+            EventRecord(
+                record.time_s, accused, 0, EventReason.WORKER_QUARANTINED,
+                quarantine_message(name, reason), warning=True,
+            )
+        )  # fmt: skip
+        self.lost(accused)

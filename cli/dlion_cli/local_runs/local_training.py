@@ -140,7 +140,7 @@ class LocalTraining:
             return _run_result(outcome.exit_code, reasons[0], reason, problems)
         judgement = judge_run(
             sink.stop_reasons,
-            expected=[worker.rank for worker in self.job.workers()],
+            expected={worker.rank for worker in self.job.workers()} - self.folder.quarantined,
             models=self._saved_models(sink.saved_by),
             iteration=sink.iteration,
             why={rank: f"ended with {why.code.name} ({int(why.code)})" for rank, why in failed},

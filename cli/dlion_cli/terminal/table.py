@@ -169,6 +169,8 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
             f"comparisons, {drift['max']:.3f} at most"
         )
     lines += map(printable, [*metric_sentences(summary), *time_sentences(summary)])
+    reasons = [each["quarantine"] for each in summary["workers"] if each["quarantine"]]
+    lines += [f"Quarantined: {printable(reason)}" for reason in reasons]
     if summary["events"]["warnings"]:
         lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
     lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]

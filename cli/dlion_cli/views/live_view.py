@@ -43,6 +43,7 @@ _STYLES = {
     WorkerDisplayState.TRAINING: "green",
     WorkerDisplayState.WAITING: "yellow",
     WorkerDisplayState.LOST: "bold red",
+    WorkerDisplayState.QUARANTINED: "bold red",
     WorkerDisplayState.FINISHED: "cyan",
 }
 
@@ -125,7 +126,7 @@ class LiveView(TerminalView):
                     f"{format_rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
                     f"{format_bytes(sum(row.sent_bytes for row in rows))} sent",
                 ]
-            if set(states) != {WorkerDisplayState.FINISHED}:
+            if {*states} - {WorkerDisplayState.QUARANTINED} != {WorkerDisplayState.FINISHED}:
                 parts.insert(1, self._way())
             counts = [
                 f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
@@ -166,7 +167,8 @@ class LiveView(TerminalView):
         return format_way(predicted, is_virtual=self._is_virtual)
 
     def _accuracy(self) -> str:
-        known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
+        counted = [row.accuracy for row in self._rows.values() if not row.is_quarantined]
+        known = [accuracy for accuracy in counted if accuracy is not None]
         if not known:
             return UNKNOWN
         mean = format_percent(sum(known) / len(known))

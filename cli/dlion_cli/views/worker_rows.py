@@ -30,6 +30,7 @@ class WorkerDisplayState(StrEnum):
     TRAINING = "training"
     WAITING = "waiting"
     LOST = "lost"
+    QUARANTINED = "quarantined"
     FINISHED = "finished"
 
 
@@ -37,6 +38,7 @@ _STATES: Mapping[str, WorkerDisplayState] = {
     EventReason.WORKER_READY: WorkerDisplayState.STARTING,
     EventReason.WORKER_LOST: WorkerDisplayState.LOST,
     EventReason.WORKER_FAILED: WorkerDisplayState.LOST,
+    EventReason.WORKER_QUARANTINED: WorkerDisplayState.QUARANTINED,
     EventReason.TRAINING_STOPPED: WorkerDisplayState.FINISHED,
     EventReason.MODEL_SAVED: WorkerDisplayState.FINISHED,
 }
@@ -105,6 +107,11 @@ class WorkerRow:
             case _:
                 pass
 
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether the others have shut it out: its replica does not count."""
+        return self._state is WorkerDisplayState.QUARANTINED
+
     def state(self, now_s: float) -> WorkerDisplayState:
         """The state at that time of the run."""
         if self._state is not WorkerDisplayState.TRAINING or not self._steps:
@@ -146,7 +153,7 @@ class WorkerRow:
         self.batch = record.local_batch_size
         if self.first_step_s is None:
             self.first_step_s = record.time_s - record.wall_s
-        if self._state is not WorkerDisplayState.FINISHED:
+        if self._state not in {WorkerDisplayState.FINISHED, WorkerDisplayState.QUARANTINED}:
             self._state = WorkerDisplayState.TRAINING
         self._steps.append(_StepSample(record.time_s, record.wall_s, record.local_batch_size))
         while len(self._steps) > 2 and self._steps[0].end_s < record.time_s - WINDOW_S:

@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
-from dlion_api.names import JobKey
+from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.protocol.revocation import Revocation
 from dlion_operator.coordinator.server import CoordinatorServer
 
 
@@ -35,6 +37,11 @@ class CoordinatorThread:
     def stop(self, reason: str) -> None:
         """Ask every worker to end the run; return immediately."""
         self._loop.call_soon_threadsafe(self._server.runs[self._job].stop, reason)
+
+    def revoke(self, revocations: Sequence[Revocation], workers: Sequence[WorkerIdentity]) -> None:
+        """Refuse these workers, and no others, from now on; return immediately."""
+        revoke = self._server.runs[self._job].revoke
+        self._loop.call_soon_threadsafe(revoke, tuple(revocations), tuple(workers))
 
     def close(self) -> None:
         """Close port, streams, loop and thread. Idempotent."""

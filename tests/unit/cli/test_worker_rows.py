@@ -1,7 +1,8 @@
 """Rates and states of workers in the live view.
 
 Proves: a worker waits once it is silent for longer than its steps explain; rates are those of the
-last seconds. Left out: the view itself (tests/unit/results/test_live_view).
+last seconds; who was shut out stays so, whatever it still reported. Left out: the view itself
+(tests/unit/results/test_live_view).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import LinkRecord, StepRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord, StepRecord
+from dlion_api.reasons import EventReason
 from dlion_cli.views.worker_rows import QUIET_S, WINDOW_S, WorkerDisplayState, WorkerRow
 
 
@@ -41,6 +43,14 @@ def test_silence_beyond_five_steps_is_waiting(
     wall_s: float, quiet_s: float, state: WorkerDisplayState
 ) -> None:
     assert stepped(wall_s).state(3 * wall_s + quiet_s) is state
+
+
+def test_a_worker_that_was_shut_out_stays_so() -> None:
+    row = stepped(0.1)
+    assert not row.is_quarantined
+    row.add(EventRecord(0.3, Rank(0), 3, EventReason.WORKER_QUARANTINED, "bad", warning=True))
+    row.add(step(4, 0.1))  # reported before it learnt of it
+    assert (row.state(0.5), row.is_quarantined) == (WorkerDisplayState.QUARANTINED, True)
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:

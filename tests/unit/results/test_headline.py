@@ -7,10 +7,12 @@ Summaries are given as they are, since only their words matter here.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EventRecord
 from dlion_api.spec import Job, load_job
 from dlion_results.report.headline import headline, setting
 from dlion_results.report.runs import LoadedRun
@@ -19,6 +21,9 @@ from dlion_results.report.tiles import MAX_TILED_RUNS, tiles
 from dlion_results.summary.summary import Ending, summarise
 from dlion_results.summary.tally import RunTally
 from synthetic_run import Story, description, records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 STORY = Story(workers=4, seconds=60, killed=None)
 HALVES = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -50,9 +55,11 @@ def job(
 
 def run(
     manifest: Job, *accuracies: float, label: str = "a", trained_s: float = 41.0,
-    reached_s: float | None = None, ending: Ending | None = None,
+    reached_s: float | None = None, ending: Ending | None = None, shut_out: Iterable[int] = (),
 ) -> LoadedRun:  # fmt: skip
     tally = RunTally(worker.rank for worker in manifest.workers())
+    for rank in shut_out:
+        tally.add(EventRecord(1.0, Rank(rank), 1, "WorkerQuarantined", "it is bad", warning=True))
     summary = summarise(manifest, tally, ending=ending or Ending("maxSeconds 60 reached"))
     summary["training_s"] = trained_s
     if accuracies:
@@ -113,6 +120,14 @@ ONE_RUN = {
     "partial, most missing": (
         run(job(), 0.5, ending=failed("Partial", missing=(0, 1, 2))),
         "Partial: the model lacks three of four replicas. Two sites",
+    ),
+    "one shut out": (
+        run(ALONE, 0.5, shut_out=(0,)),
+        "One worker: 50 % after 41 s, with plant-a/small-0 quarantined.",
+    ),
+    "three shut out": (
+        run(job(), 0.5, shut_out=(0, 2, 3)),
+        "Two sites, four workers: 50 % after 41 s, with three workers quarantined.",
     ),
     "diverged": (
         run(ALONE, ending=failed("Diverged")),

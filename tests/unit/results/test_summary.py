@@ -84,6 +84,26 @@ def test_figures_that_are_not_numbers_become_null():
     assert summary["workers"][0]["mean_loss"] is None
 
 
+def test_a_replica_that_was_shut_out_counts_only_once_it_is_accepted_again():
+    def evaluation(rank, accuracy):
+        return EvaluationRecord(5.0, Rank(rank), 1, 1, accuracy, 1.0, 10, metrics={"f1": accuracy})
+
+    def event(reason, text=""):
+        return EventRecord(6.0, Rank(1), 1, reason, text, warning=True)
+
+    evaluated = [evaluation(0, 0.9), evaluation(1, 0.1)]
+    shut_out = [*evaluated, event("WorkerQuarantined", "it is bad")]
+    for given, replicas, least in ((evaluated, 2, 0.1), (shut_out, 1, 0.9)):
+        summary = summary_of(given)
+        jsonschema.validate(summary, schema())
+        assert (summary["accuracy"]["replicas"], summary["accuracy"]["min"]) == (replicas, least)
+        assert summary["metrics"]["f1"]["min"] == least
+    assert [each["quarantine"] for each in summary["workers"][:2]] == ["", "it is bad"]
+    assert summary["levels"][0]["time_s"] == 5.0
+    resumed = summary_of([*shut_out, event("WorkerReady")])
+    assert (resumed["workers"][1]["quarantine"], resumed["accuracy"]["replicas"]) == ("", 2)
+
+
 def test_metrics_are_those_of_each_replicas_last_evaluation():
     def evaluation(time_s, rank, metrics, *, final=False):
         return EvaluationRecord(

@@ -137,6 +137,12 @@ class ProcessGroup:
         self._wait(KILL_TIMEOUT_S)
         return late
 
+    def kill(self, name: str) -> None:
+        """End a child by SIGKILL, with no chance to act; its own children die with it."""
+        if self._children[name].poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._children[name].pid, signal.SIGKILL)
+
     def close(self, grace_s: float = 5.0) -> None:
         """End every child, the fork server and the starter thread. May be called twice.
 

@@ -106,6 +106,7 @@ class LocalRunner:
         self._training_began_s: float | None = None
         self._running = {worker.rank for worker in self.job.workers()}
         self._failed: dict[Rank, WorkerFailure] = {}
+        self._quarantined: set[Rank] = set()
         self._fatal: ExitCode | None = None
 
     def record(self, record: ProgressRecord) -> None:
@@ -303,7 +304,16 @@ class LocalRunner:
         self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
         self.coordinator.request_stop(problem)
 
+    def _shut_out(self, rank: Rank) -> None:
+        """End a worker that the coordinator no longer accepts: it would wait for a certificate."""
+        self._quarantined.add(rank)
+        self._group.kill(f"worker-{rank}")
+        if self._fatal is None and (reason := self._lacking_sites()):
+            self._give_up(ExitCode.UNAVAILABLE, f"worker {rank} is quarantined, and {reason}")
+
     def _on_worker_exit(self, rank: Rank, code: int) -> None:
+        if rank in self._quarantined:
+            return
         if code == ExitCode.OK:
             # A worker that is restarting now would wait for peers that have ended.
             self.coordinator.request_stop(f"worker {rank} has finished")
@@ -326,10 +336,13 @@ class LocalRunner:
             return "the others would wait for it (no startDeadlineSeconds)"
         if spec.failure_policy == "Fail":
             return "failurePolicy is Fail"
-        alive = {w.site for w in self.job.workers() if w.rank not in self._failed}
-        if len(alive) < spec.min_sites:
-            return f"{len(alive)} sites are left (minSites {spec.min_sites})"
-        return ""
+        return self._lacking_sites()
+
+    def _lacking_sites(self) -> str:
+        """That too few sites are left for the run; empty if there are enough."""
+        gone, min_sites = self._failed.keys() | self._quarantined, self.job.spec.min_sites
+        left = {worker.site for worker in self.job.workers() if worker.rank not in gone}
+        return f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
 
     def _warn(self, rank: Rank, reason: EventReason, message: str) -> None:
         time_s = time.monotonic() - self._start_s
@@ -345,6 +358,8 @@ class LocalRunner:
                 if self._is_ending and record.reason == EventReason.WORKER_LOST:
                     continue  # not a loss: this process ends it
                 self._update_quota(record)
+                if record.reason == EventReason.WORKER_QUARANTINED:
+                    self._shut_out(record.rank)
             self.on_record(record)
 
     def _update_quota(self, record: EventRecord) -> None:
@@ -369,7 +384,8 @@ class LocalRunner:
 
     def _exit_code(self) -> ExitCode:
         code = self._fatal
-        if code is None and len(self._failed) == len(self.job.workers()):
+        lost = self._failed.keys() | self._quarantined
+        if code is None and self._failed and len(lost) == len(self.job.workers()):
             code = next(iter(self._failed.values())).code
         # INTERRUPTED workers ended in order on request; the verdict decides on success.
         return ExitCode.OK if code in (None, ExitCode.INTERRUPTED) else code

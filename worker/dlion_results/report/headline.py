@@ -105,11 +105,17 @@ def ending_words(run: LoadedRun) -> str:
 
 def _first_sentence(run: LoadedRun) -> str:
     failure = ending_words(run)
-    return (
-        f"{failure}. {setting(run.job)}: {result(run)}"
-        if failure
-        else (f"{setting(run.job)}: {result(run)}")
-    )
+    text = f"{setting(run.job)}: {result(run)}{_quarantined(run)}"
+    return f"{failure}. {text}" if failure else text
+
+
+def _quarantined(run: LoadedRun) -> str:
+    """Which workers the others have shut out, as the end of a sentence."""
+    names = [each["name"] for each in run.summary["workers"] if each["quarantine"]]
+    if not names:
+        return ""
+    shown = " and ".join(names) if len(names) <= 2 else f"{_number(len(names))} workers"
+    return f", with {shown} quarantined"
 
 
 def _missing(run: LoadedRun) -> str:

@@ -33,6 +33,7 @@ from typing import Any, Final, Self
 import yaml
 
 from dlion_api.errors import Problem, SpecError
+from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.spec import Job
@@ -163,6 +164,11 @@ class ResultFolder:
     def last_iteration(self) -> int:
         """The highest iteration of any worker; 0 before the first."""
         return max((worker.last_iteration for worker in self._tally.workers.values()), default=0)
+
+    @property
+    def quarantined(self) -> frozenset[Rank]:
+        """Workers that the others have shut out."""
+        return frozenset(r for r, worker in self._tally.workers.items() if worker.quarantine)
 
     @property
     def has_steps(self) -> bool:

@@ -25,7 +25,14 @@ from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.culprit import find_culprit, run_use
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
-from dlion_results.summary.tally import LinkTally, RunTally, WorkerTally, first_step_s, training_s
+from dlion_results.summary.tally import (
+    LinkTally,
+    RunTally,
+    WorkerTally,
+    first_step_s,
+    training_s,
+    trusted_workers,
+)
 from dlion_results.summary.time_parts import fractions, link_bytes, pace_change, time_parts
 
 SCHEMA_VERSION = 1
@@ -193,7 +200,7 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Js
     """Over replicas, each by its final evaluation, or else its last."""
     final = {
         worker.rank: worker.last_evaluation.accuracy
-        for worker in workers
+        for worker in trusted_workers(workers)
         if worker.last_evaluation is not None and math.isfinite(worker.last_evaluation.accuracy)
     }
     averaged = max((model.averaged_accuracy for model in models), default=None)
@@ -210,7 +217,7 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Js
 def _metrics(workers: Sequence[WorkerTally]) -> Json:
     """Other figures of the program by name, over the replicas that have them, as `_accuracy`."""
     known: dict[str, list[float]] = {}
-    for worker in workers:
+    for worker in trusted_workers(workers):
         for name, value in worker.last_metrics.items():
             if abs(value) < MAX_NUMBER:
                 known.setdefault(name, []).append(value)
@@ -222,7 +229,8 @@ def _metrics(workers: Sequence[WorkerTally]) -> Json:
 
 def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     """When the mean over replicas reached that accuracy; the samples and bytes sent by then."""
-    time_s = time_to_accuracy([worker.accuracy_curve.points() for worker in workers], accuracy)
+    curves = [worker.accuracy_curve.points() for worker in trusted_workers(workers)]
+    time_s = time_to_accuracy(curves, accuracy)
     samples = None if time_s is None else round(samples_at(workers, [time_s])[0])
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     began_s = first_step_s(workers)
@@ -270,6 +278,7 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
         "name": identity.name if identity else f"worker {worker.rank}",
         "site": identity.site if identity else "",
         "group": identity.group if identity else "",
+        "quarantine": worker.quarantine,
         "incarnations": len(worker.incarnations),
         "steps": worker.steps,
         "samples": worker.samples,

@@ -21,6 +21,7 @@ from dlion_api.protocol.progress import (
     ProgressRecord,
     StepRecord,
 )
+from dlion_api.reasons import EventReason
 from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.curves import Curve
 
@@ -114,6 +115,8 @@ class WorkerTally:
     """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
+    quarantine: str = ""
+    """Why it was shut out of the run (`exchange.quarantine`); empty: it was not."""
     sent_bytes: int = 0
     links: dict[Rank, LinkTally] = field(default_factory=dict)
     loss_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024, averaged=True))
@@ -193,6 +196,13 @@ class WorkerTally:
                     curve.hold(record.time_s)
                 curve.append(record.time_s, value)
 
+    def add_event(self, record: EventRecord) -> None:
+        """Follow whether it is shut out: a resumed run accepts it again."""
+        if record.reason == EventReason.WORKER_QUARANTINED:
+            self.quarantine = record.message
+        elif record.reason == EventReason.WORKER_READY:
+            self.quarantine = ""
+
     @property
     def last_metrics(self) -> dict[str, float]:
         """The figures of `metric_curves` in the evaluation that counts."""
@@ -242,10 +252,17 @@ class RunTally:
                 self.reasons[record.reason] += 1
                 self.warning_count += record.warning
                 self.events.append(record)
+                if record.rank in self.workers:
+                    self.workers[record.rank].add_event(record)
 
     def _worker(self, rank: Rank) -> WorkerTally:
         """That worker, which need not be in the manifest (counts may differ at a site)."""
         return self.workers.setdefault(rank, WorkerTally(rank))
+
+
+def trusted_workers(workers: Iterable[WorkerTally]) -> list[WorkerTally]:
+    """Those that are not shut out, whose replicas count."""
+    return [worker for worker in workers if not worker.quarantine]
 
 
 def first_step_s(workers: Iterable[WorkerTally]) -> float | None:

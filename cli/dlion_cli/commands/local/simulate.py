@@ -263,7 +263,7 @@ def _judge(job: Job, outcome: SimulationOutcome, folder: ResultFolder) -> tuple[
         return code, Ending(outcome.stop_reason, outcome.problem, False, reason=EndReason.of(code))
     judgement = judge_run(
         [outcome.stop_reason],
-        expected=[worker.rank for worker in job.workers()],
+        expected={worker.rank for worker in job.workers()} - folder.quarantined,
         models=read_models(folder.path),
         iteration=folder.last_iteration,
     )
