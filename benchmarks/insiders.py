@@ -13,7 +13,8 @@ call with the same file; `--part i/n` makes every n-th, for several processes. A
 four seconds of CPU.
 
 Printed: mean accuracy of the honest replicas at the end, whether the attacker was named by an event
-`UnusualValues` (N), and whether an honest worker was (H).
+`UnusualValues` (N), whether it was shut out (Q, with `--methods 'clip + quarantine'`), and whether
+an honest worker was named (H). Behind the mean: the range over seeds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 STEPS = {"adaptive": 90, "sparseloco": 90}
 USUAL_STEPS = 120
 METHODS = ("detect", "clip", "trimmed", "krum")
+QUARANTINE = " + quarantine"
+"""Behind a method: with `exchange.quarantine: majority`."""
+CLOSE = 0.02
+"""An attack that costs no more than this is counted as harmless."""
 SPLITS = ("iid", "bySite")
 CLEAN = (("adaptive", "iid"), ("adaptive", "bySite"), ("full", "bySite"), ("dlion", "dirichlet"))
 FIELDS = ("attack", "split", "policy", "method", "seed")
@@ -71,7 +76,9 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
     if arguments.clean:
         seeds = range(1, arguments.clean + 1)
         return [
-            ("none", split, policy, "detect", seed) for seed in seeds for policy, split in CLEAN
+            ("none", split, policy, f"detect{QUARANTINE}", seed)
+            for seed in seeds
+            for policy, split in CLEAN
         ]
     attacks = arguments.attacks or ["none", *insider_runs.ATTACKS, *insider_runs.DATA_ATTACKS]
     return [
@@ -96,27 +103,32 @@ def _make(arguments: argparse.Namespace) -> None:
         attack, split, policy, method, seed = wanted
         began_s = time.process_time()
         run = insider_runs.run(
-            attack, split=split, policy=policy, robustness=method, seed=seed,
+            attack, split=split, policy=policy, robustness=method.partition(" ")[0], seed=seed,
             steps=STEPS.get(policy, USUAL_STEPS),
+            settings={"exchange.quarantine": "majority"} if QUARANTINE in method else {},
         )  # fmt: skip
         found = dict(zip(FIELDS, wanted, strict=True))
         found |= {"accuracy": round(run.accuracy, 4), "steps": run.steps, "problem": run.problem}
         found |= {"named": {str(rank): list(said) for rank, said in run.named.items()}}
+        found |= {"shut_out": list(run.shut_out)}
         found |= {"cpu_s": round(time.process_time() - began_s, 1)}
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
 
 
 def _mark(runs: list[dict[str, Any]]) -> str:
-    """The mean accuracy of some runs, and who was named in any or all of them."""
+    """The mean and the range of the accuracy of some runs, and who was named and shut out."""
     from insider_runs import ATTACKER
 
-    accuracy = statistics.fmean(one["accuracy"] for one in runs)
-    text = "diverged" if not accuracy else f"{accuracy:.1%}"
+    each = [one["accuracy"] for one in runs]
+    text = f"{_mean(runs):.1%} ({min(each):.1%} to {max(each):.1%})" if any(each) else "diverged"
     named = sum(str(ATTACKER) in one["named"] for one in runs)
     honest = sum(any(rank != str(ATTACKER) for rank in one["named"]) for one in runs)
+    shut_out = sum(ATTACKER in one.get("shut_out", ()) for one in runs)
     if named:
         text += " N" if named == len(runs) else f" N {named}/{len(runs)}"
+    if shut_out:
+        text += f" Q {shut_out}/{len(runs)}" if shut_out < len(runs) else " Q"
     return text + (f" H {honest}/{len(runs)}" if honest else "")
 
 
@@ -125,23 +137,37 @@ def _print_table(runs: list[dict[str, Any]]) -> None:
     for one in runs:
         row = cells[one["policy"], one["split"], one["attack"]]
         row.setdefault(one["method"], []).append(one)
-    methods = [name for name in METHODS if any(name in row for row in cells.values())]
+    known = (*METHODS, f"clip{QUARANTINE}")
+    methods = [name for name in known if any(name in row for row in cells.values())]
     print(f"| policy | data | attack | {' | '.join(methods)} |")
     print("|---" * (3 + len(methods)) + "|")
     for (policy, split, attack), row in cells.items():
         marks = [_mark(row[name]) if name in row else "" for name in methods]
         print(f"| {policy} | {split} | {attack} | {' | '.join(marks)} |")
+    for method in methods:
+        changes = [
+            _mean(row[method]) - _mean(cells[policy, split, "none"][method])
+            for (policy, split, attack), row in cells.items()
+            if attack != "none" and method in row and method in cells[policy, split, "none"]
+        ]
+        close = sum(change >= -CLOSE for change in changes)
+        print(f"{method}: {close} of {len(changes)} attacks cost {100 * CLOSE:g} points or less")
+
+
+def _mean(runs: list[dict[str, Any]]) -> float:
+    return statistics.fmean(one["accuracy"] for one in runs)
 
 
 def _print_clean(runs: list[dict[str, Any]]) -> None:
     by_job: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for one in runs:
         by_job[one["policy"], one["split"]].append(one)
-    print("| policy | data | clean runs | with a worker named | accuracy |\n|---|---|---|---|---|")
+    print("| policy | data | clean runs | with a worker named | with one shut out | accuracy |")
+    print("|---" * 6 + "|")
     for (policy, split), some in by_job.items():
         named = sum(bool(one["named"]) for one in some)
-        mean = statistics.fmean(one["accuracy"] for one in some)
-        print(f"| {policy} | {split} | {len(some)} | {named} | {mean:.1%} |")
+        shut_out = sum(bool(one.get("shut_out")) for one in some)
+        print(f"| {policy} | {split} | {len(some)} | {named} | {shut_out} | {_mean(some):.1%} |")
     total = sum(bool(one["named"]) for one in runs)
     print(f"\n{len(runs)} clean runs; an honest worker was named in {total}")
 
