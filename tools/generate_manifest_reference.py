@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from generated_files import options, write_or_compare
@@ -35,9 +36,21 @@ def section(explanation: Explanation) -> str:
     """A table of one object's fields, with its rules."""
     title = f"## `{explanation.path}`" if explanation.path else "## The document"
     rows = "\n".join(row(child) for child in explanation.children)
-    rules = "".join(f"- {rule}.\n" for rule in explanation.rules)
+    rules = "".join(f"- {rule}.\n" for rule in merged(explanation.rules))
     head = "| field | type | default | what it is |\n|---|---|---|---|"
     return f"{title}\n\n{head}\n{rows}\n" + (f"\nRules:\n\n{rules}" if rules else "")
+
+
+def merged(rules: Sequence[str]) -> list[str]:
+    """The rules, with those in one that differ only in the name of a field."""
+    prefix, suffix = "once its workers train, ", " may change only together with runId"
+    names = [
+        rule.removeprefix(prefix).removesuffix(suffix)
+        for rule in rules
+        if rule.startswith(prefix) and rule.endswith(suffix)
+    ]
+    others = [rule for rule in rules if not (rule.startswith(prefix) and rule.endswith(suffix))]
+    return [f"{prefix}{', '.join(names)}{suffix}", *others] if names else others
 
 
 def row(field: Explanation) -> str:

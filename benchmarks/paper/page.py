@@ -131,8 +131,8 @@ def _table(
     *,
     title: str,
 ) -> list[str]:
-    heads = [title, "rate", f"s to {document['targetAccuracy']:.0%}", "1000 samples", "MB",
-             "accuracy, %", "MB in all"]  # fmt: skip
+    target = f"s to {document['targetAccuracy']:.0%}"
+    heads = [title, "rate", target, "MB to it", "accuracy, %"]
     if comparison.part == "adacomp":
         heads.append("MB into the server")
     if comparison.part == "selective":
@@ -144,19 +144,15 @@ def _table(
         if comparison.part == "selective":
             value = bytes_per_worker(row, comparison)
             line.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-    lines = [heads, ["---"] * len(heads), *lines]
-    if all(row["samples_to_target"]["least"] is None for row in rows):
-        lines = [[*line[:3], *line[4:]] for line in lines]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    head, *rest = (f"| {' | '.join(line)} |" for line in (heads, *lines))
+    return [head, "|---" * len(heads) + "|", *rest]
 
 
 def _cells(row: Document) -> list[str]:
     return [
         _spread(row["time_to_target_s"], 1, "{:.0f}"),
-        _spread(row["samples_to_target"], 1e-3, "{:.0f}"),
         _spread(row["bytes_to_target"], 1e-6, "{:.3g}"),
         _spread(row["accuracy"], 100, "{:.1f}"),
-        _spread(row["sent_bytes"], 1e-6, "{:.3g}"),
     ]
 
 

@@ -231,9 +231,9 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
         f"Made by `python benchmarks/paper/run.py --data DIR{' --reduced' * arguments.reduced}"
         " --page docs`: medians over seeds, and ranges in brackets. Three seeds that are not"
         " reported chose each learning rate (one, where the commit is older than 568593f)"
-        " from those in [published.py](../benchmarks/paper/published.py). Samples and MB"
-        " are those to the target, MB in all those of the whole run. The averaged model's"
-        " accuracy, drift and the time that goes into computing are in `benchmarks/paper/figures`."
+        " from those in [published.py](../benchmarks/paper/published.py). The averaged"
+        " model's accuracy, drift, samples to the target, bytes of whole runs and the time"
+        " of computing are in `benchmarks/paper/figures`."
     )
     if arguments.reduced:
         head += (
