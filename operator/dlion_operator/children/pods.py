@@ -114,7 +114,7 @@ def container(
         "name": role,
         "image": image,
         "imagePullPolicy": settings.images.pull_policy,
-        "command": [*names.BLOCK_SIGTERM_COMMAND, "python3", "-m", "dlion_worker.pod", role],
+        "command": [*names.BLOCK_SIGTERM_COMMAND, "python3", *role_arguments(role)],
         "env": [
             {
                 "name": names.POD_IP_VARIABLE,
@@ -134,6 +134,11 @@ def container(
             *mounts,
         ],
     }
+
+
+def role_arguments(role: str) -> list[str]:
+    """Return what Python runs in the container of that role."""
+    return ["-m", "dlion_worker.pod", role]
 
 
 def resources_of(resources: Resources) -> Document:

@@ -1,6 +1,6 @@
 """The Indexed Job of one group: each pod has a supervised trainer and a native sidecar."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from dlion_operator.children.pods import (
     mount,
     pod_spec,
     program_volume,
+    role_arguments,
 )
 from dlion_operator.children.template_limits import RefusedField, refused_fields
 from dlion_operator.kubernetes.client import Document, Kind
@@ -99,6 +100,22 @@ def refused_by_site(
             is_image = each.path == f"containers[{names.KEEPER_CONTAINER}].image"
             found.add(replace(each, path="trainer.image") if is_image else each)
     return tuple(sorted(each for each in found if not (by_rights and each.by_rights)))
+
+
+def missing_parts(made: Document) -> Iterator[str]:
+    """What the group's Job, which `worker_job` made, lacks of what makes its pods workers: a
+    podTemplate may remove or replace it. A command may be put before the operator's own."""
+    spec = made["spec"]["template"]["spec"]
+    for field, role in (
+        ("containers", names.TRAINER_CONTAINER),
+        ("initContainers", names.SIDECAR_CONTAINER),
+    ):
+        found = [each for each in spec.get(field) or () if each.get("name") == role]
+        own = role_arguments(role)
+        if not found:
+            yield f"{field}[{role}] is missing"
+        elif list(found[0].get("command") or ())[-len(own) :] != own:
+            yield f"{field}[{role}].command must end with {' '.join(own)}"
 
 
 def _without_templates(job: Job, group: Group) -> tuple[Job, Group]:

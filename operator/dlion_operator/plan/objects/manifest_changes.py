@@ -11,7 +11,7 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import Problem
 from dlion_api.status import Reason
 from dlion_operator.children.template_limits import RefusedField, refusal_message
-from dlion_operator.children.worker_jobs import refused_by_site, worker_job
+from dlion_operator.children.worker_jobs import missing_parts, refused_by_site, worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.manifest_digest import manifest_digest
@@ -69,6 +69,7 @@ def start_refusal(run: Run) -> Diagnosis | None:
             " have this site's administrators change tenancy.excludedNamespaces"
         )
         return Diagnosis(JobPhase.STUCK, Reason.NAMESPACE_EXCLUDED, message)
+    missing: set[str] = set()
     wrong: set[str] = set()
     refused: set[RefusedField] = set()
     rights_note = _rights_note(run)
@@ -78,6 +79,7 @@ def start_refusal(run: Run) -> Diagnosis | None:
     for group in run.groups:
         try:
             made = worker_job(run.job, group, run.settings, run.owner)
+            missing |= set(missing_parts(made))
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
             refused |= set(
                 refused_by_site(run.job, group, made, run.settings, by_rights=rights_note is None)
@@ -85,6 +87,9 @@ def start_refusal(run: Run) -> Diagnosis | None:
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             message = f"{what} is not a valid pod template, for group {group.name}: {error}"
             return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, message)
+    if missing:
+        message = f"{what} removes what makes a pod a worker: {'; '.join(sorted(missing))}"
+        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, message)
     if wrong:
         message = f"{what} violates pod security `restricted`: {'; '.join(sorted(wrong))}"
         return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, message)

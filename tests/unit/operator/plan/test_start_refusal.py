@@ -1,10 +1,10 @@
 """A job that asks for what its site does not allow gets no object.
 
 Proves: neither for its workers nor for its keeper; the condition names the reason, the field and
-what to do, and there is an event; in an excluded namespace no job starts; a run that has its pods
-goes on, whatever becomes of its template or of the site's values; the rights of the writer count
-only where the site has an admission policy that is in force and older than the job; a corrected job
-starts.
+what to do, and there is an event; no template removes the operator's containers or what they run;
+in an excluded namespace no job starts; a run that has its pods goes on, whatever becomes of its
+template or of the site's values; the rights of the writer count only where the site has an
+admission policy that is in force and older than the job; a corrected job starts.
 
 Left out: what is refused (tests/unit/operator/children/test_template_limits.py).
 """
@@ -52,6 +52,63 @@ def test_a_job_that_asks_for_more_gets_no_object(template: Any) -> None:
     assert [event.reason for event in decision.events] == ["TemplateNotAllowed"]
     assert decision.events[0].type == "Warning"
     job.document["spec"]["podTemplate"] = None
+    assert "Job" in written(job.look())
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        (
+            {"containers": [{"name": "trainer", "$patch": "delete"}]},
+            "containers[trainer] is missing",
+        ),
+        (
+            {"containers": [{"$patch": "replace"}, {"name": "mine"}]},
+            "containers[trainer] is missing",
+        ),
+        (
+            {"containers": [{"name": "trainer", "$patch": "replace", "image": "mine:1"}]},
+            "containers[trainer].command must end with -m dlion_worker.pod trainer",
+        ),
+        (
+            {"containers": [{"name": "trainer", "command": None}]},
+            "containers[trainer].command must",
+        ),
+        (
+            {"containers": [{"name": "trainer", "command": ["sh"]}]},
+            "containers[trainer].command must",
+        ),
+        (
+            {"containers": [{"name": "trainer", "$retainKeys": ["name"]}]},
+            "containers[trainer].command must",
+        ),
+        (
+            {"initContainers": [{"name": "sidecar", "$patch": "delete"}]},
+            "initContainers[sidecar] is missing",
+        ),
+        ({"initContainers": [{"$patch": "replace"}]}, "initContainers[sidecar] is missing"),
+        ({"initContainers": None}, "initContainers[sidecar] is missing"),
+        ({"$patch": "replace", "containers": []}, "initContainers[sidecar] is missing"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_of_group", [False, True])
+def test_a_template_without_the_operators_containers_gets_no_object(
+    spec: Any, what: str, *, is_of_group: bool
+) -> None:
+    document = dlion_job()
+    owner = document["spec"]["sites"][0]["groups"][0] if is_of_group else document["spec"]
+    owner["podTemplate"] = {"spec": spec}
+    decision = World(document).look()
+    reason, message = ready_reason(decision)
+    assert reason == "InvalidSpec"
+    assert what in message
+    assert written(decision) == []
+
+
+def test_a_command_before_the_operators_own_is_no_obstacle() -> None:
+    command = ["numactl", "--localalloc", "python3", "-m", "dlion_worker.pod", "trainer"]
+    job = world({"spec": {"containers": [{"name": "trainer", "command": command}]}})
     assert "Job" in written(job.look())
 
 
