@@ -32,13 +32,17 @@ def keeper_objects(job: Job, settings: Settings, owner: Mapping[str, Any]) -> li
 
 def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
     volumes, mounts = program_volume(job)
+    state = mount("state", names.STATE_DIR)
+    if settings.keeper.claim_name:
+        # Other jobs may mount that claim too, also an earlier one of this name.
+        state["subPath"] = f"{job.key.name}-{owner.get('uid', '')}"
     image = job.spec.trainer.image or settings.worker_image
     keeper = container(
         names.KEEPER_CONTAINER,
         image,
         settings,
         settings.keeper.resources,
-        mounts=[mount("state", names.STATE_DIR), mount("shared", names.SHARED_DIR), *mounts],
+        mounts=[state, mount("shared", names.SHARED_DIR), *mounts],
     )
     keeper["ports"] = [{"name": "keeping", "containerPort": names.KEEPER_PORT}]
     keeper["readinessProbe"] = {"tcpSocket": {"port": names.KEEPER_PORT}, "periodSeconds": 5}

@@ -4,7 +4,7 @@ Proves: of the job's podTemplate it takes how its pod is scheduled and its image
 and annotations that are not reserved; it takes nothing of a group's. The site's own settings come
 first; tolerations and pull Secrets of both are added. Whatever a podTemplate holds, account,
 volumes, containers and access to the host stay the operator's, selectors too, and nothing of a
-malformed one is taken.
+malformed one is taken. Jobs that share a claim have a folder each.
 Left out: that a scheduler places it so (tests/cluster/test_shaped_pods.py).
 """
 
@@ -195,3 +195,22 @@ def test_a_template_that_breaks_while_the_run_trains_changes_nothing() -> None:
     before = world.look()
     world.document["spec"]["podTemplate"] = {"spec": ["x"], "metadata": {"labels": 3}}
     assert world.look().status == before.status
+
+
+def test_jobs_that_share_a_claim_have_a_folder_each() -> None:
+    shared = replace(SETTINGS, keeper=KeeperSettings(claim_name="models"))
+
+    def state_of(site: Settings, uid: str, **metadata: Any) -> dict[str, Any]:
+        document = dlion_job()
+        document["metadata"] |= metadata
+        *_, deployment = keeper_objects(load_job(document), site, {"uid": uid})
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == "state")
+        return dict(mount)
+
+    first = state_of(shared, "u-1")
+    assert first == {"name": "state", "mountPath": "/var/lib/dlion", "subPath": "digits-u-1"}
+    assert state_of(shared, "u-2") != first, "the job was created again"
+    assert state_of(shared, "u-1", name="other") != first
+    own = replace(SETTINGS, keeper=KeeperSettings(size="1Gi"))
+    assert "subPath" not in state_of(own, "u-1")
