@@ -1,6 +1,6 @@
 """Names, labels and mount paths of a job's objects in a cluster.
 
-Used by the operator, the command line and the pods. `dlion_api.spec.bounds` limits lengths so that
+Used by the operator, the command line and the pods. `dlion_api.bounds` limits lengths so that
 every pod's hostname and every label stay within 63 characters.
 """
 

@@ -15,15 +15,19 @@ client, so that all predict the same. Memory is bounded.
   sampling, as is the prior: times that differ by a factor are equally probable.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
-from dlion_api.spec import GlobalBatchSize, Spec
+
+if TYPE_CHECKING:
+    from dlion_api.spec import GlobalBatchSize, Spec
 
 MAX_POINTS: Final = 128
 """Points of a curve that are kept; of a longer one every second is dropped."""

@@ -26,9 +26,10 @@ from hypothesis import HealthCheck, given, settings
 import manifest_schema
 from api_server import Answer, Jobs, jobs_of
 from change_rules import change_problems
+from dlion_api import bounds
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError, UnavailableError
-from dlion_api.spec import bounds, load_job
+from dlion_api.spec import load_job
 from dlion_api.spec.failures import ENDS, MAX_GROUPS_PER_RULE, MAX_RULES
 from dlion_api.status import Status
 from example_counts import examples

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import manifest_schema
-from dlion_api.spec import bounds, load_job
+from dlion_api import bounds
+from dlion_api.spec import load_job
 from manifest_schema import crd, nodes, openapi
 from manifest_table import smallest
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 
 COUNTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4)
 

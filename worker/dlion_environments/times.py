@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlion_api.bounds import INT32_MAX
 from dlion_api.errors import Problem
-from dlion_api.spec.bounds import INT32_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

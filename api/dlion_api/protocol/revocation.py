@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dlion_api.bounds import GROUP_NAME_LENGTH, SITE_NAME_LENGTH
 from dlion_api.names import SiteName, WorkerIdentity
-from dlion_api.spec.bounds import GROUP_NAME_LENGTH, SITE_NAME_LENGTH
 
 MAX_REVOCATIONS = 256
 """Of one job at one site. A whole site needs one."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from dlion_api.bounds import MAX_CLASSES, MAX_SITES, PATH_LENGTH, SITE_NAME_LENGTH, ClassLabel
 from dlion_api.document import Rule, at_most_one, optional, setting
-from dlion_api.spec.bounds import MAX_CLASSES, MAX_SITES, PATH_LENGTH, SITE_NAME_LENGTH, ClassLabel
 
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
 """Placeholders in `path` and `evaluationPath` that each worker replaces with its own values."""

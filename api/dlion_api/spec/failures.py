@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
+from dlion_api.bounds import GROUP_NAME_LENGTH, LABEL_FORM
 from dlion_api.document import Limits, Rule, setting
 from dlion_api.endings import SIGKILL_EXIT_CODE
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec.bounds import GROUP_NAME_LENGTH, LABEL_FORM
 
 if TYPE_CHECKING:
     from dlion_api.spec.job import Spec

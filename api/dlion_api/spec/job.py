@@ -8,11 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from dlion_api.document import Rule, TransitionRule, optional, parse, setting, to_document
-from dlion_api.errors import Problem
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.spec import ranks
-from dlion_api.spec.bounds import (
+from dlion_api.bounds import (
     INT32_MAX,
     JOB_NAME_LENGTH,
     LABEL_FORM,
@@ -24,6 +20,10 @@ from dlion_api.spec.bounds import (
     AnnotationValue,
     LabelValue,
 )
+from dlion_api.document import Rule, TransitionRule, optional, parse, setting, to_document
+from dlion_api.errors import Problem
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec import ranks
 from dlion_api.spec.failures import FAILURE_RULES, MAX_RULES, FailureRule
 from dlion_api.spec.node_policies import NodePolicies
 from dlion_api.spec.policies import (

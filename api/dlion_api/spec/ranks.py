@@ -9,8 +9,8 @@
 
 from typing import Final
 
+from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.names import GROUP, Rank, SiteName, WorkerIdentity
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.spec.sites import Site
 
 RANKS_ANNOTATION: Final = f"{GROUP}/ranks"

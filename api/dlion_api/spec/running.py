@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dlion_api.bounds import OBJECT_NAME_FORM
 from dlion_api.document import Rule, optional, setting
-from dlion_api.spec.bounds import OBJECT_NAME_FORM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from dlion_api.document import Limits, Rule, optional, setting
-from dlion_api.spec.bounds import (
+from dlion_api.bounds import (
     IMAGE_LENGTH,
     LABEL_FORM,
     MAX_GROUPS_PER_SITE,
     MAX_WORKERS_PER_GROUP,
     OBJECT_NAME_FORM,
 )
+from dlion_api.document import Limits, Rule, optional, setting
 
 Override: TypeAlias = Literal["image", "nodeSelector", "podTemplate"]
 NamespaceName = Annotated[str, Limits(**LABEL_FORM, max_length=63)]

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlion_api.document import optional, setting
-from dlion_api.spec.bounds import (
+from dlion_api.bounds import (
     GROUP_NAME_LENGTH,
     IMAGE_LENGTH,
     LABEL_FORM,
@@ -14,6 +13,7 @@ from dlion_api.spec.bounds import (
     SITE_NAME_LENGTH,
     LabelValue,
 )
+from dlion_api.document import optional, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
-from dlion_api.document import Rule, exactly_one, optional, setting
-from dlion_api.spec.bounds import (
+from dlion_api.bounds import (
     IMAGE_LENGTH,
     INT32_MAX,
     OBJECT_NAME_FORM,
     PATH_LENGTH,
     VariablePattern,
 )
+from dlion_api.document import Rule, exactly_one, optional, setting
 from dlion_api.spec.dataset import Dataset
 
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from dlion_api.spec import Exchange
 from dlion_api.status import MAX_PAIRS, ConditionType, Reason, State
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.findings.condition_advice import ADVICE, NO_PROBLEM
@@ -216,6 +215,8 @@ class JobFinder:
 
     def _missing_pairs(self, pairs: list[dict[str, Any]]) -> Iterator[JobProblem]:
         """Pairs of sites that take part and of which no site reports links."""
+        from dlion_api.spec import Exchange  # most commands need no manifest
+
         ready = [
             text(site.get("name"))
             for site in mappings_in(self._status.get("sites"))

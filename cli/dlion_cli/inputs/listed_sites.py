@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from dlion_api.bounds import LABEL_FORM, MAX_SITES, SITE_NAME_LENGTH
 from dlion_api.document import line_of, parse, setting
 from dlion_api.errors import ContractError, Problem, SpecError
-from dlion_api.spec.bounds import LABEL_FORM, MAX_SITES, SITE_NAME_LENGTH
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.inputs.manifests import read_document, source_of
 

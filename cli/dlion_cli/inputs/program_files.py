@@ -5,17 +5,21 @@ has the hash of their text. So all sites that are given the same files get the s
 run keeps its program.
 """
 
+from __future__ import annotations
+
 import ast
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.errors import Problem, ProgramError
-from dlion_api.spec import Job
 from dlion_worker.program_modules import find_modules, parse_file
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
 
 MAX_PROGRAM_BYTES: Final = 900 * 1024
 """Of a ConfigMap: the API server's limit is 1 MiB for the whole object."""

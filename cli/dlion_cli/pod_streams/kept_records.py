@@ -3,15 +3,16 @@
 The API server drops its events after an hour; the keeper has the run's as long as its disk lasts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.names import KIND
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
-from dlion_api.spec import Job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.pod_streams.keeper_files import unpack_kept
 from dlion_cli.views.job_status import JobStatus
@@ -22,6 +23,9 @@ from dlion_results.run_folder.layout import EVENTS, JOB, SUMMARY
 from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.regular_files import read_start
 from dlion_results.run_folder.stored_values import MAX_BYTES, UNREADABLE, parse_mapping
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
 
 MAX_RECORDS_BYTES: Final = 8 << 30
 """Of all records of a run: a keeper that sends without end must not fill the disk."""

@@ -8,7 +8,6 @@ import click
 from dlion_api import cluster_names
 from dlion_api.cluster_names import SITE_LABEL
 from dlion_api.errors import SpecError, UnavailableError
-from dlion_api.spec import load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.pod_streams.log_lines import LogSource
@@ -76,6 +75,8 @@ def workers_without_pods(
 
     Empty for an invalid manifest, and without pods: the site is not known then.
     """
+    from dlion_api.spec import load_job  # most commands need no manifest
+
     sites = {str(mapping_of(pod["metadata"].get("labels")).get(SITE_LABEL)) for pod in pods}
     present = {log_source(pod, selector.container).label for pod in pods}
     try:

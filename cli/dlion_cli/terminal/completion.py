@@ -1,16 +1,20 @@
 """Shell completion of what needs no cluster: environments, policies, fields of the manifest.
 
-Each function has click's signature of `shell_complete`. A failure completes nothing.
+Each function has click's signature of `shell_complete`. A failure completes nothing. Every command
+imports this module, so that it imports the manifest only to complete.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from dlion_api import document
-from dlion_api.document import Explanation
 from dlion_api.errors import DLionError, SpecError
-from dlion_api.spec import Job
-from dlion_api.status import Status
+
+if TYPE_CHECKING:
+    from dlion_api.document import Explanation
 
 Completions = list[str | CompletionItem]
 _SPEC = "spec"
@@ -47,6 +51,9 @@ def complete_assignments(
 
 def _values(path: str) -> list[str]:
     """The values of a field that is a choice; empty for another."""
+    from dlion_api import document
+    from dlion_api.spec import Job
+
     full = path if path.startswith(f"{_SPEC}.") else f"{_SPEC}.{path}"
     if full == "spec.exchange.policy":
         return _policies()
@@ -86,6 +93,10 @@ def _fields(begun: str, *, is_setting: bool) -> Completions:
 
 
 def _children(parent: str) -> tuple[Explanation, ...]:
+    from dlion_api import document
+    from dlion_api.spec import Job
+    from dlion_api.status import Status
+
     first = parent.split(".", 1)[0]
     try:
         if first == "status":

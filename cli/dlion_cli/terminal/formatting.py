@@ -1,8 +1,12 @@
 """Formats figures and untrusted text for the terminal."""
 
-import math
+from __future__ import annotations
 
-from dlion_api.remaining_time import Remaining
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlion_api.remaining_time import Remaining
 
 UNKNOWN = "—"
 

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import SpecError
-from dlion_api.spec import load_job
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.table import plain_table
 from dlion_cli.views.job_status import JobStatus, age_of, text
@@ -140,6 +139,8 @@ def worker_ranks(document: Mapping[str, Any]) -> dict[tuple[str, str, int], int]
 
     As a new run in a cluster counts them. A run of an earlier release may count otherwise.
     """
+    from dlion_api.spec import load_job  # it takes longer to import than all else here
+
     try:
         job = load_job(dict(document)).with_group_ranks()
     except SpecError:

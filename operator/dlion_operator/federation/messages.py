@@ -7,6 +7,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from dlion_api.bounds import (
+    GROUP_NAME_LENGTH,
+    INT32_MAX,
+    JOB_NAME_LENGTH,
+    MAX_SITES,
+    MAX_WORKERS_PER_GROUP,
+    RUN_ID_LENGTH,
+    SITE_NAME_LENGTH,
+)
 from dlion_api.errors import ContractError
 from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
@@ -17,15 +26,6 @@ from dlion_api.protocol.revocation import (
     Revocation,
     clean_reason,
     is_revocable_name,
-)
-from dlion_api.spec.bounds import (
-    GROUP_NAME_LENGTH,
-    INT32_MAX,
-    JOB_NAME_LENGTH,
-    MAX_SITES,
-    MAX_WORKERS_PER_GROUP,
-    RUN_ID_LENGTH,
-    SITE_NAME_LENGTH,
 )
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.reports import (

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlion_api.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member
 from dlion_api.protocol.revocation import Revocation
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
-from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 
 MAX_FIELDS = 2048
 """More than any manifest should have; beyond it, only the first by name are compared."""

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.spec import Job
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 
 GroupSizes = Mapping[str, Mapping[str, int]]
 """Site → group → workers."""

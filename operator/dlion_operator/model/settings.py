@@ -7,15 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
-from dlion_api.cluster_names import (
-    COORDINATOR_PORT,
-    FEDERATION_PORT,
-    HEALTH_PORT,
-    METRICS_PORT,
-)
-from dlion_api.document import Rule, parse, setting
-from dlion_api.errors import Problem, SpecError
-from dlion_api.spec.bounds import (
+from dlion_api.bounds import (
     INT32_MAX,
     LABEL,
     LABEL_DESCRIPTION,
@@ -24,6 +16,14 @@ from dlion_api.spec.bounds import (
     SITE_NAME_LENGTH,
     LabelValue,
 )
+from dlion_api.cluster_names import (
+    COORDINATOR_PORT,
+    FEDERATION_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+)
+from dlion_api.document import Rule, parse, setting
+from dlion_api.errors import Problem, SpecError
 from dlion_api.spec.sites import Resources
 from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.tenancy import NetworkSettings, ScratchSizes, Tenancy

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
 from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Layout, ReplicaView

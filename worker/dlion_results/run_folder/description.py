@@ -1,7 +1,13 @@
 """Names a job's workers, as results do."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.spec import Job
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
 
 
 def find_worker(job: Job, rank: Rank) -> WorkerIdentity | None:

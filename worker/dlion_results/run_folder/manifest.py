@@ -4,17 +4,24 @@ Apart from `description`: the image of a worker, whose keeper opens result folde
 `dlion_environments`.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlion_api.errors import DataError, DLionError
-from dlion_api.spec import Job, load_job
 from dlion_environments.yaml_text import MAX_BYTES, parse_documents, single_document
 from dlion_results.run_folder.layout import JOB
 from dlion_results.run_folder.regular_files import read_start
 
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
+
 
 def parse_job(content: bytes, *, source: str) -> Job:
     """The job of a manifest. Raises: SpecError, also for more than 1 MiB or 100,000 values."""
+    from dlion_api.spec import load_job  # commands that may get a folder mostly do not
+
     document = single_document(parse_documents(content, source=source), source=source)
     return load_job(document.value, source=source, lines=document.lines)
 

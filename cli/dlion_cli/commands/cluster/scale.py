@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
+from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.errors import DeniedError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import load_job
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
@@ -168,6 +167,8 @@ def _result(before: GroupPlace, after: Document, workers: int) -> str:
 
 def _growth(document: Mapping[str, Any]) -> list[str]:
     """A note if the job's policy or topology must know its workers beforehand."""
+    from dlion_api.spec import load_job  # it takes longer to import than all else here
+
     try:
         exchange = load_job(dict(document)).spec.exchange
     except SpecError:

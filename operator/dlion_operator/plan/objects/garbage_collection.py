@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from dlion_api import cluster_names as names
+from dlion_api.bounds import INT32_MAX
 from dlion_api.names import JobKey
-from dlion_api.spec.bounds import INT32_MAX
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.model.settings import Settings

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from dlion_api.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
-from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.messages import statement_of, to_wire
 from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
