@@ -6,3 +6,8 @@ Kubernetes, TensorFlow or gRPC, or is used by one process only belongs elsewhere
 
 Used by the operator, the worker and the command line; imports the standard library only.
 """
+
+from typing import Final
+
+VERSION: Final = "0.1.0"
+"""Of DLion, as in `pyproject.toml`: images have no metadata of packages."""

@@ -4,9 +4,10 @@ Proves: lines of all workers come with their workers' names, of one group or wor
 asked for, the last so many of each; -f goes on over a container that is started again and a worker
 that comes late, shows no line twice, and ends with the run; a container that has not started is
 told. A tar stream comes through exec whole, in many pieces, and is checked; what the command in the
-pod says is told, and a container without it; a broken fetch leaves what was there. Scheduler,
-kubelet and Job controller word their refusals so that describe finds each cause; top reads metrics
-of a pod through the API server's proxy.
+pod says is told, and a container without it; a broken fetch leaves what was there; a signed model
+is verified by the authority in the cluster. Scheduler, kubelet and Job controller word their
+refusals so that describe finds each cause; top reads metrics of a pod through the API server's
+proxy.
 
 Leaves out: the keeper itself. A shell script stands where Python would, which sends what the real
 `pack` has written; the project's own image and its keeper are tested as a whole elsewhere.
@@ -22,6 +23,7 @@ import re
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,9 +33,22 @@ from api_server import jobs_of
 from dlion_api import cluster_names as names
 from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.names import JobKey
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.provenance import (
+    PROVENANCE_FILE,
+    Evidence,
+    ModelProvenance,
+    ProvenanceStatement,
+    StatedRun,
+    WorkerUpdates,
+    file_sha256,
+)
 from dlion_cli.__main__ import main
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_server.pack import pack
+from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
+from dlion_worker.artifact_server.workers import RevokedWorkers
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -233,6 +248,31 @@ def packed(kept: Path) -> bytes:
 
 
 BEGINNING = "head -c 300000 /bin2/stream"
+
+
+def signed_statement(folder: Path, authority: CertificateAuthority, job: JobKey, uid: str) -> bytes:
+    """What that site's keeper makes of the statement of a worker."""
+    saver = WorkerIdentity(Rank(0), authority.site, "small", 0)
+    provenance = ModelProvenance(
+        run=StatedRun(job.namespace, job.name, job.run_id),
+        site=authority.site,
+        saved_by=saver.name,
+        saved_at=datetime.now(UTC).isoformat(),
+        model="averaged",
+        policy="adaptive",
+        dlion_version="0",
+        start_model_sha256="",
+        workers=(WorkerUpdates(0, saver.name, Evidence.REPLICA, 640, 10),),
+    )
+    statement = ProvenanceStatement(file_sha256(folder / "model.keras"), provenance)
+    key, who = WorkerKey(), KeeperIdentity(authority.site)
+    credentials = WorkerCredentials(key, authority.sign(key.csr_pem(), who, job), {})
+    root = folder.parents[1]
+    revoked = RevokedWorkers(root, is_over=False)
+    signer = ProvenanceSigner(job, uid, authority.site, root, credentials, revoked)
+    return signer.signed(statement.to_json(), saver)
+
+
 EXPECTED = "-m dlion_worker.artifact_server.pack --run 1 models/plant-a"
 
 
@@ -244,13 +284,54 @@ def test_a_model_is_fetched_whole(
     out = kept.parent / "out"
     out.mkdir()
     (out / "model.json").write_text("old")
-    assert dlion(job, "fetch", JOB, "--out", str(out)) == 0, capsys.readouterr().err
+    assert dlion(job, "fetch", JOB, "--out", str(out)) == ExitCode.DATA
+    assert "no statement (model.provenance.json); nothing was changed" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["model.json"]
+    unsigned = dlion(job, "fetch", JOB, "--out", str(out), "--allow-unsigned")
+    assert unsigned == 0, capsys.readouterr().err
     assert (out / "model.keras").read_bytes() == MODEL
     assert json.loads((out / "model.json").read_text()) == {"model": "averaged"}
     assert str(out / "model.keras") in capsys.readouterr().out.splitlines()
     assert dlion(job, "fetch", JOB, "--out", str(out), "--site", "plant-b") == ExitCode.DATA
     assert "asked for" in capsys.readouterr().err
     assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.keras"]
+
+
+def test_a_signed_model_is_verified_by_the_authority_in_the_cluster(
+    job: Kubectl, busybox: str, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, key = SiteName("plant-a"), JobKey(job.namespace, JOB, "1")
+    authority, other = CertificateAuthority(site), CertificateAuthority(site)
+    uid = job.run("get", "dlj", JOB, "-o", "jsonpath={.metadata.uid}")
+    folder = kept / "1" / "models" / site
+    (folder / PROVENANCE_FILE).write_bytes(signed_statement(folder, authority, key, uid))
+    keeper(job, busybox, packed(kept), "cat /bin2/stream")
+    out, pinned = kept.parent / "out", kept.parent / "other.pem"
+    pinned.write_bytes(other.bundle_pem)
+
+    def fetch(*arguments: str) -> tuple[int, str, str]:
+        code = dlion(job, "fetch", JOB, "--out", str(out), *arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    code, _, problem = fetch()
+    assert (code, "--trust FILE" in problem) == (ExitCode.UNAVAILABLE, True), problem
+    config_map = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.run_name(key)},
+        "data": {names.AUTHORITY_KEY: authority.bundle_pem.decode()},
+    }  # fmt: skip
+    job.apply(config_map)
+    code, _, problem = fetch("--trust", str(pinned))
+    assert (code, "not by the trusted authority" in problem) == (ExitCode.DATA, True), problem
+    assert not list(out.iterdir())
+    code, _, shown = fetch()
+    assert (code, "plant-a: signed by plant-a's keeper" in shown) == (0, True), shown
+    assert "  plant-a/small-0: replica, 640 samples, to iteration 10" in shown
+    code, printed, problem = fetch("-o", "json")
+    assert code == 0, problem
+    (model,) = json.loads(printed)["models"]
+    assert (model["signed"], model["provenance"]["run"]["uid"]) == (True, uid)
+    assert (out / "model.keras").read_bytes() == MODEL
 
 
 @pytest.mark.parametrize(

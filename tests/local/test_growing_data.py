@@ -234,7 +234,8 @@ def test_models_are_published_while_training_goes_on(
     assert {int(event.rank) for event in run.events("ModelPublished")} == {0, 2}, "site leads"
     for site in SITES:
         folder = run.folder / "models" / site
-        assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.keras"]
+        there = sorted(path.name for path in folder.iterdir())
+        assert there == ["model.json", "model.keras", "model.provenance.json"]
         assert zipfile.ZipFile(folder / "model.keras").testzip() is None
         about = json.loads((folder / "model.json").read_text())
         assert about["stop_reason"] == "still training"

@@ -5,7 +5,8 @@ rank that is not the certificate's, another site's worker, another run, no certi
 is too long, damaged, cut short or out of order, garbage, an incarnation that was replaced. A disk
 that is full is said to be, and is no refusal. The courier brings the newest only, retries while the
 keeper is away, and stops for a refusal. A worker whose site's model the keeper did not get, since
-it was away or would not have it, says so by its exit code.
+it was away or would not have it, says so by its exit code. The keeper signs a statement by its
+worker of the model that it has, and keeps none beside another model.
 
 The keeper's service on a real port with mutual TLS, real client, files and threads. Left out: the
 keeper as a process and its records (test_pods).
@@ -26,28 +27,34 @@ import pytest
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.provenance import PROVENANCE_FILE
 from dlion_api.reasons import EventReason
 from dlion_api.wire import keeping_pb2 as wire
 from dlion_api.wire import keeping_pb2_grpc
 from dlion_api.wire.coordination_pb2 import Worker
+from dlion_cli.inputs.model_provenance import ExpectedOrigin, verify_model
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
 from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
-from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES
+from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES, model_path, provenance_path
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.artifact_server import store as store_module
 from dlion_worker.artifact_server.store import ArtifactStore
+from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerKey
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
+from dlion_worker.training.site_model import SavedModel
 from keeper_service import AUTHORITIES, PLANT_A, PLANT_B, Keeper, job, proof
 
 if TYPE_CHECKING:
     from dlion_api.protocol.worker_config import WorkerConfig
     from dlion_worker.training.checkpointing import Checkpointer
+    from dlion_worker.training.site_model import ModelSummary
 
 OWN = "state/w0/checkpoint.npz"
 
@@ -420,3 +427,42 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
         saving.close()
     reasons = {record.reason for record in told if isinstance(record, EventRecord)}
     assert (EventReason.KEEP_FAILED in reasons) == (keeper_does != "takes it")
+
+
+def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
+) -> None:
+    saver = job().workers()[0]
+    model, about = write(tmp_path / "model.keras", 100), tmp_path / "about"
+    writer = ProvenanceWriter(
+        job(),
+        saver.rank,
+        inbox=EventInbox(lambda *_: None, clock_s=time.monotonic),
+        membership=lambda: None,
+        data_root=tmp_path,
+    )
+    chosen = cast("ModelSummary", SimpleNamespace(model="averaged"))
+    writer.write(SavedModel(tmp_path, chosen, ()))
+    statement = (tmp_path / PROVENANCE_FILE).rename(about)
+    with pytest.raises(UnavailableError):  # there is no model yet
+        client.put(provenance_path(saver.site), statement)
+    client.put(model_path(saver.site), model)
+    client.put(provenance_path(saver.site), statement)
+    folder = keeper.folder / "models" / saver.site
+
+    def authority(site: SiteName) -> bytes:
+        return AUTHORITIES[site].bundle_pem
+
+    verified = verify_model(folder, saver.site, ExpectedOrigin(job().key, "", authority, ()))
+    assert verified.is_signed
+    other = keeper.client(1)
+    try:
+        with pytest.raises(ContractError, match="statement of"):  # which another worker has made
+            other.put(provenance_path(saver.site), statement)
+        assert other.put(model_path(saver.site), write(model, 100))
+    finally:
+        other.close()
+    assert not (folder / PROVENANCE_FILE).exists(), "no statement stays beside another model"
+    with pytest.raises(ContractError, match="another model"):
+        client.put(provenance_path(saver.site), statement)
+    assert not list(folder.glob(".*"))

@@ -12,6 +12,7 @@ from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
+from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import (
@@ -90,7 +91,13 @@ class Keeper:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
         self.service = ArtifactService(
-            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals, self.revoked
+            job().key,
+            workers,
+            ArtifactStore(self.folder),
+            credentials,
+            self.refusals,
+            self.revoked,
+            ProvenanceSigner(job().key, "", PLANT_A, self.folder, credentials, self.revoked),
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))

@@ -450,12 +450,33 @@ Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
 class FollowedRecords(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RevocationReasonsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
     RECORDS_JSON_FIELD_NUMBER: _builtins.int
     ENDED_REASON_FIELD_NUMBER: _builtins.int
     SUCCEEDED_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    REVOCATION_REASONS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.str
     """identifies the coordinator's process; each counts from 1"""
     first_sequence: _builtins.int
@@ -470,6 +491,10 @@ class FollowedRecords(_message.Message):
     def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of all revoked workers: their files are refused"""
 
+    @_builtins.property
+    def revocation_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by the name of the worker or site revoked"""
+
     def __init__(
         self,
         *,
@@ -479,10 +504,11 @@ class FollowedRecords(_message.Message):
         ended_reason: _builtins.str = ...,
         succeeded: _builtins.bool = ...,
         revoked: _abc.Iterable[_builtins.str] | None = ...,
+        revocation_reasons: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_reason", b"ended_reason", "epoch", b"epoch", "first_sequence", b"first_sequence", "records_json", b"records_json", "revoked", b"revoked", "succeeded", b"succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_reason", b"ended_reason", "epoch", b"epoch", "first_sequence", b"first_sequence", "records_json", b"records_json", "revocation_reasons", b"revocation_reasons", "revoked", b"revoked", "succeeded", b"succeeded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,12 @@ COMMAND_RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "suspend, resume, scale": _jobs("get patch"),
     "delete": _jobs("get delete watch"),
     "logs": (*_jobs("get"), *_rights("list", "pods"), *_rights("get", "pods/log")),
-    "fetch": (*_jobs("get"), *_rights("list", "pods"), *_rights("get create", "pods/exec")),
+    "fetch": (
+        *_jobs("get"),
+        *_rights("list", "pods"),
+        *_rights("get create", "pods/exec"),
+        *_rights("get", "configmaps"),
+    ),
 }
 """By commands; events are optional."""
 

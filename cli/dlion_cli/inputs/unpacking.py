@@ -28,15 +28,18 @@ def unpack(
     *,
     rename: Callable[[str], str] = lambda name: name,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+    check: Callable[[Path], None] = lambda _folder: None,
 ) -> list[Path]:
     """Unpack the stream; replace each file atomically, and return the paths.
 
-    `on_progress` receives the bytes so far and in total. Raises: UnavailableError if the stream
-    ends early; ContractError if it is malformed or damaged; OSError.
+    `on_progress` receives the bytes so far and in total. `check` gets the folder with all files
+    before the first one is replaced, and raises if they are not to be. Raises: UnavailableError if
+    the stream ends early; ContractError if it is malformed or damaged; OSError; and as `check`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as staging:
         names = _receive(chunks, Path(staging), on_progress)
+        check(Path(staging))
         made = []
         for name in names:
             target = folder / rename(name)

@@ -39,7 +39,7 @@ def config_map(
     """Return the run's ConfigMap, which `dlion_worker.pod` reads."""
     key = job.key
     config = PodConfig(
-        job_document=_document(job),
+        job_document=_document(job, str(owner.get("uid", ""))),
         site=settings.site,
         coordinator_address=settings.coordinator.address,
         keeper_address=f"{names.keeper_name(key)}.{key.namespace}.svc:{names.KEEPER_PORT}",
@@ -79,10 +79,11 @@ def _followed(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         return ""
 
 
-def _document(job: Job) -> Document:
-    """Return the manifest without the fields that workers do not use and that may change."""
+def _document(job: Job, uid: str) -> Document:
+    """Return the manifest with the job's UID at this site, and without the fields that workers do
+    not use and that may change."""
     document = job.to_document()
-    document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
+    document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace, "uid": uid}
     if job.may_grow:
         document["metadata"]["annotations"] = {RANKS_ANNOTATION: BY_GROUP}
     document["spec"].pop("runtime")  # the operator's alone; older images do not know it

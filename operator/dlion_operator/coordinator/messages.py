@@ -224,7 +224,7 @@ def _checked_report(request: coordination_pb2.ProgressReport) -> None:
 
 
 def followed_records(
-    epoch: str, batch: RecordBatch, revoked: Sequence[str]
+    epoch: str, batch: RecordBatch, revoked: Sequence[str], reasons: Mapping[str, str]
 ) -> coordination_pb2.FollowedRecords:
     """Return the message of a follow stream."""
     return coordination_pb2.FollowedRecords(
@@ -234,6 +234,7 @@ def followed_records(
         ended_reason=batch.end.reason if batch.end else "",
         succeeded=batch.end is not None and batch.end.succeeded,
         revoked=revoked,
+        revocation_reasons=reasons,
     )
 
 

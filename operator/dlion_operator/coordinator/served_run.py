@@ -210,7 +210,8 @@ class ServedRun:
             )
             while batch is not None:
                 revoked = self.state.revoked_names()
-                yield followed_records(self._feed.epoch, batch, revoked)
+                reasons = self.state.revocation_reasons()
+                yield followed_records(self._feed.epoch, batch, revoked, reasons)
                 following = batch.next_sequence
                 batch = None if batch.end else await self._next_batch(stream, following, revoked)
         finally:

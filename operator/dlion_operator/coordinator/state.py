@@ -4,14 +4,14 @@ Owns admission, incarnations, the versioned membership and the order of reports.
 threads or gRPC. `messages` parses messages, and the gRPC service verifies tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
-from dlion_api.protocol.revocation import Revocation, revocation_of
+from dlion_api.protocol.revocation import MAX_REVOCATIONS, Revocation, revocation_of
 from dlion_api.protocol.trust import JOINING
 from dlion_operator.coordinator.events import (
     AccessRequested,
@@ -187,6 +187,11 @@ class CoordinatorState:
         """The revoked workers that are or were of this run, by rank."""
         members = self.membership().members
         return tuple(member.identity.name for member in members if member.revoked)
+
+    def revocation_reasons(self) -> Mapping[str, str]:
+        """The reason of each revocation, by the name that it revokes; the first few hundred."""
+        in_effect = [each for each in self._revocations if not each.is_lifted]
+        return {each.name: each.reason for each in in_effect[:MAX_REVOCATIONS]}
 
     def _revocation_of(self, worker: WorkerIdentity) -> Revocation | None:
         return revocation_of(self._revocations, worker)

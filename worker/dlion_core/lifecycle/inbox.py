@@ -64,6 +64,14 @@ def stop_message(reason: str, iteration: int, meaning: StopKind = StopKind.STOPP
 
 
 @dataclass(frozen=True)
+class PeerSteps:
+    """Own steps of a peer that have arrived here, as far as the peer tells."""
+
+    samples: int
+    last_iteration: int
+
+
+@dataclass(frozen=True)
 class JoinQuestion(MessageArrived):
     """A latecomer's `MEET`, and the epoch of the link that it came on."""
 
@@ -129,6 +137,7 @@ class EventInbox:
         """Linked peers whose stop was not believed: they have ended, and the run has not."""
         self._heard_steps: Counter[Rank] = Counter()
         """Own steps of each peer, over all links: a broken link undoes none."""
+        self._heard_samples: Counter[Rank] = Counter()
         self._last_steps: dict[Rank, int] = {}
         """The iteration of the last one."""
         self.refusals: list[Refused] = []
@@ -290,6 +299,7 @@ class EventInbox:
             return []
         if arrival.message.is_own_step:
             self._count_step(arrival.sender, arrival.message.iteration)
+            self._heard_samples[arrival.sender] += arrival.message.local_batch_size
         if not self._started:
             self.early_messages.append(arrival)
             return []
@@ -329,6 +339,11 @@ class EventInbox:
     def heard_steps(self, peer: Rank) -> int:
         """How many own steps of that peer this worker knows of."""
         return self._heard_steps[peer]
+
+    def peer_steps(self) -> dict[Rank, PeerSteps]:
+        """What has arrived of each peer. Any thread may call it."""
+        last = self._last_steps.copy()
+        return {rank: PeerSteps(self._heard_samples[rank], last[rank]) for rank in last}
 
     def confirm_stops(self) -> None:
         """This worker must stop itself: what peers announce is true."""

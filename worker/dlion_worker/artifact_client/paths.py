@@ -6,6 +6,7 @@ result folder's (docs/results.md).
 """
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.provenance import MAX_STATEMENT_BYTES, MODEL_FILE, PROVENANCE_FILE
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_worker.rotated_log import MAX_LOG_BYTES
 
@@ -30,11 +31,15 @@ def log_path(rank: Rank) -> str:
 
 
 def model_path(site: SiteName) -> str:
-    return f"models/{site}/model.keras"
+    return f"models/{site}/{MODEL_FILE}"
 
 
 def metadata_path(site: SiteName) -> str:
     return f"models/{site}/model.json"
+
+
+def provenance_path(site: SiteName) -> str:
+    return f"models/{site}/{PROVENANCE_FILE}"
 
 
 def max_file_bytes(path: str, worker: WorkerIdentity) -> int:
@@ -48,6 +53,7 @@ def max_file_bytes(path: str, worker: WorkerIdentity) -> int:
         log_path(worker.rank): MAX_LOG_BYTES,
         model_path(worker.site): MAX_MODEL_BYTES,
         metadata_path(worker.site): MAX_METADATA_BYTES,
+        provenance_path(worker.site): MAX_STATEMENT_BYTES,
     }
     if path not in places:
         raise AccessDeniedError(

@@ -22,6 +22,8 @@ class KeeperConfig:
     """Folder of this pod alone for the key that signs its requests (see `make_pod_proof`)."""
     listen_host: str
     port: int
+    job_uid: str = ""
+    """Of the DLionJob at this site."""
     coordinator_dns_name: str = COORDINATOR_DNS_NAME
 
     @property

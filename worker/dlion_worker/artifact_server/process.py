@@ -16,6 +16,7 @@ from dlion_api.errors import UnavailableError
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES
 from dlion_worker.artifact_server.certificate import KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
+from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.record_stream import RecordStream
 from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
@@ -115,8 +116,12 @@ async def _start_server(
     store = ArtifactStore(config.folder)
     if partial := store.remove_partial():
         _LOG.info("removed %d incomplete files", partial)
+    credentials = certificate.credentials
+    signer = ProvenanceSigner(
+        config.job.key, config.job_uid, config.site, config.folder, credentials, revoked
+    )
     service = ArtifactService(
-        config.job.key, workers, store, certificate.credentials, rejections, revoked
+        config.job.key, workers, store, credentials, rejections, revoked, signer
     )
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))

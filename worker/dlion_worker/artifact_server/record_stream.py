@@ -115,7 +115,7 @@ class RecordStream:
         )
 
     def _take(self, update: coordination_pb2.FollowedRecords) -> None:
-        self._revoked.set(update.revoked)
+        self._revoked.set(update.revoked, dict(update.revocation_reasons))
         if update.records_json:
             self._recorder.take(update.epoch, update.first_sequence, update.records_json)
         if update.ended_reason:

@@ -26,7 +26,14 @@ from dlion_api.protocol.refusals import (
 )
 from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
-from dlion_worker.artifact_client.paths import AccessDeniedError, log_path, max_file_bytes
+from dlion_worker.artifact_client.paths import (
+    AccessDeniedError,
+    log_path,
+    max_file_bytes,
+    model_path,
+    provenance_path,
+)
+from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
 from dlion_worker.artifact_server.workers import RevokedWorkers, SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials
@@ -70,7 +77,9 @@ class ArtifactService:
         credentials: WorkerCredentials,
         refusals: UploadRejections,
         revoked: RevokedWorkers,
+        signer: ProvenanceSigner,
     ) -> None:
+        self._signer = signer
         self._rejections = refusals
         self._revoked = revoked
         self._job = job
@@ -115,11 +124,19 @@ class ArtifactService:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
             self._check_incarnation(worker, incarnation)
             self._revoked.check(worker)
-            await asyncio.to_thread(file.commit)
+            await asyncio.to_thread(self._store_file, start.path, file, worker)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         _LOG.info("%s: %d bytes of %s", start.path, start.total_bytes, worker.name)
         return int(start.total_bytes)
+
+    def _store_file(self, path: str, file: PartialFile, worker: WorkerIdentity) -> None:
+        if path == model_path(worker.site):
+            # A model without a statement is refused as such, one with an older one as changed.
+            self._store.remove(provenance_path(worker.site))
+        elif path == provenance_path(worker.site):
+            file.rewrite(lambda content: self._signer.signed(content, worker))
+        file.commit()
 
     async def _receive_chunks(
         self, context: ArtifactCallContext, file: PartialFile, verifier: ChunkVerifier

@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +47,10 @@ class ArtifactStore:
             )
         return PartialFile(target)
 
+    def remove(self, path: str) -> None:
+        """Remove the file at that path, if there is one. Raises: OSError."""
+        (self._folder / path).unlink(missing_ok=True)
+
     def open(self, path: str) -> BinaryIO:
         """Open the file at that path. Raises: FileNotFoundError, OSError."""
         return (self._folder / path).open("rb")
@@ -65,6 +70,13 @@ class PartialFile:
         rest = memoryview(payload)
         while rest:
             rest = rest[self._file.write(rest) :]
+
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Replace the content, a small one. Raises: OSError, and what `change` raises."""
+        content = change(self._temporary.read_bytes())
+        self._file.seek(0)
+        self._file.truncate()
+        self.write(content)
 
     def commit(self) -> None:
         """Sync to disk and replace the target. Raises: OSError."""

@@ -7,7 +7,7 @@ manifest is not read again, because it would number the workers differently.
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dlion_api.errors import UnavailableError
@@ -35,10 +35,12 @@ class RevokedWorkers:
         self._path = folder / REVOKED_FILE
         self._saved = _load_names(self._path)
         self._names = self._saved if is_over else None
+        self.reasons: Mapping[str, str] = {}
+        """By the name of a worker or site, as it was revoked; the first few hundred."""
 
-    def set(self, names: Iterable[str]) -> None:
+    def set(self, names: Iterable[str], reasons: Mapping[str, str] | None = None) -> None:
         """Set the revoked workers. Raises: StorageError; they are refused all the same."""
-        self._names = frozenset(names)
+        self._names, self.reasons = frozenset(names), reasons or {}
         if self._names != self._saved:
             write_whole(self._path, json.dumps(sorted(self._names)).encode())
             self._saved = self._names

@@ -128,6 +128,7 @@ def _keep(pod: Pod, host: str) -> int:
         proof_dir=under_root(pod.root, names.SHARED_DIR),
         listen_host=host,
         port=names.KEEPER_PORT,
+        job_uid=pod.job_uid,
     )
     run(config)
     return ExitCode.OK

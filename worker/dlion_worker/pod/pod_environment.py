@@ -47,6 +47,11 @@ class Pod:
             raise SpecError([problem], source=names.POD_CONFIG_KEY)
         return SiteName(self.config.site)
 
+    @property
+    def job_uid(self) -> str:
+        """UID of the DLionJob at this site; empty where the operator has not given it."""
+        return str(self.config.job_document["metadata"].get("uid", ""))
+
     def worker(self) -> WorkerIdentity:
         """The worker of this pod. Raises: SpecError where it is not in the manifest."""
         group, index = self._variable(names.GROUP_VARIABLE), self._index()

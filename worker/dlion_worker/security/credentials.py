@@ -126,6 +126,12 @@ class WorkerCredentials:
             assert self.key is not None
             return self.key.pem(), self.certificate_chain_pem
 
+    def sign(self, statement: bytes) -> tuple[bytes, bytes]:
+        """Return the signature of a text and the chain (PEM) of its key; only with TLS."""
+        with self._renewing:
+            assert self.key is not None
+            return self.key.sign(statement), self.certificate_chain_pem
+
     def server(self) -> grpc.ServerCredentials | None:
         """Credentials of a port that requires client certificates; None: insecure."""
         if self.key is None:

@@ -37,17 +37,17 @@ class PeerSelection:
         exchange: PeerExchange,
         membership: Callable[[], Membership | None],
         *,
-        on_topology_change: Callable[[TopologyChanged], None] = lambda _event: None,
+        on_regroup: Callable[[TopologyChanged], None] = lambda _event: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_topology_change` is called when neighbours change, from any thread."""
+        """`on_regroup` is called when neighbours change, from any thread."""
         self._job, self._config, self._exchange = job, config, exchange
         self._membership, self._clock_s = membership, clock_s
         self._rank = config.rank
         workers = {job.worker(config.rank), *job.workers()}
         self._sites = {worker.rank: worker.site for worker in workers}
         self._lock = threading.RLock()
-        self._regrouped = on_topology_change
+        self._regrouped = on_regroup
         self._grouping: Grouping | None = None
         self._neighbours = neighbours_of(job, self._rank)
         self.is_all_to_all = is_all_to_all(job, self._rank)

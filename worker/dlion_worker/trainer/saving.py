@@ -19,7 +19,12 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
-from dlion_worker.artifact_client.paths import checkpoint_path, metadata_path, model_path
+from dlion_worker.artifact_client.paths import (
+    checkpoint_path,
+    metadata_path,
+    model_path,
+    provenance_path,
+)
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.security.credentials import WorkerCredentials
@@ -176,9 +181,11 @@ class StateSaver:
     def upload_model(self, folder: Path) -> None:
         """Upload the site's model from that folder in the background."""
         if self._uploads is not None:
-            for path in self._model_paths():
+            model, about = self._model_paths()
+            for path in (model, provenance_path(self._worker.site), about):
                 source = folder / path.rpartition("/")[2]
-                self._uploads.upload(path, source, iteration=self._progress.iteration)
+                if path in (model, about) or source.exists():
+                    self._uploads.upload(path, source, iteration=self._progress.iteration)
 
     def upload_model_and_wait(self, folder: Path) -> None:
         """Upload the site's model and wait until the keeper has it, or until the timeout."""
@@ -186,6 +193,10 @@ class StateSaver:
         if self._uploads is not None:
             paths = self._model_paths()
             in_time = self._uploads.wait(paths, within_s=self._model_within_s)
+            # Without its statement the model is not lost: `dlion fetch` names what it lacks.
+            statement = provenance_path(self._worker.site)
+            if in_time and not self._uploads.wait([statement], within_s=FINAL_UPLOAD_TIMEOUT_S):
+                self._report_timeout(statement, FINAL_UPLOAD_TIMEOUT_S)
             if not in_time:
                 self._report_timeout(" and ".join(paths), self._model_within_s)
             self._model_is_lost = not in_time or self._uploads.is_refused(paths)

@@ -26,6 +26,7 @@ from dlion_worker.trainer.start_up_times import process_age_s
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.site_model import (
     CollectedReplica,
+    SavedModel,
     choose_model,
     ranks_in_saved_model,
     save_site_model,
@@ -57,8 +58,8 @@ class Shutdown:
     interrupted: Callable[[], bool]
     missing: Callable[[set[Rank]], set[Rank]]
     """Given the linked workers: the unlinked ones that must be awaited."""
-    on_saved: Callable[[Path], None]
-    """Gets the folder of the site's model; returns when it is stored safely."""
+    on_saved: Callable[[SavedModel], None]
+    """Gets the site's model; returns when it is stored safely."""
 
     def run(
         self, own: CollectedReplica, *, results_dir: Path, stop_reason: str
@@ -158,7 +159,7 @@ class Shutdown:
             str(about),
             iteration=max(replica.iteration for replica in replicas),
         )
-        self.on_saved(folder)
+        self.on_saved(SavedModel(folder, about, tuple(replicas)))
         return True
 
 

@@ -27,6 +27,7 @@ from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.evaluator.final_evaluations import ask_evaluator
 from dlion_worker.once_per_key import OncePerKey
+from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
@@ -146,6 +147,9 @@ class Worker:
         model = FlatModel.of_data(program, self._data, trainer, rank=self._rank)
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
+        self._provenance = ProvenanceWriter(
+            self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
+        )
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
         report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
@@ -205,11 +209,7 @@ class Worker:
         self._closing.callback(self._exchange.close)
         self._exchange.start()
         self._peer_selection = PeerSelection(
-            self._job,
-            self._config,
-            self._exchange,
-            self._members,
-            on_topology_change=self._inbox.put,
+            self._job, self._config, self._exchange, self._members, on_regroup=self._inbox.put
         )
         self._sidecar.on_directive(self._peer_selection.on_directive)
         self._parts = TrainerComponents(
@@ -231,7 +231,7 @@ class Worker:
             peer_selection=self._peer_selection,
             coordination=self._coordination,
             credentials=credentials,
-            on_saved=self._saving.upload_model,
+            on_saved=self._provenance.then(self._saving.upload_model),
         )
         self._closing.callback(self._companions.close)
 
@@ -378,7 +378,7 @@ class Worker:
                 save=self._replica.save,
                 interrupted=self._signals.is_interrupted,
                 missing=self._peer_selection.missing,
-                on_saved=self._saving.upload_model_and_wait,
+                on_saved=self._provenance.then(self._saving.upload_model_and_wait),
             )
             self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
             own_result = evaluated.result()  # raises what it raised

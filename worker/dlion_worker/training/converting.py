@@ -14,6 +14,7 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.plain_text import error_text
 from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_worker.training.framework import keras, tf
+from dlion_worker.training.site_model import start_file
 
 Form = Literal["savedmodel", "tflite"]
 
@@ -38,8 +39,7 @@ def load_weights(model: Any, path: Path) -> None:
 
     Reads only numbers, never code. Raises: DataError, also where they are of another architecture.
     """
-    if path.is_dir():
-        path = next(iter(sorted(path.rglob("model.keras"))), path / "model.keras")
+    path = start_file(path)
     if not path.is_file():
         raise DataError(
             f"trainer.startFrom: no such file: {path}. Name a .keras file or a result folder"

@@ -63,6 +63,15 @@ class ModelSummary:
         )
 
 
+@dataclass(frozen=True)
+class SavedModel:
+    """A site's model on disk, and the replicas that it was chosen from."""
+
+    folder: Path
+    about: ModelSummary
+    replicas: tuple[CollectedReplica, ...]
+
+
 def choose_model(
     job: Job,
     replicas: list[CollectedReplica],
@@ -118,6 +127,14 @@ def save_site_model(
     text = json.dumps(asdict(about), indent=2) + "\n"
     write_atomically(folder / "model.json", text.encode(), mode=0o644)
     return folder
+
+
+def start_file(path: Path) -> Path:
+    """Return the `.keras` file that a path of `trainer.startFrom` means, whether or not it is
+    there."""
+    if path.is_dir():
+        return next(iter(sorted(path.rglob("model.keras"))), path / "model.keras")
+    return path
 
 
 def ranks_in_saved_model(results_dir: Path, site: str, *, since_s: float) -> set[int]:

@@ -2,7 +2,8 @@
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, SiteName
+from dlion_api.protocol.provenance import MODEL_FILE
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
+from dlion_cli.cluster.documents import mapping_of, mappings_in
+from dlion_cli.inputs.model_provenance import ExpectedOrigin, VerifiedModel, verify_model
 from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files, site_of
+from dlion_cli.pod_streams.site_trust import bundle_in_cluster, bundle_of_file
 from dlion_cli.terminal.failures import install_advice
 from dlion_cli.views.job_status import JobStatus
 
@@ -36,6 +42,14 @@ from dlion_cli.views.job_status import JobStatus
 @click.option(
     "--run", "run_id", metavar="RUN", help="ID of an earlier run. Default: the job's runId."
 )
+@click.option(
+    "--trust", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    help="Certificates (PEM) of the site's authority. Default: those in the cluster.",
+)  # fmt: skip
+@click.option(
+    "--allow-unsigned", is_flag=True, help="Accept a model without a statement or signature."
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @cluster_options
 def fetch(
     jobs: JobClient,
@@ -45,11 +59,16 @@ def fetch(
     form: str,
     everything: bool,
     run_id: str | None,
+    trust: Path | None,
+    allow_unsigned: bool,
+    output: str,
 ) -> None:
-    """Download the model of job NAME: DIR/model.keras and its description, DIR/model.json.
+    """Download the model of job NAME: DIR/model.keras, its description DIR/model.json, and the
+    signed statement of whose updates it holds, DIR/model.provenance.json.
 
     The files come from the keeper's pod at this cluster's site. They replace older files only after
-    all SHA-256 digests were verified: a failed download changes nothing.
+    all SHA-256 digests and the statement were verified: a failed download changes nothing. The exit
+    code is 66 if the model is not the one that its site's keeper signed, or is not signed.
 
     \b
     dlion fetch cifar10 --out model
@@ -63,15 +82,59 @@ def fetch(
     job = JobStatus(jobs.get(name))
     run = run_id or job.run_id
     keeper = find_keeper(jobs, job, run)
-    folder = f"models/{site or site_of(keeper)}"
+    own_site = SiteName(site_of(keeper))
+    folder = f"models/{site or own_site}"
+    expected = ExpectedOrigin(
+        JobKey(job.namespace, job.name, run),
+        job.uid,
+        _authority(jobs, job, run, own_site, trust),
+        _revoked(job),
+        allows_unsigned=allow_unsigned,
+    )
+    verified: list[VerifiedModel] = []
+
+    def check(staging: Path) -> None:
+        folders = sorted(path.parent for path in staging.glob(f"models/*/{MODEL_FILE}"))
+        verified.extend(verify_model(each, SiteName(each.name), expected) for each in folders)
+
     chunks = packed_files(jobs, keeper, run, "." if everything else folder)
     with contextlib.closing(chunks):
-        made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
-    for path in _converted(made, form):
+        made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/", check)
+    _show(_converted(made, form), verified, output)
+
+
+def _authority(
+    jobs: JobClient, job: JobStatus, run: str, own_site: SiteName, trust: Path | None
+) -> Callable[[SiteName], bytes]:
+    def authority_pem(site: SiteName) -> bytes:
+        if trust is not None:
+            return bundle_of_file(trust)
+        return bundle_in_cluster(jobs, job, run, site, own_site=own_site)
+
+    return authority_pem
+
+
+def _revoked(job: JobStatus) -> set[str]:
+    entries = mappings_in(mapping_of(job.document.get("status")).get("revoked"))
+    return {str(each.get("name")) for each in entries if each.get("effective") is not False}
+
+
+def _show(made: list[Path], verified: list[VerifiedModel], output: str) -> None:
+    if output == "json":
+        models = [each.to_document() for each in verified]
+        files = [str(path) for path in made]
+        click.echo(json.dumps({"files": files, "models": models}, indent=2))
+        return
+    for path in made:
         click.echo(str(path))
+    for each in verified:
+        for line in each.lines():
+            click.echo(line, err=True)
 
 
-def _receive(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
+def _receive(
+    chunks: Iterable[bytes], out: Path, prefix: str, check: Callable[[Path], None]
+) -> list[Path]:
     console = Console(stderr=True)
     columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -80,7 +143,13 @@ def _receive(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
         def show(done: int, whole: int) -> None:
             progress.update(task, completed=done, total=whole or None)
 
-        return unpack(chunks, out, rename=lambda n: n.removeprefix(prefix), on_progress=show)
+        return unpack(
+            chunks,
+            out,
+            rename=lambda name: name.removeprefix(prefix),
+            on_progress=show,
+            check=check,
+        )
 
 
 def _require_tensorflow(form: str) -> None:

@@ -31,7 +31,7 @@ class Around:
         self.states = dict.fromkeys(range(5), READY)
         self.linked: list[Any] = []
         self.quarantined = set[Rank]()
-        self.on_topology_change: list[TopologyChanged] = []
+        self.on_regroup: list[TopologyChanged] = []
         self.now_s = 0.0
         config: Any = SimpleNamespace(rank=0, link_address=lambda _rank, _service: None)
         told: Any = SimpleNamespace(
@@ -43,7 +43,7 @@ class Around:
             config,
             told,
             self.membership,
-            on_topology_change=self.on_topology_change.append,
+            on_regroup=self.on_regroup.append,
             clock_s=lambda: self.now_s,
         )
 
@@ -131,11 +131,11 @@ def test_neighbours_follow_the_newest_grouping_and_the_policy_hears_of_it() -> N
         around.near.on_directive(Directive(1, 8, 40, grouping=grouping))
     assert around.linked == [ranks(1, 2, 3), ranks(4)]
     assert around.near.neighbours() == ranks(4)
-    assert [event.graph[Rank(0)] for event in around.on_topology_change] == [
+    assert [event.graph[Rank(0)] for event in around.on_regroup] == [
         ranks(1, 2, 3),
         ranks(4),
     ]
-    assert around.on_topology_change[-1].graph == graph_of_groups(newer)
+    assert around.on_regroup[-1].graph == graph_of_groups(newer)
     around.near.connect_all(iteration_s=1.0)
     around.near.on_directive(
         Directive(2, 8, 40, grouping=Grouping(9, Rank(0), ((0, 1, 2, 3, 4),), (0,)))

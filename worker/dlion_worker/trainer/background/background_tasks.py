@@ -20,6 +20,7 @@ from dlion_worker.trainer.background.publishing import Publisher
 from dlion_worker.trainer.loop import TrainerComponents
 from dlion_worker.trainer.peer_selection import PeerSelection
 from dlion_worker.training.datasets import DataSet, FolderWatch, training_set_size_is_known
+from dlion_worker.training.site_model import SavedModel
 
 MAX_TOTAL_WAIT_S = 60.0
 """How long after its first step a worker waits for the size of the training set, if it sees only a
@@ -38,10 +39,10 @@ class BackgroundTasks:
         peer_selection: PeerSelection,
         coordination: CoordinationClient,
         credentials: WorkerCredentials,
-        on_saved: Callable[[Path], None],
+        on_saved: Callable[[SavedModel], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_saved` gets the folder of each published model."""
+        """`on_saved` gets each published model."""
         self._on_saved = on_saved
         self._parts, self._job, self._config = parts, parts.job, config
         self._data = data

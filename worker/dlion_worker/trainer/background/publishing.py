@@ -25,6 +25,7 @@ from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import (
     STILL_TRAINING,
     CollectedReplica,
+    SavedModel,
     choose_model,
     save_site_model,
     site_leads,
@@ -55,10 +56,10 @@ class Publisher:
         held_out: tuple[NDArray[Any], NDArray[Any]],
         results_dir: Path,
         report: EventSink,
-        on_saved: Callable[[Path], None] = lambda _folder: None,
+        on_saved: Callable[[SavedModel], None] = lambda _saved: None,
     ) -> None:
         """`reachable` returns the peers to pull from. `report` takes events and `on_saved` each
-        model's folder, both in the publishing thread."""
+        model, both in the publishing thread."""
         self._on_saved = on_saved
         self._job, self._rank = job, rank
         self._replica = replica
@@ -137,7 +138,7 @@ class Publisher:
         with self._writing:
             self._check_open()
             folder = save_site_model(about, state, save=save, results_dir=folder, site=site)
-        self._on_saved(folder)
+        self._on_saved(SavedModel(folder, about, tuple(replicas)))
         self._report(
             EventReason.MODEL_PUBLISHED,
             f"{about.model} of workers {', '.join(map(str, about.ranks))}: accuracy "

@@ -1,0 +1,260 @@
+"""Facts: a model that its site's keeper signed is accepted, and whose updates it holds is shown.
+Refused, and with the reason: a changed model, statement or signature; a signature of another site's
+keeper, of a worker, of another job or run, of a key that is no EC key, or from when the certificate
+was not valid; a statement of another DLionJob of that name; one that a revoked worker or site
+saved; none, or one without a signature, unless that is allowed; and a hostile file.
+
+Real authorities, certificates and the keeper's signer. Left out: the statement's form
+(tests/unit/api/test_provenance.py), `dlion fetch` in a cluster (tests/cluster/test_cli_pods.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.provenance import (
+    PROVENANCE_FILE,
+    Evidence,
+    ModelProvenance,
+    ProvenanceStatement,
+    StatedRun,
+    WorkerUpdates,
+    file_sha256,
+)
+from dlion_cli.inputs.model_provenance import (
+    MAX_SHOWN,
+    ExpectedOrigin,
+    ProvenanceError,
+    verify_model,
+)
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.certificate_issuer import CLIENT_AND_SERVER, Issuer, pem
+from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
+from dlion_worker.artifact_server.workers import RevokedWorkers
+from dlion_worker.provenance.envelope import MAX_ENVELOPE_BYTES, SignedEnvelope
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+A, B = SiteName("plant-a"), SiteName("plant-b")
+JOB = JobKey("ml", "digits", "1")
+AUTHORITIES = {site: CertificateAuthority(site) for site in (A, B)}
+SAVER = WorkerIdentity(Rank(0), A, "g", 0)
+
+
+def credentials(who: WorkerIdentity | KeeperIdentity, job: JobKey = JOB) -> WorkerCredentials:
+    key = WorkerKey()
+    return WorkerCredentials(key, AUTHORITIES[who.site].sign(key.csr_pem(), who, job), {})
+
+
+def statement(folder: Path) -> ProvenanceStatement:
+    updates = (
+        WorkerUpdates(0, SAVER.name, Evidence.REPLICA, 640, 10),
+        WorkerUpdates(1, "plant-b/g-0", Evidence.STEPS, 64, 3, revoked=True),
+    )
+    provenance = ModelProvenance(
+        run=StatedRun(JOB.namespace, JOB.name, JOB.run_id),
+        site=A,
+        saved_by=SAVER.name,
+        saved_at=datetime.now(UTC).isoformat(),
+        model="averaged",
+        policy="adaptive",
+        dlion_version="0",
+        start_model_sha256="",
+        workers=updates,
+    )
+    return ProvenanceStatement(file_sha256(folder / "model.keras"), provenance)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A site's model, signed by its keeper."""
+    path = tmp_path / "models" / A
+    path.mkdir(parents=True)
+    (path / "model.keras").write_bytes(b"weights")
+    content = keeper(tmp_path).signed(statement(path).to_json(), SAVER)
+    (path / PROVENANCE_FILE).write_bytes(content)
+    return path
+
+
+def keeper(root: Path, uid: str = "u-1") -> ProvenanceSigner:
+    revoked = RevokedWorkers(root, is_over=False)
+    revoked.reasons = {"plant-b/g-0": "stolen"}
+    return ProvenanceSigner(JOB, uid, A, root, credentials(KeeperIdentity(A)), revoked)
+
+
+def expected(
+    *, job: JobKey = JOB, uid: str = "u-1", revoked: tuple[str, ...] = (), unsigned: bool = False
+) -> ExpectedOrigin:
+    def authority(site: SiteName) -> bytes:
+        return AUTHORITIES[site].bundle_pem
+
+    return ExpectedOrigin(job, uid, authority, revoked, allows_unsigned=unsigned)
+
+
+def test_a_signed_model_is_accepted_and_whose_updates_it_holds_is_shown(folder: Path) -> None:
+    verified = verify_model(folder, A, expected())
+    assert (verified.is_signed, verified.sha256) == (True, file_sha256(folder / "model.keras"))
+    assert verified.provenance is not None
+    assert verified.provenance.run == StatedRun("ml", "digits", "1", "u-1")
+    shown = verified.lines()
+    assert shown[0].startswith("plant-a: signed by plant-a's keeper; averaged, saved by plant-a/g")
+    assert shown[1:] == [
+        "  plant-a/g-0: replica, 640 samples, to iteration 10",
+        "  plant-b/g-0: steps, 64 samples, to iteration 3, revoked",
+        "  revoked: plant-b/g-0 (stolen)",
+    ]
+    assert json.loads(json.dumps(verified.to_document()))["provenance"]["site"] == A
+
+
+def test_a_job_of_many_workers_is_shown_in_short(tmp_path: Path, folder: Path) -> None:
+    made = statement(folder)
+    many = tuple(replace(made.provenance.workers[0], rank=rank) for rank in range(2048))
+    made = replace(made, provenance=replace(made.provenance, workers=many))
+    content = keeper(tmp_path).signed(made.to_json(), SAVER)
+    (folder / PROVENANCE_FILE).write_bytes(content)
+    lines = verify_model(folder, A, expected()).lines()
+    assert f"  and {2048 - MAX_SHOWN} more" in lines
+    assert len(lines) == 1 + MAX_SHOWN + 2
+
+
+def payload_changed(content: bytes) -> bytes:
+    document = json.loads(content)
+    text = base64.b64decode(document["payload"]).replace(b'"samples":640', b'"samples":641')
+    document["payload"] = base64.b64encode(text).decode()
+    return json.dumps(document).encode()
+
+
+def signed_by(who: WorkerIdentity | KeeperIdentity, job: JobKey = JOB) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        payload = SignedEnvelope.from_json(content).payload
+        return SignedEnvelope.sign(payload, credentials(who, job).sign).to_json()
+
+    return change
+
+
+def of_rsa_key(content: bytes) -> bytes:
+    stored = AUTHORITIES[A].to_stored()
+    key = serialization.load_pem_private_key(stored.key_pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    issuer = Issuer(key, x509.load_pem_x509_certificate(stored.certificate_pem))
+    public = rsa.generate_private_key(65537, 2048).public_key()
+    names = [x509.UniformResourceIdentifier(KeeperIdentity(A).spiffe_id(JOB))]
+    leaf = issuer.issue(public, names, CLIENT_AND_SERVER, datetime.now(UTC))  # type: ignore[arg-type]
+    envelope = SignedEnvelope.from_json(content)
+    return replace(envelope, chain_pem=pem(leaf)).to_json()
+
+
+def edited(**values: object) -> Callable[[bytes], bytes]:
+    return lambda content: json.dumps(json.loads(content) | values).encode()
+
+
+def at(moment: datetime) -> Callable[[bytes], bytes]:
+    """Signed rightly, with a time at which the certificate is not valid."""
+
+    def change(content: bytes) -> bytes:
+        made = ProvenanceStatement.from_json(SignedEnvelope.from_json(content).payload)
+        made = replace(made, provenance=replace(made.provenance, saved_at=moment.isoformat()))
+        return SignedEnvelope.sign(made.to_json(), credentials(KeeperIdentity(A)).sign).to_json()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (payload_changed, "does not match"),
+        (signed_by(KeeperIdentity(B)), "not by the trusted authority"),
+        (signed_by(SAVER), "worker/0, .*; allowed: .*/keeper"),
+        (signed_by(KeeperIdentity(A), JobKey("ml", "other", "1")), "job/other/"),
+        (signed_by(KeeperIdentity(A), JobKey("ml", "digits", "2")), "run/2/"),
+        (at(datetime.now(UTC) - timedelta(days=9)), "was not valid at"),
+        (at(datetime.now(UTC) + timedelta(days=9)), "was not valid at"),
+        (of_rsa_key, "key of type|not by the trusted"),
+        (lambda _: b"x" * (MAX_ENVELOPE_BYTES + 1), "allowed: at most"),
+        (lambda _: b'{"payloadType":' + b"[" * 100_000, "not JSON"),
+        (lambda _: b"", "not JSON"),
+        (lambda _: b"[]", "given: list"),
+        (edited(payloadType="text/plain"), "allowed: application/vnd.in-toto"),
+        (edited(payload="?"), "payload, sig or cert"),
+        (edited(payload=None), "payload, sig or cert"),
+        (edited(signatures=[]), "one signature"),
+        (edited(signatures=["x"]), "payload, sig or cert"),
+        (edited(signatures=[{"sig": "", "cert": 1}]), "payload, sig or cert"),
+        (edited(signatures=[{"sig": "", "cert": ""}]), "not by the trusted authority"),
+        (edited(signatures=[{"sig": "", "cert": "x" * 20_000}]), "certificates of"),
+    ],
+)  # fmt: skip
+def test_any_other_statement_is_refused_whatever_is_allowed(
+    folder: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    path = folder / PROVENANCE_FILE
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ProvenanceError, match=words) as refused:
+        verify_model(folder, A, expected(unsigned=True))
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        (expected(job=JobKey("ml", "other", "1")), "allowed: spiffe://plant-a/ns/ml/job/other"),
+        (expected(uid="u-2"), "uid='u-1'.*allowed.*uid='u-2'"),
+        (expected(revoked=(SAVER.name,)), "plant-a/g-0, which saved it, is revoked"),
+        (expected(revoked=(A,)), "plant-a, which saved it, is revoked"),
+    ],
+)
+def test_a_signed_model_of_another_origin_is_refused(
+    folder: Path, origin: ExpectedOrigin, words: str
+) -> None:
+    with pytest.raises(ProvenanceError, match=words):
+        verify_model(folder, A, origin)
+
+
+def test_a_changed_model_is_refused(folder: Path) -> None:
+    (folder / "model.keras").write_bytes(b"other weights")
+    with pytest.raises(ProvenanceError, match="one of them has been changed"):
+        verify_model(folder, A, expected(unsigned=True))
+
+
+def test_a_model_without_statement_or_signature_is_accepted_only_where_that_is_allowed(
+    folder: Path,
+) -> None:
+    (folder / PROVENANCE_FILE).write_bytes(statement(folder).to_json())
+    with pytest.raises(ProvenanceError, match=r"not signed.*--allow-unsigned"):
+        verify_model(folder, A, expected())
+    verified = verify_model(folder, A, expected(unsigned=True))
+    assert (verified.is_signed, verified.lines()[0].split(";")[0]) == (False, "plant-a: not signed")
+    (folder / PROVENANCE_FILE).unlink()
+    with pytest.raises(ProvenanceError, match=r"no statement.*--allow-unsigned"):
+        verify_model(folder, A, expected())
+    assert verify_model(folder, A, expected(unsigned=True)).provenance is None
+
+
+def test_a_keeper_signs_only_what_its_caller_may_state(tmp_path: Path, folder: Path) -> None:
+    right = statement(folder)
+    stated = right.provenance
+    wrong = [
+        replace(right, model_sha256="0" * 64),
+        replace(right, provenance=replace(stated, saved_by="plant-a/g-1")),
+        replace(right, provenance=replace(stated, site=B)),
+        replace(right, provenance=replace(stated, run=replace(stated.run, run_id="2"))),
+    ]
+    for each in wrong:
+        with pytest.raises(ContractError, match=r"statement of"):
+            keeper(tmp_path).signed(each.to_json(), SAVER)
+    with pytest.raises(ContractError, match="not JSON"):
+        keeper(tmp_path).signed(b"anything", SAVER)

@@ -1,0 +1,110 @@
+"""Writes the statement beside each model that a worker saves for its site.
+
+Whose updates the model holds is what this worker knows: replicas in the model, peers' steps that
+have arrived, and members of the run. Called by `trainer.shutdown` and `background.publishing`.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlion_api import VERSION
+from dlion_api.atomic_file import write_atomically
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.provenance import (
+    MAX_STATED_WORKERS,
+    MODEL_FILE,
+    PROVENANCE_FILE,
+    Evidence,
+    ModelProvenance,
+    ProvenanceStatement,
+    StatedRun,
+    WorkerUpdates,
+    file_sha256,
+)
+from dlion_api.spec import Job
+from dlion_core.lifecycle.inbox import EventInbox, PeerSteps
+from dlion_core.policies.claims.samples import max_batch_at
+from dlion_worker.training.site_model import SavedModel, start_file
+
+
+class ProvenanceWriter:
+    """The statements of one worker. `write` may be called from any thread."""
+
+    def __init__(
+        self,
+        job: Job,
+        rank: Rank,
+        *,
+        inbox: EventInbox,
+        membership: Callable[[], Membership | None],
+        data_root: Path,
+    ) -> None:
+        """Create it when the model is loaded: the file of `trainer.startFrom` may be replaced
+        during the run. Raises: OSError."""
+        self._job, self._own = job, job.worker(rank)
+        self._inbox, self._membership = inbox, membership
+        start = job.spec.trainer.start_from
+        self._start_sha256 = file_sha256(start_file(data_root / start)) if start else ""
+
+    def then(self, upload: Callable[[Path], None]) -> Callable[[SavedModel], None]:
+        """Return a function that writes the statement, then passes the folder to `upload`."""
+
+        def written(saved: SavedModel) -> None:
+            self.write(saved)
+            upload(saved.folder)
+
+        return written
+
+    def write(self, saved: SavedModel) -> None:
+        """Write the statement into the model's folder. Raises: OSError."""
+        key = self._job.key
+        provenance = ModelProvenance(
+            run=StatedRun(key.namespace, key.name, key.run_id),
+            site=self._own.site,
+            saved_by=self._own.name,
+            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            model=saved.about.model,
+            policy=self._job.spec.exchange.policy,
+            dlion_version=VERSION,
+            start_model_sha256=self._start_sha256,
+            workers=self._updates(saved),
+        )
+        statement = ProvenanceStatement(file_sha256(saved.folder / MODEL_FILE), provenance)
+        write_atomically(saved.folder / PROVENANCE_FILE, statement.to_json(), mode=0o644)
+
+    def _updates(self, saved: SavedModel) -> tuple[WorkerUpdates, ...]:
+        """By rank. Those that are known least are left out where there are too many."""
+        membership, steps = self._membership(), self._inbox.peer_steps()
+        members = () if membership is None else membership.members
+        known = {worker.rank: worker for worker in self._job.workers()}
+        known |= {member.identity.rank: member.identity for member in members}
+        revoked = {member.identity.rank for member in members if member.revoked}
+        found = {rank: _of_steps(self._job, known[rank], steps[rank]) for rank in steps}
+        for member in members:
+            joined = WorkerUpdates(
+                member.identity.rank, member.identity.name, Evidence.JOINED, 0, 0
+            )
+            found.setdefault(member.identity.rank, joined)
+        averaged = saved.about.model == "averaged"
+        for replica in saved.replicas:
+            is_in = averaged or saved.about.model == f"replica {replica.rank}"
+            evidence = Evidence.REPLICA if is_in else Evidence.STEPS
+            name = known[replica.rank].name
+            found[replica.rank] = WorkerUpdates(
+                replica.rank, name, evidence, replica.samples, replica.iteration
+            )
+        order = list(Evidence)
+        best = sorted(found.values(), key=lambda each: (order.index(each.evidence), each.rank))
+        stated = sorted(best[:MAX_STATED_WORKERS], key=lambda each: each.rank)
+        return tuple(
+            WorkerUpdates(**{**vars(each), "revoked": each.rank in revoked}) for each in stated
+        )
+
+
+def _of_steps(job: Job, worker: WorkerIdentity, steps: PeerSteps) -> WorkerUpdates:
+    last = steps.last_iteration
+    # As much as the run can have had: the peer itself has given the figure.
+    samples = min(steps.samples, max(1, last) * max_batch_at(job.spec, last))
+    return WorkerUpdates(worker.rank, worker.name, Evidence.STEPS, samples, last)
