@@ -46,6 +46,10 @@ QUEUE_PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 """On a DLionJob: the WorkloadPriorityClass of its Workload."""
 QUEUE_OWNER_LABEL: Final = "kueue.x-k8s.io/job-uid"
 """On a Workload: UID of its DLionJob."""
+QUEUE_PREBUILT_LABEL: Final = "kueue.x-k8s.io/prebuilt-workload-name"
+"""On the copy of a DLionJob that MultiKueue has made in a worker cluster: its Workload there."""
+MULTIKUEUE: Final = "kueue.x-k8s.io/multikueue"
+"""`spec.managedBy` of a DLionJob that MultiKueue copies to a worker cluster."""
 PLACEMENT_ANNOTATION: Final = f"{GROUP}/queue-placement"
 """On Jobs and the keeper's Deployment: what Kueue's admission has added to the pods, as JSON."""
 WORKLOAD_ANNOTATION: Final = f"{GROUP}/workload-digest"
@@ -118,6 +122,14 @@ def run_name(job: JobKey) -> str:
     'cifar10-77a4cb'
     """
     return f"{job.name}-{run_hash(job)}"
+
+
+def dispatched_workload_name(job_name: str) -> str:
+    """Return the name of the Workload by which MultiKueue dispatches a job, for all of its runs.
+
+    A run that follows another gets its name only after Kueue has removed that run's copy.
+    """
+    return f"{job_name}-dispatch"
 
 
 def group_job_name(job: JobKey, group: str) -> str:

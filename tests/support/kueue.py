@@ -42,6 +42,7 @@ ln -s /etc/kueue/metrics/certs /tmp/k8s-webhook-server/serving-certs
 exec "$@"
 """
 """It reads the certificates of its metrics and webhooks at fixed paths (root)."""
+EXTERNAL = "DLionJob.v1alpha1.dlion.dev"
 _KINDS = ("workloads", "clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses")
 
 
@@ -81,7 +82,7 @@ def priority_class(name: str, value: int) -> dict[str, Any]:
     return _document("WorkloadPriorityClass", name, value=value)
 
 
-def cluster_queue(name: str, flavor: str, *, cpu: str) -> dict[str, Any]:
+def cluster_queue(name: str, flavor: str, *, cpu: str, **more: Any) -> dict[str, Any]:
     """A ClusterQueue with that much CPU, in which a higher priority preempts."""
     resources = [
         {"name": "cpu", "nominalQuota": cpu},
@@ -95,6 +96,7 @@ def cluster_queue(name: str, flavor: str, *, cpu: str) -> dict[str, Any]:
         "namespaceSelector": {},
         "resourceGroups": [group],
         "preemption": {"withinClusterQueue": "LowerPriority"},
+        **more,
     }
     return _document("ClusterQueue", name, spec=spec)
 
@@ -102,6 +104,25 @@ def cluster_queue(name: str, flavor: str, *, cpu: str) -> dict[str, Any]:
 def local_queue(name: str, cluster_queue: str) -> dict[str, Any]:
     """A LocalQueue of the namespace that it is applied to."""
     return _document("LocalQueue", name, spec={"clusterQueue": cluster_queue})
+
+
+def worker_cluster(name: str, kubeconfig: Path) -> list[dict[str, Any]]:
+    """What makes an admission check of that name, which dispatches to one cluster of that name."""
+    reached = {"kubeConfig": {"locationType": "Secret", "location": name}}
+    config = {"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": name}
+    check = {"controllerName": "kueue.x-k8s.io/multikueue", "parameters": config}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "stringData": {"kubeconfig": kubeconfig.read_text()},
+        },
+        _document("MultiKueueCluster", name, spec={"clusterSource": reached}),
+        _document("MultiKueueConfig", name, spec={"clusters": [name]}),
+        _document("AdmissionCheck", name, spec=check),
+    ]
 
 
 def _document(kind: str, name: str, **parts: Any) -> dict[str, Any]:
@@ -181,10 +202,8 @@ class Kueue:
             "webhook": {"port": webhook, "host": "127.0.0.1"},
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
-            "integrations": {
-                "frameworks": ["batch/job"],
-                "externalFrameworks": ["DLionJob.v1alpha1.dlion.dev"],
-            },
+            "integrations": {"frameworks": ["batch/job"], "externalFrameworks": [EXTERNAL]},
+            "multiKueue": {"externalFrameworks": [{"name": EXTERNAL}]},
         }
         path = self._work / "kueue.yaml"
         path.write_text(yaml.safe_dump(configuration))

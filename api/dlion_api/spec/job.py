@@ -116,7 +116,7 @@ class Spec:
         hashed=False,
     )
     managed_by: str = setting(
-        "the controller that manages this job; DLion's operator ignores jobs with another value.",
+        "the controller that manages this job; with another value DLion's operator starts no pods.",
         default="dlion.dev/operator",
         pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?",
         pattern_description="a domain name, a slash, a name",

@@ -27,6 +27,7 @@ PLURAL: Final = "dlionjobs"
 _MAX_NAME_LENGTH: Final = 253
 """Of an object of Kubernetes: a DNS subdomain of RFC 1123."""
 _API: Final = ("apis", GROUP, VERSION)
+_KUEUE_API: Final = ("apis", "kueue.x-k8s.io", "v1beta2")
 _EVENTS_PER_PAGE: Final = 500
 _MAX_EVENT_PAGES: Final = 20
 """Of a namespace with more events the rest is left out."""
@@ -221,6 +222,12 @@ class JobClient:
             answer.get("items") or [],
             key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]),
         )
+
+    def dispatch_workload(self, name: str) -> Document:
+        """The Workload by which MultiKueue dispatches a job. Raises: as `ClusterClient.request`."""
+        workload = cluster_names.dispatched_workload_name(_checked(name))
+        path = api_path(*_KUEUE_API, "namespaces", self.cluster.namespace, "workloads", workload)
+        return self.cluster.get(path)
 
     def _path(self, *names: str) -> str:
         names = tuple(map(_checked, names))

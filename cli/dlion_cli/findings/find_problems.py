@@ -25,12 +25,14 @@ def find_problems(
     events: Documents | None,
     now: datetime,
     loads: Sequence[WorkerLoad] = (),
+    cluster: str = "",
 ) -> list[JobProblem]:
-    """The problems of a job, worst first. Pods and events are None if they may not be read."""
+    """The problems of a job, worst first. Pods and events are None if they may not be read.
+    `cluster`: where MultiKueue runs the job's copy."""
     status = JobStatus(job)
     scope = JobScope(status.name, status.namespace, now)
     ordered = sorted(events or (), key=lambda event: event_time(dict(event)))
-    found = list(JobFinder(status, scope).problems())
+    found = list(JobFinder(status, scope, cluster).problems())
     run_pods = None if pods is None else pods_of_run(pods, status.run_id)
     below: list[JobProblem] = []
     if not _is_over_well(status):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL, dispatched_workload_name
 from dlion_api.status import MAX_PAIRS, ConditionType, Reason, State
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.findings.condition_advice import ADVICE, NO_PROBLEM
@@ -21,8 +22,9 @@ _PREFLIGHT: Final = "dlion preflight FILE --contexts A,B"
 class JobFinder:
     """Finds the problems of one job's document."""
 
-    def __init__(self, job: JobStatus, scope: JobScope) -> None:
-        self._job, self._scope = job, scope
+    def __init__(self, job: JobStatus, scope: JobScope, cluster: str = "") -> None:
+        """`cluster`: where MultiKueue runs the job's copy. Empty: nowhere, or not known."""
+        self._job, self._scope, self._cluster = job, scope, cluster
         self._metadata = mapping_of(job.document.get("metadata"))
         self._spec = mapping_of(job.document.get("spec"))
         self._status = mapping_of(job.document.get("status"))
@@ -80,11 +82,15 @@ class JobFinder:
 
     def _observation(self) -> Iterator[JobProblem]:
         managed_by = text(self._spec.get("managedBy"), MANAGED_BY)
-        if managed_by != MANAGED_BY:
+        if self._job.is_dispatched:
+            yield self._dispatch()
+        elif managed_by != MANAGED_BY:
+            advice = "Nothing here: that controller runs the job, elsewhere or later"
+            if managed_by == MULTIKUEUE:
+                advice = f"Add the label {QUEUE_LABEL}: MultiKueue dispatches queued jobs alone"
             yield self._problem(
                 Severity.NOTE, "ManagedElsewhere",
-                f"spec.managedBy is {managed_by}: DLion's operator leaves the job alone",
-                "Nothing here: that controller runs the job, elsewhere or later",
+                f"spec.managedBy is {managed_by}: DLion's operator leaves the job alone", advice,
             )  # fmt: skip
         elif not self._job.was_ever_observed:
             created = str(self._metadata.get("creationTimestamp", ""))
@@ -103,6 +109,18 @@ class JobFinder:
                 "Wait some seconds; if it lasts, check the operator",
                 "kubectl get pods -A -l app.kubernetes.io/name=dlion",
             )  # fmt: skip
+
+    def _dispatch(self) -> JobProblem:
+        reason = "ManagedElsewhere"
+        if self._cluster:
+            message = f"MultiKueue runs the job: its copy is in cluster {self._cluster}"
+            advice = "The status is the copy's. Look for pods, logs and the model there"
+            return self._problem(Severity.NOTE, reason, message, advice)
+        message = "MultiKueue has no copy of the job in another cluster, or its place is not known"
+        advice = "See the conditions and admission checks of its Workload"
+        workload = dispatched_workload_name(self._job.name)
+        command = f"kubectl describe workloads.kueue.x-k8s.io {workload}"
+        return self._problem(Severity.NOTE, reason, message, advice, command)
 
     # ---- conditions ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
 from dlion_api.status.metric_names import is_of_program
@@ -78,8 +79,16 @@ class JobStatus:
         """Per worker."""
 
     @property
+    def is_dispatched(self) -> bool:
+        """Whether Kueue's MultiKueue runs a copy of it in another cluster."""
+        labels = mapping_of(self._metadata.get("labels"))
+        return bool(self._spec.get("managedBy") == MULTIKUEUE and labels.get(QUEUE_LABEL))
+
+    @property
     def is_observed(self) -> bool:
         """Whether an operator has observed the current generation."""
+        if self.is_dispatched:  # the status has the generation of the copy
+            return bool(self.was_ever_observed)
         observed = self._status.get("observedGeneration")
         generation = self._metadata.get("generation")
         return isinstance(observed, int) and isinstance(generation, int) and observed >= generation

@@ -11,6 +11,7 @@ from typing import Final
 
 from dlion_api.errors import ContractError, SpecError
 from dlion_api.spec import load_job
+from dlion_operator.children.workload import rendered_site
 from dlion_operator.kubernetes.client import (
     Document,
     Kind,
@@ -63,7 +64,7 @@ class RuntimeReader:
             job = load_job(document, unknown=[])
         except SpecError:
             return None  # reported in the job's status
-        if not groups_of(job, self._settings.site):
+        if not groups_of(job, rendered_site(job, self._settings.site)):
             return None
         name = job.spec.runtime or self._settings.default_runtime
         if not name:

@@ -12,7 +12,7 @@ from typing import Final
 from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError, SpecError
 from dlion_api.spec import Job, load_job
-from dlion_operator.children.workload import pod_priority_class
+from dlion_operator.children.workload import pod_priority_class, rendered_site, workload_name
 from dlion_operator.kubernetes.client import (
     Document,
     Kind,
@@ -54,9 +54,11 @@ class WorkloadReader:
         self, cluster: KubernetesClient, settings: Settings, monotonic_s: Callable[[], float]
     ) -> None:
         self._cluster = cluster
-        self._settings = settings
+        self._settings = self._rendering = settings
         self._monotonic_s = monotonic_s
         self._state = QueueState()
+        self.name = ""
+        """Of the Workload that was read last."""
         self._read_for: object = None
         """The manifest for which the state was read."""
         self._again_s = float("-inf")
@@ -84,9 +86,11 @@ class WorkloadReader:
             job = load_job(document)
         except SpecError:
             return None  # reported in the job's status
-        if not groups_of(job, self._settings.site):
+        site = rendered_site(job, self._settings.site)
+        if not groups_of(job, site):
             return None
-        self._settings = replace(self._settings, runtime=runtime)
+        self.name = workload_name(job)
+        self._rendering = replace(self._settings, site=site, runtime=runtime)
         wanted = (job.key, document["metadata"].get("generation"), job.metadata.labels)
         if wanted != self._read_for or self._monotonic_s() >= self._again_s:
             before = self._state.problem
@@ -107,30 +111,28 @@ class WorkloadReader:
                 self._unanswered_since_s = now_s
             if now_s - self._unanswered_since_s < UNANSWERED_S:
                 raise
-            name = names.run_name(job.key)
             return QueueState(
-                problem=f"Workload {name} cannot be read, see whether Kueue runs: {error}"
+                problem=f"Workload {self.name} cannot be read, see whether Kueue runs: {error}"
             )
         self._unanswered_since_s = None
         return state
 
     async def _read(self, job: Job, owner_uid: str) -> QueueState:
-        name = names.run_name(job.key)
         found: Document | None = None
         try:
-            found = await self._cluster.get(Kind.WORKLOAD, job.key.namespace, name)
+            found = await self._cluster.get(Kind.WORKLOAD, job.key.namespace, self.name)
             if found is None and not await self._cluster.serves(Kind.WORKLOAD):
                 return QueueState(problem=NOT_SERVED)
-            if found is not None and owner_uid not in owner_uids(found):
-                return QueueState(
-                    problem=f"Workload {name} already exists and has another owner: delete or"
-                    " rename it"
-                )
             view = None if found is None else WorkloadView(found)
-            if view is not None and view.may_run:
-                return QueueState(found, flavors=await self._assigned_flavors(view))
-            if view is not None and (view.has_quota or view.is_finished):
-                return QueueState(found)
+            is_dispatched = job.spec.managed_by == names.MULTIKUEUE
+            is_prebuilt = not is_dispatched and names.QUEUE_PREBUILT_LABEL in job.metadata.labels
+            if view is not None and (problem := _foreign(view, job, owner_uid, is_prebuilt)):
+                return QueueState(problem=problem, is_prebuilt=is_prebuilt)
+            if view is not None and view.may_run and not is_dispatched:
+                flavors = await self._assigned_flavors(view)
+                return QueueState(found, is_prebuilt, flavors=flavors)
+            if is_prebuilt or (view is not None and (view.has_quota or view.is_finished)):
+                return QueueState(found, is_prebuilt)
             return QueueState(found, priority=await self._priority(job))
         except RequestRefusedError as error:
             advice = "set kueue.enabled in the values of this site's chart"
@@ -173,7 +175,7 @@ class WorkloadReader:
 
     def _pod_priority_class(self, job: Job) -> str:
         try:
-            return pod_priority_class(job, groups_of(job, self._settings.site), self._settings)
+            return pod_priority_class(job, groups_of(job, self._rendering.site), self._rendering)
         except (AttributeError, TypeError, ValueError, KeyError):
             return ""  # the podTemplate is malformed, which the job's status reports
 
@@ -184,3 +186,20 @@ class WorkloadReader:
             hint = f", or change label {label}" if kind is Kind.WORKLOAD_PRIORITY_CLASS else ""
             raise _MissingError(f"{kind.value[1]} {name} does not exist: create it{hint}")
         return found
+
+
+def _foreign(view: WorkloadView, job: Job, owner_uid: str, is_prebuilt: bool) -> str:
+    """Why the job must not use that Workload. Empty: it may."""
+    owners = owner_uids(view.document)
+    if not is_prebuilt:
+        is_own = owner_uid in owners
+        advice = "already exists and has another owner: delete or rename it"
+        return "" if is_own else f"Workload {view.name} {advice}"
+    # MultiKueue copies the Workload with its labels, and without its owner.
+    is_of_run = (view.labels.get(names.JOB_LABEL), view.run_id) == (job.key.name, job.key.run_id)
+    if is_of_run and (not owners or owner_uid in owners):
+        return ""
+    return (
+        f"Workload {view.name}, which label {names.QUEUE_PREBUILT_LABEL} names, is of another job"
+        " or run: remove the label; MultiKueue sets it on jobs that it dispatches"
+    )

@@ -31,6 +31,19 @@ def group_pod_set(group: str) -> str:
     return f"{names.WORKER}-{group}"
 
 
+def workload_name(job: Job) -> str:
+    """Return the name of the Workload that admits the job's run in this cluster."""
+    if job.spec.managed_by == names.MULTIKUEUE:
+        return names.dispatched_workload_name(job.metadata.name)
+    return job.metadata.labels.get(names.QUEUE_PREBUILT_LABEL) or names.run_name(job.key)
+
+
+def rendered_site(job: Job, site: str) -> str:
+    """The site for which an operator of `site` renders the job's pods: its own, but for a job that
+    MultiKueue dispatches the job's, whose pods run in another cluster."""
+    return job.spec.sites[0].name if job.spec.managed_by == names.MULTIKUEUE else site
+
+
 def workload(
     job: Job,
     groups: Sequence[Group],
@@ -66,7 +79,7 @@ def workload(
                 "group": priority.group, "kind": priority.kind, "name": priority.name
             },
         }  # fmt: skip
-    metadata = metadata_of(names.run_name(job.key), job, owner, site=settings.site)
+    metadata = metadata_of(workload_name(job), job, owner, site=settings.site)
     # Kueue's messages on preemptions name the job by it.
     metadata["labels"] |= {names.QUEUE_OWNER_LABEL: owner["uid"]} if owner["uid"] else {}
     metadata["annotations"] = {names.WORKLOAD_ANNOTATION: _digest(spec)}

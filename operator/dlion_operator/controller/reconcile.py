@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name, run_name
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
 from dlion_operator.apply.admission_policy import AdmissionPolicy
@@ -34,7 +34,7 @@ from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.named_secret import NamedSecret
-from dlion_operator.plan.decide import REQUEUE_S, decide, is_unmanaged
+from dlion_operator.plan.decide import decide, is_unmanaged
 from dlion_operator.plan.decisions import (
     CloseRun,
     Decision,
@@ -44,6 +44,7 @@ from dlion_operator.plan.decisions import (
     StopRun,
     is_about,
 )
+from dlion_operator.plan.dispatching import is_dispatched
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import read_node_state
 from dlion_operator.plan.objects.garbage_collection import (
@@ -55,6 +56,7 @@ from dlion_operator.plan.objects.garbage_collection import (
 )
 from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, TerminatingPods
 from dlion_operator.plan.startup_delays import unready_keepers
+from dlion_operator.plan.status_decision import REQUEUE_S
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
@@ -103,10 +105,10 @@ class Reconciler:
         state = self._state_of(name, document)
         if not is_unmanaged(document):
             state.authority = await state.secret.read(document)
-            await self._read_runtime(state)
-            await self._read_queue(state)
-            state.policy_since = await self._policy.since(document)
+            await self._read_limits(state)
             await state.applier.restore_labels(name)
+        elif is_dispatched(document):
+            await self._read_limits(state)
         self._report_disruptions(name, state)
         await self._check_nodes(name, state)
         decision = self._decide(state)
@@ -137,6 +139,12 @@ class Reconciler:
             return _sooner(requeue_s, retry_s)
         return requeue_s
 
+    async def _read_limits(self, state: ReconcileState) -> None:
+        """Read what decides which pods the job may have, and when."""
+        await self._read_runtime(state)
+        await self._read_queue(state)
+        state.policy_since = await self._policy.since(state.document)
+
     async def _read_runtime(self, state: ReconcileState) -> None:
         before = state.runtime
         state.runtime = now = await state.runtimes.read(state.document, self._jobs_of(state))
@@ -152,7 +160,7 @@ class Reconciler:
         state.queue = await state.workload.read(state.document, runtime)
         if state.queue is not None and state.queue.workload is None:
             # It is not watched: another program may have deleted it.
-            state.applier.forget(Kind.WORKLOAD, run_name(job_key(state.document)))
+            state.applier.forget(Kind.WORKLOAD, state.workload.name)
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""

@@ -31,6 +31,7 @@ from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
 from dlion_operator.pki.pod_tokens import PodTokens
 from dlion_operator.plan.decide import is_managed_here
+from dlion_operator.plan.dispatching import is_dispatched
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -212,9 +213,9 @@ class SiteOperator:
                 self.trigger(name)
 
     def _is_ours(self, name: ObjectName) -> bool:
-        """Whether the job exists and no other controller manages it."""
+        """Whether the job exists and this operator writes objects or status of it."""
         job = self.store.get(Kind.DLION_JOB, name)
-        return job is not None and is_managed_here(job)
+        return job is not None and (is_managed_here(job) or is_dispatched(job))
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

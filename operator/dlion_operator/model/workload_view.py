@@ -51,6 +51,12 @@ class WorkloadView(ObjectView):
         return str(condition(self.document, ADMITTED).get("lastTransitionTime") or "")
 
     @property
+    def cluster(self) -> str:
+        """The worker cluster to which MultiKueue has dispatched its job. Empty: none now."""
+        name = self._status.get("clusterName")
+        return name if isinstance(name, str) else ""
+
+    @property
     def is_evicted(self) -> bool:
         """Whether Kueue wants its pods to end. It counts them until the operator clears the
         reservation."""
@@ -135,6 +141,8 @@ class QueueState:
 
     workload: Document | None = None
     """None: it does not exist, or could not be read."""
+    is_prebuilt: bool = False
+    """Whether MultiKueue makes and deletes it, not the operator."""
     problem: str = ""
     """Why nothing can be decided now. Empty: nothing prevents it."""
     priority: PriorityOfQueue | None = None

@@ -28,6 +28,7 @@ from dlion_operator.plan.decisions import (
     FinishRun,
     StopRun,
 )
+from dlion_operator.plan.dispatching import decide_dispatch, is_dispatched, sent_to_wrong_site
 from dlion_operator.plan.objects.exposure import exposing_objects
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
@@ -55,7 +56,6 @@ from dlion_operator.plan.outcome.diagnosis import (
     with_note,
     with_signing_problem,
 )
-from dlion_operator.plan.outcome.event_selection import select_events
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.job_status import run_status, status_without_run
 from dlion_operator.plan.outcome.retries import (
@@ -88,6 +88,7 @@ from dlion_operator.plan.queueing import (
 from dlion_operator.plan.runs import Run, groups_of
 from dlion_operator.plan.runtime_limits import runtime_blocker
 from dlion_operator.plan.start_blockers import is_without_objects, start_blocker
+from dlion_operator.plan.status_decision import REQUEUE_S, with_status
 
 MANAGED_BY = "dlion.dev/operator"
 CREATE_ONLY = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
@@ -100,9 +101,6 @@ MIN_RETENTION = timedelta(seconds=60)
 """The keeper records how the run ended before anything is deleted."""
 SERVE_AFTER_END = timedelta(minutes=10)
 """Time in which the keeper can learn that a run is over."""
-REQUEUE_S = 10.0
-QUEUE_POLL_S = 5.0
-"""The same while a job waits for Kueue, whose Workload is not watched."""
 UNFINISHED_S = 60.0
 """The same while the Workload of a run that is over cannot be written."""
 
@@ -110,6 +108,8 @@ UNFINISHED_S = 60.0
 def decide(observed: Observed, settings: Settings) -> Decision:
     """Return what to do about the observed job now."""
     document = observed.document
+    if is_dispatched(document):
+        return decide_dispatch(observed, settings)
     if is_unmanaged(document):
         is_ours = is_managed_here(document)
         released = release_lost_pods(observed.terminating, observed.now) if is_ours else ()
@@ -124,6 +124,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
             return _decide_unreadable_end(observed, settings, _age(observed, ended[1]))
         return _decide_without_run(invalid_manifest(error, observed, run_id), observed, settings)
     if not groups_of(job, settings.site):
+        if names.QUEUE_PREBUILT_LABEL in job.metadata.labels:
+            return _decide_without_run(sent_to_wrong_site(settings.site), observed, settings)
         message = f"spec.sites does not name this site, {settings.site}"
         return _decide_without_run(
             Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed, settings
@@ -147,7 +149,7 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed, settings: Sett
         *release_lost_pods(observed.terminating, observed.now),
         *release_quota(key, observed, settings),
     )
-    return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
+    return with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
 
 def is_unmanaged(document: Mapping[str, Any]) -> bool:
@@ -312,7 +314,7 @@ def _await_attempt(run: Run, cleaning: tuple[Action, ...]) -> Decision:
 def _with_attempt(attempt: AttemptStatus, run: Run, actions: tuple[Action, ...]) -> Decision:
     """A decision with the status of a run that waits for this attempt."""
     diagnosis = retrying(attempt, run)
-    return _with_status(diagnosis, run.observed, run_status(diagnosis, run, attempt), actions)
+    return with_status(diagnosis, run.observed, run_status(diagnosis, run, attempt), actions)
 
 
 def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
@@ -323,17 +325,22 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
         *delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings),
         *halt_jobs(run.jobs.values()),
         *delete_worker_services(run),
-        *finish_workload(run, succeeded=type_ == ConditionType.SUCCEEDED),
     ]
+    waits_s = []
+    if age < MIN_RETENTION and run.queue is not None and run.queue.is_prebuilt:
+        # MultiKueue deletes the job and its keeper once the Workload has finished.
+        waits_s.append((MIN_RETENTION - age).total_seconds())
+    else:
+        actions += finish_workload(run, succeeded=type_ == ConditionType.SUCCEEDED)
     if age < SERVE_AFTER_END and run.observed.run is None:
         message = condition(run.observed.document, ConditionType.READY).get("message") or "over"
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [open_run(run), finish]
     decision = _retain(run.observed, run.settings, actions, age)
-    if run.settings.kueue and run.queue and run.queue.problem:
-        requeue_s = min(UNFINISHED_S, decision.requeue_after_s or UNFINISHED_S)
-        decision = replace(decision, requeue_after_s=requeue_s)
-    return decision
+    waits_s += [UNFINISHED_S] if run.settings.kueue and run.queue and run.queue.problem else []
+    if decision.requeue_after_s is not None:
+        waits_s.append(decision.requeue_after_s)
+    return replace(decision, requeue_after_s=min(waits_s, default=None))
 
 
 def _decide_unreadable_end(observed: Observed, settings: Settings, age: timedelta) -> Decision:
@@ -378,21 +385,4 @@ def _refreshed_status(observed: Observed) -> dict[str, Any]:
 
 
 def _with_run_status(diagnosis: Diagnosis, run: Run, actions: tuple[Action, ...]) -> Decision:
-    return _with_status(diagnosis, run.observed, run_status(diagnosis, run), actions)
-
-
-def _with_status(
-    diagnosis: Diagnosis, observed: Observed, status: dict[str, Any], actions: tuple[Action, ...]
-) -> Decision:
-    """A decision with this status, and the events that follow from it."""
-    events = select_events(diagnosis, observed, status)
-    # A suspended job does not change at this site, but it may at others.
-    is_alone = len(status.get("sites") or ()) < 2
-    is_held = observed.queue is not None and observed.queue.problem  # its quota, perhaps
-    is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
-        diagnosis.phase is JobPhase.SUSPENDED and is_alone and not is_held
-    )
-    looks_again = observed.terminating.documents or not is_idle
-    waits = observed.queue is not None and not observed.queue.may_run
-    requeue_s = QUEUE_POLL_S if waits else REQUEUE_S
-    return Decision(actions, status, events, requeue_s if looks_again else None)
+    return with_status(diagnosis, run.observed, run_status(diagnosis, run), actions)

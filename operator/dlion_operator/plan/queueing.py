@@ -19,6 +19,7 @@ from dlion_api.status import Reason
 from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
 from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.store import owner_uids
 from dlion_operator.model.job_view import WorkerJobView, condition, format_time, generation_of
 from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.placement import (
@@ -60,6 +61,8 @@ def diagnose_queue(run: Run) -> Diagnosis | None:
         problem = placement_problem(run)
         return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, problem) if problem else None
     view = queue.view
+    if view is None and queue.is_prebuilt:
+        return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, _missing_prebuilt(run))
     if view is not None and not view.is_active:
         message = f"Workload {view.name} is deactivated (spec.active is false)"
         message = "; ".join(filter(None, [message, view.reason]))
@@ -67,6 +70,15 @@ def diagnose_queue(run: Run) -> Diagnosis | None:
     why = view.reason if view is not None else ""
     message = f"{QUEUED_MESSAGE}: {why}" if why else QUEUED_MESSAGE
     return Diagnosis(JobPhase.WAITING, Reason.QUEUED, message)
+
+
+def _missing_prebuilt(run: Run) -> str:
+    name = run.job.metadata.labels.get(names.QUEUE_PREBUILT_LABEL)
+    return (
+        f"Workload {name}, which label {names.QUEUE_PREBUILT_LABEL} names, does not exist: delete"
+        " the job, which MultiKueue makes again where it still dispatches it; of a job of your own"
+        " remove the label"
+    )
 
 
 def placement_problem(run: Run) -> str:
@@ -177,24 +189,41 @@ def workload_actions(run: Run) -> Iterator[Action]:
     view = queue.view
     if queue.problem:
         return
-    if view is None:
-        yield Create(_workload(run))
+    if queue.is_prebuilt:
+        yield from _prebuilt_actions(run, view)
+    elif view is None:
+        yield Create(wanted_workload(run))
     elif view.is_finished:
         # Others have ended it, though the run goes on: it is queued again.
         if _is_stopped(run):
             yield Delete(Kind.WORKLOAD, view.name, view.uid)
-    elif not (view.has_quota and run.jobs) and view.digest != _digest(_workload(run)):
+    elif not (view.has_quota and run.jobs) and view.digest != digest_of(wanted_workload(run)):
         # Before the Jobs also one with quota: a later attempt may request more than is admitted.
         yield Delete(Kind.WORKLOAD, view.name, view.uid)
     elif view.has_quota:
-        yield from _status_patch(run, view, _running_status(run, view))
+        yield from _quota_report(run, view)
+
+
+def _prebuilt_actions(run: Run, view: WorkloadView | None) -> Iterator[Action]:
+    """Own a Workload that MultiKueue has made, and report to it. MultiKueue also deletes it."""
+    if view is None:
+        return
+    if not owner_uids(view.document):
+        # By its owner MultiKueue finds the copy that it has to delete after an outage.
+        owned = _own(view.uid)
+        owned["metadata"] |= {
+            "resourceVersion": view.version, "ownerReferences": [dict(run.owner)]
+        }  # fmt: skip
+        yield Patch(Kind.WORKLOAD, view.name, owned)
+    elif view.has_quota and not view.is_finished:
+        yield from _quota_report(run, view)
 
 
 def leave_queue(run: Run) -> Iterator[Action]:
     """Delete the Workload of a suspended run after its pods: that frees the quota at once."""
     if run.queue is None:
         yield from _without_queue(run)
-    elif (view := run.queue.view) is not None and _is_stopped(run):
+    elif not run.queue.is_prebuilt and (view := run.queue.view) is not None and _is_stopped(run):
         yield Delete(Kind.WORKLOAD, view.name, view.uid)
 
 
@@ -208,7 +237,7 @@ def finish_workload(run: Run, *, succeeded: bool) -> Iterator[Action]:
         return
     reason = "Succeeded" if succeeded else "Failed"
     over = _condition(view, FINISHED, "True", reason, f"the run of {run.job.key.name} is over")
-    yield from _status_patch(run, view, {FINISHED: over})
+    yield from status_patch(run, view, {FINISHED: over})
 
 
 def release_quota(key: JobKey, observed: Observed, settings: Settings) -> Iterator[Action]:
@@ -229,7 +258,7 @@ def _without_queue(run: Run) -> Iterator[Action]:
         yield Delete(Kind.WORKLOAD, names.run_name(run.job.key))
 
 
-def _workload(run: Run) -> Document:
+def wanted_workload(run: Run) -> Document:
     groups = [replace(group, workers=run.wanted_size_of(group)) for group in run.groups]
     queue = run.queue
     priority = queue.priority if queue is not None else None
@@ -242,17 +271,26 @@ def _workload(run: Run) -> Document:
     return workload(run.job, groups, run.settings, run.owner, priority, kept)
 
 
-def _digest(made: Document) -> str:
+def digest_of(made: Document) -> str:
     return str(made["metadata"]["annotations"][names.WORKLOAD_ANNOTATION])
 
 
-def _running_status(run: Run, view: WorkloadView) -> Mapping[str, Document]:
+def _quota_report(run: Run, view: WorkloadView) -> Iterator[Action]:
+    changed = quota_conditions(
+        view, is_stopped=_is_stopped(run), pods_are_ready=_pods_are_ready(run)
+    )
+    yield from status_patch(run, view, changed)
+
+
+def quota_conditions(
+    view: WorkloadView, *, is_stopped: bool, pods_are_ready: bool
+) -> Mapping[str, Document]:
     """The conditions of a Workload with quota that have to change."""
     if not view.may_run:
-        is_over = view.is_evicted and _is_stopped(run)
+        is_over = view.is_evicted and is_stopped
         return _released(view) if is_over else {}
     before = condition(view.document, PODS_READY)
-    if _pods_are_ready(run):
+    if pods_are_ready:
         again = before.get("reason") in ("WaitForRecovery", "Recovered")
         reason, status = "Recovered" if again else "Started", "True"
         message = "all pods of the run are ready or have succeeded"
@@ -289,9 +327,7 @@ def _condition(view: WorkloadView, type_: str, status: str, reason: str, message
     }
 
 
-def _status_patch(
-    run: Run, view: WorkloadView, changed: Mapping[str, Document]
-) -> Iterator[Action]:
+def status_patch(run: Run, view: WorkloadView, changed: Mapping[str, Document]) -> Iterator[Action]:
     """Write these conditions and leave the others, unless another program writes meanwhile."""
     if not changed:
         return

@@ -168,6 +168,29 @@ def test_describe_of_several_contexts(
     assert third["problems"][0]["reason"] == "CrashLoopBackOff"
 
 
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ((200, '{"status": {"clusterName": "edge-1"}}'), "its copy is in cluster edge-1"),
+        ((200, '{"status": {}}'), "no copy of the job"),
+        (NOT_THERE, "without the Workload: "),
+    ],
+)
+def test_describe_names_the_cluster_of_a_dispatched_job(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    workload: Answer,
+    expected: str,
+) -> None:
+    document = job(TRAINS)
+    document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    told = {"pods": listed(), "digits-dispatch": workload}
+    file = kubeconfig(a=server(document, **told))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
 def test_describe_as_json(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

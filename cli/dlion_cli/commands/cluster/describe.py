@@ -15,7 +15,7 @@ from dlion_api.errors import DeniedError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
-from dlion_cli.cluster.documents import without_managed_fields
+from dlion_cli.cluster.documents import mapping_of, without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.top import INTERVAL_S, LoadReader
 from dlion_cli.findings.find_problems import find_problems, why_not_running
@@ -29,7 +29,7 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
 from dlion_cli.terminal.table import summary_parts
 from dlion_cli.views.event_table import events_table
-from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.job_status import JobStatus, text
 from dlion_cli.views.job_tables import one_job
 from dlion_cli.views.pod_status import pods_of_run, pods_table
 from dlion_cli.views.worker_load import JobLoad
@@ -55,12 +55,14 @@ class JobFacts:
     """The keeper's figures of a run that has ended, if they can be read."""
     without_summary: str = ""
     """Why not, if it has ended."""
+    cluster: str = ""
+    """Where MultiKueue runs the job's copy. Empty: nowhere, or not known."""
 
     @property
     def problems(self) -> list[JobProblem]:
         """What is wrong, worst first."""
         loads = () if self.load is None else self.load.workers
-        return find_problems(self.job, self.pods, self.events, self.now, loads)
+        return find_problems(self.job, self.pods, self.events, self.now, loads, self.cluster)
 
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""
@@ -153,13 +155,26 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
         pods = [dict(pod.document) for pod in pods_of_run(pods, run_id)]
     status = JobStatus(job)
     load = None if pods is None else _load(jobs, status, pods, notes)
-    facts = JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC), load)
-    if status.outcome is None:
+    cluster = _cluster_of_copy(jobs, status, notes)
+    now = datetime.now(UTC)
+    facts = JobFacts(job, _clean(pods), _clean(events), notes, now, load, cluster=cluster)
+    if status.outcome is None or status.is_dispatched:
         return facts
     try:
         return replace(facts, summary=kept_summary(jobs, status))
     except (DeniedError, UnavailableError) as error:
         return replace(facts, without_summary=message_of(error))
+
+
+def _cluster_of_copy(jobs: JobClient, job: JobStatus, notes: list[str]) -> str:
+    if not job.is_dispatched:
+        return ""
+    try:
+        workload = jobs.dispatch_workload(job.name)
+    except (DeniedError, UnavailableError) as error:
+        notes.append(f"without the Workload: {message_of(error)}")
+        return ""
+    return text(mapping_of(workload.get("status")).get("clusterName"), "")
 
 
 def _load(

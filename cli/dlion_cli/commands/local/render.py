@@ -27,7 +27,7 @@ from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import RuntimeState, SiteRuntime
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
-from dlion_operator.plan.decide import MANAGED_BY, decide
+from dlion_operator.plan.decide import MANAGED_BY, decide, is_managed_here
 from dlion_operator.plan.decisions import Apply, Create
 from dlion_operator.plan.observed import Observed
 
@@ -193,8 +193,9 @@ def _decided(
     if not any(each["kind"] == "Job" for each in objects):
         status = {"status": dict(decision.status or {})}
         message = condition(status, ConditionType.READY).get("message")
-        why = message or f"spec.managedBy names another controller than {MANAGED_BY}"
-        raise SpecError([Problem("spec", f"the operator creates no workers: {why}")])
+        if not is_managed_here(document):
+            message = f"spec.managedBy names another controller than {MANAGED_BY}"
+        raise SpecError([Problem("spec", f"the operator creates no workers: {message}")])
     return objects
 
 

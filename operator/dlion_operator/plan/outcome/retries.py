@@ -92,9 +92,8 @@ def obey_queue(run: Run) -> Iterator[Action]:
     if queue is None or queue.problem:
         return
     if queue.must_stop:
-        yield from halt_jobs(
-            run.jobs.values()
-        )  # an attempt also fails while some of its pods still run
+        # An attempt also fails while some of its pods still run.
+        yield from halt_jobs(run.jobs.values())
     yield from scale_keeper(run)
     if queue.view is not None and queue.view.has_quota:
         yield from workload_actions(run)

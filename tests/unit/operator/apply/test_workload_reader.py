@@ -300,3 +300,69 @@ def test_a_job_without_a_queue_asks_kueue_for_nothing_but_a_workload_left_over()
     other = Site(dlion_job())
     other.look()
     assert not {"WORKLOAD", "APIResourceList"} & {kind for _, kind in other.cluster.requests}
+
+
+PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
+OF_RUN = {"dlion.dev/job-name": "digits", "dlion.dev/run-id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "owner"),
+    [
+        ({}, ""),
+        ({**OF_RUN, "dlion.dev/job-name": "other"}, ""),
+        ({**OF_RUN, "dlion.dev/run-id": "0"}, ""),
+        (OF_RUN, "another's"),
+    ],
+)
+def test_a_named_workload_of_another_job_or_run_admits_nothing(
+    labels: dict[str, str], owner: str
+) -> None:
+    site = Site(queued(**{PREBUILT: "theirs"}), settings=QUEUEING)
+    owners = [{"uid": owner}] if owner else []
+    there = Kind.WORKLOAD.document(
+        {"name": "theirs", "labels": labels, "ownerReferences": owners},
+        status={"conditions": ADMITTED},
+    )
+    site.cluster._keep(there)
+    site.look()
+    reason, message = ready(site)
+    assert reason == "QueueUnusable"
+    assert f"Workload theirs, which label {PREBUILT} names, is of another job" in message
+    kept = site.cluster.objects[Kind.WORKLOAD, "theirs"]
+    assert kept["metadata"]["ownerReferences"] == owners
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
+def test_a_named_workload_of_the_run_is_owned_and_needs_no_class() -> None:
+    classes = {"kueue.x-k8s.io/priority-class": "urgent"}  # the manager has read it
+    site = Site(queued(**{PREBUILT: "digits-dispatch"}, **classes), settings=QUEUEING)
+    site.cluster._keep(Kind.WORKLOAD.document({"name": "digits-dispatch", "labels": OF_RUN}))
+    site.look()
+    (owner,) = site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]["metadata"]["ownerReferences"]
+    assert owner["uid"] == "u-1"
+    assert ready(site)[0] == "Queued"
+    later(site)
+    assert site.cluster.writes() == []
+
+
+def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None:
+    document = queued()
+    document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    site = Site(document, settings=replace(QUEUEING, site="control"))
+    site.look()
+    assert [kind for verb, kind in site.cluster.writes() if verb == "create"] == ["Workload"]
+    workload = site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]
+    assigned = [{"name": "keeper", "count": 1, "flavors": {"cpu": "arm"}}]
+    site.cluster._keep(
+        {
+            **workload,
+            "status": {"conditions": ADMITTED, "admission": {"podSetAssignments": assigned}},
+        }
+    )
+    later(site)
+    assert ("get", "RESOURCE_FLAVOR") not in site.cluster.requests
+    del site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]  # somebody deletes it
+    later(site)
+    assert (Kind.WORKLOAD, "digits-dispatch") in site.cluster.objects

@@ -1,0 +1,201 @@
+"""A job that MultiKueue dispatches, beside real API servers with Kueue's own definitions.
+
+Proves: a copy of a job owns the Workload that its label names, runs by its admission and reports
+to it, and does not use one that is missing or another's; with two clusters and Kueue's own manager
+at each (slow) the manager cluster starts nothing, the copy runs in the other one, its status comes
+back and `dlion describe` names its cluster; an eviction there, a suspension and a deletion here
+end the copy, and it is made again where the job goes on; a run that is over is so at both.
+Leaves out: pods that run, so that the test says in a kubelet's place that they have ended; several
+worker clusters; Kueue's webhooks.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kueue
+from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL, QUEUE_PREBUILT_LABEL
+from kueue import Kueue, admit, resource_flavor, workload_of
+from operator_process import OperatorProcess
+from podless_jobs import end_workers, manifest, workers
+from several_contexts import SeveralContexts
+from trained_jobs import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from testbed.kubectl import Kubectl
+    from testbed.sites import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
+WORKLOADS = "workloads.kueue.x-k8s.io"
+
+
+def operator_of(kubectl: Kubectl, folder: Path, site: str) -> OperatorProcess:
+    folder.mkdir()
+    home = kubectl.namespace
+    return OperatorProcess(
+        folder, kubectl.kubeconfig, site=site, namespaces=(home,), namespace=home,
+        settings={"kueue": True},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def worker_cluster(bare_site: Site, kubectl: Kubectl) -> Iterator[Kubectl]:
+    """Another cluster with the same namespace."""
+    there = bare_site.kubectl
+    there.run("apply", "-f", "crds/dlionjob.yaml")
+    there.wait_until_known("dlj")
+    there.run("create", "namespace", kubectl.namespace)
+    try:
+        yield replace(there, namespace=kubectl.namespace)
+    finally:
+        there.run("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+def dispatched(name: str = "digits") -> dict[str, Any]:
+    """A job in queue `edge` whose three workers request one CPU each."""
+    document = manifest(name, managedBy=MULTIKUEUE)
+    document["metadata"]["labels"] = {QUEUE_LABEL: "edge"}
+    for group in document["spec"]["sites"][0]["groups"]:
+        group["resources"] = {"requests": {"cpu": "1"}}
+    return document
+
+
+def ready(kubectl: Kubectl, name: str = "digits") -> tuple[str, str]:
+    """Reason and message."""
+    conditions = (kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
+    found = [(c["reason"], c["message"]) for c in conditions if c["type"] == "Ready"]
+    return found[0] if found else ("", "")
+
+
+def copies(kubectl: Kubectl) -> list[str]:
+    return [each["metadata"]["name"] for each in kubectl.get("dlj")["items"]]
+
+
+def test_a_copy_runs_by_the_workload_that_its_label_names(kubectl: Kubectl, tmp_path: Path) -> None:
+    if not kubectl.knows(WORKLOADS):
+        kueue.install(kubectl)
+    kubectl.apply(resource_flavor("arm", {"arch": "arm"}))
+    with operator_of(kubectl, tmp_path / "operator", "plant-a") as operator:
+        kubectl.apply(dispatched())
+        made = eventually(lambda: workload_of(kubectl, "digits"), what="a Workload")
+        assert made["metadata"]["name"] == "digits-dispatch"
+        eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued")
+        assert not kubectl.get("jobs")["items"]
+        assert not kubectl.get("configmaps", "-l", "dlion.dev/job-name=digits")["items"]
+        kubectl.run("delete", "dlj", "digits")
+        eventually(lambda: workload_of(kubectl, "digits") is None, what="its Workload gone")
+        _check_copy(kubectl, made)
+        assert operator.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+def _check_copy(kubectl: Kubectl, made: dict[str, Any]) -> None:
+    """Of a job whose Workload `made` is."""
+    copy = dispatched()
+    del copy["spec"]["managedBy"]
+    copy["metadata"]["labels"][QUEUE_PREBUILT_LABEL] = "digits-dispatch"
+    kubectl.apply(copy)
+    eventually(lambda: ready(kubectl)[0] == "QueueUnusable", what="QueueUnusable")
+    assert "Workload digits-dispatch, which label" in ready(kubectl)[1]
+    cloned = {name: made["metadata"][name] for name in ("name", "labels", "annotations")}
+    others = {**cloned, "labels": {**cloned["labels"], "dlion.dev/job-name": "other"}}
+    kind = {"apiVersion": made["apiVersion"], "kind": "Workload", "spec": made["spec"]}
+    kubectl.apply({**kind, "metadata": others})
+    eventually(lambda: "of another job" in ready(kubectl)[1], what="another's")
+    kubectl.run("delete", WORKLOADS, "digits-dispatch")
+
+    kubectl.apply({**kind, "metadata": cloned})
+    uid = kubectl.get("dlj", "digits")["metadata"]["uid"]
+
+    def owners() -> list[str]:
+        found = workload_of(kubectl, "digits") or {"metadata": {}}
+        return [each["uid"] for each in found["metadata"].get("ownerReferences", ())]
+
+    eventually(lambda: owners() == [uid], what="its owner")
+    assert not workers(kubectl)
+    admit(kubectl, "digits", "arm")
+    eventually(lambda: len(workers(kubectl)) == 3, what="all workers")
+    assert all(pod["spec"]["nodeSelector"] == {"arch": "arm"} for pod in workers(kubectl))
+    kubectl.run("delete", "dlj", "digits")
+    eventually(lambda: workload_of(kubectl, "digits") is None, what="its Workload gone")
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(600)
+def test_kueue_itself_runs_a_job_in_another_cluster(
+    kubectl: Kubectl, worker_cluster: Kubectl, tmp_path: Path
+) -> None:
+    folder = kueue.built()
+    if folder is None:
+        pytest.skip("Kueue is not built yet: run `tools/testbed build-kueue`")
+    there = worker_cluster
+    check = {"admissionChecks": [{"name": "edge-1"}]}
+    with ExitStack() as stack:
+        for place, each, checks in (
+            ("manager", kubectl, {"admissionChecksStrategy": check}),
+            ("worker", there, {}),
+        ):
+            kueue.install(each)
+            wide = replace(each, namespace="")
+            if checks:
+                wide.apply(*kueue.worker_cluster("edge-1", there.kubeconfig))
+            wide.apply(
+                resource_flavor("arm", {"arch": "arm"}),
+                kueue.cluster_queue("all", "arm", cpu="4", **checks),
+            )
+            each.apply(kueue.local_queue("edge", "all"))
+            (work := tmp_path / f"kueue-{place}").mkdir()
+            stack.enter_context(Kueue(folder, each, work))
+        operators = [
+            stack.enter_context(operator_of(kubectl, tmp_path / "manager", "control")),
+            stack.enter_context(operator_of(there, tmp_path / "worker", "plant-a")),
+        ]
+        _check_life_of_a_job(kubectl, there, tmp_path)
+        for operator in operators:
+            assert operator.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> None:
+    kubectl.apply(dispatched())
+    eventually(lambda: len(workers(there)) == 3, within_s=120, what="the copy's workers")
+    eventually(lambda: ready(kubectl)[0] == "WorkersStarting", what="the copy's status")
+    (workload,) = kubectl.get(WORKLOADS)["items"]
+    assert workload["status"]["clusterName"] == "edge-1"
+    assert not kubectl.get("jobs")["items"]
+    command = SeveralContexts({"manager": kubectl}, tmp_path)
+    assert "its copy is in cluster edge-1" in command.at("manager", "describe", "digits")
+
+    def stop(policy: str) -> None:
+        patch = json.dumps({"spec": {"stopPolicy": policy}})
+        there.run("patch", "clusterqueue", "all", "--type=merge", "-p", patch)
+
+    stop("HoldAndDrain")
+    eventually(lambda: not copies(there), within_s=120, what="the evicted copy gone")
+    eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued")
+    stop("None")
+    eventually(lambda: len(workers(there)) == 3, within_s=120, what="the workers once more")
+
+    kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(lambda: not copies(there), what="the suspended copy gone")
+    eventually(lambda: ready(kubectl)[0] == "Suspended", what="Suspended")
+    assert not kubectl.get(WORKLOADS)["items"]
+    kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    eventually(lambda: len(workers(there)) == 3, within_s=120, what="the workers after it")
+    kubectl.run("delete", "dlj", "digits")
+    eventually(lambda: not copies(there), what="the deleted copy gone")
+    eventually(lambda: not there.get(WORKLOADS)["items"], what="its Workload gone")
+
+    kubectl.apply(dispatched("second"))
+    eventually(lambda: len(workers(there, "second")) == 3, within_s=120, what="the second's")
+    end_workers(there, "second")
+    kubectl.wait("--for=condition=Succeeded", "dlj/second")
+    eventually(lambda: not copies(there), within_s=120, what="the copy of the run that is over")
+    assert ready(kubectl, "second")[0] == "Completed"
