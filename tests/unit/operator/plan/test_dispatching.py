@@ -167,6 +167,7 @@ def test_a_run_that_is_over_is_not_dispatched_again() -> None:
     world = waiting()
     dispatch(world)
     say(world, "Finished", "True", "Succeeded")
+    say(world, "QuotaReserved", "False", "Pending")
     decision = world.look()  # Kueue may still write the copy's last status
     assert decision.status is None
     assert deleted(decision, Kind.WORKLOAD) == []
