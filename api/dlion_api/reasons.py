@@ -67,6 +67,10 @@ class EventReason(StrEnum):
         "RoundsPlanned",
         "a worker's links set another number of local steps for all (`adaptive`)",
     )
+    FEATURES_COLLECTED = (
+        "FeaturesCollected",
+        "the decoder has the features of all samples of a worker (`staged`)",
+    )
     QUORUM_LOST = "QuorumLost", "fewer than `minSites` sites are connected with a worker: it pauses"
     QUORUM_BACK = "QuorumBack", "enough sites are connected again"
     MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")

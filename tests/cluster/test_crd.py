@@ -385,6 +385,10 @@ KEPT = {
     "too few workers for this robustness": "krum of four",
     "quarantine majority needs the warnings that robustness off does not give": "a quarantine",
     "grouping learned is for topology clustered": "groups by predicted links",
+    "topology staged and policy staged belong together": "sensors and a decoder",
+    "topology staged needs an encoder": "sensors and a decoder",
+    "with an encoder, training starts from a new model and its data do not grow": "sensors and a"
+    " decoder",
 }
 """By a rule's message: the accepted manifest of the table that the rule is about."""
 

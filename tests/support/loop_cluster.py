@@ -51,7 +51,7 @@ class Model:
         self._before()
         time.sleep(self._nap_s * self._chance.random())
         gradient_D = self.weights_D * np.float32(0.1) + np.float32(x_B[0] % 7) * (self._rank + 1)
-        return SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True)
+        return SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True, features=None)
 
     def get_weights(self) -> np.ndarray:
         return self.weights_D.copy()

@@ -144,6 +144,8 @@ ACCEPTED = [
     Case("groups by links", {EXCHANGE: {"policy": "dlion", "topology": "clustered"}}),
     Case("groups by predicted links",
          {EXCHANGE: {"policy": "dlion", "topology": "clustered", "grouping": "learned"}}),
+    Case("sensors and a decoder", {
+        "spec.trainer.encoder": "encoder.keras", EXCHANGE: {"policy": "staged", "topology": "staged"}}),
     Case("selective propagation",
          {EXCHANGE: {"policy": "dlion", "propagation": "selective", "residual": "perLink"}}),
     Case("goodput of whole gradients", {"spec.batching.policy": "goodput", f"{SYNC}.mode": "synchronous",
@@ -321,6 +323,14 @@ REFUSED = [
          f"{EXCHANGE}.degree", "rule"),
     Case("a degree between unequal sides", {f"{GROUP}.workers": 4,
          EXCHANGE: {"policy": "dlion", "topology": "bipartite", "degree": 2}}, f"{EXCHANGE}.degree", "rule"),
+    Case("sensors without their policy", {
+        "spec.trainer.encoder": "encoder.keras", EXCHANGE: {"policy": "dlion", "topology": "staged"}},
+         f"{EXCHANGE}.topology", "rule"),
+    Case("sensors without an encoder", {EXCHANGE: {"policy": "staged", "topology": "staged"}},
+         f"{EXCHANGE}.topology", "rule"),
+    Case("an encoder and an earlier model", {
+        "spec.trainer.encoder": "encoder.keras", "spec.trainer.startFrom": "model.keras"},
+         "spec.trainer.encoder", "rule"),
     Case("selective whole gradients", {EXCHANGE: {"policy": "full", "propagation": "selective"}},
          f"{EXCHANGE}.propagation", "rule"),
     Case("goodput of selective gradients", {"spec.batching.policy": "goodput", f"{SYNC}.mode": "synchronous",

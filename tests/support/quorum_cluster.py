@@ -169,7 +169,7 @@ class Node:
         gradient_D = np.float32(0.1) * self.replica.weights_D + np.float32(
             (self.rank + 1) * (iteration % 7 - 3)
         )
-        result = SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True)
+        result = SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True, features=None)
         self.cycle.step_computed(result, samples=1, trained_s=0.0)  # type: ignore[arg-type]
         arrived, self._arrived = self._arrived, []
         self.cycle.handle(arrived)

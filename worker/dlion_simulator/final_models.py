@@ -46,7 +46,8 @@ def save_final_models(
     finals = executor.map(partial(_evaluate, evaluator, ended_s), workers.values())
     for (rank, worker), final in zip(workers.items(), finals, strict=True):
         progress, model = worker.progress, worker.parts.replica.model
-        worker.parts.reporter.evaluation(final, final=True)
+        if job.spec.exchange.trains(rank):
+            worker.parts.reporter.evaluation(final, final=True)
         # Training is over: weights need no copy, and optimizer state is not needed.
         own = TrainingState(model.weights_D, model.get_state(), np.zeros(0, np.float32))
         replicas.append(CollectedReplica(rank, own, progress.own_samples, progress.iteration))

@@ -48,7 +48,7 @@ from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs.compiled import unused_optimizer
-from dlion_worker.training.replica import LocalReplica
+from dlion_worker.training.staged.sensor import local_replica, local_stream
 
 UNUSED_LINKS_INTERVAL_S = 10.0
 """With a parameter server or a sparse graph most links are unused. Reporting them every second
@@ -118,8 +118,7 @@ class Simulation:
         budget = job.spec.node_policies.heat
         self._heat = {rank: MachineHeat(each, budget) for rank, each in plan.thermals.items()}
         self._demand = worker_demands(job, plan)
-        every_samples = job.spec.trainer.evaluation.every_samples
-        self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
+        self._schedules = {w.rank: EvaluationSchedule.of(job, w.rank) for w in job.workers()}
         self._stop_reason = self._problem = ""
         self._last_s = 0.0
         """Virtual time of the last worker activity after the stop."""
@@ -247,13 +246,14 @@ class Simulation:
         job, rank = self._job, identity.rank
         model = self._template_model.sibling(seed=job.spec.trainer.seed, rank=rank)
         optimizer = make_optimizer(model, local_optimizer(job.spec))
-        replica = LocalReplica(job, rank, model, optimizer)
+        stream = local_stream(job, rank, data)
+        replica = local_replica(job, rank, model, optimizer, stream)
         replica.measure_on(data.held_out_x, data.held_out_y)
         return WorkerParts(
             job=job,
             rank=rank,
             replica=replica,
-            stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
+            stream=stream,
             machine=factory.build_for(job, rank, replica),
             # Virtual receivers read at once.
             director=ResourceController(job, rank, receiver_delay_s=0.0),

@@ -27,7 +27,7 @@ from dlion_core.lifecycle.step_cycle import (
     StepDuration,
     WaitForEvents,
 )
-from dlion_core.lifecycle.stopping import JobProgress, stop_reason
+from dlion_core.lifecycle.stopping import JobProgress, own_stop, stop_reason
 from dlion_core.policies.catalogue import rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
@@ -234,7 +234,7 @@ class VirtualWorker:
         parts = self.parts
         x_B, y_B = parts.stream.next(batch_size)
         self._batch_size = len(y_B)
-        self._step = self._context.executor.submit(parts.replica.model.step, x_B, y_B)
+        self._step = self._context.executor.submit(parts.replica.step, x_B, y_B)
         self._began_s = self._since_s = self._context.clock.now_s
         slowdown = parts.straggler_model.next_slowdown(self._began_s)
         # Charge the bytes exchanged since the last step began: this step's are not known yet.
@@ -300,7 +300,7 @@ class VirtualWorker:
         self._report()
         self._context.step_finished(self)
         reason = stop_reason(
-            self.parts.job.spec.trainer.stop,
+            own_stop(self.parts.job.spec, self.rank),
             self.progress,
             training_set_samples=self.parts.counted_training_samples(),
         )

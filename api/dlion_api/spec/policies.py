@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, optional, setting
+from dlion_api.names import Rank
 
+DECODER = Rank(0)
+"""The only worker that trains under topology staged."""
 MAX_BATCH_SIZE = 10**6
 GROWING_DATA_FRACTION = 0.5
 """Default of `dataFraction` for a job that watches its data."""
@@ -151,11 +154,14 @@ class Exchange:
         " the receiver's.",
         default="sample_mean",
     )
-    topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered"] = setting(
-        "which workers exchange (docs/topologies.md): all with all; each with two neighbours by"
-        " rank; each with degree random others (trainer.seed); even ranks with odd ranks; groups"
-        " by measured links, each connected to the others by one gateway.",
-        default="allToAll",
+    topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered", "staged"] = (
+        setting(
+            "which workers exchange (docs/topologies.md): all with all; each with two neighbours by"
+            " rank; each with degree random others (trainer.seed); even ranks with odd ranks;"
+            " groups by measured links, each connected to the others by one gateway; the first"
+            " with all others, which send it coded features (docs/staged.md).",
+            default="allToAll",
+        )
     )
     grouping: Literal["links", "learned"] = setting(
         "what topology clustered makes groups of (docs/clustering.md): the measured rates of links,"
@@ -281,6 +287,10 @@ class Exchange:
             advice="Set topology: clustered, or leave grouping out.",
         ),
     )
+
+    def trains(self, rank: int) -> bool:
+        """Whether that worker trains. Under topology staged the others send features to it."""
+        return self.topology != "staged" or rank == DECODER
 
     @property
     def allows_new_workers(self) -> bool:

@@ -22,7 +22,7 @@ IN_ROUNDS: Final = ("adaptive", "sparseloco")
 
 WITHOUT: Final = (
     "adacomp", "adpsgd", "ako", "async", "d2", "eventgrad", "fedat", "gaia", "halos",
-    "hierarchical", "hop", "localsgd", "none", "quorum-diloco", "twostep",
+    "hierarchical", "hop", "localsgd", "none", "quorum-diloco", "staged", "twostep",
 )  # fmt: skip
 """Policies that do not combine gradients or changes of all workers at once, or (`ako`) not the same
 entries of each. An installed policy may."""

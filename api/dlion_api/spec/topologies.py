@@ -93,4 +93,18 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
         reads=_READS,
         advice="Leave degree out, or add a worker.",
     ),
+    Rule(
+        cel="(self.exchange.topology == 'staged') == (self.exchange.policy == 'staged')",
+        message="topology staged and policy staged belong together",
+        holds=lambda it: (it.exchange.topology == "staged") == (it.exchange.policy == "staged"),
+        reads=("exchange.topology", "exchange.policy"),
+        advice="Set both, or neither.",
+    ),
+    Rule(
+        cel="self.exchange.topology != 'staged' || self.trainer.encoder != ''",
+        message="topology staged needs an encoder",
+        holds=lambda it: it.exchange.topology != "staged" or bool(it.trainer.encoder),
+        reads=("exchange.topology", "trainer.encoder"),
+        advice="Name its .keras file in trainer.encoder.",
+    ),
 )

@@ -179,6 +179,12 @@ class Trainer:
         default="",
         max_length=PATH_LENGTH,
     )
+    encoder: str = setting(
+        "a trained model that stays as it is (docs/staged.md): a .keras file; the program's model"
+        " then takes its outputs. Empty: none.",
+        default="",
+        max_length=PATH_LENGTH,
+    )
     hash_weights: bool = setting(
         "record a hash of the weights after every step (for comparisons; costs time).",
         default=False,
@@ -203,5 +209,12 @@ class Trainer:
             holds=lambda it: it.program.builtin is None or it.optimizer.name != "program",
             reads=("optimizer.name", "program"),
             advice="Name sgd or adam, or a program with optimizer().",
+        ),
+        Rule(
+            cel="self.encoder == '' || (self.startFrom == '' && !self.dataset.watch)",
+            message="with an encoder, training starts from a new model and its data do not grow",
+            holds=lambda it: not it.encoder or not (it.start_from or it.dataset.watch),
+            reads=("encoder", "startFrom", "dataset.watch"),
+            advice="Leave out startFrom and dataset.watch, or the encoder.",
         ),
     )

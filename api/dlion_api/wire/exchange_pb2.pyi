@@ -63,6 +63,11 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     its local batch size in 4; followed by its payload.
     """
     MESSAGE_KIND_MISSED_STEPS_SENT: _MessageKind.ValueType  # 15
+    MESSAGE_KIND_FEATURES: _MessageKind.ValueType  # 16
+    """Coded features of samples (dlion_core.policies.staged.feature_batch), and the decoder's request
+    for them: the number of their first sample, little endian, in 4 bytes.
+    """
+    MESSAGE_KIND_FEATURES_REQUEST: _MessageKind.ValueType  # 17
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -106,6 +111,11 @@ MESSAGE_KIND_FORWARDED_STEP: MessageKind.ValueType  # 14
 its local batch size in 4; followed by its payload.
 """
 MESSAGE_KIND_MISSED_STEPS_SENT: MessageKind.ValueType  # 15
+MESSAGE_KIND_FEATURES: MessageKind.ValueType  # 16
+"""Coded features of samples (dlion_core.policies.staged.feature_batch), and the decoder's request
+for them: the number of their first sample, little endian, in 4 bytes.
+"""
+MESSAGE_KIND_FEATURES_REQUEST: MessageKind.ValueType  # 17
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

@@ -74,6 +74,8 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
     trainer = job.spec.trainer
     if trainer.start_from:
         yield "trainer.startFrom", data_root / trainer.start_from
+    if trainer.encoder:
+        yield "trainer.encoder", data_root / trainer.encoder
     for worker in () if trainer.dataset.watch else job.workers():
         own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
         for field, path in (

@@ -29,9 +29,7 @@ class LocalCoordinator:
         self._job = job
         self._on_record = on_record
         self._tokens = Tokens()
-        self._target = TargetAccuracyMonitor(
-            job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
-        )
+        self._target = TargetAccuracyMonitor.of(job, job.workers())
         self._accusations = Accusations()
         self._quarantined: dict[Rank, Revocation] = {}
         self._server: CoordinatorServer | None = None

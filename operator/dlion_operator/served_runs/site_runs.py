@@ -83,14 +83,13 @@ class SiteRuns:
         self.close(key.namespace, key.name)
         own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
         job_workers = self._remote(job, spec_fingerprint).all_workers(action.workers)
-        target_accuracy = job.spec.trainer.stop.target_accuracy
         served = self._served[key] = SiteRunState(
             job,
             spec_fingerprint,
             action.workers,
             job_workers,
             RunProgress(job),
-            TargetAccuracyMonitor(target_accuracy, [worker.rank for worker in job_workers]),
+            TargetAccuracyMonitor.of(job, job_workers),
             WorkerEvents(job_workers),
             time.monotonic(),
             action.failed,

@@ -3,21 +3,39 @@
 `spec.trainer.stop.targetAccuracy` applies to the mean over replicas, which no worker knows alone.
 """
 
-from collections.abc import Collection, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from dlion_api.endings import stop_rule_met
-from dlion_api.names import Rank
-from dlion_api.protocol.progress import EvaluationRecord
+
+if TYPE_CHECKING:
+    from dlion_api.names import Rank, WorkerIdentity
+    from dlion_api.protocol.progress import EvaluationRecord
+    from dlion_api.spec import Job
 
 
 class TargetAccuracyMonitor:
     """Compares the latest accuracies of the replicas with the target."""
 
-    def __init__(self, target_accuracy: float | None, ranks: Collection[Rank]) -> None:
-        self._target = target_accuracy
+    def __init__(
+        self,
+        target_accuracy: float | None,
+        ranks: Collection[Rank],
+        trains: Callable[[Rank], bool] = lambda _: True,
+    ) -> None:
+        """`trains`: whether that worker has a replica that counts."""
+        self._target, self._trains = target_accuracy, trains
         self._ranks = frozenset(ranks)
         self._gone: frozenset[Rank] = frozenset()
         self._accuracy: dict[Rank, float] = {}
+
+    @classmethod
+    def of(cls, job: Job, workers: Iterable[WorkerIdentity]) -> TargetAccuracyMonitor:
+        spec = job.spec
+        ranks = [worker.rank for worker in workers]
+        return cls(spec.trainer.stop.target_accuracy, ranks, spec.exchange.trains)
 
     def remove(self, rank: Rank) -> str | None:
         """That replica is lost permanently and no longer counts. Returns as `take` does."""
@@ -57,7 +75,7 @@ class TargetAccuracyMonitor:
     def _reached(self) -> str | None:
         if self._target is None:
             return None
-        counted = self._ranks - self._gone
+        counted = {rank for rank in self._ranks - self._gone if self._trains(rank)}
         known = [self._accuracy[rank] for rank in counted if rank in self._accuracy]
         if len(known) < len(counted) or not known:
             return None

@@ -37,6 +37,7 @@ WITH_SITES = {
     "quickstart": ([3, 1], 100, 20, 0),
     "fanless": ([3, 1], 100, 20, 10),
     "shared": ([3, 1], 100, 20, 10),
+    "sensors": ([1, 3], 100, 1, 0),
 }
 MOVING = {"convoys"}
 """Their links follow tracks (test_radio.py)."""

@@ -5,10 +5,11 @@ iteration's own and mean gradient. Uses no clock and no link.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
@@ -20,6 +21,7 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.phase_clock import Phase, in_phase
 from dlion_core.policies.interface import (
+    AddSamples,
     AddUpdate,
     ApplyGradient,
     AverageWeights,
@@ -67,6 +69,12 @@ class Replica(Protocol):
     """Of the last update."""
 
 
+class SampleStream(Protocol):
+    """A worker's training samples (`training.datasets.stream`)."""
+
+    def extend(self, parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None: ...
+
+
 class WorkerComponents(Protocol):
     """The parts of a worker that its lifecycle needs."""
 
@@ -77,6 +85,8 @@ class WorkerComponents(Protocol):
 
     @property
     def replica(self) -> Replica: ...
+    @property
+    def stream(self) -> SampleStream: ...
 
 
 def squared_norm(gradient_D: Flat) -> float:
@@ -160,6 +170,8 @@ class InstructionExecutor:
                     payload = self._replica.encoded_weights(weights_D)
                 with in_phase(Phase.SEND):
                     self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case AddSamples(key=key, x_B=x_B, y_B=y_B):
+                self.parts.stream.extend({key: (x_B, y_B)})
             case RejectMessage():
                 self._refuse(instruction, self.progress.iteration)
             case ReportEvent(reason=reason, text=text):

@@ -19,8 +19,15 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive, PhaseSeconds, StepTiming
 from dlion_api.protocol.progress import StepRecord
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone
+from dlion_core.policies.interface import (
+    BudgetsChanged,
+    Event,
+    Flat,
+    LocalFeatures,
+    LocalStepDone,
+)
 from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.topology.topology import STAGED
 
 MAX_AWAITED = 8
 """Peers that a record names: usually one comes last."""
@@ -106,7 +113,7 @@ class StepUndo(Protocol):
 
 
 class ComputedStep(Protocol):
-    """Loss and gradient of a local batch (`training.model`)."""
+    """Loss and gradient of a local batch (`training.model`), or its features."""
 
     @property
     def loss(self) -> float: ...
@@ -114,6 +121,8 @@ class ComputedStep(Protocol):
     def gradient_D(self) -> Flat: ...  # noqa: N802 - the shape's suffix
     @property
     def finite(self) -> bool: ...
+    @property
+    def features(self) -> LocalFeatures | None: ...
 
 
 class StepCycle:
@@ -229,13 +238,16 @@ class StepCycle:
         self._enter(StepPhase.OPEN)
         self.handle(
             [
-                BudgetsChanged(self._links.sendable_bytes(), self._delay_steps()),
+                BudgetsChanged(
+                    self._links.sendable_bytes(), self._delay_steps(), self._link_rates()
+                ),
                 LocalStepDone(
                     iteration=self._iteration,
                     gradient_D=result.gradient_D,
                     local_batch_size=samples,
                     loss=result.loss,
                     global_batch_size=global_batch_size,
+                    features=result.features,
                 ),
             ]
         )
@@ -246,6 +258,9 @@ class StepCycle:
             return {}
         delays_s = self._links.one_way_delays_s()
         return {peer: delay_s / self._iteration_s for peer, delay_s in delays_s.items()}
+
+    def _link_rates(self) -> Mapping[Rank, float]:
+        return {} if self.directive is None else self.directive.bandwidth_bytes_per_s
 
     # ---- directives and reports ------------------------------------------------------------------
 
@@ -260,6 +275,8 @@ class StepCycle:
             self._parts.reporter.directive(directive, self.progress.iteration)
 
     def _next_batch_size(self) -> int:
+        if self._parts.job.spec.exchange.topology == STAGED:
+            return self.global_batch_size()  # one worker trains
         if self.directive is not None:
             return self.directive.local_batch_size
         return max(1, self.global_batch_size() // self._worker_count)

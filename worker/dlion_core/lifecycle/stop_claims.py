@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dlion_api.endings import is_stop_rule, own_reason
 from dlion_api.names import Rank
 from dlion_api.spec import Job
+from dlion_api.spec.policies import DECODER
 from dlion_core.lifecycle.stopping import JobProgress
 
 CONFIRM_WITHIN_S = 10.0
@@ -67,6 +68,8 @@ class StopDoubts:
 
     def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:
         """Return what speaks against it; empty: nothing. `stopped`: peers that announced a stop."""
+        if claim.sender == DECODER and not self._job.spec.exchange.trains(self._rank):
+            return ""  # no other worker trains
         if self._stops_itself() or (len(stopped) > 1 and 2 * len(stopped) > len(linked)):
             return ""
         reason = own_reason(claim.reason)

@@ -6,10 +6,12 @@ because it needs the mean over replicas, and asks the workers to stop.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from dlion_api.endings import stop_rule_met
-from dlion_api.spec import Stop
+from dlion_api.names import Rank
+from dlion_api.spec import Job, Spec, Stop
 
 
 @dataclass
@@ -38,6 +40,13 @@ class JobProgress:
         self.job_samples, self.trained_s = other.job_samples, other.trained_s
 
 
+def own_stop(spec: Spec, rank: Rank) -> Stop:
+    """The rules that this worker can judge: one that does not train counts no steps."""
+    if spec.exchange.trains(rank):
+        return spec.trainer.stop
+    return Stop(max_seconds=spec.trainer.stop.max_seconds)
+
+
 def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int) -> str | None:
     """Why the run is over, or None. `training_set_samples` counts the whole job's data; 0:
     unknown."""
@@ -64,6 +73,13 @@ class EvaluationSchedule:
     def __init__(self, every_samples: int, *, done_samples: int = 0) -> None:
         self._every = every_samples
         self._done = done_samples // every_samples
+
+    @classmethod
+    def of(cls, job: Job, rank: Rank, done_samples: int = 0) -> EvaluationSchedule:
+        """That of a worker; one that does not train has nothing to evaluate."""
+        every = job.spec.trainer.evaluation.every_samples
+        trains = job.spec.exchange.trains(rank)
+        return cls(every if trains else sys.maxsize, done_samples=done_samples)
 
     def due(self, job_samples: int, *, is_mid_round: bool = False) -> bool:
         """True once per interval; several intervals passed at once count as one."""

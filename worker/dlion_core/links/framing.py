@@ -29,7 +29,7 @@ with four, of 128 ms for the gradient (benchmarks/exchange_cost.py).
 
 MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 4096
 MAX_SMALL_BYTES = 4096
-"""Maximum payload of small messages: all but gradients, weights and their descriptions."""
+"""Maximum payload of small messages: all but gradients, weights, features and descriptions."""
 
 MAX_LINK_STATE_BYTES = 16 * 2**20
 """Maximum payload of a `REACH` message: enough for two thousand fully connected workers."""
@@ -47,7 +47,7 @@ _EMPTY = frozenset(
 )
 _BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
 _GRADIENTS = frozenset({MessageKind.GRADIENT, MessageKind.FORWARDED_STEP})
-_LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
+_LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD, MessageKind.FEATURES}
 _KINDS = {kind.value: kind for kind in MessageKind}
 _MAX_ITERATION = 2**53
 _MAX_VALUES = {

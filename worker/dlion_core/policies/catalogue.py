@@ -193,6 +193,15 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         topologies=("allToAll",),
         own_pace=True,
     ),
+    "staged": Policy(
+        "Features of a frozen encoder to one worker, which trains the decoder.",
+        f"{_HERE}.staged.machines:staged",
+        round_parameters.StagedParameters,
+        must_arrive=True,
+        topologies=("staged",),
+        own_pace=True,
+        lasting=("payloads_", "ends_"),
+    ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
     "dlion": Policy(

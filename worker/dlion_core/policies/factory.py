@@ -23,6 +23,8 @@ from dlion_core.policies.partitions.version_vector import (
     VERSION_VECTOR_STATE,
 )
 from dlion_core.policies.plugin_guards import GuardedSelector, build_guarded
+from dlion_core.policies.staged.feature_batch import MAX_BATCH_BYTES
+from dlion_core.topology.topology import STAGED
 
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Maximum bytes besides a model's values: a version vector (12 bytes for each of five thousand
@@ -97,4 +99,6 @@ def max_message_bytes(job: Job, layout: Layout) -> int:
     manifest's `network.maxMessageBytes`. A receiver reserves space for it."""
     bitmap_bytes = (len(layout.sizes) + 7) // 8
     most = max_coded_bytes(layout.size) + bitmap_bytes + MAX_OVERHEAD_BYTES
+    if job.spec.exchange.topology == STAGED:
+        most = max(most, MAX_BATCH_BYTES)
     return min(most, job.spec.network.max_message_bytes)

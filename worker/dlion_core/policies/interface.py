@@ -63,6 +63,8 @@ class MessageKind(IntEnum):
     MISSED_STEPS_REQUEST = 13
     FORWARDED_STEP = 14
     MISSED_STEPS_SENT = 15
+    FEATURES = 16
+    FEATURES_REQUEST = 17
 
 
 STEP_KINDS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
@@ -95,6 +97,19 @@ class Message:
 
 
 @dataclass(frozen=True)
+class LocalFeatures:
+    """Encoded samples of a worker that sends features instead of gradients (`staged`)."""
+
+    first: int
+    """Number of the first of these samples, from 0."""
+    total: int
+    """Samples that this worker has."""
+    features_B: NDArray[np.float32]
+    """Shape [B, ...]."""
+    labels_B: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class LocalStepDone:
     """The local gradient of an iteration (counted from 1). The policy may keep the array."""
 
@@ -104,6 +119,8 @@ class LocalStepDone:
     loss: float
     global_batch_size: int = 0
     """Samples of all workers in that iteration, as the sidecar reports it; 0: unknown."""
+    features: LocalFeatures | None = None
+    """In place of a gradient, which then has no entries."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,8 @@ class BudgetsChanged:
     budget_bytes: Mapping[Rank, int]
     delay_steps: Mapping[Rank, float] = field(default_factory=dict)
     """One-way delay of the idle link in iterations of this worker, where known."""
+    bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
+    """Measured rate of each link, where known."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +282,15 @@ class SendWeights:
 
 
 @dataclass(frozen=True)
+class AddSamples:
+    """Train on these samples, too, from the next batch on. Those of an equal key are replaced."""
+
+    key: str
+    x_B: NDArray[np.float32]
+    y_B: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class WithholdUpdate:
     """Exclude `update_D` from the weights that this worker gives to a worker that takes over its
     state.
@@ -307,6 +335,7 @@ Instruction = (
     | ReplaceWeights
     | SendMessage
     | SendWeights
+    | AddSamples
     | WithholdUpdate
     | RejectMessage
     | ReportEvent

@@ -157,3 +157,24 @@ class SparselocoParameters:
         above=0,
         maximum=10,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedParameters:
+    """Parameters of `staged`."""
+
+    bits: Literal["auto", "2", "4", "8"] = setting(
+        "bits of a feature; auto: the most with which a worker's samples arrive in time.",
+        default="auto",
+    )
+    arrive_within: float = setting(
+        "time for the features of all samples of a worker, for bits auto (default ours).",
+        default=60.0,
+        above=0,
+        maximum=10**6,
+        unit="seconds",
+    )
+    start_fraction: Share = setting(
+        "part of the samples of the linked workers with which training starts (default ours).",
+        default=0.5,
+    )

@@ -12,6 +12,7 @@ others. Under `clustered` it contains all possible links; `clusters` defines the
 - `bipartite`: workers at even positions (by rank) with those at odd ones: all of them, or `degree`.
   The latter is a circulant over both sides in random order (ours), in which two adjacent links form
   a ring through all.
+- `staged`: the first worker with each other one.
 
 Source: Steger and Wormald, Generating random regular graphs quickly, 1999 (networkx's algorithm).
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import networkx as nx  # At run time only where a graph needs it: `dlion validate` has none.
 
 CLUSTERED: Final = "clustered"
+STAGED: Final = "staged"
 
 
 def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
@@ -66,6 +68,8 @@ def min_neighbours(exchange: Exchange, count: int) -> int:
         return others if exchange.degree is None else exchange.degree
     if exchange.topology == "bipartite":
         return count // 2 if exchange.degree is None else exchange.degree
+    if exchange.topology == STAGED:
+        return min(1, others)
     return others
 
 
@@ -86,6 +90,10 @@ def _graph(
     if topology in ("allToAll", CLUSTERED):
         everyone = frozenset(ranks)
         return MappingProxyType({rank: everyone - {rank} for rank in ranks})
+    if topology == STAGED:
+        first, *others = ranks
+        star = {rank: frozenset({first}) for rank in others}
+        return MappingProxyType({first: frozenset(others), **star})
     built = _built(topology, degree, random.Random(seed), len(ranks))  # noqa: S311 - no secret
     return MappingProxyType(
         {rank: frozenset(ranks[other] for other in built[at]) for at, rank in enumerate(ranks)}
@@ -107,7 +115,7 @@ def _built(topology: str, degree: int | None, chance: random.Random, count: int)
         return nx.Graph(_between_sides(degree, chance, count))
     raise ValueError(
         f"topology {topology!r} with degree {degree}; allowed: allToAll, ring, randomRegular with"
-        " a degree, bipartite, clustered"
+        " a degree, bipartite, clustered, staged"
     )
 
 

@@ -27,7 +27,7 @@ from dlion_core.lifecycle.step_cycle import (
     WaitForEvents,
 )
 from dlion_core.lifecycle.stop_claims import StopDoubts
-from dlion_core.lifecycle.stopping import JobProgress, stop_reason
+from dlion_core.lifecycle.stopping import JobProgress, own_stop, stop_reason
 from dlion_core.links.events import Refused
 from dlion_core.phase_clock import PhaseClock, measured_by
 from dlion_core.policies.interface import RejectMessage
@@ -229,7 +229,7 @@ class TrainingLoop:
         self._awaited.step_begins()
         with self._clock.own():
             x_B, y_B = parts.stream.next(batch_size)
-            result = parts.replica.model.step(x_B, y_B)
+            result = parts.replica.step(x_B, y_B)
         self._clock.compute_s = time.monotonic() - self._clock.began_s
         self._loss = result.loss
         self._cycle.step_computed(result, samples=len(y_B), trained_s=self._trained_s())
@@ -289,7 +289,7 @@ class TrainingLoop:
     def _own_limit(self) -> str | None:
         self.progress.trained_s = self._trained_s()
         return stop_reason(
-            self._parts.job.spec.trainer.stop,
+            own_stop(self._parts.job.spec, self._parts.rank),
             self.progress,
             training_set_samples=self._training_set_samples(),
         )

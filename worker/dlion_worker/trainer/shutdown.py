@@ -121,6 +121,8 @@ class Shutdown:
 
     def _counted_samples(self, peer: Rank, claimed: int, iteration: int) -> int:
         """The samples by which a peer's replica counts: at most every sample of this run."""
+        if not self.job.spec.exchange.trains(self.rank):
+            return claimed  # a single replica counts, whatever its samples
         most = max(1, iteration) * max_batch_at(self.job.spec, iteration)
         if claimed > most:
             message = (

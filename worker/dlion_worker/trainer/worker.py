@@ -51,9 +51,9 @@ from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel, Snapshot
-from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
+from dlion_worker.training.staged.sensor import local_replica, local_stream
 from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 
@@ -150,13 +150,13 @@ class Worker:
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
         )
-        self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
+        self._stream = local_stream(self._job, self._rank, self._data)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
         report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
         self._callbacks = make_callbacks(
             model, self._config, self._identity, stream=self._stream, progress=self._progress
         )
-        self._replica = LocalReplica(self._job, self._rank, model, optimizer)
+        self._replica = local_replica(self._job, self._rank, model, optimizer, self._stream)
         self._replica.measure_on(self._data.held_out_x, self._data.held_out_y)
         self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(
@@ -292,8 +292,7 @@ class Worker:
         return snapshot
 
     def _train(self) -> str:
-        every_samples = self._job.spec.trainer.evaluation.every_samples
-        self._schedule = EvaluationSchedule(every_samples, done_samples=self._progress.job_samples)
+        self._schedule = EvaluationSchedule.of(self._job, self._rank, self._progress.job_samples)
         self._loop = TrainingLoop(
             self._parts,
             progress=self._progress,
@@ -388,7 +387,8 @@ class Worker:
     def _report_own(self, tag: tuple[int, int, float], snapshot: Snapshot) -> EvaluationResult:
         """Evaluate the own replica at the end, while those of peers are on their way."""
         found = self._evaluated(tag, snapshot)
-        self._reporter.evaluation(found, final=True)
+        if self._job.spec.exchange.trains(self._rank):
+            self._reporter.evaluation(found, final=True)
         return found.evaluation
 
     def _evaluated(self, tag: Any, snapshot: Snapshot) -> EvaluatedSnapshot:

@@ -139,3 +139,10 @@ def scaled(inputs: Any) -> Any:
         return tf.cast(each, tf.float32) * (1.0 / 255.0) if each.dtype == tf.uint8 else each
 
     return tf.nest.map_structure(scale, inputs)
+
+
+def whole_model(encoder: Any, model: Any) -> Any:
+    """The model of original samples: the encoder, then the model. None: it takes them itself."""
+    if encoder is None:
+        return model
+    return keras.Model(encoder.inputs, model(encoder.outputs[0]), name=f"encoded_{model.name}")

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlion_api.errors import ContractError, DataError, ProgramError
+from dlion_api.errors import DataError, ProgramError
 from dlion_api.plain_text import error_text, without_escapes
 from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import EvaluationResult
-from dlion_core.policies.interface import Flat
+from dlion_core.policies.interface import Flat, LocalFeatures
 from dlion_worker.training.building import (
     as_float32,
     build_model,
@@ -35,6 +35,7 @@ from dlion_worker.training.building import (
     specs,
     tensors,
     value_count,
+    whole_model,
 )
 from dlion_worker.training.converting import load_weights
 from dlion_worker.training.datasets.dataset import DataSet
@@ -47,6 +48,7 @@ from dlion_worker.training.variables import (
     ModelVariables,
     aligned_zeros,
     all_finite,
+    check_length,
     tensor_view,
 )
 
@@ -63,6 +65,7 @@ class StepResult:
     loss: float
     gradient_D: Flat
     finite: bool
+    features: LocalFeatures | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class FlatModel:
         self.input_shape = tuple(input_shape)
         self.class_count = class_count
         built = build_model(program, self.input_shape, class_count, seed, np.dtype(input_dtype))
-        self._keras = built.keras_model
+        self._keras = self._saved = built.keras_model
         self.program = with_compiled(program, self._keras)
         """With the loss and the optimizer of `compile()`, if it has none of its own."""
         dtype = np.dtype(target_dtype or (np.int32 if class_count else np.float32))
@@ -126,7 +129,7 @@ class FlatModel:
         cls, program: TrainingProgram, data: DataSet, trainer: Trainer, *, rank: int = 0
     ) -> FlatModel:
         """The manifest's model, for samples as in the data set. Raises: ProgramError."""
-        return cls(
+        model = cls(
             program,
             input_shape=data.input_shape,
             class_count=data.class_count,
@@ -137,6 +140,8 @@ class FlatModel:
             target_shape=data.target_shape,
             target_dtype=data.held_out_y.dtype,
         )
+        model._saved = whole_model(data.encoder, model._keras)
+        return model
 
     def sibling(self, *, seed: int, rank: int) -> FlatModel:
         """Another replica of the same program that shares the compiled functions.
@@ -175,8 +180,7 @@ class FlatModel:
 
     def set_weights(self, weights_D: Flat) -> None:
         """Set the weights. Raises: ContractError where the length differs."""
-        if weights_D.shape != self.weights_D.shape:
-            raise self._wrong_length(weights_D)
+        check_length(weights_D, self.layout)
         np.copyto(self.weights_D, weights_D)
 
     def get_state(self, snapshot: Snapshot | None = None) -> Flat:
@@ -211,9 +215,8 @@ class FlatModel:
 
         Raises: ContractError where a length belongs to another model.
         """
+        check_length(weights_D, self.layout)
         snapshot = Snapshot(aligned_zeros(self.layout.size), ())
-        if weights_D.shape != snapshot.weights_D.shape:
-            raise self._wrong_length(weights_D)
         np.copyto(snapshot.weights_D, weights_D)
         state = self._variables.with_state(self._state, state_S)
         return Snapshot(snapshot.weights_D, tuple(state))
@@ -273,7 +276,7 @@ class FlatModel:
         with self._keras_lock:
             self._variables.write(snapshot.weights_D, snapshot.state)
             try:
-                self._keras.save(temporary)
+                self._saved.save(temporary)
                 temporary.replace(path)
             except (TypeError, ValueError, NotImplementedError) as error:
                 raise ProgramError(
@@ -294,12 +297,6 @@ class FlatModel:
         self.set_counters(counters)
 
     # ---- inside
-
-    def _wrong_length(self, weights_D: Flat) -> ContractError:
-        return ContractError(
-            f"weights: wrong length (given: {list(weights_D.shape)}; allowed: "
-            f"[{self.layout.size}]). They belong to another model"
-        )
 
     def _become_own(self, seed: int, rank: int) -> None:
         self._rank = rank

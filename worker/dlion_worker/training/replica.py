@@ -17,7 +17,7 @@ from dlion_core.codecs import Coding, ValueCodec, encode_weights
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import Flat, Layout
 from dlion_worker.training.keras_optimizer import ModelOptimizer
-from dlion_worker.training.model import FlatModel, Snapshot
+from dlion_worker.training.model import FlatModel, Snapshot, StepResult
 from dlion_worker.training.optimizer import learning_rate_for
 from dlion_worker.training.snapshot import TrainingState, pack, unpack
 
@@ -52,6 +52,18 @@ class LocalReplica:
     @property
     def layout(self) -> Layout:
         return self.model.layout
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.model.input_shape
+
+    @property
+    def class_count(self) -> int:
+        return self.model.class_count
+
+    def step(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> StepResult:
+        """Loss and gradient of a batch of this worker's stream."""
+        return self.model.step(x_B, y_B)
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix

@@ -86,6 +86,8 @@ def choose_model(
     Only `candidates` are evaluated besides the average, and may be the best; None: all replicas.
     `parallel` threads call `accuracy_of`.
     """
+    collected = replicas  # features of workers that do not train are in the model, too
+    replicas = [one for one in collected if job.spec.exchange.trains(one.rank)] or collected
     averaged, candidates = average(replicas), candidates or replicas
     states = [*(replica.state for replica in candidates), averaged]
     threads = ThreadPoolExecutor(parallel, thread_name_prefix="candidates")
@@ -104,8 +106,8 @@ def choose_model(
         best_replica=best.rank if is_complete else None,
         best_replica_accuracy=accuracies[best.rank] if is_complete else None,
         mean_replica_accuracy=float(np.mean([*accuracies.values()])) if is_complete else None,
-        ranks=tuple(sorted(replica.rank for replica in replicas)),
-        sites=tuple(sorted({job.worker(replica.rank).site for replica in replicas})),
+        ranks=tuple(sorted(replica.rank for replica in collected)),
+        sites=tuple(sorted({job.worker(replica.rank).site for replica in collected})),
         samples=sum(replica.samples for replica in replicas),
         stop_reason=stop_reason,
     )

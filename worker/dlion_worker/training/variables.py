@@ -177,3 +177,12 @@ def all_finite(values_D: Flat) -> bool:
 def tensor_view(weights_D: Flat) -> Any:
     """A tensor on the array's memory: it always has the array's current values."""
     return tf.experimental.dlpack.from_dlpack(weights_D.__dlpack__())
+
+
+def check_length(weights_D: Flat, layout: Layout) -> None:
+    """Raises: ContractError where the length differs."""
+    if weights_D.shape != (layout.size,):
+        raise ContractError(
+            f"weights: wrong length (given: {list(weights_D.shape)}; allowed: [{layout.size}]). "
+            "They belong to another model"
+        )

@@ -218,9 +218,7 @@ def _simulate(
     from dlion_simulator.run import Simulation
 
     job, plan = request.job, request.plan
-    target = TargetAccuracyMonitor(
-        job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
-    )
+    target = TargetAccuracyMonitor.of(job, job.workers())
     environment = f"{plan.environment}, virtual time"
     with LiveView(folder.job, console, environment=environment, is_virtual=True) as view:
 

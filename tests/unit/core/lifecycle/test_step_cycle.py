@@ -102,7 +102,8 @@ class Worker:
         return self.cycle.next(lambda: self.over, gives_up=lambda: self.gives_up)
 
     def compute(self, *, loss: float = 1.0) -> None:
-        result = SimpleNamespace(loss=loss, gradient_D=np.ones(4, np.float32), finite=loss < np.inf)
+        gradient_D, finite = np.ones(4, np.float32), loss < np.inf
+        result = SimpleNamespace(loss=loss, gradient_D=gradient_D, finite=finite, features=None)
         self.cycle.step_computed(result, samples=8, trained_s=1.0)
 
 

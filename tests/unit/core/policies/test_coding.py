@@ -20,7 +20,12 @@ from weighing_cluster import WeighingCluster
 
 LAYOUT = Layout(("a", "b"), (300, 500))
 NUMBER = {codec: number for number, codec in enumerate(ValueCodec, start=1)}
-OWN_FORM = {"adaptive", "fedat", "sparseloco"}  # code what they send by a parameter of their own
+OWN_FORM = {
+    "adaptive",
+    "fedat",
+    "sparseloco",
+    "staged",
+}  # code what they send by a parameter of their own
 UPDATES = {"gaia"}  # its weights' messages are differences, and what is rounded off stays
 SERVED = {"halos", "quorum-diloco"}  # changes travel to a server, and its weights back
 PARAMETERS = {

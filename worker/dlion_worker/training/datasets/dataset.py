@@ -44,6 +44,8 @@ class DataSet:
     """Watched files as of reading, whether or not they contain samples of this worker."""
     augment: Augment | None = None
     """For training batches only."""
+    encoder: Any = None
+    """The Keras model whose outputs these samples are; None: they are the original ones."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from dlion_worker.training.datasets.partition import part_index, partition
 from dlion_worker.training.datasets.sources import ArraySource, DatasetCache, SampleSource
 from dlion_worker.training.programs.augmentation import augmentation_of
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.staged.encoding import encoded
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,10 +52,14 @@ def load(
     Without a name or path in the manifest, the program's `load_data` is called. `cache`: sources
     already opened for other workers of the same job in this process.
 
+    With `trainer.encoder`, the samples are its outputs.
+
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
     data = _load(job, identity, program, data_root, cache or DatasetCache())
-    return replace(data, augment=augmentation_of(program))
+    data = replace(data, augment=augmentation_of(program))
+    encoder = job.spec.trainer.encoder
+    return encoded(data, data_root / encoder) if encoder else data
 
 
 def _load(

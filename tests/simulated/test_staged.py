@@ -1,0 +1,55 @@
+"""A whole simulated job of sensors and a decoder.
+
+Proves: the decoder learns from features whose classes it has no samples of; sensors send features
+only, in fewer bits over a slow link; every site saves the
+decoder's model. Left out: the machines (tests/unit/core/policies/test_staged.py), processes
+(tests/local/test_staged.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.simulations import Case, Simulated, SimulatedCases
+from tests.support.staged_encoder import save_encoder
+
+
+def case(encoder: str, mbit_per_s: float, **settings: Any) -> Case:
+    workers = [{"count": 4, "cores": 4, "mbitPerS": mbit_per_s}]
+    environment = {"name": "narrow", "workers": workers}
+    return Case(
+        environment,
+        {
+            "trainer.encoder": encoder,
+            "trainer.stop": {"maxSteps": 150},
+            "exchange": {"topology": "staged", "policy": "staged", **settings},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> SimulatedCases:
+    folder = tmp_path_factory.mktemp("staged")
+    encoder = str(save_encoder(folder / "encoder.keras"))
+    slow = {"parameters": {"arriveWithin": 1, "startFraction": 1}}
+    return SimulatedCases(folder, {"fast": case(encoder, 50), "slow": case(encoder, 0.1, **slow)})
+
+
+def collected(run: Simulated) -> int:
+    """Bytes of all features."""
+    return sum(run.sent_bytes(sensor, 0) for sensor in (1, 2, 3))
+
+
+def test_the_decoder_learns_the_classes_of_the_sensors(runs: SimulatedCases) -> None:
+    run = runs["fast"]
+    assert run.exit_code == 0
+    (final,) = [r for r in run.records if r["kind"] == "evaluation" and r["final"]]
+    assert final["rank"] == 0
+    assert final["accuracy"] > 0.8, "plant-a, its site, has half of the classes"
+    assert len(run.events("FeaturesCollected")) == 3
+
+
+def test_a_slow_link_gets_fewer_bits(runs: SimulatedCases) -> None:
+    assert runs["slow"].exit_code == 0
+    assert collected(runs["slow"]) < 0.8 * collected(runs["fast"])

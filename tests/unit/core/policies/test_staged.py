@@ -1,0 +1,228 @@
+"""Features on a link, and who sends them when.
+
+Proves: decoded features are within half a level of the given ones, at any bits; a damaged or
+hostile payload is refused with what is allowed; the bits follow the link's rate; a decoder gets
+every sample once from sensors that restart, and waits for enough of them; either machine refuses
+what the other would not send; a checkpoint brings all features back.
+
+Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py), whole jobs
+(tests/simulated/test_staged.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    AddSamples,
+    ApplyGradient,
+    BudgetsChanged,
+    Layout,
+    LocalFeatures,
+    LocalStepDone,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    RejectMessage,
+    ReportEvent,
+    SendMessage,
+)
+from dlion_core.policies.round_parameters import StagedParameters
+from dlion_core.policies.staged import feature_batch
+from dlion_core.policies.staged.feature_batch import BATCH_SAMPLES, decode, encode
+from dlion_core.policies.staged.machines import Decoder, Sensor, staged
+from local_run import job_document
+
+SHAPE, CLASSES, TOTAL = (2, 3), 5, 2 * BATCH_SAMPLES + 17
+DECODER, SENSOR = Rank(0), Rank(1)
+NO_GRADIENT = np.zeros(0, np.float32)
+
+
+class Replica:
+    input_shape, class_count = SHAPE, CLASSES
+    weights_D = resting_D = np.zeros(4, np.float32)
+
+
+def samples(first: int = 0, total: int = TOTAL) -> LocalFeatures:
+    chance = np.random.default_rng(first)
+    count = min(BATCH_SAMPLES, total - first)
+    values = chance.normal(0, [1, 100, 0.01], (count, *SHAPE)).astype(np.float32)
+    return LocalFeatures(first, total, values, chance.integers(0, CLASSES, count, np.int32))
+
+
+def machine(rank: Rank, **parameters: Any) -> Any:
+    exchange = {"policy": "staged", "topology": "staged"}
+    spec = load_job(job_document(2, exchange=exchange, trainer={"encoder": "e.keras"})).spec
+    context = PolicyContext(spec, rank, (DECODER, SENSOR), Layout(("w",), (4,)), replica=Replica())
+    return staged(context, StagedParameters(**parameters))
+
+
+@pytest.mark.parametrize("bits", feature_batch.BITS)
+@pytest.mark.parametrize("first", [0, 2 * BATCH_SAMPLES])
+def test_decoded_features_are_within_half_a_level(bits: int, first: int) -> None:
+    given = samples(first)
+    batch = decode(encode(given, bits), SHAPE, CLASSES)
+    ranges_C = np.ptp(given.features_B.reshape(-1, 3), axis=0)
+    errors_BC = np.abs(batch.samples.features_B - given.features_B)
+    assert (errors_BC <= 0.501 * ranges_C / (2**bits - 1)).all()
+    assert (batch.samples.labels_B == given.labels_B).all()
+    assert (batch.samples.first, batch.samples.total, batch.bits) == (first, TOTAL, bits)
+
+
+def test_equal_values_survive() -> None:
+    given = LocalFeatures(0, 3, np.full((3, *SHAPE), 7, np.float32), np.zeros(3, np.int32))
+    assert (decode(encode(given, 2), SHAPE, CLASSES).samples.features_B == 7).all()
+
+
+def header(first: int = 0, total: int = 3, count: int = 3, bits: int = 8) -> bytes:
+    return struct.pack("<IIHB", first, total, count, bits)
+
+
+def body(low: float = 0, step: float = 1, label: int = 0) -> bytes:
+    ranges = struct.pack("<6f", low, 0, 0, step, 1, 1)
+    return ranges + bytes(3 * 6) + struct.pack("<3H", label, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"", "0 bytes; allowed: 11 or more"),
+        (header() + body() + b"x", "allowed: 59 for 3"),
+        (header() + body()[:-1], "allowed: 59 for 3"),
+        (header(bits=3) + body(), "3 bits; allowed: 2, 4, 8"),
+        (header(total=0, count=0) + body(), "allowed: 1 to"),
+        (header(total=2**32 - 1, count=256), "allowed: 1 to 22369621"),
+        (header(first=3) + body(), "from sample 3 of 3 on"),
+        (header(first=1) + body(), "multiples of 256"),
+        (header(count=2) + body(), "features of 2 samples; allowed: 3"),
+        (header() + body(low=np.nan), "a range that falls"),
+        (header() + body(low=-2e6), "exceeds what is allowed"),
+        (header() + body(step=np.inf), "exceeds what is allowed"),
+        (header() + body(step=-1), "a range that falls"),
+        (header() + body(label=CLASSES), "a label of 5; allowed: 0 to 4"),
+    ],
+)
+def test_a_hostile_payload_is_refused(payload: bytes, words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        decode(payload, SHAPE, CLASSES)
+
+
+def test_a_receiver_has_room_for_the_largest_batch() -> None:
+    values = np.zeros((BATCH_SAMPLES, 1, feature_batch.MAX_FEATURES), np.float32)
+    payload = encode(LocalFeatures(0, 256, values, np.zeros(256, np.int32)), 8)
+    assert len(payload) == feature_batch.MAX_BATCH_BYTES
+    with pytest.raises(ValueError, match="features of shape"):
+        encode(LocalFeatures(0, 512, np.zeros((257, 1), np.float32), np.zeros(257, np.int32)), 8)
+
+
+@pytest.mark.parametrize(("rate", "bits"), [(None, 8), (1e6, 8), (40, 4), (20, 2), (0.1, 2)])
+def test_the_bits_follow_the_rate_of_the_link(rate: float | None, bits: int) -> None:
+    sensor = machine(SENSOR)
+    sensor.handle(request(0))
+    sensor.handle(BudgetsChanged({}, bytes_per_s={} if rate is None else {DECODER: rate}))
+    (sent,) = sensor.handle(step(sensor, samples()))
+    assert decode(sent.message.payload, SHAPE, CLASSES).bits == bits
+
+
+def request(first: int) -> MessageArrived:
+    payload = struct.pack("<I", first)
+    return MessageArrived(DECODER, Message(MessageKind.FEATURES_REQUEST, 0, payload=payload))
+
+
+def step(worker: Any, features: LocalFeatures | None = None) -> LocalStepDone:
+    return LocalStepDone(worker.next_iteration(), NO_GRADIENT, 256, 0.0, features=features)
+
+
+def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
+    decoder, sensor, at, added = machine(DECODER), machine(SENSOR), 0, list[AddSamples]()
+    pending = decoder.handle(MemberJoined(SENSOR))
+    assert decoder.waiting_for() == {SENSOR}
+    for turn in range(12):
+        if turn == 2:  # what was under way is lost, and the sensor begins with its first sample
+            decoder.handle(MemberLeft(SENSOR))
+            sensor, at, pending = machine(SENSOR), 0, decoder.handle(MemberJoined(SENSOR))
+        for one in pending:
+            assert not sensor.handle(MessageArrived(DECODER, one.message))
+        if sensor.waiting_for():
+            break
+        sent = sensor.handle(step(sensor, samples(at)))
+        at = (at + BATCH_SAMPLES) % (3 * BATCH_SAMPLES)
+        answers = [decoder.handle(MessageArrived(SENSOR, one.message)) for one in sent]
+        added += [one for each in answers for one in each if isinstance(one, AddSamples)]
+        pending = [one for each in answers for one in each if isinstance(one, SendMessage)]
+    assert [one.key for one in added] == [f"features-1-{first}" for first in (0, 256, 512)]
+    assert sum(len(one.y_B) for one in added) == TOTAL
+    assert any(isinstance(one, ReportEvent) for one in answers[0])
+    assert decoder.waiting_for() == frozenset()
+    assert isinstance(decoder.handle(step(decoder))[0], ApplyGradient)
+
+    restored = machine(DECODER)
+    restored.restore(decoder.state())
+    joined = restored.handle(MemberJoined(SENSOR))
+    assert [one.key for one in joined] == [one.key for one in added], "and requests nothing"
+
+
+def test_a_decoder_starts_when_enough_is_there_or_sensors_leave() -> None:
+    decoder = machine(DECODER, start_fraction=0.9)
+    (asked,) = decoder.handle(MemberJoined(SENSOR))
+    assert struct.unpack("<I", asked.message.payload) == (0,)
+    message = Message(MessageKind.FEATURES, 1, payload=encode(samples(), 8))
+    decoder.handle(MessageArrived(SENSOR, message))
+    assert decoder.waiting_for() == {SENSOR}
+    decoder.handle(MemberLeft(SENSOR))
+    assert decoder.waiting_for() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("rank", "message", "words"),
+    [
+        (DECODER, Message(MessageKind.FEATURES, 1, payload=encode(samples(256), 8)), "not req"),
+        (DECODER, Message(MessageKind.GRADIENT, 1, 8), "GRADIENT at the decoder"),
+        (SENSOR, Message(MessageKind.FEATURES, 1), "FEATURES at a sensor"),
+        (SENSOR, Message(MessageKind.FEATURES_REQUEST, 1, payload=b"123"), "request of 3 bytes"),
+    ],
+)  # fmt: skip
+def test_a_message_that_no_honest_worker_sends_is_rejected(
+    rank: Rank, message: Message, words: str
+) -> None:
+    worker, peer = machine(rank), Rank(1 - rank)
+    worker.handle(MemberJoined(peer))
+    (rejected,) = worker.handle(MessageArrived(peer, message))
+    assert isinstance(rejected, RejectMessage)
+    assert words in rejected.reason
+
+
+def test_other_data_after_a_restart_are_rejected() -> None:
+    decoder = machine(DECODER)
+    decoder.handle(MemberJoined(SENSOR))
+    for total, accepted in ((TOTAL, True), (TOTAL + 1, False)):
+        given = samples(0 if accepted else BATCH_SAMPLES, total)
+        message = Message(MessageKind.FEATURES, 1, payload=encode(given, 8))
+        first, *_ = decoder.handle(MessageArrived(SENSOR, message))
+        assert isinstance(first, AddSamples if accepted else RejectMessage)
+
+
+def test_requests_for_nothing_and_too_many_are_rejected() -> None:
+    sensor = machine(SENSOR)
+    for first in (1, 3 * BATCH_SAMPLES, 2**32 - 1, 0):
+        assert sensor.handle(request(first)) == []
+    (refused,) = sensor.handle(request(256))
+    assert "more than 4 requests" in refused.reason
+    *refused, sent = sensor.handle(step(sensor, samples()))
+    assert [type(one) for one in refused] == [RejectMessage] * 3
+    assert sent.message.kind is MessageKind.FEATURES
+
+
+def test_the_first_worker_is_the_decoder() -> None:
+    assert isinstance(machine(DECODER), Decoder)
+    assert isinstance(machine(SENSOR), Sensor)

@@ -1,0 +1,81 @@
+"""A data set in the form of a frozen encoder's outputs (`trainer.encoder`).
+
+The program's model, the *decoder*, takes these features as its samples. Saved models take the
+original samples again (`training.model`).
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import DataError, ProgramError
+from dlion_api.plain_text import error_text
+from dlion_core.policies.staged.feature_batch import MAX_CLASSES, MAX_FEATURES, MAX_MAGNITUDE
+from dlion_worker.training.building import scaled, tensors
+from dlion_worker.training.converting import load_keras_file
+from dlion_worker.training.datasets.dataset import DataSet
+
+_AT_ONCE = 256
+"""Samples that the encoder gets at once."""
+
+
+def encoded(data: DataSet, path: Path) -> DataSet:
+    """The features of all samples, with the encoder.
+
+    Raises: DataError (no such encoder, or it does not take these samples), ProgramError (data
+    without classes, or samples that change in each epoch).
+    """
+    if data.augment is not None:
+        raise ProgramError(
+            "augment(x, y) changes samples in each epoch, and an encoder's features stay. Leave "
+            "out augment or trainer.encoder"
+        )
+    if not 0 < data.class_count <= MAX_CLASSES:
+        raise ProgramError(
+            f"trainer.encoder: the data have no classes, or too many (given: {data.class_count}; "
+            f"allowed: 1 to {MAX_CLASSES}). Train without an encoder"
+        )
+    encoder = _loaded(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    parts = {key: (_features(encoder, x, path), y) for key, (x, y) in data.parts.items()}
+    held_out = _features(encoder, data.held_out_x, path)
+    return replace(data, parts=parts, held_out_x=held_out, encoder=encoder)
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path, _modified_ns: int) -> Any:
+    """The encoder, which all workers of this process share."""
+    if not path.is_file():
+        raise DataError(f"trainer.encoder: no such file: {path}. Name a .keras file")
+    encoder = load_keras_file(path)
+    encoder.trainable = False
+    return encoder
+
+
+def _features(encoder: Any, x: NDArray[Any], path: Path) -> NDArray[np.float32]:
+    try:
+        batches = [
+            np.asarray(encoder(scaled(tensors(x[at : at + _AT_ONCE])), training=False), np.float32)
+            for at in range(0, len(x), _AT_ONCE)
+        ]
+    except Exception as error:  # Keras raises any type
+        raise DataError(
+            f"trainer.encoder: {path} does not take samples of shape {list(x.shape[1:])}: "
+            f"{error_text(error).splitlines()[0]}. Name an encoder trained on such data"
+        ) from error
+    features = np.concatenate(batches)
+    if features.ndim < 2 or len(features) != len(x) or features[0].size > MAX_FEATURES:
+        raise DataError(
+            f"trainer.encoder: {path} has outputs of a wrong shape (given: "
+            f"{list(features.shape)}; allowed: [N, ...] with up to {MAX_FEATURES} values of each "
+            "of the N samples). Add a layer that pools them"
+        )
+    if not (np.abs(features) <= MAX_MAGNITUDE).all():
+        raise DataError(
+            f"trainer.encoder: {path} has outputs beyond +-{MAX_MAGNITUDE:g}. Add a layer that "
+            "normalizes them"
+        )
+    return features
