@@ -201,6 +201,11 @@ WITH: dict[tuple[str, object], dict[str, Any]] = {
     ("spec.exchange.topology", "allToAll"): {f"{EXCHANGE}.degree": GONE},
     ("spec.exchange.topology", "ring"): {f"{EXCHANGE}.degree": GONE},
     ("spec.exchange.topology", "clustered"): {f"{EXCHANGE}.degree": GONE},
+    ("spec.exchange.topology", "staged"): {
+        f"{EXCHANGE}.degree": GONE,
+        f"{EXCHANGE}.policy": "staged",
+        "spec.trainer.encoder": "encoder.keras",
+    },
 }
 """By a value of a field: what else changes with it."""
 
