@@ -45,8 +45,8 @@ ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
 WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
 
 
-POLICIES = sorted(set(BUILT_IN) - {"dlion-published"})
-"""That one is the machine of `dlion`."""
+POLICIES = sorted(set(BUILT_IN) - {"dlion-published", "staged"})
+"""The first is the machine of `dlion`, the other needs a topology of its own."""
 
 OF_POLICY = {"demo": {"momentum": 0}, "dgc": {"momentum": 0}, "twostep": {"momentum": 0}}
 """What goes with the manifest's own momentum."""

@@ -85,6 +85,9 @@ class Replica:
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
+    def step(self, x_B: np.ndarray, y_B: np.ndarray) -> Any:
+        return self.model.step(x_B, y_B)
+
     def apply_gradient(
         self,
         gradient_D: np.ndarray,

@@ -74,6 +74,7 @@ def format_remaining(
 def format_way(predicted: Remaining, *, is_virtual: bool = False) -> str:
     """The share of a run that is done, if it is known, and the time that is left.
 
+    >>> from dlion_api.remaining_time import Remaining
     >>> format_way(Remaining(fraction=0.42, seconds=90.0)), format_way(Remaining())
     ('42 % done, ETA 1:30', 'ETA —')
     >>> format_way(Remaining(seconds=90.0), is_virtual=True)

@@ -71,6 +71,9 @@ def test_objects_are_those_that_an_operator_decides_on(
         assert each["metadata"].pop("ownerReferences")
         if each["kind"] == "ConfigMap":
             assert each["data"].pop("ca.pem") == "PEM"
+            uid = stored["metadata"]["uid"]
+            assert f'"uid": "{uid}"' in each["data"]["pod.json"]
+            each["data"]["pod.json"] = each["data"]["pod.json"].replace(uid, "")
     assert kinds(found) == ["ConfigMap", "Service", "Service", "Deployment", "Job", "Job"]
     assert found == expected
 
