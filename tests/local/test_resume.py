@@ -36,7 +36,8 @@ EXCHANGES: dict[str, dict[str, Any]] = {
 
 
 def document(folder: Path, exchange: dict[str, Any]) -> dict[str, Any]:
-    trainer = {"program": blobs(folder, nap_s=0.03), "stop": {"maxSteps": STEPS}}
+    # On a busy machine links of shorter steps would not carry all entries.
+    trainer = {"program": blobs(folder, nap_s=0.1), "stop": {"maxSteps": STEPS}}
     network = {"bandwidthFraction": 1}  # enough for all entries, whatever is measured
     return job_document(WORKERS, trainer=trainer, exchange=exchange, network=network)
 
