@@ -57,6 +57,8 @@ class UploadQueue:
     def upload(self, path: str, source: Path, *, iteration: int) -> None:
         """Queue a file and return at once."""
         with self._changed:
+            # At the end also if it waits already: what belongs together arrives in its order.
+            self._waiting.pop(path, None)
             self._waiting[path] = _UploadTask(source, iteration)
             self._changed.notify_all()
 

@@ -13,6 +13,7 @@ from dlion_api.atomic_file import write_atomically
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.provenance import (
+    MAX_COUNT,
     MAX_STATED_WORKERS,
     MODEL_FILE,
     PROVENANCE_FILE,
@@ -26,6 +27,7 @@ from dlion_api.protocol.provenance import (
 from dlion_api.spec import Job
 from dlion_core.lifecycle.inbox import EventInbox, PeerSteps
 from dlion_core.policies.claims.samples import max_batch_at
+from dlion_core.policies.iteration_guard import MAX_ITERATION
 from dlion_worker.training.site_model import SavedModel, start_file
 
 
@@ -92,9 +94,9 @@ class ProvenanceWriter:
             is_in = averaged or saved.about.model == f"replica {replica.rank}"
             evidence = Evidence.REPLICA if is_in else Evidence.STEPS
             name = known[replica.rank].name
-            found[replica.rank] = WorkerUpdates(
-                replica.rank, name, evidence, replica.samples, replica.iteration
-            )
+            last = min(replica.iteration, MAX_ITERATION)
+            samples = _possible_samples(self._job, replica.samples, last)
+            found[replica.rank] = WorkerUpdates(replica.rank, name, evidence, samples, last)
         order = list(Evidence)
         best = sorted(found.values(), key=lambda each: (order.index(each.evidence), each.rank))
         stated = sorted(best[:MAX_STATED_WORKERS], key=lambda each: each.rank)
@@ -105,6 +107,11 @@ class ProvenanceWriter:
 
 def _of_steps(job: Job, worker: WorkerIdentity, steps: PeerSteps) -> WorkerUpdates:
     last = steps.last_iteration
-    # As much as the run can have had: the peer itself has given the figure.
-    samples = min(steps.samples, max(1, last) * max_batch_at(job.spec, last))
+    samples = _possible_samples(job, steps.samples, last)
     return WorkerUpdates(worker.rank, worker.name, Evidence.STEPS, samples, last)
+
+
+def _possible_samples(job: Job, claimed: int, last_iteration: int) -> int:
+    """As many as the run can have had: the peer itself has given the figure."""
+    possible = max(1, last_iteration) * max_batch_at(job.spec, last_iteration)
+    return min(claimed, possible, MAX_COUNT)

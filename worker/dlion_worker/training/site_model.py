@@ -88,7 +88,9 @@ def choose_model(
     """
     collected = replicas  # features of workers that do not train are in the model, too
     replicas = [one for one in collected if job.spec.exchange.trains(one.rank)] or collected
-    averaged, candidates = average(replicas), candidates or replicas
+    trained = {one.rank for one in replicas}
+    candidates = [one for one in candidates or () if one.rank in trained] or replicas
+    averaged = average(replicas)
     states = [*(replica.state for replica in candidates), averaged]
     threads = ThreadPoolExecutor(parallel, thread_name_prefix="candidates")
     try:

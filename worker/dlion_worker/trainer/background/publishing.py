@@ -138,7 +138,8 @@ class Publisher:
         with self._writing:
             self._check_open()
             folder = save_site_model(about, state, save=save, results_dir=folder, site=site)
-        self._on_saved(SavedModel(folder, about, tuple(replicas)))
+            # Before the lock is free: else the statement could be about the final model's file.
+            self._on_saved(SavedModel(folder, about, tuple(replicas)))
         self._report(
             EventReason.MODEL_PUBLISHED,
             f"{about.model} of workers {', '.join(map(str, about.ranks))}: accuracy "
