@@ -62,6 +62,21 @@ def test_a_model_of_one_replica_is_called_that_replica() -> None:
     assert choose_model(JOB, both, accuracy_of=lambda _: 0.5, stop_reason="")[0].model == "averaged"
 
 
+def test_a_sensor_publishes_the_decoder() -> None:
+    staged = load_job(
+        job_document(
+            {"a": 2, "b": 2},
+            trainer={"encoder": "encoder.keras"},
+            exchange={"topology": "staged", "policy": "staged"},
+        )
+    )
+    own, decoder = replica(2, 1, 9), replica(0, 5, 9)
+    about, state = choose_model(
+        staged, [own, decoder], accuracy_of=lambda _: 0.5, stop_reason="", candidates=[own]
+    )
+    assert (about.model, state.weights_D[0]) == ("replica 0", 5.0)
+
+
 def test_of_a_model_that_was_saved_before_only_a_final_one_of_this_run_counts(
     tmp_path: Path,
 ) -> None:
