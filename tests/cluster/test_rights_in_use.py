@@ -20,7 +20,7 @@ import pytest
 
 import cert_manager
 import kueue
-from audit import NEVER_ASKED, Right, asked_by, listed, refused, used
+from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.names import SiteName
@@ -50,9 +50,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
 HOME = "ml"
 USER = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
-OF_COPIES = {Right("kueue.x-k8s.io", "workloads", "patch")}
-"""Rights that a copy of a dispatched job takes (test_multikueue.py)."""
-
 MODES: dict[str, tuple[str, ...]] = {"cluster": (), "namespaced": (HOME,)}
 TLS_VALUES = {"secretNames": ["plant-ca"], "certManager": cert_manager.built() is not None}
 """Without cert-manager's definitions (`make testbed-setup`) there is nothing to ask for."""
@@ -249,7 +246,7 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
         assert refused(asked) == [], mode
         of_all = () if life.namespaces else ("cluster", "AdmissionPolicy")
         granted = listed("jobs", *of_all, *TLS_SCOPES, "Kueue", "KueueClasses")
-        assert everywhere | jobs == granted - NEVER_ASKED.keys() - OF_COPIES, mode
+        assert everywhere | jobs == granted - NEVER_ASKED.keys(), mode
         assert own == listed("operator"), mode
         if life.namespaces:
             assert everywhere == listed("KueueClasses")

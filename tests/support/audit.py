@@ -61,6 +61,8 @@ NEVER_ASKED = {
     Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
     " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
     " the right up: no request asks for it",
+    Right("kueue.x-k8s.io", "workloads", "patch"): "the copy of a dispatched job takes it: its"
+    " operator runs in tests/cluster/test_multikueue.py, in another session",
 }
 
 
