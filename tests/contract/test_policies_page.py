@@ -34,7 +34,7 @@ def test_the_page_has_the_published_systems_in_alphabetical_order() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - OWN))
 def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", sections()[name], flags=re.MULTILINE))
+    rows = dict(re.findall(r"^- `(\w+)` \(([^),]*)[^)]*\)", sections()[name], flags=re.MULTILINE))
     parameters = BUILT_IN[name].parameters
     assert parameters is not NoParameters or not rows
     declared = {field.name: field for field in shapes.shape_of(parameters).fields}
