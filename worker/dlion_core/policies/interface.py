@@ -4,7 +4,7 @@ Shape suffixes: D the flat gradient (all variables, in the layout's order), K ke
 variables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
@@ -360,6 +360,18 @@ class MeasuredReplica(Protocol):
 
     def loss_of(self, weights_D: Flat | None) -> float | None:
         """Return the mean loss of these weights, of the current ones for None; None: unknown."""
+
+
+@runtime_checkable
+class SampleCollector(Protocol):
+    """A machine that keeps samples of peers in its state (`staged`)."""
+
+    @property
+    def max_kept_bytes(self) -> int:
+        """The most bytes that they take in the state."""
+
+    def collected_samples(self) -> Iterator[AddSamples]:
+        """Return them in the order in which they arrived."""
 
 
 class PolicyMachine(Protocol):

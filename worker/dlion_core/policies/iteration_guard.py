@@ -12,13 +12,14 @@ takes over a peer's weights (`take_over`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dlion_api.names import Rank
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.policies.interface import (
     STEP_KINDS,
     TAKEN_OVER,
+    AddSamples,
     Event,
     Instruction,
     IterationReplayed,
@@ -28,6 +29,7 @@ from dlion_core.policies.interface import (
     MessageKind,
     PolicyMachine,
     RejectMessage,
+    SampleCollector,
     Value,
 )
 from dlion_core.policies.weights.local_rounds import LocalRounds
@@ -120,6 +122,15 @@ class IterationGuard:
     def is_mid_round(self) -> bool:
         """Whether the weights are those of local steps that the end of a round replaces."""
         return isinstance(self.machine, LocalRounds) and self.machine.is_mid_round
+
+    def collected_samples(self) -> Iterable[AddSamples]:
+        """Return the samples of peers that the machine's state has; most policies keep none."""
+        return self.machine.collected_samples() if isinstance(self.machine, SampleCollector) else ()
+
+    @property
+    def max_kept_bytes(self) -> int:
+        """The most bytes of these samples in a checkpoint."""
+        return self.machine.max_kept_bytes if isinstance(self.machine, SampleCollector) else 0
 
     def state(self) -> dict[str, Value]:
         return self.machine.state()

@@ -123,7 +123,8 @@ class Checkpointer:
         optimizer = self.replica.optimizer.state().values()
         optimizer_bytes = sum(_array(value).nbytes for value in optimizer)
         kept = 2 * MAX_VECTORS_PER_PEER * (self.workers + MORE_WORKERS) * vector_bytes
-        return 2 * (vector_bytes + optimizer_bytes) + kept + MAX_OTHER_BYTES
+        own = 2 * (vector_bytes + optimizer_bytes + self.machine.max_kept_bytes)
+        return own + kept + MAX_OTHER_BYTES
 
     def adopt(self, snapshot: StateSnapshot) -> None:
         """Adopt a peer's state, keeping this worker's own position in its data.
@@ -158,8 +159,10 @@ class Checkpointer:
         self._after = _unprefixed("after", values)
         self.replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
         self.replica.optimizer.restore(_unprefixed("optimizer", values))
-        self._restore_current(values)
         self.machine.restore(_unprefixed("policies", values))
+        for one in self.machine.collected_samples():  # the stream's position counts them
+            self.stream.extend({one.key: (one.x_B, one.y_B)})
+        self._restore_current(values)
         self.replica.iteration = int(_array(values["applied_iteration"]))
         self.replica.samples = self.progress.own_samples
 

@@ -3,7 +3,8 @@
 Proves: decoded features are within half a level of the given ones, at any bits; a damaged or
 hostile payload is refused with what is allowed; the bits follow the link's rate; a decoder gets
 every sample once from sensors that restart, and waits for enough of them; either machine refuses
-what the other would not send; a checkpoint brings all features back.
+what the other would not send; a refused batch is requested again; no sensor takes the room of
+another; a checkpoint brings all features back in their order, and is refused where it is not one.
 
 Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py), whole jobs
 (tests/simulated/test_staged.py).
@@ -19,13 +20,10 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.spec import load_job
-from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AddSamples,
     ApplyGradient,
     BudgetsChanged,
-    Layout,
     LocalFeatures,
     LocalStepDone,
     MemberJoined,
@@ -37,34 +35,27 @@ from dlion_core.policies.interface import (
     ReportEvent,
     SendMessage,
 )
-from dlion_core.policies.round_parameters import StagedParameters
 from dlion_core.policies.staged import feature_batch
 from dlion_core.policies.staged.feature_batch import BATCH_SAMPLES, decode, encode
-from dlion_core.policies.staged.machines import Decoder, Sensor, staged
-from local_run import job_document
+from dlion_core.policies.staged.machines import Decoder, Sensor
+from staged_machines import (
+    CLASSES,
+    DECODER,
+    SENSOR,
+    SHAPE,
+    TOTAL,
+    collect,
+    features,
+    requested,
+    samples,
+    staged_machine,
+)
 
-SHAPE, CLASSES, TOTAL = (2, 3), 5, 2 * BATCH_SAMPLES + 17
-DECODER, SENSOR = Rank(0), Rank(1)
 NO_GRADIENT = np.zeros(0, np.float32)
 
 
-class Replica:
-    input_shape, class_count = SHAPE, CLASSES
-    weights_D = resting_D = np.zeros(4, np.float32)
-
-
-def samples(first: int = 0, total: int = TOTAL) -> LocalFeatures:
-    chance = np.random.default_rng(first)
-    count = min(BATCH_SAMPLES, total - first)
-    values = chance.normal(0, [1, 100, 0.01], (count, *SHAPE)).astype(np.float32)
-    return LocalFeatures(first, total, values, chance.integers(0, CLASSES, count, np.int32))
-
-
 def machine(rank: Rank, **parameters: Any) -> Any:
-    exchange = {"policy": "staged", "topology": "staged"}
-    spec = load_job(job_document(2, exchange=exchange, trainer={"encoder": "e.keras"})).spec
-    context = PolicyContext(spec, rank, (DECODER, SENSOR), Layout(("w",), (4,)), replica=Replica())
-    return staged(context, StagedParameters(**parameters))
+    return staged_machine(rank, **parameters)
 
 
 @pytest.mark.parametrize("bits", feature_batch.BITS)
@@ -101,7 +92,7 @@ def body(low: float = 0, step: float = 1, label: int = 0) -> bytes:
         (header() + body()[:-1], "allowed: 59 for 3"),
         (header(bits=3) + body(), "3 bits; allowed: 2, 4, 8"),
         (header(total=0, count=0) + body(), "allowed: 1 to"),
-        (header(total=2**32 - 1, count=256), "allowed: 1 to 22369621"),
+        (header(total=2**32 - 1, count=256), "allowed: 1 to 44739242"),
         (header(first=3) + body(), "from sample 3 of 3 on"),
         (header(first=1) + body(), "multiples of 256"),
         (header(count=2) + body(), "features of 2 samples; allowed: 3"),
@@ -168,12 +159,12 @@ def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
 
     restored = machine(DECODER)
     restored.restore(decoder.state())
-    joined = restored.handle(MemberJoined(SENSOR))
-    assert [one.key for one in joined] == [one.key for one in added], "and requests nothing"
+    assert [one.key for one in restored.collected_samples()] == [one.key for one in added]
+    assert restored.handle(MemberJoined(SENSOR)) == [], "nothing is missing"
 
 
 def test_a_decoder_starts_when_enough_is_there_or_sensors_leave() -> None:
-    decoder = machine(DECODER, start_fraction=0.9)
+    decoder = machine(DECODER, startFraction=0.9)
     (asked,) = decoder.handle(MemberJoined(SENSOR))
     assert struct.unpack("<I", asked.message.payload) == (0,)
     message = Message(MessageKind.FEATURES, 1, payload=encode(samples(), 8))
@@ -202,6 +193,69 @@ def test_a_message_that_no_honest_worker_sends_is_rejected(
     assert words in rejected.reason
 
 
+def test_a_refused_batch_is_requested_again() -> None:
+    decoder = machine(DECODER)
+    collect(decoder, [SENSOR], [0])
+    damaged = bytearray(features(samples(BATCH_SAMPLES)).message.payload)
+    damaged[-1] = 255  # the label of its last sample
+    message = Message(MessageKind.FEATURES, 1, payload=bytes(damaged))
+    refused, *others = decoder.handle(MessageArrived(SENSOR, message))
+    assert isinstance(refused, RejectMessage)
+    assert requested(others) == [BATCH_SAMPLES]
+    accepted, *_ = decoder.handle(features(samples(BATCH_SAMPLES)))
+    assert isinstance(accepted, AddSamples)
+    refused, *others = decoder.handle(features(samples(BATCH_SAMPLES)))
+    assert isinstance(refused, RejectMessage)
+    assert not others, "the decoder has it"
+
+
+def test_no_sensor_takes_the_room_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_batch, "MAX_TOTAL_VALUES", 4 * 300 * 6)
+    decoder, other = machine(DECODER, workers=5), Rank(4)
+    for rank, total in ((SENSOR, 301), (other, 300)):
+        decoder.handle(MemberJoined(rank))
+        first, *_ = decoder.handle(features(samples(0, total), sender=rank))
+        assert isinstance(first, RejectMessage if rank == SENSOR else AddSamples)
+    assert decoder.max_kept_bytes >= 4 * (300 * 6 + 2 * 300), "at 8 bits, with labels"
+
+
+def test_a_state_stays_as_it_was_while_more_arrives() -> None:
+    decoder, sensors = machine(DECODER, workers=3), [SENSOR, Rank(2)]
+    collect(decoder, sensors, [0])
+    state = decoder.state()
+    before = {name: np.copy(value) for name, value in state.items()}
+    collect(decoder, sensors, [1, 2])
+    assert all((state[name] == value).all() for name, value in before.items())
+    restored = machine(DECODER, workers=3)
+    restored.restore(state)
+    keys = [one.key for one in restored.collected_samples()]
+    assert keys == ["features-1-0", "features-2-0"]
+    collect(restored, sensors, [1, 2])
+    assert [one.key for one in restored.collected_samples()] == [
+        f"features-{rank}-{first}" for first in (0, 256, 512) for rank in (1, 2)
+    ], "as they arrived"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ends_1", [[0, 0]], "end at 0"),
+        ("ends_1", [[10**6, 0]], "end at 1000000"),
+        ("ends_1", [5], "ends of features of shape"),
+        ("ends_1", [[5, 0]], "5 bytes; allowed: 11"),
+        ("payloads_1", header() + header(), "two batches"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(name: str, value: Any, words: str) -> None:
+    decoder = machine(DECODER)
+    collect(decoder, [SENSOR], [0])
+    state = decoder.state()
+    if name == "payloads_1":
+        state["ends_1"], value = np.array([[11, 0], [22, 1]]), np.frombuffer(value, np.uint8)
+    with pytest.raises(ContractError, match=words):
+        machine(DECODER).restore({**state, name: np.asarray(value)})
+
+
 def test_other_data_after_a_restart_are_rejected() -> None:
     decoder = machine(DECODER)
     decoder.handle(MemberJoined(SENSOR))
@@ -224,5 +278,5 @@ def test_requests_for_nothing_and_too_many_are_rejected() -> None:
 
 
 def test_the_first_worker_is_the_decoder() -> None:
-    assert isinstance(machine(DECODER), Decoder)
-    assert isinstance(machine(SENSOR), Sensor)
+    assert isinstance(machine(DECODER).machine, Decoder)
+    assert isinstance(machine(SENSOR).machine, Sensor)

@@ -16,8 +16,9 @@ import pytest
 
 from dlion_api.errors import DataError, DLionError
 from dlion_api.spec import load_job
+from dlion_core.policies.staged import feature_batch
 from dlion_core.policies.staged.feature_batch import BATCH_SAMPLES
-from dlion_worker.training import programs
+from dlion_worker.training import datasets, programs
 from dlion_worker.training.converting import load_keras_file
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.framework import keras
@@ -72,6 +73,34 @@ def test_an_encoder_that_does_not_fit_is_refused(make: Any, words: str, tmp_path
     make(path)
     with pytest.raises(DataError, match=words):
         encoded(data(8), path)
+
+
+def test_more_samples_than_the_decoder_takes_are_refused(tmp_path: Path) -> None:
+    path = encoder(tmp_path / "encoder.keras")
+    assert encoded(data(8), path, max_values=8 * 8).samples == 8
+    with pytest.raises(DataError, match=r"9 samples of 8 values .* 8 of each .*keepFraction"):
+        encoded(data(9), path, max_values=8 * 8)
+
+
+def test_only_a_worker_that_sends_its_samples_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_batch, "MAX_TOTAL_VALUES", 2 * 64 * 100)
+    path = encoder(tmp_path / "encoder.keras", shape=(8, 8, 1))
+    exchange = {"policy": "staged", "topology": "staged"}
+    job = load_job(job_document(3, exchange=exchange, trainer={"encoder": str(path)}))
+    program = programs.builtin("digits")
+    decoder, sensor = job.workers()[:2]
+    assert datasets.load(job, decoder, program=program, data_root=tmp_path).samples > 100
+    with pytest.raises(DataError, match="too many for the worker that trains"):
+        datasets.load(job, sensor, program=program, data_root=tmp_path)
+
+
+def test_a_part_without_samples_stays_one(tmp_path: Path) -> None:
+    original = data(8)
+    parts = {**original.parts, "none": (original.held_out_x[:0], original.held_out_y[:0])}
+    features = encoded(replace(original, parts=parts), encoder(tmp_path / "encoder.keras"))
+    assert features.parts["none"][0].shape == (0, 2, 2, 2)
 
 
 def test_data_without_classes_or_with_augmentation_are_refused(tmp_path: Path) -> None:

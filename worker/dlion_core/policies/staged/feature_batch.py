@@ -24,8 +24,8 @@ BATCH_SAMPLES: Final = 256
 """Samples of a batch; the last one of a sensor may have fewer. Ranges then take few bytes."""
 MAX_FEATURES: Final = 4096
 """Values of a sample."""
-MAX_TOTAL_VALUES: Final = 2**27
-"""Values of all samples of one sensor: 512 MiB at the decoder."""
+MAX_TOTAL_VALUES: Final = 2**28
+"""Values of all samples of all sensors: 1 GiB at the decoder."""
 MAX_MAGNITUDE: Final = 1e6
 """Of a value: larger ones would end training."""
 MAX_CLASSES: Final = 2**16
@@ -34,6 +34,19 @@ _HEADER: Final = struct.Struct("<IIHB")
 MAX_BATCH_BYTES: Final = (
     _HEADER.size + MAX_FEATURES * 8 + BATCH_SAMPLES * (MAX_FEATURES + np.dtype("<u2").itemsize)
 )
+
+
+def max_sensor_values(sensors: int) -> int:
+    """Return the most values of all samples of one of so many sensors: an equal share for each, so
+    that none takes the room of another."""
+    return MAX_TOTAL_VALUES // max(1, sensors)
+
+
+def max_collected_bytes(shape: tuple[int, ...], sensors: int) -> int:
+    """Return the most bytes of all payloads of all sensors, with samples of that shape."""
+    samples = max_sensor_values(sensors) // prod(shape)
+    headers = -(-samples // BATCH_SAMPLES) * (_HEADER.size + 8 * shape[-1])
+    return sensors * (headers + samples * (prod(shape) + np.dtype("<u2").itemsize))
 
 
 @dataclass(frozen=True)
@@ -65,13 +78,31 @@ def encode(samples: LocalFeatures, bits: int) -> bytes:
     )
 
 
+@dataclass(frozen=True)
+class BatchHeader:
+    """Which samples a payload has. As it says: not checked."""
+
+    first: int
+    """Number of its first sample."""
+    total: int
+    """Samples of the sensor."""
+    count: int
+    bits: int
+
+
+def read_header(payload: Payload) -> BatchHeader:
+    """Raises ContractError if the payload is too short for one."""
+    if len(payload) < _HEADER.size:
+        raise ContractError(f"features of {len(payload)} bytes; allowed: {_HEADER.size} or more")
+    return BatchHeader(*_HEADER.unpack_from(payload))
+
+
 def decode(payload: Payload, shape: tuple[int, ...], class_count: int) -> FeatureBatch:
     """Return the features of samples of that shape. Raises ContractError if it is invalid."""
     data = bytes(payload)
-    if len(data) < _HEADER.size:
-        raise ContractError(f"features of {len(data)} bytes; allowed: {_HEADER.size} or more")
-    first, total, count, bits = _HEADER.unpack_from(data)
-    _check_header(first, total, count, bits, values=prod(shape))
+    header = read_header(data)
+    count, bits = header.count, header.bits
+    _check_header(header, values=prod(shape))
     channels, values = shape[-1], count * prod(shape)
     level_bytes = -(-values * bits // 8)
     expected = _HEADER.size + 8 * channels + level_bytes + 2 * count
@@ -91,12 +122,13 @@ def decode(payload: Payload, shape: tuple[int, ...], class_count: int) -> Featur
     if labels_B.max() >= class_count:
         raise ContractError(f"a label of {labels_B.max()}; allowed: 0 to {class_count - 1}")
     shaped_B = features_B.astype(np.float32).reshape(count, *shape)
-    return FeatureBatch(LocalFeatures(first, total, shaped_B, labels_B), bits)
+    return FeatureBatch(LocalFeatures(header.first, header.total, shaped_B, labels_B), bits)
 
 
-def _check_header(first: int, total: int, count: int, bits: int, *, values: int) -> None:
-    if bits not in BITS:
-        raise ContractError(f"features of {bits} bits; allowed: {', '.join(map(str, BITS))}")
+def _check_header(header: BatchHeader, *, values: int) -> None:
+    first, total, count = header.first, header.total, header.count
+    if header.bits not in BITS:
+        raise ContractError(f"features of {header.bits} bits; allowed: {', '.join(map(str, BITS))}")
     if not 1 <= total <= MAX_TOTAL_VALUES // values:
         most = MAX_TOTAL_VALUES // values
         raise ContractError(f"features of one of {total} samples; allowed: 1 to {most}")

@@ -10,7 +10,8 @@ claims are known. Requests, coding and the choice of bits are ours.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Final, Protocol, cast
 
 from dlion_api.errors import ContractError
@@ -39,8 +40,15 @@ from dlion_core.policies.interface import (
     Value,
 )
 from dlion_core.policies.round_parameters import StagedParameters
-from dlion_core.policies.staged.collection import MAX_REQUESTED, Collection, payloads_of
-from dlion_core.policies.staged.feature_batch import BATCH_SAMPLES, bits_for, decode, encode
+from dlion_core.policies.staged.collection import MAX_REQUESTED, Collection
+from dlion_core.policies.staged.feature_batch import (
+    BATCH_SAMPLES,
+    bits_for,
+    decode,
+    encode,
+    max_collected_bytes,
+    max_sensor_values,
+)
 from dlion_core.policies.state_values import by_rank
 
 _REQUEST: Final = struct.Struct("<I")
@@ -142,14 +150,10 @@ class Decoder:
         self._has_begun = False
         self._members: set[Rank] = set()
         self._collections: dict[Rank, Collection] = {}
-        self._restored: list[Instruction] = []
-        """Samples of a checkpoint, to be added before anything else."""
+        self._batches = 0
+        """Batches of all sensors that have arrived."""
 
     def handle(self, event: Event) -> list[Instruction]:
-        restored, self._restored = self._restored, []
-        return restored + self._handle(event)
-
-    def _handle(self, event: Event) -> list[Instruction]:
         match event:
             case LocalStepDone(iteration=iteration):
                 self._iteration, self._has_begun = iteration, True
@@ -182,7 +186,10 @@ class Decoder:
         return self._iteration + 1
 
     def _of(self, rank: Rank) -> Collection:
-        return self._collections.setdefault(rank, Collection())
+        if rank not in self._collections:
+            values = max_sensor_values(self._sensors)
+            self._collections[rank] = Collection(values // prod(self._replica.input_shape))
+        return self._collections[rank]
 
     def _requests(self, rank: Rank) -> list[Instruction]:
         return [
@@ -199,9 +206,13 @@ class Decoder:
         if message.kind is not MessageKind.FEATURES or sender not in self._members:
             raise ContractError(f"{message.kind.name} at the decoder; allowed: FEATURES")
         payload, collection = bytes(message.payload), self._of(sender)
-        batch = self._decoded(payload)
-        collection.check(batch)
-        collection.add(batch, payload)
+        try:
+            batch = self._decoded(payload)
+            collection.check(batch)
+        except ContractError as error:
+            collection.refuse(payload)
+            return [RejectMessage.of(sender, error), *self._requests(sender)]
+        self._add(collection, batch, payload)
         instructions = [_added(sender, batch), *self._requests(sender)]
         if collection.is_complete:
             text = (
@@ -211,12 +222,39 @@ class Decoder:
             instructions.append(ReportEvent(EventReason.FEATURES_COLLECTED, text))
         return instructions
 
-    def _decoded(self, payload: bytes) -> LocalFeatures:
-        replica = self._context.replica
-        if replica is None:
+    def _add(self, collection: Collection, batch: LocalFeatures, payload: bytes) -> None:
+        collection.add(batch, payload, self._batches)
+        self._batches += 1
+
+    @property
+    def _replica(self) -> FeatureReplica:
+        if self._context.replica is None:
             raise ValueError("policy staged needs the replica")
-        trained = cast("FeatureReplica", replica)
-        return decode(payload, trained.input_shape, trained.class_count).samples
+        return cast("FeatureReplica", self._context.replica)
+
+    def _decoded(self, payload: bytes) -> LocalFeatures:
+        return decode(payload, self._replica.input_shape, self._replica.class_count).samples
+
+    @property
+    def max_kept_bytes(self) -> int:
+        return max_collected_bytes(self._replica.input_shape, self._sensors)
+
+    @property
+    def _sensors(self) -> int:
+        return len(self._context.ranks) - 1
+
+    def collected_samples(self) -> Iterator[AddSamples]:
+        """Return the samples of all sensors, in the order in which they arrived.
+
+        Raises ContractError for a checkpoint of other data.
+        """
+        batches = [
+            (number, rank, payload)
+            for rank, collection in self._collections.items()
+            for number, payload in collection.payloads()
+        ]
+        for _, rank, payload in sorted(batches):
+            yield _added(rank, self._decoded(payload))
 
     def state(self) -> dict[str, Value]:
         state: dict[str, Value] = {"iteration": self._iteration}
@@ -228,18 +266,16 @@ class Decoder:
     def restore(self, state: Mapping[str, Value]) -> None:
         self._iteration = int(state["iteration"])
         self._has_begun = self._iteration > 0
-        self._collections, self._restored = {}, []
+        self._collections = {}
         ends = by_rank(state, _ENDS)
-        for rank, joined in by_rank(state, _PAYLOADS).items():
-            for payload in payloads_of(joined, ends[rank]):
-                batch = self._decoded(payload)
-                self._of(rank).add(batch, payload)
-                self._restored.append(_added(rank, batch))
+        for rank, payloads in by_rank(state, _PAYLOADS).items():
+            self._of(rank).restore(payloads, ends[rank])
+        self._batches = sum(each.batches for each in self._collections.values())
 
 
 def _is_start(first: int, total: int) -> bool:
     return first < total and first % BATCH_SAMPLES == 0
 
 
-def _added(sender: Rank, batch: LocalFeatures) -> Instruction:
+def _added(sender: Rank, batch: LocalFeatures) -> AddSamples:
     return AddSamples(f"features-{sender}-{batch.first}", batch.features_B, batch.labels_B)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError, ProgramError
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
+from dlion_core.policies.staged.feature_batch import max_sensor_values
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, pipelines, selection
 from dlion_worker.training.datasets.dataset import (
     DataSet,
@@ -58,8 +59,12 @@ def load(
     """
     data = _load(job, identity, program, data_root, cache or DatasetCache())
     data = replace(data, augment=augmentation_of(program))
-    encoder = job.spec.trainer.encoder
-    return encoded(data, data_root / encoder) if encoder else data
+    encoder, exchange = job.spec.trainer.encoder, job.spec.exchange
+    if not encoder:
+        return data
+    sensors = len(job.workers()) - 1
+    max_values = None if exchange.trains(identity.rank) else max_sensor_values(sensors)
+    return encoded(data, data_root / encoder, max_values=max_values)
 
 
 def _load(

@@ -39,10 +39,11 @@ class BatchStream:
         self._seed, self._rank, self._augment = seed, rank, data.augment
         self._lock = threading.Lock()
         self._x, self._y, self._rows = _joined(data.parts)
+        self._used = len(self._y)
+        """Rows before this one have been written."""
         self._epoch = 0
         self._position = 0
-        self._order = self._shuffled()
-        """All rows, in the order of the epoch."""
+        self._set_order(self._shuffled())
 
     @property
     def samples(self) -> int:
@@ -64,7 +65,7 @@ class BatchStream:
                 if self._position >= len(self._order):
                     self._epoch += 1
                     self._position = 0
-                    self._order = self._shuffled()
+                    self._set_order(self._shuffled())
                 piece = self._order[self._position : self._position + missing]
                 pieces.append(piece)
                 self._position += len(piece)
@@ -82,12 +83,7 @@ class BatchStream:
             return  # keep the order of the rest of the epoch
         with self._lock:
             self._drop(parts.keys() & self._rows.keys())
-            added = self._append(parts)
-            left = np.concatenate([self._order[self._position :], added])
-            generator = np.random.default_rng([self._seed, self._rank, self._epoch, len(left)])
-            self._order = np.concatenate(
-                [self._order[: self._position], generator.permutation(left)]
-            )
+            self._mix_in(self._append(parts))
 
     def remove(self, keys: frozenset[str] | set[str]) -> None:
         """Remove parts from the next batch on; unknown keys are ignored.
@@ -127,7 +123,7 @@ class BatchStream:
             ) from error
         with self._lock:
             self._epoch = epoch
-            self._order = self._shuffled()
+            self._set_order(self._shuffled())
             if samples != len(self._order):
                 _LOG.warning(
                     "the data has changed since the checkpoint (%d samples then, %d now): the "
@@ -143,6 +139,27 @@ class BatchStream:
         live = np.sort(np.concatenate(list(self._rows.values())))
         return np.random.default_rng([self._seed, self._rank, self._epoch]).permutation(live)
 
+    def _set_order(self, order_N: NDArray[np.int64]) -> None:
+        self._order = self._order_room = order_N
+        """All rows, in the order of the epoch: the start of an array with room for more."""
+
+    def _mix_in(self, added_N: NDArray[np.int64]) -> None:
+        """Mix new rows into the rest of the epoch, in time for the new ones alone.
+
+        Source: Durstenfeld's shuffle (1964), inside out. Each new row changes places with
+        one of the rest, or with none. So the rest is as random as if it had been shuffled anew.
+        """
+        old, count, position = len(self._order), len(self._order) + len(added_N), self._position
+        if count > len(self._order_room):
+            self._order_room = np.empty(int(count * _GROWTH), np.int64)
+            self._order_room[:old] = self._order
+        self._order = order_N = self._order_room[:count]
+        order_N[old:] = added_N
+        seed = [self._seed, self._rank, self._epoch, count - position]
+        places = np.random.default_rng(seed).integers(position, np.arange(old, count) + 1)
+        for place, other in enumerate(places.tolist(), start=old):
+            order_N[place], order_N[other] = order_N[other], order_N[place]
+
     def _drop(self, keys: set[str] | frozenset[str]) -> None:
         if not keys:
             return
@@ -152,25 +169,25 @@ class BatchStream:
         passed = self._order[: self._position]
         left = self._order[self._position :]
         passed = passed[~gone[passed]]
-        self._order = np.concatenate([passed, left[~gone[left]]])
+        self._set_order(np.concatenate([passed, left[~gone[left]]]))
         self._position = len(passed)
 
     def _append(self, parts: Mapping[str, Samples]) -> NDArray[np.int64]:
         """Rows of the new samples; makes room if needed."""
         count = sum(len(y) for _, y in parts.values())
-        used = max((int(rows.max()) + 1 for rows in self._rows.values() if len(rows)), default=0)
-        if used + count > len(self._y) or not (self._x.flags.writeable and self._y.flags.writeable):
-            used = self._compact(count)
-        first = used
+        if self._used + count > len(self._y):
+            self._compact(count)
+        first = used = self._used
         for key, (x, y) in parts.items():
             self._x[used : used + len(y)] = x
             self._y[used : used + len(y)] = y
             self._rows[key] = np.arange(used, used + len(y))
             used += len(y)
+        self._used = used
         return np.arange(first, used)
 
-    def _compact(self, extra: int) -> int:
-        """Move the live rows into larger arrays; return their number."""
+    def _compact(self, extra: int) -> None:
+        """Move the live rows into larger arrays."""
         keys = list(self._rows)
         live = np.concatenate([np.zeros(0, np.int64), *(self._rows[k] for k in keys)])
         capacity = int((len(live) + extra) * _GROWTH)
@@ -179,10 +196,9 @@ class BatchStream:
         x[: len(live)], y[: len(live)] = self._x[live], self._y[live]
         new_row = np.zeros(len(self._y), np.int64)
         new_row[live] = np.arange(len(live))
-        self._order = new_row[self._order]
+        self._set_order(new_row[self._order])
         self._rows = {k: new_row[self._rows[k]] for k in keys}
-        self._x, self._y = x, y
-        return len(live)
+        self._x, self._y, self._used = x, y, len(live)
 
 
 def _joined(

@@ -6,6 +6,7 @@ original samples again (`training.model`).
 
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ _AT_ONCE = 256
 """Samples that the encoder gets at once."""
 
 
-def encoded(data: DataSet, path: Path) -> DataSet:
-    """The features of all samples, with the encoder.
+def encoded(data: DataSet, path: Path, *, max_values: int | None = None) -> DataSet:
+    """The features of all samples, with the encoder. `max_values`: of all training samples of a
+    worker that sends them; None: it does not.
 
-    Raises: DataError (no such encoder, or it does not take these samples), ProgramError (data
-    without classes, or samples that change in each epoch).
+    Raises: DataError (no such encoder, it does not take these samples, or there are too many),
+    ProgramError (data without classes, or samples that change in each epoch).
     """
     if data.augment is not None:
         raise ProgramError(
@@ -40,8 +42,9 @@ def encoded(data: DataSet, path: Path) -> DataSet:
             f"allowed: 1 to {MAX_CLASSES}). Train without an encoder"
         )
     encoder = _loaded(path, path.stat().st_mtime_ns if path.is_file() else 0)
-    parts = {key: (_features(encoder, x, path), y) for key, (x, y) in data.parts.items()}
     held_out = _features(encoder, data.held_out_x, path)
+    _check_values(data.samples, prod(held_out.shape[1:]), max_values)
+    parts = {key: (_features(encoder, x, path), y) for key, (x, y) in data.parts.items()}
     return replace(data, parts=parts, held_out_x=held_out, encoder=encoder)
 
 
@@ -55,7 +58,19 @@ def _loaded(path: Path, _modified_ns: int) -> Any:
     return encoder
 
 
+def _check_values(samples: int, values: int, max_values: int | None) -> None:
+    if max_values is None or samples * values <= max_values:
+        return
+    raise DataError(
+        f"trainer.encoder: {samples:,} samples of {values:,} values each are too many for the "
+        f"worker that trains (allowed: {max_values // values:,} of each worker that sends them). "
+        "Set trainer.dataset.keepFraction, or use an encoder with fewer outputs"
+    )
+
+
 def _features(encoder: Any, x: NDArray[Any], path: Path) -> NDArray[np.float32]:
+    if not len(x):  # for the shape: layers do not agree on that of no samples
+        return _features(encoder, np.zeros((1, *x.shape[1:]), x.dtype), path)[:0]
     try:
         batches = [
             np.asarray(encoder(scaled(tensors(x[at : at + _AT_ONCE])), training=False), np.float32)
@@ -67,10 +82,11 @@ def _features(encoder: Any, x: NDArray[Any], path: Path) -> NDArray[np.float32]:
             f"{error_text(error).splitlines()[0]}. Name an encoder trained on such data"
         ) from error
     features = np.concatenate(batches)
-    if features.ndim < 2 or len(features) != len(x) or features[0].size > MAX_FEATURES:
+    size = prod(features.shape[1:])
+    if features.ndim < 2 or len(features) != len(x) or not 0 < size <= MAX_FEATURES:
         raise DataError(
             f"trainer.encoder: {path} has outputs of a wrong shape (given: "
-            f"{list(features.shape)}; allowed: [N, ...] with up to {MAX_FEATURES} values of each "
+            f"{list(features.shape)}; allowed: [N, ...] with 1 to {MAX_FEATURES} values of each "
             "of the N samples). Add a layer that pools them"
         )
     if not (np.abs(features) <= MAX_MAGNITUDE).all():
