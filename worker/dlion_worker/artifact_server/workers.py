@@ -28,22 +28,27 @@ class RevokedWorkers:
 
     No worker is served before the coordinator has named them: a keeper that starts again would take
     files of a revoked worker until then. After the end of a run no coordinator may answer, so the
-    last names are in `revoked.json`.
+    last names are in `revoked.json`, with the reasons that a statement repeats.
     """
 
     def __init__(self, folder: Path, *, is_over: bool) -> None:
         self._path = folder / REVOKED_FILE
-        self._saved = _load_names(self._path)
-        self._names = self._saved if is_over else None
+        self._saved = _load_revoked(self._path)
+        self._names: frozenset[str] | None = None
         self.reasons: Mapping[str, str] = {}
         """By the name of a worker or site, as it was revoked; the first few hundred."""
+        if is_over and self._saved is not None:
+            names, self.reasons = self._saved
+            self._names = frozenset(names)
 
     def set(self, names: Iterable[str], reasons: Mapping[str, str] | None = None) -> None:
         """Set the revoked workers. Raises: StorageError; they are refused all the same."""
-        self._names, self.reasons = frozenset(names), reasons or {}
-        if self._names != self._saved:
-            write_whole(self._path, json.dumps(sorted(self._names)).encode())
-            self._saved = self._names
+        self._names, self.reasons = frozenset(names), dict(reasons or {})
+        found = sorted(self._names), self.reasons
+        if found != self._saved:
+            document = {"names": found[0], "reasons": found[1]}
+            write_whole(self._path, json.dumps(document, sort_keys=True).encode())
+            self._saved = found
 
     def check(self, worker: WorkerIdentity) -> None:
         """Raises: AccessDeniedError (it is revoked), UnavailableError (they are not known yet)."""
@@ -109,12 +114,14 @@ def _load_workers(path: Path, site: SiteName) -> set[WorkerIdentity]:
         return set()
 
 
-def _load_names(path: Path) -> frozenset[str] | None:
-    """The names in that file. None: it is damaged, and no worker is served."""
+def _load_revoked(path: Path) -> tuple[list[str], dict[str, str]] | None:
+    """The names and reasons in that file. None: it is missing or damaged: no worker is served."""
     try:
-        return frozenset(map(str, json.loads(path.read_bytes())))
+        document = json.loads(path.read_bytes())
+        reasons = {str(name): str(reason) for name, reason in document["reasons"].items()}
+        return [str(name) for name in document["names"]], reasons
     except FileNotFoundError:
-        return frozenset()
-    except (ValueError, TypeError, RecursionError) as error:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _LOG.warning("%s is damaged, refusing all files: %r", path, error)
         return None

@@ -1,7 +1,7 @@
 """Facts: a rank belongs to one worker and a worker has one rank, also over restarts of the keeper
 and when the manifest has other counts by then; other sites' workers are none; a damaged file does
 not stop a keeper. Nobody is served before the revoked workers are known, and after the end of a run
-the last ones stay.
+the last ones stay, with the reasons.
 
 Left out: certificates (tests/local/test_keeper).
 """
@@ -90,15 +90,25 @@ def test_a_keeper_that_starts_again_serves_nobody_before_it_knows_who_is_revoked
 
 def test_after_the_end_of_a_run_the_last_revoked_workers_stay(tmp_path: Path) -> None:
     trusted, bad = worker(0, PLANT_A, 0), worker(1, PLANT_A, 1)
+    with pytest.raises(UnavailableError):  # an earlier keeper has never known them
+        RevokedWorkers(tmp_path, is_over=True).check(trusted)
+    first = RevokedWorkers(tmp_path, is_over=False)
+    first.set([])
     RevokedWorkers(tmp_path, is_over=True).check(bad)
-    RevokedWorkers(tmp_path, is_over=False).set([bad.name])
+    first.set([bad.name])
+    first.set([bad.name], {bad.name: "stolen"})
     over = RevokedWorkers(tmp_path, is_over=True)
+    assert over.reasons == {bad.name: "stolen"}
     over.check(trusted)
     with pytest.raises(AccessDeniedError, match="is revoked"):
         over.check(bad)
 
 
-@pytest.mark.parametrize("content", ["", "7", "[1", "[" * 9999])
+@pytest.mark.parametrize(
+    "content",
+    ["", "7", "[1", "[" * 9999, '["plant-a/g-1"]', "{}", '{"names": 7, "reasons": {}}',
+     '{"names": [], "reasons": []}'],
+)  # fmt: skip
 def test_with_a_damaged_file_of_revoked_workers_nobody_is_served(
     tmp_path: Path, content: str
 ) -> None:
@@ -107,4 +117,4 @@ def test_with_a_damaged_file_of_revoked_workers_nobody_is_served(
     with pytest.raises(UnavailableError):
         revoked.check(worker(0, PLANT_A, 0))
     revoked.set([])
-    assert (tmp_path / REVOKED_FILE).read_text() == "[]"
+    RevokedWorkers(tmp_path, is_over=True).check(worker(0, PLANT_A, 0))
