@@ -41,7 +41,7 @@ from dlion_api.protocol.provenance import (
     ProvenanceStatement,
     StatedRun,
     WorkerUpdates,
-    file_sha256,
+    stated_digests,
 )
 from dlion_cli.__main__ import main
 from dlion_operator.pki.authority import CertificateAuthority
@@ -264,7 +264,7 @@ def signed_statement(folder: Path, authority: CertificateAuthority, job: JobKey,
         start_model_sha256="",
         workers=(WorkerUpdates(0, saver.name, Evidence.REPLICA, 640, 10),),
     )
-    statement = ProvenanceStatement(file_sha256(folder / "model.keras"), provenance)
+    statement = ProvenanceStatement(stated_digests(folder), provenance)
     key, who = WorkerKey(), KeeperIdentity(authority.site)
     credentials = WorkerCredentials(key, authority.sign(key.csr_pem(), who, job), {})
     root = folder.parents[1]

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
-from dlion_api.protocol.provenance import PROVENANCE_FILE, ProvenanceStatement, file_sha256
+from dlion_api.protocol.provenance import PROVENANCE_FILE, ProvenanceStatement, stated_digests
 from local_run import LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
@@ -49,7 +49,7 @@ def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
         model = keras.models.load_model(folder / "model.keras")
         assert np.asarray(model(np.zeros((2, 8, 8, 1), np.float32))).shape == (2, 10)
         stated = ProvenanceStatement.from_json((folder / PROVENANCE_FILE).read_bytes())
-        assert stated.model_sha256 == file_sha256(folder / "model.keras")
+        assert stated.sha256 == stated_digests(folder)
         updates = stated.provenance.workers
         assert [(each.rank, each.last_iteration) for each in updates] == [(0, 60), (1, 60)]
         assert min(each.samples for each in updates) > 0

@@ -6,7 +6,8 @@ is too long, damaged, cut short or out of order, garbage, an incarnation that wa
 that is full is said to be, and is no refusal. The courier brings the newest only, retries while the
 keeper is away, and stops for a refusal. A worker whose site's model the keeper did not get, since
 it was away or would not have it, says so by its exit code. The keeper signs a statement by its
-worker of the model that it has, and keeps none beside another model.
+worker of the model that it has, and keeps none beside another model. A statement that overtakes its
+model is sent again; a model without one is told. Files of one folder are stored one at a time.
 
 The keeper's service on a real port with mutual TLS, real client, files and threads. Left out: the
 keeper as a process and its records (test_pods).
@@ -15,6 +16,7 @@ keeper as a process and its records (test_pods).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,7 +43,12 @@ from dlion_core.lifecycle.stopping import JobProgress
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
 from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
-from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES, model_path, provenance_path
+from dlion_worker.artifact_client.paths import (
+    MAX_METADATA_BYTES,
+    metadata_path,
+    model_path,
+    provenance_path,
+)
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.artifact_server import store as store_module
 from dlion_worker.artifact_server.store import ArtifactStore
@@ -49,7 +56,7 @@ from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerKey
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
 from dlion_worker.training.site_model import SavedModel
-from keeper_service import AUTHORITIES, PLANT_A, PLANT_B, Keeper, job, proof
+from keeper_service import AUTHORITIES, PLANT_A, PLANT_B, UID, Keeper, job, proof
 
 if TYPE_CHECKING:
     from dlion_api.protocol.worker_config import WorkerConfig
@@ -331,6 +338,32 @@ def test_what_an_earlier_keeper_did_not_receive_is_removed(tmp_path: Path) -> No
     file.discard()
 
 
+def authority_pem(site: SiteName) -> bytes:
+    return AUTHORITIES[site].bundle_pem
+
+
+SIGNED_BY_KEEPER = ExpectedOrigin(job().key, UID, authority_pem, ())
+
+
+def stated(folder: Path, about_bytes: int = 10) -> None:
+    """A model in that folder, as the first worker saves it, with its statement."""
+    folder.mkdir()
+    write(folder / "model.keras", 100)
+    write(folder / "model.json", about_bytes)
+    inbox = EventInbox(lambda *_: None, clock_s=time.monotonic)
+    writer = ProvenanceWriter(
+        job(), job().workers()[0].rank, inbox=inbox, membership=lambda: None, data_root=folder
+    )
+    writer.write(SavedModel(folder, cast("ModelSummary", SimpleNamespace(model="averaged")), ()))
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
 class Told:
     """What a courier says."""
 
@@ -341,10 +374,7 @@ class Told:
         self.outcomes.append(outcome)
 
     def wait(self, holds: Callable[[list[UploadResult]], object]) -> None:
-        deadline_s = time.monotonic() + 20
-        while not holds(self.outcomes):
-            assert time.monotonic() < deadline_s, self.outcomes
-            time.sleep(0.02)
+        wait_until(lambda: holds(self.outcomes))
 
 
 def test_a_courier_brings_the_newest_once_the_keeper_is_back(
@@ -386,7 +416,7 @@ def test_a_courier_does_not_repeat_what_is_refused(
         courier.close()
 
 
-@pytest.mark.parametrize("keeper_does", ["takes it", "is away", "refuses it"])
+@pytest.mark.parametrize("keeper_does", ["takes it", "is away", "refuses it", "signs nothing"])
 def test_a_model_that_the_keeper_did_not_get_is_lost(
     tmp_path: Path, keeper: Keeper, keeper_does: str
 ) -> None:
@@ -409,60 +439,110 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
     worker = job().workers()[0]
     saving.connect(job().key, worker, 1, proof(worker))
     about_bytes = MAX_METADATA_BYTES + 1 if keeper_does == "refuses it" else 10
-    (tmp_path / "model").mkdir()
-    write(tmp_path / "model" / "model.keras", 100)
-    write(tmp_path / "model" / "model.json", about_bytes)
+    folder = tmp_path / "model"
+    stated(folder, about_bytes)
+    if keeper_does == "signs nothing":
+        (folder / PROVENANCE_FILE).write_bytes(b"{}")
     if keeper_does == "is away":
         keeper.stop()
     try:
-        saving.upload_model_and_wait(tmp_path / "model")
-        if keeper_does == "takes it":
+        saving.upload_model_and_wait(folder)
+        if keeper_does in ("takes it", "signs nothing"):
             saving.check_model_uploaded()
-            assert sorted(keeper.files().values()) == [10, 100]
+            names = {Path(path).name for path in keeper.files()}
+            assert names >= {"model.keras", "model.json"}
+            assert (PROVENANCE_FILE in names) == (keeper_does == "takes it")
         else:
             with pytest.raises(ModelLostError) as lost:
                 saving.check_model_uploaded()
             assert lost.value.exit_code is ExitCode.MODEL_LOST
     finally:
         saving.close()
-    reasons = {record.reason for record in told if isinstance(record, EventRecord)}
+    events = [record for record in told if isinstance(record, EventRecord)]
+    reasons = {record.reason for record in events}
     assert (EventReason.KEEP_FAILED in reasons) == (keeper_does != "takes it")
+    is_named = any("without a signed statement" in record.message for record in events)
+    assert is_named == (keeper_does == "signs nothing")
 
 
 def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
-    saver = job().workers()[0]
-    model, about = write(tmp_path / "model.keras", 100), tmp_path / "about"
-    writer = ProvenanceWriter(
-        job(),
-        saver.rank,
-        inbox=EventInbox(lambda *_: None, clock_s=time.monotonic),
-        membership=lambda: None,
-        data_root=tmp_path,
-    )
-    chosen = cast("ModelSummary", SimpleNamespace(model="averaged"))
-    writer.write(SavedModel(tmp_path, chosen, ()))
-    statement = (tmp_path / PROVENANCE_FILE).rename(about)
-    with pytest.raises(UnavailableError):  # there is no model yet
-        client.put(provenance_path(saver.site), statement)
-    client.put(model_path(saver.site), model)
-    client.put(provenance_path(saver.site), statement)
-    folder = keeper.folder / "models" / saver.site
-
-    def authority(site: SiteName) -> bytes:
-        return AUTHORITIES[site].bundle_pem
-
-    verified = verify_model(folder, saver.site, ExpectedOrigin(job().key, "", authority, ()))
-    assert verified.is_signed
+    site, made = job().workers()[0].site, tmp_path / "made"
+    stated(made)
+    files = {name: made / name for name in ("model.keras", "model.json", PROVENANCE_FILE)}
+    for path in (provenance_path(site), model_path(site), provenance_path(site)):
+        if path == model_path(site):
+            client.put(path, files["model.keras"])
+            continue
+        with pytest.raises(UnavailableError):  # not everything has arrived yet
+            client.put(path, files[PROVENANCE_FILE])
+    client.put(metadata_path(site), files["model.json"])
+    client.put(provenance_path(site), files[PROVENANCE_FILE])
+    folder = keeper.folder / "models" / site
+    assert verify_model(folder, site, SIGNED_BY_KEEPER).is_signed
     other = keeper.client(1)
     try:
         with pytest.raises(ContractError, match="statement of"):  # which another worker has made
-            other.put(provenance_path(saver.site), statement)
-        assert other.put(model_path(saver.site), write(model, 100))
+            other.put(provenance_path(site), files[PROVENANCE_FILE])
+        assert (folder / PROVENANCE_FILE).exists()
+        for path, name in ((model_path(site), "model.keras"), (metadata_path(site), "model.json")):
+            other.put(path, write(tmp_path / "other", 100))
+            assert not (folder / PROVENANCE_FILE).exists(), f"none stays beside another {name}"
+            with pytest.raises(UnavailableError, match=f"another {name}"):
+                client.put(provenance_path(site), files[PROVENANCE_FILE])
+            client.put(path, files[name])
+            client.put(provenance_path(site), files[PROVENANCE_FILE])
     finally:
         other.close()
-    assert not (folder / PROVENANCE_FILE).exists(), "no statement stays beside another model"
-    with pytest.raises(ContractError, match="another model"):
-        client.put(provenance_path(saver.site), statement)
     assert not list(folder.glob(".*"))
+
+
+def test_a_statement_that_overtakes_its_model_is_sent_again(
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
+) -> None:
+    site, told, made = job().workers()[0].site, Told(), tmp_path / "made"
+    client.put(model_path(site), write(tmp_path / "earlier", 50))
+    stated(made)
+    courier = UploadQueue(client, told)
+    paths = [provenance_path(site), metadata_path(site), model_path(site)]
+    try:
+        for path in paths:
+            courier.upload(path, made / Path(path).name, iteration=1)
+        assert courier.wait(paths, within_s=20)
+        assert not courier.is_refused(paths)
+        told.wait(lambda outcomes: {o.path for o in outcomes if o.final} == {*paths})
+    finally:
+        courier.close()
+    assert verify_model(keeper.folder / "models" / site, site, SIGNED_BY_KEEPER).is_signed
+
+
+def test_a_replaced_incarnation_does_not_store_what_it_has_sent_already(
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
+) -> None:
+    """The older one's file is complete, and waits while another of its folder is stored."""
+    newer, older = keeper.client(0, incarnation=8), keeper.client(0, incarnation=7)
+    errors: list[Exception] = []
+
+    def put_older() -> None:
+        try:
+            older.put(OWN, write(tmp_path / "older", 10))
+        except ContractError as error:
+            errors.append(error)
+
+    sending = threading.Thread(target=put_older)
+    storing = keeper.service._locks["state/w0"]
+    try:
+        with storing:
+            sending.start()
+            wait_until(lambda: keeper.waiting_files(OWN) == [10])
+            both = threading.Thread(target=lambda: newer.put(OWN, write(tmp_path / "newer", 20)))
+            both.start()
+            wait_until(lambda: sorted(keeper.waiting_files(OWN)) == [10, 20])
+        sending.join(20)
+        both.join(20)
+    finally:
+        newer.close()
+        older.close()
+    assert "was replaced by 8" in str(errors)
+    assert keeper.files() == {OWN: 20}

@@ -27,6 +27,7 @@ from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
+from dlion_api.protocol.provenance import PROVENANCE_FILE
 from iteration_losses import iteration_losses, lost_by_waiting
 from local_run import blobs, hashes, job_document
 from pod_run import PodRun, pod_run
@@ -112,6 +113,7 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
                 next(whole.folder.glob("w*/var/lib/dlion/results/models/plant-a/model.keras"))
             ).read_bytes()
         )
+        assert "payloadType" in model.with_name(PROVENANCE_FILE).read_text(), "the keeper signs"
         began_s = time.monotonic()
         assert whole.end("keeper") == {"keeper": ExitCode.OK}
         assert time.monotonic() - began_s < 5

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
+UID = "u-1"
+"""Of the DLionJob."""
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
@@ -87,6 +89,11 @@ class Keeper:
         found = (p for p in self.folder.rglob("*") if p.is_file() and p.name not in own)
         return {str(path.relative_to(self.folder)): path.stat().st_size for path in found}
 
+    def waiting_files(self, path: str) -> list[int]:
+        """The lengths of files that have not replaced that one yet."""
+        partial = (self.folder / path).parent.glob(".arriving-*")
+        return [each.stat().st_size for each in partial]
+
     async def _start(self) -> None:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
@@ -97,7 +104,7 @@ class Keeper:
             credentials,
             self.refusals,
             self.revoked,
-            ProvenanceSigner(job().key, "", PLANT_A, self.folder, credentials, self.revoked),
+            ProvenanceSigner(job().key, UID, PLANT_A, self.folder, credentials, self.revoked),
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))

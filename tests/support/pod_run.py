@@ -127,8 +127,10 @@ class PodRun:
         root = self.root(name)
         for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        document = self.job.to_document()
+        document["metadata"]["uid"] = "u-1"
         config = PodConfig(
-            self.job.to_document(),
+            document,
             str(self.site),
             f"{self.address(100)}:{self.coordinator_port}",
             f"{self.address(101)}:{names.KEEPER_PORT}",

@@ -8,6 +8,7 @@ import hashlib
 import json
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -20,6 +21,9 @@ from dlion_api.protocol.revocation import MAX_REVOCATIONS
 
 PROVENANCE_FILE: Final = "model.provenance.json"
 MODEL_FILE: Final = "model.keras"
+METADATA_FILE: Final = "model.json"
+STATED_FILES: Final = (MODEL_FILE, METADATA_FILE)
+"""What a statement vouches for: the model, and its description."""
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://dlion.dev/provenance/v1"
 MAX_STATEMENT_BYTES: Final = 1024 * 1024
@@ -96,9 +100,10 @@ class ModelProvenance:
 
 @dataclass(frozen=True)
 class ProvenanceStatement:
-    """A model file's digest and its provenance."""
+    """The digests of a model and of its description, and where they come from."""
 
-    model_sha256: str
+    sha256: Mapping[str, str]
+    """Of each of `STATED_FILES`."""
     provenance: ModelProvenance
 
     @property
@@ -109,7 +114,9 @@ class ProvenanceStatement:
         """Return the in-toto Statement. Raises: ContractError, as `from_json` would."""
         document = {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": MODEL_FILE, "digest": {"sha256": self.model_sha256}}],
+            "subject": [
+                {"name": name, "digest": {"sha256": self.sha256[name]}} for name in STATED_FILES
+            ],
             "predicateType": PREDICATE_TYPE,
             "predicate": asdict(self.provenance),
         }
@@ -122,12 +129,17 @@ class ProvenanceStatement:
         """Read a statement. Raises: ContractError: too long, not JSON, or of a wrong form."""
         document = read_object(content, "statement", max_bytes=MAX_STATEMENT_BYTES)
         try:
-            digest = _model_digest(document)
+            digests = _subject_digests(document)
             provenance = ModelProvenance(**_PREDICATE(document["predicate"]))
             _check(provenance)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ContractError(f"statement: {error!s:.300}") from error
-        return cls(digest, provenance)
+        return cls(digests, provenance)
+
+
+def stated_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each of `STATED_FILES` in that folder. Raises: OSError."""
+    return {name: file_sha256(folder / name) for name in STATED_FILES}
 
 
 def file_sha256(path: Path) -> str:
@@ -149,19 +161,23 @@ def read_object(content: bytes, what: str, *, max_bytes: int) -> dict[str, Any]:
     return document
 
 
-def _model_digest(document: dict[str, Any]) -> str:
+def _subject_digests(document: dict[str, Any]) -> dict[str, str]:
     given = document.get("_type"), document.get("predicateType")
     if given != (STATEMENT_TYPE, PREDICATE_TYPE):
         allowed = f"{STATEMENT_TYPE} with {PREDICATE_TYPE}"
         raise ValueError(f"of type {given!r:.200}; allowed: {allowed}")
     subject = document.get("subject")
-    if not isinstance(subject, list) or len(subject) != 1 or not isinstance(subject[0], dict):
-        raise ValueError("subject is not a list of one file")
-    (file,) = subject
-    digest = file.get("digest")
-    if file.get("name") != MODEL_FILE or not isinstance(digest, dict):
-        raise ValueError(f"subject is not {MODEL_FILE} with its digest")
-    return _digest(digest.get("sha256"))
+    if not isinstance(subject, list) or not all(isinstance(each, dict) for each in subject):
+        raise ValueError("subject is not a list of files")
+    if [each.get("name") for each in subject] != [*STATED_FILES]:
+        raise ValueError(f"subject is not {' and '.join(STATED_FILES)}, in this order")
+    return {each["name"]: _digest(_sha256_of(each.get("digest"))) for each in subject}
+
+
+def _sha256_of(digest: object) -> object:
+    if not isinstance(digest, dict):
+        raise TypeError("digest of a file is not an object")
+    return digest.get("sha256")
 
 
 def _digest(value: object) -> str:

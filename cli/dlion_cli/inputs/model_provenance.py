@@ -6,7 +6,7 @@ certificates, the job and its revocations come from the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +16,16 @@ from dlion_api.names import JobKey, KeeperIdentity, SiteName
 from dlion_api.protocol.provenance import (
     MODEL_FILE,
     PROVENANCE_FILE,
+    STATED_FILES,
     ModelProvenance,
     ProvenanceStatement,
     StatedRun,
-    file_sha256,
+    stated_digests,
 )
 from dlion_cli.terminal.formatting import printable
 
 MAX_SHOWN: Final = 20
+_MODEL_FILES: Final = (*STATED_FILES, PROVENANCE_FILE)
 UNSIGNED_ADVICE: Final = (
     "If the run is still training, retry: its model may just be replaced. To accept a model "
     "without a signature, such as one of an earlier release, add --allow-unsigned"
@@ -40,7 +42,7 @@ class ExpectedOrigin:
 
     job: JobKey
     uid: str
-    """Of the DLionJob; empty: unknown."""
+    """Of the DLionJob."""
     authority_pem: Callable[[SiteName], bytes]
     """Certificates that verify a site's keeper. Raises: DLionError."""
     revoked: Collection[str]
@@ -50,7 +52,7 @@ class ExpectedOrigin:
 
 @dataclass(frozen=True)
 class VerifiedModel:
-    """A model whose file is the one that the statement names."""
+    """A model whose files are those that the statement names."""
 
     site: SiteName
     is_signed: bool
@@ -85,14 +87,43 @@ class VerifiedModel:
         return [printable(line) for line in lines]
 
 
+def verify_received(
+    received: Path, expected: ExpectedOrigin, *, site: SiteName | None
+) -> list[VerifiedModel]:
+    """Verify all models among the received files, which lie as in a result folder.
+
+    `site`: the model of that site must be there, and no other file; None: a whole folder, which
+    may have other files but no other model. Raises: as `verify_model`.
+    """
+    found = {path.relative_to(received) for path in received.rglob("*") if path.is_file()}
+    in_models = [path.parts for path in found if path.parts[0] == "models"]
+    sites = sorted({SiteName(parts[1]) for parts in in_models if len(parts) == 3})
+    sites = sites if site is None else [site]
+    of_sites = {Path("models", each, name) for each in sites for name in _MODEL_FILES}
+    others = [path for path in found - of_sites if site is not None or path.name == MODEL_FILE]
+    if others:
+        names = printable(", ".join(sorted(map(str, others))[:5]))
+        raise ProvenanceError(
+            f"the keeper sends {names}, for which no statement stands; nothing was changed"
+        )
+    return [verify_model(received / "models" / each, each, expected) for each in sites]
+
+
 def verify_model(folder: Path, site: SiteName, expected: ExpectedOrigin) -> VerifiedModel:
     """Verify the model in that folder.
 
-    Raises: ProvenanceError if file, statement, signature or origin are wrong, or a statement or
-    signature is missing and not allowed to be; OSError; and as `ExpectedOrigin.authority_pem`.
+    Raises: ProvenanceError if a file, the statement, its signature or origin is wrong, or a
+    statement or signature is missing and not allowed to be; OSError; and as
+    `ExpectedOrigin.authority_pem`.
     """
     path = folder / PROVENANCE_FILE
-    digest = file_sha256(folder / MODEL_FILE)
+    if missing := [name for name in STATED_FILES if not (folder / name).is_file()]:
+        raise ProvenanceError(
+            f"the keeper has no {' and no '.join(missing)} of {site}; nothing was changed. If the "
+            "run is still training, retry"
+        )
+    digests = stated_digests(folder)
+    digest = digests[MODEL_FILE]
     if not path.exists():
         if not expected.allows_unsigned:
             problem = f"the model of {site} has no statement ({PROVENANCE_FILE})"
@@ -100,7 +131,7 @@ def verify_model(folder: Path, site: SiteName, expected: ExpectedOrigin) -> Veri
         return VerifiedModel(site, False, digest, None)
     try:
         statement, is_signed = _read(path, site, expected)
-        _check_origin(statement, digest, site, expected)
+        _check_origin(statement, digests, site, expected)
     except ContractError as error:
         raise ProvenanceError(
             f"the model of {site} is refused, and nothing was changed: {printable(str(error))}"
@@ -127,18 +158,23 @@ def _read(path: Path, site: SiteName, expected: ExpectedOrigin) -> tuple[Provena
 
 
 def _check_origin(
-    statement: ProvenanceStatement, digest: str, site: SiteName, expected: ExpectedOrigin
+    statement: ProvenanceStatement,
+    digests: Mapping[str, str],
+    site: SiteName,
+    expected: ExpectedOrigin,
 ) -> None:
     """Raises: ContractError."""
     stated = statement.provenance
-    if statement.model_sha256 != digest:
-        raise ContractError(
-            f"{MODEL_FILE} has SHA-256 {digest}, its statement {statement.model_sha256}: one of "
-            "them has been changed. If the run is still training, retry"
-        )
+    for name, digest in digests.items():
+        if (named := statement.sha256[name]) != digest:
+            raise ContractError(
+                f"{name} has SHA-256 {digest}, its statement {named}: one of them has been changed."
+                " If the run is still training, retry"
+            )
     job = expected.job
-    uid = expected.uid if stated.run.uid else ""
-    wanted = StatedRun(job.namespace, job.name, job.run_id, uid)
+    if not stated.run.uid:
+        raise ContractError("its statement names no DLionJob: the UID is empty")
+    wanted = StatedRun(job.namespace, job.name, job.run_id, expected.uid)
     if (stated.run, stated.site) != (wanted, site):
         raise ContractError(f"its statement is of {stated.run} at {stated.site}; allowed: {wanted}")
     for name in (site, stated.saved_by):

@@ -37,8 +37,9 @@ from dlion_api.protocol.revocation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+DIGESTS = {"model.keras": "ab" * 32, "model.json": "cd" * 32}
 STATEMENT = ProvenanceStatement(
-    "ab" * 32,
+    DIGESTS,
     ModelProvenance(
         run=StatedRun("default", "digits", "1", "u-1"),
         site="plant-a",
@@ -62,7 +63,10 @@ def test_a_statement_is_read_as_it_was_written() -> None:
     assert ProvenanceStatement.from_json(content) == STATEMENT
     document = json.loads(content)
     assert document["_type"] == "https://in-toto.io/Statement/v1"
-    assert document["subject"] == [{"name": "model.keras", "digest": {"sha256": "ab" * 32}}]
+    assert document["subject"] == [
+        {"name": "model.keras", "digest": {"sha256": "ab" * 32}},
+        {"name": "model.json", "digest": {"sha256": "cd" * 32}},
+    ]
 
 
 def test_the_most_workers_with_the_longest_texts_fit() -> None:
@@ -73,7 +77,7 @@ def test_the_most_workers_with_the_longest_texts_fit() -> None:
         workers=tuple(replace(worker, rank=rank) for rank in range(MAX_STATED_WORKERS)),
         revoked=(RevokedEntry(name, "\U0001f600" * MAX_REASON_CHARACTERS),) * MAX_REVOCATIONS,
     )
-    size = len(ProvenanceStatement("ab" * 32, largest).to_json())
+    size = len(ProvenanceStatement(DIGESTS, largest).to_json())
     assert size <= MAX_STATEMENT_BYTES, size
 
 
@@ -100,8 +104,13 @@ def first_worker(**values: object) -> bytes:
         (b"[]", "given: list"),
         (b"{}", "of type"),
         (altered(lambda d: d.update(predicateType="https://slsa.dev/provenance/v1")), "of type"),
-        (altered(lambda d: d.update(subject=[])), "one file"),
-        (altered(lambda d: d["subject"][0].update(name="other")), "model.keras"),
+        (altered(lambda d: d.update(subject="model.keras")), "list of files"),
+        (altered(lambda d: d.update(subject=[1])), "list of files"),
+        (altered(lambda d: d.update(subject=[])), "model.keras and model.json"),
+        (altered(lambda d: d["subject"].pop()), "model.keras and model.json"),
+        (altered(lambda d: d["subject"].append(d["subject"][0])), "model.keras and model.json"),
+        (altered(lambda d: d["subject"][0].update(name="other")), "model.keras and model.json"),
+        (altered(lambda d: d["subject"][1].update(digest="ab" * 32)), "not an object"),
         (altered(lambda d: d["subject"][0].update(digest={"sha256": "AB" * 32})), "64 hex"),
         (altered(lambda d: d.pop("predicate")), "predicate"),
         (predicate(workers={}), "not a list"),

@@ -1,8 +1,10 @@
 """Facts: a model that its site's keeper signed is accepted, and whose updates it holds is shown.
-Refused, and with the reason: a changed model, statement or signature; a signature of another site's
-keeper, of a worker, of another job or run, of a key that is no EC key, or from when the certificate
-was not valid; a statement of another DLionJob of that name; one that a revoked worker or site
-saved; none, or one without a signature, unless that is allowed; and a hostile file.
+Refused, and with the reason: a changed model, description, statement or signature; a signature of
+another site's keeper, of a worker, of another job or run, of a key that is no EC key, or from when
+the certificate was not valid; a statement of another DLionJob of that name, or of none; one that a
+revoked worker or site saved; none, or one without a signature, unless that is allowed; a hostile
+file; a file for which no statement stands; and a model that is missing. A keeper signs neither
+before it has the files that a statement is about, nor with a certificate that has expired.
 
 Real authorities, certificates and the keeper's signer. Left out: the statement's form
 (tests/unit/api/test_provenance.py), `dlion fetch` in a cluster (tests/cluster/test_cli_pods.py).
@@ -14,6 +16,7 @@ import base64
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from dlion_api.errors import ContractError
+from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.provenance import (
     PROVENANCE_FILE,
@@ -31,12 +34,14 @@ from dlion_api.protocol.provenance import (
     StatedRun,
     WorkerUpdates,
     file_sha256,
+    stated_digests,
 )
 from dlion_cli.inputs.model_provenance import (
     MAX_SHOWN,
     ExpectedOrigin,
     ProvenanceError,
     verify_model,
+    verify_received,
 )
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.certificate_issuer import CLIENT_AND_SERVER, Issuer, pem
@@ -55,9 +60,16 @@ AUTHORITIES = {site: CertificateAuthority(site) for site in (A, B)}
 SAVER = WorkerIdentity(Rank(0), A, "g", 0)
 
 
-def credentials(who: WorkerIdentity | KeeperIdentity, job: JobKey = JOB) -> WorkerCredentials:
+def credentials(
+    who: WorkerIdentity | KeeperIdentity, job: JobKey = JOB, certified_at: datetime | None = None
+) -> WorkerCredentials:
     key = WorkerKey()
-    return WorkerCredentials(key, AUTHORITIES[who.site].sign(key.csr_pem(), who, job), {})
+    chain = AUTHORITIES[who.site].sign(key.csr_pem(), who, job, now=certified_at)
+    return WorkerCredentials(key, chain, {})
+
+
+def signed(payload: bytes, own: WorkerCredentials) -> bytes:
+    return SignedEnvelope.sign(payload, partial(own.sign, now=datetime.now(UTC))).to_json()
 
 
 def statement(folder: Path) -> ProvenanceStatement:
@@ -76,7 +88,7 @@ def statement(folder: Path) -> ProvenanceStatement:
         start_model_sha256="",
         workers=updates,
     )
-    return ProvenanceStatement(file_sha256(folder / "model.keras"), provenance)
+    return ProvenanceStatement(stated_digests(folder), provenance)
 
 
 @pytest.fixture
@@ -85,15 +97,16 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "models" / A
     path.mkdir(parents=True)
     (path / "model.keras").write_bytes(b"weights")
+    (path / "model.json").write_bytes(b'{"accuracy": 0.5}')
     content = keeper(tmp_path).signed(statement(path).to_json(), SAVER)
     (path / PROVENANCE_FILE).write_bytes(content)
     return path
 
 
-def keeper(root: Path, uid: str = "u-1") -> ProvenanceSigner:
+def keeper(root: Path, uid: str = "u-1", own: WorkerCredentials | None = None) -> ProvenanceSigner:
     revoked = RevokedWorkers(root, is_over=False)
     revoked.reasons = {"plant-b/g-0": "stolen"}
-    return ProvenanceSigner(JOB, uid, A, root, credentials(KeeperIdentity(A)), revoked)
+    return ProvenanceSigner(JOB, uid, A, root, own or credentials(KeeperIdentity(A)), revoked)
 
 
 def expected(
@@ -141,7 +154,7 @@ def payload_changed(content: bytes) -> bytes:
 def signed_by(who: WorkerIdentity | KeeperIdentity, job: JobKey = JOB) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         payload = SignedEnvelope.from_json(content).payload
-        return SignedEnvelope.sign(payload, credentials(who, job).sign).to_json()
+        return signed(payload, credentials(who, job))
 
     return change
 
@@ -162,15 +175,19 @@ def edited(**values: object) -> Callable[[bytes], bytes]:
     return lambda content: json.dumps(json.loads(content) | values).encode()
 
 
-def at(moment: datetime) -> Callable[[bytes], bytes]:
-    """Signed rightly, with a time at which the certificate is not valid."""
+def stating(**values: object) -> Callable[[bytes], bytes]:
+    """Signed rightly, with these values in its predicate."""
 
     def change(content: bytes) -> bytes:
         made = ProvenanceStatement.from_json(SignedEnvelope.from_json(content).payload)
-        made = replace(made, provenance=replace(made.provenance, saved_at=moment.isoformat()))
-        return SignedEnvelope.sign(made.to_json(), credentials(KeeperIdentity(A)).sign).to_json()
+        made = replace(made, provenance=replace(made.provenance, **values))  # type: ignore[arg-type]
+        return signed(made.to_json(), credentials(KeeperIdentity(A)))
 
     return change
+
+
+def at(moment: datetime) -> Callable[[bytes], bytes]:
+    return stating(saved_at=moment.isoformat())
 
 
 @pytest.mark.parametrize(
@@ -181,8 +198,9 @@ def at(moment: datetime) -> Callable[[bytes], bytes]:
         (signed_by(SAVER), "worker/0, .*; allowed: .*/keeper"),
         (signed_by(KeeperIdentity(A), JobKey("ml", "other", "1")), "job/other/"),
         (signed_by(KeeperIdentity(A), JobKey("ml", "digits", "2")), "run/2/"),
-        (at(datetime.now(UTC) - timedelta(days=9)), "was not valid at"),
-        (at(datetime.now(UTC) + timedelta(days=9)), "was not valid at"),
+        (at(datetime.now(UTC) - timedelta(days=9)), "valid from .*, after it was saved at"),
+        (at(datetime.now(UTC) + timedelta(days=9)), "expired at .*, before it was saved at"),
+        (stating(run=StatedRun("ml", "digits", "1")), "the UID is empty"),
         (of_rsa_key, "key of type|not by the trusted"),
         (lambda _: b"x" * (MAX_ENVELOPE_BYTES + 1), "allowed: at most"),
         (lambda _: b'{"payloadType":' + b"[" * 100_000, "not JSON"),
@@ -213,6 +231,7 @@ def test_any_other_statement_is_refused_whatever_is_allowed(
     [
         (expected(job=JobKey("ml", "other", "1")), "allowed: spiffe://plant-a/ns/ml/job/other"),
         (expected(uid="u-2"), "uid='u-1'.*allowed.*uid='u-2'"),
+        (expected(uid=""), "uid='u-1'.*allowed.*uid=''"),
         (expected(revoked=(SAVER.name,)), "plant-a/g-0, which saved it, is revoked"),
         (expected(revoked=(A,)), "plant-a, which saved it, is revoked"),
     ],
@@ -224,16 +243,55 @@ def test_a_signed_model_of_another_origin_is_refused(
         verify_model(folder, A, origin)
 
 
-def test_a_changed_model_is_refused(folder: Path) -> None:
-    (folder / "model.keras").write_bytes(b"other weights")
-    with pytest.raises(ProvenanceError, match="one of them has been changed"):
+@pytest.mark.parametrize("name", ["model.keras", "model.json"])
+def test_a_changed_model_or_description_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"other")
+    with pytest.raises(ProvenanceError, match=f"{name} has .* one of them has been changed"):
         verify_model(folder, A, expected(unsigned=True))
 
 
-def test_a_model_without_statement_or_signature_is_accepted_only_where_that_is_allowed(
-    folder: Path,
+@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize("site", [A, None], ids=["one model", "the whole folder"])
+def test_a_model_for_which_no_statement_stands_is_refused(
+    tmp_path: Path, folder: Path, site: SiteName | None, unsigned: bool
 ) -> None:
-    (folder / PROVENANCE_FILE).write_bytes(statement(folder).to_json())
+    origin = expected(unsigned=unsigned)
+    (model,) = verify_received(tmp_path, origin, site=site)
+    assert (model.site, model.is_signed) == (A, True)
+    for stray in ("model.keras", "models/model.keras", f"models/{A}/more/model.keras"):
+        path = tmp_path / stray
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"other weights")
+        with pytest.raises(ProvenanceError, match=f"the keeper sends {stray}, for which"):
+            verify_received(tmp_path, origin, site=site)
+        path.unlink()
+    for name in ("model.json", "model.keras"):
+        (folder / name).unlink()
+        with pytest.raises(ProvenanceError, match=f"the keeper has no model.keras|no {name}"):
+            verify_received(tmp_path, origin, site=site)
+
+
+def test_other_files_are_only_in_a_whole_folder(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b"")
+    (folder / "weights.bin").write_bytes(b"")
+    assert len(verify_received(tmp_path, expected(), site=None)) == 1
+    with pytest.raises(ProvenanceError, match=r"sends events.jsonl, models/plant-a/weights.bin"):
+        verify_received(tmp_path, expected(), site=A)
+
+
+def test_no_model_is_an_error_only_where_one_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "models").write_bytes(b"")
+    assert verify_received(tmp_path, expected(), site=None) == []
+    (tmp_path / "models").unlink()
+    with pytest.raises(ProvenanceError, match=r"no model.keras and no model.json of plant-a"):
+        verify_received(tmp_path, expected(), site=A)
+
+
+def test_a_model_without_statement_or_signature_is_accepted_only_where_that_is_allowed(
+    tmp_path: Path, folder: Path
+) -> None:
+    unsigned = keeper(tmp_path, own=WorkerCredentials.insecure())
+    (folder / PROVENANCE_FILE).write_bytes(unsigned.signed(statement(folder).to_json(), SAVER))
     with pytest.raises(ProvenanceError, match=r"not signed.*--allow-unsigned"):
         verify_model(folder, A, expected())
     verified = verify_model(folder, A, expected(unsigned=True))
@@ -248,7 +306,6 @@ def test_a_keeper_signs_only_what_its_caller_may_state(tmp_path: Path, folder: P
     right = statement(folder)
     stated = right.provenance
     wrong = [
-        replace(right, model_sha256="0" * 64),
         replace(right, provenance=replace(stated, saved_by="plant-a/g-1")),
         replace(right, provenance=replace(stated, site=B)),
         replace(right, provenance=replace(stated, run=replace(stated.run, run_id="2"))),
@@ -258,3 +315,35 @@ def test_a_keeper_signs_only_what_its_caller_may_state(tmp_path: Path, folder: P
             keeper(tmp_path).signed(each.to_json(), SAVER)
     with pytest.raises(ContractError, match="not JSON"):
         keeper(tmp_path).signed(b"anything", SAVER)
+    with pytest.raises(ContractError, match="does not know the DLionJob's UID"):
+        keeper(tmp_path, uid="").signed(right.to_json(), SAVER)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.json"])
+def test_a_statement_of_files_that_have_not_arrived_may_be_sent_again(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    of_newer = replace(
+        statement(folder), sha256={**statement(folder).sha256, name: "0" * 64}
+    ).to_json()
+    with pytest.raises(UnavailableError, match=f"statement of another {name} than is kept here"):
+        keeper(tmp_path).signed(of_newer, SAVER)
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError):
+        keeper(tmp_path).signed(of_newer, SAVER)
+
+
+@pytest.mark.parametrize("days", [-9, 9])
+def test_a_keeper_does_not_sign_with_a_certificate_that_is_not_valid(
+    tmp_path: Path, folder: Path, days: int
+) -> None:
+    certified_at = datetime.now(UTC) + timedelta(days=days)
+    own = credentials(KeeperIdentity(A), certified_at=certified_at)
+    with pytest.raises(UnavailableError, match="must be renewed, or the clock set"):
+        keeper(tmp_path, own=own).signed(statement(folder).to_json(), SAVER)
+    key = WorkerKey()
+    own.renew(key, AUTHORITIES[A].sign(key.csr_pem(), KeeperIdentity(A), JOB))
+    (folder / PROVENANCE_FILE).write_bytes(
+        keeper(tmp_path, own=own).signed(statement(folder).to_json(), SAVER)
+    )
+    assert verify_model(folder, A, expected()).is_signed

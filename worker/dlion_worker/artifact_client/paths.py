@@ -6,7 +6,12 @@ result folder's (docs/results.md).
 """
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.protocol.provenance import MAX_STATEMENT_BYTES, MODEL_FILE, PROVENANCE_FILE
+from dlion_api.protocol.provenance import (
+    MAX_STATEMENT_BYTES,
+    METADATA_FILE,
+    MODEL_FILE,
+    PROVENANCE_FILE,
+)
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_worker.rotated_log import MAX_LOG_BYTES
 
@@ -35,7 +40,7 @@ def model_path(site: SiteName) -> str:
 
 
 def metadata_path(site: SiteName) -> str:
-    return f"models/{site}/model.json"
+    return f"models/{site}/{METADATA_FILE}"
 
 
 def provenance_path(site: SiteName) -> str:

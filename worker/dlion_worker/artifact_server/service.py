@@ -7,8 +7,10 @@ is rejected here.
 import asyncio
 import errno
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -30,6 +32,7 @@ from dlion_worker.artifact_client.paths import (
     AccessDeniedError,
     log_path,
     max_file_bytes,
+    metadata_path,
     model_path,
     provenance_path,
 )
@@ -87,6 +90,9 @@ class ArtifactService:
         self._store = store
         self._credentials = credentials
         self._incarnations: dict[Rank, int] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """By folder: its files replace others one at a time, and a statement is signed while the
+        files that it is about stay."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers for a server; requests and responses stay bytes."""
@@ -122,16 +128,20 @@ class ArtifactService:
         file = await asyncio.to_thread(self._store.create, start.path, start.total_bytes)
         try:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
-            self._check_incarnation(worker, incarnation)
-            self._revoked.check(worker)
-            await asyncio.to_thread(self._store_file, start.path, file, worker)
+            lock = self._locks[start.path.rpartition("/")[0]]
+            store = partial(self._store_file, start.path, file, worker, incarnation)
+            await asyncio.to_thread(_locked, lock, store)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         _LOG.info("%s: %d bytes of %s", start.path, start.total_bytes, worker.name)
         return int(start.total_bytes)
 
-    def _store_file(self, path: str, file: PartialFile, worker: WorkerIdentity) -> None:
-        if path == model_path(worker.site):
+    def _store_file(
+        self, path: str, file: PartialFile, worker: WorkerIdentity, incarnation: int | None
+    ) -> None:
+        self._check_incarnation(worker, incarnation)
+        self._revoked.check(worker)
+        if path in (model_path(worker.site), metadata_path(worker.site)):
             # A model without a statement is refused as such, one with an older one as changed.
             self._store.remove(provenance_path(worker.site))
         elif path == provenance_path(worker.site):
@@ -157,7 +167,8 @@ class ArtifactService:
         if incarnation < newest:
             text = f"incarnation {incarnation} of {worker.name} was replaced by {newest}"
             raise CallerError(PeerRefusal.OLD_INCARNATION, text)
-        self._incarnations[worker.rank] = incarnation
+        if incarnation > newest:  # only before a file: while it is stored, another may be newer
+            self._incarnations[worker.rank] = incarnation
 
     # ---- downloads ------------------------------------------------------------------------------
 
@@ -213,6 +224,12 @@ class ArtifactService:
             _status(error), str(error) or f"silent for {SILENCE_TIMEOUT_S:g} s", metadata
         )
         raise error  # abort does not return, but its type does not declare it
+
+
+def _locked(lock: threading.Lock, work: Callable[[], None]) -> None:
+    """Runs in a thread: it holds the lock until the end, also if its call is cancelled."""
+    with lock:
+        work()
 
 
 async def _next(context: ArtifactCallContext) -> bytes | None:

@@ -88,13 +88,13 @@ class SignedEnvelope:
         try:
             store = Store(x509.load_pem_x509_certificates(authority_pem))
             leaf, *above = x509.load_pem_x509_certificates(self.chain_pem)
+            _check_period(leaf, at)
             verifier = PolicyBuilder().store(store).time(at).build_client_verifier()
             subjects = verifier.verify(leaf, above).subjects or []
             key = leaf.public_key()
         except (ValueError, TypeError, VerificationError, UnsupportedAlgorithm) as error:
             raise ContractError(
-                f"its certificate is not by the trusted authority, or was not valid at {at}: "
-                f"{error}"
+                f"its certificate is not by the trusted authority, valid at {at}: {error}"
             ) from error
         if x509.UniformResourceIdentifier(signer_uri) not in subjects:
             given = ", ".join(str(name.value) for name in subjects) or "nobody"
@@ -105,6 +105,15 @@ class SignedEnvelope:
             key.verify(self.signature, _signed_text(self.payload), ec.ECDSA(hashes.SHA256()))
         except InvalidSignature as error:
             raise ContractError("its signature does not match: it has been changed") from error
+
+
+def _check_period(certificate: x509.Certificate, at: datetime) -> None:
+    """Raises: ContractError."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if at > ends:
+        raise ContractError(f"its certificate expired at {ends}, before it was saved at {at}")
+    if at < begins:
+        raise ContractError(f"its certificate is valid from {begins}, after it was saved at {at}")
 
 
 def _signed_text(payload: bytes) -> bytes:

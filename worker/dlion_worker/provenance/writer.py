@@ -4,18 +4,19 @@ Whose updates the model holds is what this worker knows: replicas in the model, 
 have arrived, and members of the run. Called by `trainer.shutdown` and `background.publishing`.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dlion_api import VERSION
 from dlion_api.atomic_file import write_atomically
-from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.provenance import (
     MAX_COUNT,
     MAX_STATED_WORKERS,
-    MODEL_FILE,
     PROVENANCE_FILE,
     Evidence,
     ModelProvenance,
@@ -23,12 +24,15 @@ from dlion_api.protocol.provenance import (
     StatedRun,
     WorkerUpdates,
     file_sha256,
+    stated_digests,
 )
 from dlion_api.spec import Job
 from dlion_core.lifecycle.inbox import EventInbox, PeerSteps
 from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.iteration_guard import MAX_ITERATION
 from dlion_worker.training.site_model import SavedModel, start_file
+
+_LOG = logging.getLogger(__name__)
 
 
 class ProvenanceWriter:
@@ -51,16 +55,26 @@ class ProvenanceWriter:
         self._start_sha256 = file_sha256(start_file(data_root / start)) if start else ""
 
     def then(self, upload: Callable[[Path], None]) -> Callable[[SavedModel], None]:
-        """Return a function that writes the statement, then passes the folder to `upload`."""
+        """Return a function that writes the statement, then passes the folder to `upload`.
+
+        A model whose statement cannot be made is uploaded without one: peers' figures are in it.
+        """
 
         def written(saved: SavedModel) -> None:
-            self.write(saved)
+            try:
+                self.write(saved)
+            except ContractError as error:
+                _LOG.warning("the model in %s has no statement: %s", saved.folder, error)
+                (saved.folder / PROVENANCE_FILE).unlink(missing_ok=True)
             upload(saved.folder)
 
         return written
 
     def write(self, saved: SavedModel) -> None:
-        """Write the statement into the model's folder. Raises: OSError."""
+        """Write the statement into the model's folder.
+
+        Raises: OSError; ContractError: what this worker knows makes no valid statement.
+        """
         key = self._job.key
         provenance = ModelProvenance(
             run=StatedRun(key.namespace, key.name, key.run_id),
@@ -73,17 +87,24 @@ class ProvenanceWriter:
             start_model_sha256=self._start_sha256,
             workers=self._updates(saved),
         )
-        statement = ProvenanceStatement(file_sha256(saved.folder / MODEL_FILE), provenance)
+        statement = ProvenanceStatement(stated_digests(saved.folder), provenance)
         write_atomically(saved.folder / PROVENANCE_FILE, statement.to_json(), mode=0o644)
 
     def _updates(self, saved: SavedModel) -> tuple[WorkerUpdates, ...]:
         """By rank. Those that are known least are left out where there are too many."""
         membership, steps = self._membership(), self._inbox.peer_steps()
         members = () if membership is None else membership.members
-        known = {worker.rank: worker for worker in self._job.workers()}
-        known |= {member.identity.rank: member.identity for member in members}
+        known = {worker.rank: worker.name for worker in self._job.workers()}
+        known |= {member.identity.rank: member.identity.name for member in members}
+
+        def name_of(rank: Rank) -> str:
+            """Of a worker that has left the membership since its steps, its rank."""
+            return known.get(rank, f"rank {rank}")
+
         revoked = {member.identity.rank for member in members if member.revoked}
-        found = {rank: _of_steps(self._job, known[rank], steps[rank]) for rank in steps}
+        found = {
+            rank: _of_steps(self._job, rank, name_of(rank), given) for rank, given in steps.items()
+        }
         for member in members:
             joined = WorkerUpdates(
                 member.identity.rank, member.identity.name, Evidence.JOINED, 0, 0
@@ -93,10 +114,11 @@ class ProvenanceWriter:
         for replica in saved.replicas:
             is_in = averaged or saved.about.model == f"replica {replica.rank}"
             evidence = Evidence.REPLICA if is_in else Evidence.STEPS
-            name = known[replica.rank].name
             last = min(replica.iteration, MAX_ITERATION)
             samples = _possible_samples(self._job, replica.samples, last)
-            found[replica.rank] = WorkerUpdates(replica.rank, name, evidence, samples, last)
+            found[replica.rank] = WorkerUpdates(
+                replica.rank, name_of(replica.rank), evidence, samples, last
+            )
         order = list(Evidence)
         best = sorted(found.values(), key=lambda each: (order.index(each.evidence), each.rank))
         stated = sorted(best[:MAX_STATED_WORKERS], key=lambda each: each.rank)
@@ -105,10 +127,10 @@ class ProvenanceWriter:
         )
 
 
-def _of_steps(job: Job, worker: WorkerIdentity, steps: PeerSteps) -> WorkerUpdates:
+def _of_steps(job: Job, rank: Rank, name: str, steps: PeerSteps) -> WorkerUpdates:
     last = steps.last_iteration
     samples = _possible_samples(job, steps.samples, last)
-    return WorkerUpdates(worker.rank, worker.name, Evidence.STEPS, samples, last)
+    return WorkerUpdates(rank, name, Evidence.STEPS, samples, last)
 
 
 def _possible_samples(job: Job, claimed: int, last_iteration: int) -> int:

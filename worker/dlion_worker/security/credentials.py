@@ -126,10 +126,20 @@ class WorkerCredentials:
             assert self.key is not None
             return self.key.pem(), self.certificate_chain_pem
 
-    def sign(self, statement: bytes) -> tuple[bytes, bytes]:
-        """Return the signature of a text and the chain (PEM) of its key; only with TLS."""
+    def sign(self, statement: bytes, *, now: datetime) -> tuple[bytes, bytes]:
+        """Return the signature of a text and the chain (PEM) of its key; only with TLS.
+
+        Raises: UnavailableError: the certificate is not valid `now`; it may be renewed.
+        """
         with self._renewing:
             assert self.key is not None
+            leaf = x509.load_pem_x509_certificates(self.certificate_chain_pem)[0]
+            begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+            if not begins <= now <= ends:
+                raise UnavailableError(
+                    f"the certificate to sign with is valid from {begins} to {ends}, and this"
+                    f" clock says {now}: it must be renewed, or the clock set"
+                )
             return self.key.sign(statement), self.certificate_chain_pem
 
     def server(self) -> grpc.ServerCredentials | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from dlion_api.errors import DataError, DLionError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.protocol.provenance import PROVENANCE_FILE
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.reporting import Reporter
@@ -181,10 +182,9 @@ class StateSaver:
     def upload_model(self, folder: Path) -> None:
         """Upload the site's model from that folder in the background."""
         if self._uploads is not None:
-            model, about = self._model_paths()
-            for path in (model, provenance_path(self._worker.site), about):
+            for path in (*self._model_paths(), provenance_path(self._worker.site)):
                 source = folder / path.rpartition("/")[2]
-                if path in (model, about) or source.exists():
+                if path in self._model_paths() or source.exists():
                     self._uploads.upload(path, source, iteration=self._progress.iteration)
 
     def upload_model_and_wait(self, folder: Path) -> None:
@@ -193,13 +193,21 @@ class StateSaver:
         if self._uploads is not None:
             paths = self._model_paths()
             in_time = self._uploads.wait(paths, within_s=self._model_within_s)
-            # Without its statement the model is not lost: `dlion fetch` names what it lacks.
-            statement = provenance_path(self._worker.site)
-            if in_time and not self._uploads.wait([statement], within_s=FINAL_UPLOAD_TIMEOUT_S):
-                self._report_timeout(statement, FINAL_UPLOAD_TIMEOUT_S)
             if not in_time:
                 self._report_timeout(" and ".join(paths), self._model_within_s)
             self._model_is_lost = not in_time or self._uploads.is_refused(paths)
+            if not self._model_is_lost:
+                self._wait_for_statement(folder, self._uploads)
+
+    def _wait_for_statement(self, folder: Path, uploads: UploadQueue) -> None:
+        """Without its statement the model is not lost, but `dlion fetch` refuses it."""
+        path = provenance_path(self._worker.site)
+        if not uploads.wait([path], within_s=FINAL_UPLOAD_TIMEOUT_S):
+            self._report_timeout(path, FINAL_UPLOAD_TIMEOUT_S)
+        elif uploads.is_refused([path]) or not (folder / PROVENANCE_FILE).exists():
+            message = f"the keeper has the model of {self._worker.site} without a signed statement"
+            advice = "`dlion fetch` refuses it without --allow-unsigned"
+            self._event(EventReason.KEEP_FAILED, f"{message}: {advice}", warning=True)
 
     def check_model_uploaded(self) -> None:
         """Raises: ModelLostError where this worker could not upload the site's model."""

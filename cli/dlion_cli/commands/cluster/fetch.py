@@ -13,11 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, SiteName
-from dlion_api.protocol.provenance import MODEL_FILE
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_cli.inputs.model_provenance import ExpectedOrigin, VerifiedModel, verify_model
+from dlion_cli.inputs.model_provenance import ExpectedOrigin, VerifiedModel, verify_received
 from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files, site_of
 from dlion_cli.pod_streams.site_trust import bundle_in_cluster, bundle_of_file
@@ -83,7 +82,8 @@ def fetch(
     run = run_id or job.run_id
     keeper = find_keeper(jobs, job, run)
     own_site = SiteName(site_of(keeper))
-    folder = f"models/{site or own_site}"
+    of_site = SiteName(site) if site else own_site
+    folder = f"models/{of_site}"
     expected = ExpectedOrigin(
         JobKey(job.namespace, job.name, run),
         job.uid,
@@ -94,8 +94,8 @@ def fetch(
     verified: list[VerifiedModel] = []
 
     def check(staging: Path) -> None:
-        folders = sorted(path.parent for path in staging.glob(f"models/*/{MODEL_FILE}"))
-        verified.extend(verify_model(each, SiteName(each.name), expected) for each in folders)
+        wanted = None if everything else of_site
+        verified.extend(verify_received(staging, expected, site=wanted))
 
     chunks = packed_files(jobs, keeper, run, "." if everything else folder)
     with contextlib.closing(chunks):

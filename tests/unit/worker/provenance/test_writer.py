@@ -1,6 +1,8 @@
 """Facts: a statement names each worker once, by the best evidence: a replica in the model, steps
 that have arrived, membership. Figures are bounded by what the run can have had; revoked workers are
-marked; the model of startFrom is named by its digest. Each file is a valid statement.
+marked; the model of startFrom is named by its digest. Each file is a valid statement. A worker that
+nobody knows any more is named by its rank. Figures that make no valid statement leave the model
+without one, and it is uploaded all the same.
 
 Left out: a whole run (tests/local/test_end_of_run.py).
 """
@@ -39,8 +41,9 @@ def test_each_worker_is_named_by_the_best_evidence(tmp_path: Path) -> None:
     job = load_job(document)
     (tmp_path / "start.keras").write_bytes(b"start")
     (tmp_path / "model.keras").write_bytes(b"weights")
+    (tmp_path / "model.json").write_bytes(b"{}")
     inbox = EventInbox(lambda *_: None, clock_s=lambda: 0.0)
-    for sender, batch in ((1, 32), (1, 32), (2, 2**31)):
+    for sender, batch in ((1, 32), (1, 32), (2, 2**31), (77, 32)):
         step = Message(MessageKind.PROGRESS, 7, local_batch_size=batch)
         inbox.put(MessageArrived(Rank(sender), step))
     inbox.drain()
@@ -70,10 +73,20 @@ def test_each_worker_is_named_by_the_best_evidence(tmp_path: Path) -> None:
     assert rows[0] == (0, Evidence.REPLICA, 320, False)
     assert rows[1][:2] == (1, Evidence.REPLICA)
     assert rows[1][2] <= MAX_COUNT, "a peer's own figure"
-    assert rows[3:] == [(3, Evidence.JOINED, 0, True)]
+    assert rows[3] == (3, Evidence.JOINED, 0, True)
+    assert [each.worker for each in found.workers[4:]] == ["rank 77"]
     rank, evidence, samples, _ = rows[2]
     assert (rank, evidence) == (2, Evidence.STEPS)
     assert 0 < samples < 2**31, "no more than all batches of seven iterations"
     assert found.start_model_sha256 == hashlib.sha256(b"start").hexdigest()
-    assert statement.model_sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert statement.sha256 == {
+        "model.keras": hashlib.sha256(b"weights").hexdigest(),
+        "model.json": hashlib.sha256(b"{}").hexdigest(),
+    }
     assert (found.saved_by, found.site) == (job.worker(Rank(0)).name, "a")
+
+    uploaded: list[Path] = []
+    impossible = [CollectedReplica(Rank(1), state, -1, 10)]
+    writer.then(uploaded.append)(SavedModel(tmp_path, about, tuple(impossible)))
+    assert uploaded == [tmp_path]
+    assert not (tmp_path / PROVENANCE_FILE).exists(), "the earlier one is of another model"
