@@ -21,9 +21,12 @@ from dlion_operator.kubernetes.client import (
     ServerError,
 )
 from dlion_operator.kubernetes.store import owner_uids
+from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.workload_view import PriorityOfQueue, QueueState, WorkloadView
+from dlion_operator.plan.dispatching import is_dispatched
+from dlion_operator.plan.queueing import is_copy
 from dlion_operator.plan.runs import groups_of
 
 _LOG = logging.getLogger(__name__)
@@ -73,38 +76,45 @@ class WorkloadReader:
     async def read(
         self, document: Document, runtime: SiteRuntime | None = None
     ) -> QueueState | None:
-        """Return the state; None: the job has no queue, or does not run at this site.
-        `runtime`: what the run's pods are made with.
+        """Return the state; None: the job has no queue, or it is this site's own and cannot be read
+        or does not run here. `runtime`: what the run's pods are made with.
 
         Raises: ServerError if the API server has not answered for a short time.
         """
-        if not (document["metadata"].get("labels") or {}).get(names.QUEUE_LABEL):
+        labels = document["metadata"].get("labels") or {}
+        if not labels.get(names.QUEUE_LABEL):
             return None
         if not self._settings.kueue:
             return QueueState(problem=NOT_ENABLED)
-        try:
-            job = load_job(document)
-        except SpecError:
-            return None  # reported in the job's status
-        site = rendered_site(job, self._settings.site)
-        if not groups_of(job, site):
+        job, key = self._job_here(document), job_key(document)
+        if job is None and not (is_dispatched(document) or is_copy(document)):
             return None
-        self.name = workload_name(job)
+        managed_by = str(document["spec"].get("managedBy"))
+        self.name = workload_name(key, labels, managed_by)
+        site = rendered_site(job, self._settings.site) if job else self._settings.site
         self._rendering = replace(self._settings, site=site, runtime=runtime)
-        wanted = (job.key, document["metadata"].get("generation"), job.metadata.labels)
+        wanted = (key, document["metadata"].get("generation"), labels)
         if wanted != self._read_for or self._monotonic_s() >= self._again_s:
             before = self._state.problem
-            self._state = await self._answered(job, str(document["metadata"]["uid"]))
+            self._state = await self._answered(document, job)
             self._read_for = wanted  # not before: what was read for another run admits nothing
             self._again_s = self._monotonic_s() + READ_INTERVAL_S
             if self._state.problem and self._state.problem != before:
-                _LOG.warning("run %s: %s", job.key, self._state.problem)
+                _LOG.warning("run %s: %s", key, self._state.problem)
         return self._state
 
-    async def _answered(self, job: Job, owner_uid: str) -> QueueState:
+    def _job_here(self, document: Document) -> Job | None:
+        """None: it cannot be read, or does not run here, which its status reports."""
+        try:
+            job = load_job(document, unknown=[])
+        except SpecError:
+            return None
+        return job if groups_of(job, rendered_site(job, self._settings.site)) else None
+
+    async def _answered(self, document: Document, job: Job | None) -> QueueState:
         """The state, or after a while that it cannot be read: the run itself must go on."""
         try:
-            state = await self._read(job, owner_uid)
+            state = await self._read(document, job)
         except ServerError as error:
             now_s = self._monotonic_s()
             if self._unanswered_since_s is None:
@@ -117,18 +127,20 @@ class WorkloadReader:
         self._unanswered_since_s = None
         return state
 
-    async def _read(self, job: Job, owner_uid: str) -> QueueState:
+    async def _read(self, document: Document, job: Job | None) -> QueueState:
         found: Document | None = None
+        is_prebuilt = is_copy(document)
         try:
-            found = await self._cluster.get(Kind.WORKLOAD, job.key.namespace, self.name)
+            namespace = document["metadata"]["namespace"]
+            found = await self._cluster.get(Kind.WORKLOAD, namespace, self.name)
             if found is None and not await self._cluster.serves(Kind.WORKLOAD):
                 return QueueState(problem=NOT_SERVED)
             view = None if found is None else WorkloadView(found)
-            is_dispatched = job.spec.managed_by == names.MULTIKUEUE
-            is_prebuilt = not is_dispatched and names.QUEUE_PREBUILT_LABEL in job.metadata.labels
-            if view is not None and (problem := _foreign(view, job, owner_uid, is_prebuilt)):
+            if view is not None and (problem := _foreign(view, document, is_prebuilt=is_prebuilt)):
                 return QueueState(problem=problem, is_prebuilt=is_prebuilt)
-            if view is not None and view.may_run and not is_dispatched:
+            if job is None:
+                return QueueState(found, is_prebuilt)
+            if view is not None and view.may_run and not is_dispatched(document):
                 flavors = await self._assigned_flavors(view)
                 return QueueState(found, is_prebuilt, flavors=flavors)
             if is_prebuilt or (view is not None and (view.has_quota or view.is_finished)):
@@ -188,15 +200,16 @@ class WorkloadReader:
         return found
 
 
-def _foreign(view: WorkloadView, job: Job, owner_uid: str, is_prebuilt: bool) -> str:
+def _foreign(view: WorkloadView, document: Document, *, is_prebuilt: bool) -> str:
     """Why the job must not use that Workload. Empty: it may."""
-    owners = owner_uids(view.document)
+    owners, owner_uid = owner_uids(view.document), str(document["metadata"]["uid"])
+    key = job_key(document)
     if not is_prebuilt:
         is_own = owner_uid in owners
         advice = "already exists and has another owner: delete or rename it"
         return "" if is_own else f"Workload {view.name} {advice}"
     # MultiKueue copies the Workload with its labels, and without its owner.
-    is_of_run = (view.labels.get(names.JOB_LABEL), view.run_id) == (job.key.name, job.key.run_id)
+    is_of_run = (view.labels.get(names.JOB_LABEL), view.run_id) == (key.name, key.run_id)
     if is_of_run and (not owners or owner_uid in owners):
         return ""
     return (

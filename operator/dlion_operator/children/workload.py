@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.names import JobKey
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group
 from dlion_operator.children.keeper import keeper_objects
@@ -31,11 +32,11 @@ def group_pod_set(group: str) -> str:
     return f"{names.WORKER}-{group}"
 
 
-def workload_name(job: Job) -> str:
-    """Return the name of the Workload that admits the job's run in this cluster."""
-    if job.spec.managed_by == names.MULTIKUEUE:
-        return names.dispatched_workload_name(job.metadata.name)
-    return job.metadata.labels.get(names.QUEUE_PREBUILT_LABEL) or names.run_name(job.key)
+def workload_name(key: JobKey, labels: Mapping[str, str], managed_by: str) -> str:
+    """Return the name of the Workload that admits a job's run in this cluster."""
+    if managed_by == names.MULTIKUEUE:
+        return names.dispatched_workload_name(key.name)
+    return labels.get(names.QUEUE_PREBUILT_LABEL) or names.run_name(key)
 
 
 def rendered_site(job: Job, site: str) -> str:
@@ -79,7 +80,8 @@ def workload(
                 "group": priority.group, "kind": priority.kind, "name": priority.name
             },
         }  # fmt: skip
-    metadata = metadata_of(workload_name(job), job, owner, site=settings.site)
+    name = workload_name(job.key, job.metadata.labels, job.spec.managed_by)
+    metadata = metadata_of(name, job, owner, site=settings.site)
     # Kueue's messages on preemptions name the job by it.
     metadata["labels"] |= {names.QUEUE_OWNER_LABEL: owner["uid"]} if owner["uid"] else {}
     metadata["annotations"] = {names.WORKLOAD_ANNOTATION: _digest(spec)}

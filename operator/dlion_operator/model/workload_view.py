@@ -101,6 +101,14 @@ class WorkloadView(ObjectView):
         count = self._assignment(pod_set).get("count") if self.has_quota else None
         return count if isinstance(count, int) and not isinstance(count, bool) else None
 
+    def pod_spec(self, pod_set: str) -> Document | None:
+        """The spec of that set's pods. None: it has no such set."""
+        sets = _mappings(self._spec.get("podSets"))
+        found = next((each for each in sets if each.get("name") == pod_set), {})
+        template = found.get("template")
+        spec = template.get("spec") if isinstance(template, Mapping) else None
+        return spec if isinstance(spec, Mapping) else None
+
     def flavors(self, pod_set: str) -> list[str]:
         """Names of the ResourceFlavors that are assigned to that set."""
         flavors = self._assignment(pod_set).get("flavors")

@@ -4,7 +4,7 @@ It looks at the current state only, never at earlier actions. So it may run at a
 number of times, also in an operator that has just started.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
 from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.settings import Settings
+from dlion_operator.plan.after_end import decide_after_end, decide_unreadable_end
 from dlion_operator.plan.decisions import (
     Action,
     Apply,
@@ -28,16 +29,18 @@ from dlion_operator.plan.decisions import (
     FinishRun,
     StopRun,
 )
-from dlion_operator.plan.dispatching import decide_dispatch, is_dispatched, sent_to_wrong_site
+from dlion_operator.plan.dispatching import (
+    decide_dispatch,
+    is_dispatched,
+    leave_dispatch,
+    sent_to_wrong_site,
+)
 from dlion_operator.plan.objects.exposure import exposing_objects
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
-    delete_run_objects,
     delete_unneeded_services,
     delete_worker_services,
-    delete_workers,
     release_lost_pods,
-    retention_s,
 )
 from dlion_operator.plan.objects.job_patches import halt_jobs, store_bundles, update_jobs
 from dlion_operator.plan.objects.manifest_changes import (
@@ -52,6 +55,7 @@ from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.open_run import open_run
 from dlion_operator.plan.outcome.diagnosis import (
     diagnose,
+    join_messages,
     with_last_error,
     with_note,
     with_signing_problem,
@@ -78,11 +82,12 @@ from dlion_operator.plan.outcome.run_outcome import (
     may_miss_workers,
 )
 from dlion_operator.plan.queueing import (
-    finish_workload,
+    is_copy,
     keeper_deployment,
     leave_queue,
     release_quota,
     scale_keeper,
+    uncounted_requests,
     workload_actions,
 )
 from dlion_operator.plan.runs import Run, groups_of
@@ -97,12 +102,7 @@ updates what new pods need from the current operator. A recreated keeper without
 data; the claim belongs to the user."""
 STOP_TIMEOUT = timedelta(seconds=60)
 """Time that workers have to save their training state when a run is abandoned."""
-MIN_RETENTION = timedelta(seconds=60)
-"""The keeper records how the run ended before anything is deleted."""
-SERVE_AFTER_END = timedelta(minutes=10)
-"""Time in which the keeper can learn that a run is over."""
-UNFINISHED_S = 60.0
-"""The same while the Workload of a run that is over cannot be written."""
+_COPY_NOTE = "after the change suspend and resume the job in the manager cluster"
 
 
 def decide(observed: Observed, settings: Settings) -> Decision:
@@ -111,20 +111,17 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     if is_dispatched(document):
         return decide_dispatch(observed, settings)
     if is_unmanaged(document):
-        is_ours = is_managed_here(document)
-        released = release_lost_pods(observed.terminating, observed.now) if is_ours else ()
-        requeue_s = REQUEUE_S if is_ours and observed.terminating.documents else None
-        return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
+        return _decide_unmanaged(observed, settings)
     unknown: list[Problem] = []
     try:
         job = load_job(document, unknown=unknown)
     except SpecError as error:
         run_id = job_key(document).run_id
         if ended := end_condition(observed, run_id):
-            return _decide_unreadable_end(observed, settings, _age(observed, ended[1]))
+            return decide_unreadable_end(observed, settings, *ended)
         return _decide_without_run(invalid_manifest(error, observed, run_id), observed, settings)
     if not groups_of(job, settings.site):
-        if names.QUEUE_PREBUILT_LABEL in job.metadata.labels:
+        if is_copy(document):
             return _decide_without_run(sent_to_wrong_site(settings.site), observed, settings)
         message = f"spec.sites does not name this site, {settings.site}"
         return _decide_without_run(
@@ -132,22 +129,40 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         )
     run = Run.of(job, observed, settings)
     if ended := end_condition(observed, job.key.run_id):
-        return _decide_after_end(run, *ended)
-    return _decide_run(run, ignored_parts_note(unknown, run))
+        return decide_after_end(run, *ended)
+    notes = filter(None, [ignored_parts_note(unknown, run), uncounted_requests(run)])
+    return _decide_run(run, join_messages(list(notes)))
+
+
+def _decide_unmanaged(observed: Observed, settings: Settings) -> Decision:
+    """Leave a job alone that is being deleted, or that another controller manages."""
+    is_ours = is_managed_here(observed.document)
+    released = release_lost_pods(observed.terminating, observed.now) if is_ours else ()
+    requeue_s = REQUEUE_S if is_ours and observed.terminating.documents else None
+    is_going = bool(observed.document["metadata"].get("deletionTimestamp"))
+    # What a job that is being deleted owns goes with it.
+    leaving = () if is_going else leave_dispatch(observed.document, settings)
+    return Decision((CloseRun(), *released, *leaving), requeue_after_s=requeue_s)
 
 
 def _decide_without_run(diagnosis: Diagnosis, observed: Observed, settings: Settings) -> Decision:
     """Only delete the remains of earlier runs."""
     key = job_key(observed.document)
+    if is_copy(observed.document):
+        diagnosis = with_note(diagnosis, _COPY_NOTE)
     views = [WorkerJobView(document) for document in observed.jobs]
     other_runs = [view for view in views if view.run_id != key.run_id]
+    before = condition(observed.document, ConditionType.READY).get("reason")
+    # MultiKueue copies no status to the manager cluster once the copy's Workload is given back.
+    is_reported = not is_copy(observed.document) or before == diagnosis.reason
     # Workers may train under a manifest that this operator cannot read: serve them further.
     closing = () if len(other_runs) < len(views) else (CloseRun(),)
     actions = (
         *closing,
         *delete_other_runs(other_runs, key, observed, settings),
         *release_lost_pods(observed.terminating, observed.now),
-        *release_quota(key, observed, settings),
+        *(leave_dispatch(observed.document, settings) if not views else ()),
+        *(release_quota(key, observed, settings, diagnosis.message) if is_reported else ()),
     )
     return with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
@@ -169,6 +184,8 @@ def _decide_run(run: Run, note: str) -> Decision:
     """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
     earlier = delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings)
     cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
+    if not run.jobs and run.attempt == 1:  # MultiKueue may have dispatched it until now
+        cleaning = (*leave_dispatch(run.observed.document, run.settings), *cleaning)
     if run.job.spec.suspend:
         return _suspend(run, cleaning)
     if awaits_attempt(run):
@@ -295,8 +312,8 @@ def _finish(diagnosis: Diagnosis, run: Run, cleaning: tuple[Action, ...]) -> Dec
     if diagnosis.phase is JobPhase.FAILED:
         diagnosis = with_note(diagnosis, attempts_note(run))
     succeeded = diagnosis.phase is JobPhase.SUCCEEDED
-    # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
-    # an operator that is killed in between would take the halted run for a running one.
+    # Running pods are halted only after the status is written (`after_end`). Otherwise an
+    # operator that is killed in between would take the halted run for a running one.
     actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
     return _with_run_status(diagnosis, run, actions)
 
@@ -315,73 +332,6 @@ def _with_attempt(attempt: AttemptStatus, run: Run, actions: tuple[Action, ...])
     """A decision with the status of a run that waits for this attempt."""
     diagnosis = retrying(attempt, run)
     return with_status(diagnosis, run.observed, run_status(diagnosis, run, attempt), actions)
-
-
-def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
-    """Decide about a run that is over. `type_` and `time` are those of the condition that ended
-    it."""
-    age = _age(run.observed, time)
-    actions: list[Action] = [
-        *delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings),
-        *halt_jobs(run.jobs.values()),
-        *delete_worker_services(run),
-    ]
-    waits_s = []
-    if age < MIN_RETENTION and run.queue is not None and run.queue.is_prebuilt:
-        # MultiKueue deletes the job and its keeper once the Workload has finished.
-        waits_s.append((MIN_RETENTION - age).total_seconds())
-    else:
-        actions += finish_workload(run, succeeded=type_ == ConditionType.SUCCEEDED)
-    if age < SERVE_AFTER_END and run.observed.run is None:
-        message = condition(run.observed.document, ConditionType.READY).get("message") or "over"
-        finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
-        actions += [open_run(run), finish]
-    decision = _retain(run.observed, run.settings, actions, age)
-    waits_s += [UNFINISHED_S] if run.settings.kueue and run.queue and run.queue.problem else []
-    if decision.requeue_after_s is not None:
-        waits_s.append(decision.requeue_after_s)
-    return replace(decision, requeue_after_s=min(waits_s, default=None))
-
-
-def _decide_unreadable_end(observed: Observed, settings: Settings, age: timedelta) -> Decision:
-    """Decide about a run that is over and whose manifest cannot be read: it keeps no quota, and its
-    TTL holds."""
-    key = job_key(observed.document)
-    jobs = (view for view in map(WorkerJobView, observed.jobs) if view.run_id == key.run_id)
-    actions: tuple[Action, ...] = (*halt_jobs(jobs), *release_quota(key, observed, settings))
-    return _retain(observed, settings, actions, age)
-
-
-def _retain(
-    observed: Observed, settings: Settings, actions: Iterable[Action], age: timedelta
-) -> Decision:
-    """These actions, and what a run needs that has been over for `age`: its keeper is served for a
-    while, and its objects are deleted after their TTL."""
-    key, waits = job_key(observed.document), [SERVE_AFTER_END]
-    actions = [*actions, *release_lost_pods(observed.terminating, observed.now)]
-    if age >= SERVE_AFTER_END:
-        actions.append(CloseRun())
-    if (kept_s := retention_s(observed.document)) is not None:
-        retention = max(timedelta(seconds=kept_s), MIN_RETENTION)
-        waits.append(retention)
-        if age >= retention:
-            actions += delete_workers(key, observed)
-            actions += delete_run_objects(key, observed, settings)
-    due = [(wait - age).total_seconds() for wait in waits if wait > age]
-    due += [REQUEUE_S] if observed.terminating.documents else []
-    return Decision(
-        tuple(actions), _refreshed_status(observed), requeue_after_s=min(due, default=None)
-    )
-
-
-def _age(observed: Observed, ended_at: str) -> timedelta:
-    return observed.now - (parse_time(ended_at) or observed.now)
-
-
-def _refreshed_status(observed: Observed) -> dict[str, Any]:
-    """The current status, marked as observed for the current manifest."""
-    generation = observed.document["metadata"].get("generation")
-    return {**(observed.document.get("status") or {}), "observedGeneration": generation}
 
 
 def _with_run_status(diagnosis: Diagnosis, run: Run, actions: tuple[Action, ...]) -> Decision:

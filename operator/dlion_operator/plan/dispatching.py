@@ -11,7 +11,7 @@ Source: Kueue 0.17, `pkg/controller/admissionchecks/multikueue` (`workload.go` a
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from dlion_api import cluster_names as names
@@ -36,19 +36,17 @@ from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.job_status import TELEMETRY, status_without_run
 from dlion_operator.plan.outcome.run_outcome import end_condition
-from dlion_operator.plan.queueing import (
-    diagnose_queue,
-    digest_of,
-    quota_conditions,
-    status_patch,
-    wanted_workload,
-)
-from dlion_operator.plan.runs import Run
+from dlion_operator.plan.queueing import diagnose_queue, digest_of, is_copy, wanted_workload
+from dlion_operator.plan.runs import Run, status_of_run
 from dlion_operator.plan.runtime_limits import runtime_blocker
-from dlion_operator.plan.status_decision import REQUEUE_S, with_status
+from dlion_operator.plan.status_decision import REQUEUE_S, UNFINISHED_S, with_status
+from dlion_operator.plan.workload_conditions import finished, quota_conditions, status_patch
 
 STOP_TIMEOUT: Final = timedelta(seconds=60)
 """Longest wait for the copy's workers after an eviction: its cluster may be out of reach."""
+FINISH_AFTER: Final = timedelta(seconds=90)
+"""Time after a run's end in which the copy reports it to Kueue. Longer than a copy waits for its
+keeper (`after_end.MIN_RETENTION`), whose clock is another."""
 
 _WITHOUT_CHECK: Final = (
     "the queue admits the job in this cluster, where nothing runs it: give its ClusterQueue an"
@@ -73,29 +71,59 @@ def sent_to_wrong_site(site: str) -> Diagnosis:
     return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, message)
 
 
+def leave_dispatch(document: Mapping[str, Any], settings: Settings) -> Iterator[Action]:
+    """Delete the Workload of a job that MultiKueue dispatches no longer. Kueue then deletes the
+    copy."""
+    if settings.kueue and not (is_dispatched(document) or is_copy(document)):
+        name = names.dispatched_workload_name(job_key(document).name)
+        yield Delete(Kind.WORKLOAD, name)
+
+
 def decide_dispatch(observed: Observed, settings: Settings) -> Decision:
     """Return what to do in the manager cluster about a job that MultiKueue dispatches."""
     key = job_key(observed.document)
     # Those of the time before MultiKueue managed it.
     own_jobs = [WorkerJobView(document) for document in observed.jobs]
     cleaning = (CloseRun(), *delete_other_runs(own_jobs, key, observed, settings))
-    if end_condition(observed, key.run_id):
-        return Decision(cleaning)
+    view = observed.queue.view if observed.queue is not None else None
+    if ended := end_condition(observed, key.run_id):
+        return _decide_after_end(ended, observed, view, cleaning)
+    if view is not None and _is_kueues(view, observed):
+        # From here on Kueue writes the status. It is read again: Kueue may evict the run.
+        actions = (*cleaning, *_held_actions(observed, view))
+        return Decision(actions, requeue_after_s=REQUEUE_S)
     try:
-        job = load_job(observed.document)
+        job = load_job(observed.document, unknown=[])
     except SpecError as error:
-        return _report(invalid_manifest(error, observed, key.run_id), observed, cleaning)
+        removed = (_delete(view),) if view is not None else ()
+        diagnosis = invalid_manifest(error, observed, key.run_id)
+        return _report(diagnosis, observed, (*cleaning, *removed))
     if len(job.spec.sites) > 1:
         return _report(_too_many_sites(job), observed, cleaning)
     here = replace(settings, site=rendered_site(job, settings.site))
-    run = Run.of(job, replace(observed, jobs=()), here)
-    view = run.queue.view if run.queue is not None else None
-    if view is not None and _is_kueues(view, run):
-        # From here on Kueue writes the status. It is read again: Kueue may evict the run.
-        actions = (*cleaning, *_held_actions(run, view))
-        return Decision(actions, requeue_after_s=REQUEUE_S)
-    diagnosis, actions = _await_copy(run, view)
+    diagnosis, actions = _await_copy(Run.of(job, replace(observed, jobs=()), here), view)
     return _report(diagnosis, observed, (*cleaning, *actions))
+
+
+def _decide_after_end(
+    ended: tuple[str, str],
+    observed: Observed,
+    view: WorkloadView | None,
+    cleaning: tuple[Action, ...],
+) -> Decision:
+    """Decide about a run that is over, whose Workload must be finished. Otherwise Kueue would
+    dispatch it again without quota, and an evicted one would keep its quota."""
+    key, (type_, time) = job_key(observed.document), ended
+    if view is None or view.is_finished:
+        cannot_read = observed.queue is not None and observed.queue.problem
+        return Decision(cleaning, requeue_after_s=UNFINISHED_S if cannot_read else None)
+    if view.run_id != key.run_id:
+        return Decision((*cleaning, _delete(view)))
+    age = observed.now - (parse_time(time) or observed.now - FINISH_AFTER)
+    if view.has_quota and age < FINISH_AFTER:
+        return Decision(cleaning, requeue_after_s=(FINISH_AFTER - age).total_seconds())
+    over = finished(view, key, succeeded=type_ == ConditionType.SUCCEEDED)
+    return Decision((*cleaning, *status_patch(view, over, observed.now)))
 
 
 def _report(diagnosis: Diagnosis, observed: Observed, actions: tuple[Action, ...]) -> Decision:
@@ -113,33 +141,35 @@ def _too_many_sites(job: Job) -> Diagnosis:
     return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, message)
 
 
-def _is_kueues(view: WorkloadView, run: Run) -> bool:
-    """Whether the run has a copy in another cluster, or had one until its end or eviction."""
+def _is_kueues(view: WorkloadView, observed: Observed) -> bool:
+    """Whether the run has a copy in another cluster, or had one until its end or eviction. That
+    holds as well while the manifest cannot be read."""
     has_copy = view.has_quota and bool(view.cluster or view.is_evicted)
     return (
         (has_copy or view.is_finished)
-        and view.run_id == run.job.key.run_id
-        and not run.job.spec.suspend
+        and view.run_id == job_key(observed.document).run_id
+        and (observed.document.get("spec") or {}).get("suspend") is not True
     )
 
 
-def _held_actions(run: Run, view: WorkloadView) -> Iterator[Action]:
+def _held_actions(observed: Observed, view: WorkloadView) -> Iterator[Action]:
     # A finished one stays: a later one would run the job once more.
     if view.is_finished:
         return
+    status = status_of_run(observed, view.run_id)
     changed = quota_conditions(
         view,
-        is_stopped=_is_copy_stopped(run, view),
-        pods_are_ready=is_true({"status": run.status}, ConditionType.READY),
+        is_stopped=_is_copy_stopped(status, view, observed.now),
+        pods_are_ready=is_true({"status": status}, ConditionType.READY),
     )
-    yield from status_patch(run, view, changed)
+    yield from status_patch(view, changed, observed.now)
 
 
-def _is_copy_stopped(run: Run, view: WorkloadView) -> bool:
-    ready_workers = str(run.status.get("readyWorkers") or "0/")
+def _is_copy_stopped(status: Mapping[str, Any], view: WorkloadView, now: datetime) -> bool:
+    ready_workers = str(status.get("readyWorkers") or "0/")
     evicted = condition(view.document, EVICTED).get("lastTransitionTime")
-    since = parse_time(evicted) or run.observed.now
-    return ready_workers.startswith("0/") or run.observed.now - since >= STOP_TIMEOUT
+    since = parse_time(evicted) or now
+    return ready_workers.startswith("0/") or now - since >= STOP_TIMEOUT
 
 
 def _await_copy(run: Run, view: WorkloadView | None) -> tuple[Diagnosis, tuple[Action, ...]]:

@@ -5,22 +5,23 @@ quota and its controller marks them Admitted or Evicted; what it does for its ow
 is up to the operator: it starts and stops the pods, clears the reservation of an evicted Workload
 after the last pod has ended, and reports PodsReady and Finished.
 
-Source: Kueue 0.17, `pkg/controller/jobframework/reconciler.go` (ReconcileGenericJob) and
-`pkg/workload/workload.go` (UnsetQuotaReservationWithCondition, SyncAdmittedCondition).
+Source: Kueue 0.17, `pkg/controller/jobframework/reconciler.go` (ReconcileGenericJob).
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
 from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.pod_requests import pod_requests
 from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.kubernetes.store import owner_uids
-from dlion_operator.model.job_view import WorkerJobView, condition, format_time, generation_of
+from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.model.manifest_digest import manifest_digest
 from dlion_operator.model.placement import (
     Placement,
@@ -29,24 +30,26 @@ from dlion_operator.model.placement import (
     unplaced_template,
 )
 from dlion_operator.model.settings import Settings
-from dlion_operator.model.workload_view import (
-    ADMITTED,
-    EVICTED,
-    FINISHED,
-    PODS_READY,
-    QUOTA_RESERVED,
-    REQUEUED,
-    WorkloadView,
-)
+from dlion_operator.model.workload_view import WorkloadView
 from dlion_operator.plan.decisions import Action, Create, Delete, Patch
-from dlion_operator.plan.observed import Observed, PodView
+from dlion_operator.plan.observed import Observed, PodView, first_of
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run
+from dlion_operator.plan.workload_conditions import (
+    finished,
+    given_back,
+    quota_conditions,
+    status_patch,
+)
 
 QUEUED_MESSAGE = "waiting for a place in the queue"
-_REQUEUED_AT_ONCE = frozenset({"Preempted", "NodeFailures"})
-"""Reasons of an eviction after which a Workload queues again at once. After others Kueue itself
-sets the condition Requeued to True, when their cause is over."""
+_MAX_LISTED: Final = 3
+
+
+def is_copy(document: Mapping[str, Any]) -> bool:
+    """Whether MultiKueue has made that job, by its label."""
+    spec, labels = document.get("spec") or {}, document["metadata"].get("labels") or {}
+    return names.QUEUE_PREBUILT_LABEL in labels and spec.get("managedBy") != names.MULTIKUEUE
 
 
 def diagnose_queue(run: Run) -> Diagnosis | None:
@@ -219,6 +222,30 @@ def _prebuilt_actions(run: Run, view: WorkloadView | None) -> Iterator[Action]:
         yield from _quota_report(run, view)
 
 
+def uncounted_requests(run: Run) -> str:
+    """Note on what a copy's pods request beyond its Workload. Empty: nothing known.
+
+    The manager cluster's operator makes that Workload from its own DLionRuntime and settings.
+    """
+    if run.queue is None or not run.queue.is_prebuilt or (view := run.queue.view) is None:
+        return ""
+    made = {group_pod_set(group): each.document for group, each in run.jobs.items()}
+    made |= {KEEPER_POD_SET: run.observed.keeper} if run.observed.keeper else {}
+    found = []
+    for name, document in made.items():
+        with suppress(ValueError, TypeError, AttributeError, KeyError):
+            counted = pod_requests(view.pod_spec(name) or {})
+            requested = pod_requests(document["spec"]["template"]["spec"])
+            beyond = (each for each, amount in requested.items() if amount > counted.get(each, 0))
+            found += [f"{each} of {name}" for each in beyond]
+    if not found:
+        return ""
+    return (
+        f"the pods request more than Kueue counts: {first_of(sorted(found), _MAX_LISTED)}; set"
+        " resources in the job, or the same DLionRuntime and chart values in the manager cluster"
+    )
+
+
 def leave_queue(run: Run) -> Iterator[Action]:
     """Delete the Workload of a suspended run after its pods: that frees the quota at once."""
     if run.queue is None:
@@ -233,23 +260,40 @@ def finish_workload(run: Run, *, succeeded: bool) -> Iterator[Action]:
     The keeper stays, so that the model can be fetched.
     """
     view = run.queue.view if run.queue is not None else None
-    if view is None or view.is_finished or not _workers_are_gone(run):
+    if view is None or not _workers_are_gone(run):
         return
-    reason = "Succeeded" if succeeded else "Failed"
-    over = _condition(view, FINISHED, "True", reason, f"the run of {run.job.key.name} is over")
-    yield from status_patch(run, view, {FINISHED: over})
+    over = finished(view, run.job.key, succeeded=succeeded)
+    yield from status_patch(view, over, run.observed.now)
 
 
-def release_quota(key: JobKey, observed: Observed, settings: Settings) -> Iterator[Action]:
-    """Delete the Workload of a run that cannot be read, or does not name this site, once no worker
-    runs. It queues again when the manifest is right."""
+def release_quota(
+    key: JobKey,
+    observed: Observed,
+    settings: Settings,
+    why: str,
+    *,
+    succeeded: bool | None = None,
+) -> Iterator[Action]:
+    """Give the quota of a run back that cannot be read, or does not name this site, once no worker
+    runs. `why`: in words. `succeeded`: how it ended, if it did.
+
+    A Workload of its own is deleted: the run queues again when the manifest is right. One that
+    MultiKueue made is ended.
+    """
     jobs = (view for view in map(WorkerJobView, observed.jobs) if view.run_id == key.run_id)
     pods = (pod for pod in map(PodView, observed.pods) if pod.run_id == key.run_id)
     needs_quota = any(not view.suspended and not view.ended_at for view in jobs) or any(
         pod.component == names.WORKER and not pod.is_finished for pod in pods
     )
-    if settings.kueue and not needs_quota:
+    if needs_quota or not settings.kueue:
+        return
+    view = observed.queue.view if observed.queue is not None else None
+    if not is_copy(observed.document):
         yield Delete(Kind.WORKLOAD, names.run_name(key))
+    elif view is not None and succeeded is not None:
+        yield from status_patch(view, finished(view, key, succeeded=succeeded), observed.now)
+    elif view is not None:
+        yield from status_patch(view, given_back(view, why), observed.now)
 
 
 def _without_queue(run: Run) -> Iterator[Action]:
@@ -279,75 +323,7 @@ def _quota_report(run: Run, view: WorkloadView) -> Iterator[Action]:
     changed = quota_conditions(
         view, is_stopped=_is_stopped(run), pods_are_ready=_pods_are_ready(run)
     )
-    yield from status_patch(run, view, changed)
-
-
-def quota_conditions(
-    view: WorkloadView, *, is_stopped: bool, pods_are_ready: bool
-) -> Mapping[str, Document]:
-    """The conditions of a Workload with quota that have to change."""
-    if not view.may_run:
-        is_over = view.is_evicted and is_stopped
-        return _released(view) if is_over else {}
-    before = condition(view.document, PODS_READY)
-    if pods_are_ready:
-        again = before.get("reason") in ("WaitForRecovery", "Recovered")
-        reason, status = "Recovered" if again else "Started", "True"
-        message = "all pods of the run are ready or have succeeded"
-    else:
-        was_ready = before.get("status") == "True" or before.get("reason") == "WaitForRecovery"
-        reason, status = "WaitForRecovery" if was_ready else "WaitForStart", "False"
-        message = "not all pods of the run are ready or have succeeded"
-    if before.get("status") == status:
-        return {}
-    return {PODS_READY: _condition(view, PODS_READY, status, reason, message)}
-
-
-def _released(view: WorkloadView) -> Mapping[str, Document]:
-    """The conditions of an evicted Workload without quota."""
-    evicted = condition(view.document, EVICTED)
-    reason, message = str(evicted.get("reason") or EVICTED), str(evicted.get("message") or "")
-    at_once = "True" if reason in _REQUEUED_AT_ONCE else "False"
-    no_quota = "The workload has no reservation"
-    return {
-        REQUEUED: _condition(view, REQUEUED, at_once, reason, message),
-        QUOTA_RESERVED: _condition(view, QUOTA_RESERVED, "False", "Pending", message),
-        ADMITTED: _condition(view, ADMITTED, "False", "NoReservation", no_quota),
-        PODS_READY: _condition(view, PODS_READY, "False", "WaitForStart", "it is evicted"),
-    }
-
-
-def _condition(view: WorkloadView, type_: str, status: str, reason: str, message: str) -> Document:
-    return {
-        "type": type_,
-        "status": status,
-        "reason": reason,
-        "message": message[:1024],
-        "observedGeneration": generation_of(view.document),
-    }
-
-
-def status_patch(run: Run, view: WorkloadView, changed: Mapping[str, Document]) -> Iterator[Action]:
-    """Write these conditions and leave the others, unless another program writes meanwhile."""
-    if not changed:
-        return
-    now = format_time(run.observed.now)
-    conditions = [
-        each
-        for each in (view.document.get("status") or {}).get("conditions") or ()
-        if each.get("type") not in changed
-    ]
-    for type_, made in changed.items():
-        before = condition(view.document, type_)
-        is_same = before.get("status") == made["status"] and before.get("lastTransitionTime")
-        since = before["lastTransitionTime"] if is_same else now
-        conditions.append({**made, "lastTransitionTime": since})
-    status: Document = {"conditions": conditions}
-    if changed.get(QUOTA_RESERVED, {}).get("status") == "False":
-        status["admission"] = None
-    metadata = {"uid": view.uid, "resourceVersion": view.version}
-    patch = {"metadata": metadata, "status": status}
-    yield Patch(Kind.WORKLOAD, view.name, patch, subresource="status")
+    yield from status_patch(view, changed, run.observed.now)
 
 
 def _pods_are_ready(run: Run) -> bool:

@@ -10,6 +10,8 @@ from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 REQUEUE_S = 10.0
 QUEUE_POLL_S = 5.0
 """The same while a job waits for Kueue, whose Workload is not watched."""
+UNFINISHED_S = 60.0
+"""The same while the Workload of a run that is over cannot be written."""
 
 
 def with_status(

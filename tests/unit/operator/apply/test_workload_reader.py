@@ -366,3 +366,47 @@ def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None
     del site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]  # somebody deletes it
     later(site)
     assert (Kind.WORKLOAD, "digits-dispatch") in site.cluster.objects
+
+
+def test_a_field_of_a_newer_definition_takes_no_job_out_of_its_queue() -> None:
+    document = queued()
+    document["spec"]["ofALaterVersion"] = True
+    site = Site(document, settings=QUEUEING)
+    site.look()
+    assert (Kind.WORKLOAD, NAME) in site.cluster.objects
+    later(site)
+    assert ready(site)[0] == "Queued"
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize("owner", ["u-1", "another's"])
+def test_the_workload_of_a_dispatched_job_that_cannot_be_read_is_looked_up(owner: str) -> None:
+    document = queued()
+    document["spec"] |= {"managedBy": "kueue.x-k8s.io/multikueue", "trainer": 7}
+    site = Site(document, settings=QUEUEING)
+    name = "digits-dispatch"
+    metadata = {"name": name, "labels": OF_RUN, "ownerReferences": [{"uid": owner}]}
+    quota = [{"type": "QuotaReserved", "status": "True"}]
+    site.cluster._keep(
+        Kind.WORKLOAD.document(metadata, status={"conditions": quota, "clusterName": "edge-1"})
+    )
+    site.look()
+    assert (Kind.WORKLOAD, name) in site.cluster.objects
+    is_own = owner == "u-1"
+    assert bool(site.status().get("conditions")) is not is_own, "a copy writes the status"
+
+
+def test_the_workload_of_a_job_that_leaves_multikueue_is_deleted_with_one_request() -> None:
+    document = queued()
+    document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    site = Site(document, settings=QUEUEING)
+    site.look()
+    assert (Kind.WORKLOAD, "digits-dispatch") in site.cluster.objects
+    del document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    site.change(document)
+    site.look()
+    assert (Kind.WORKLOAD, "digits-dispatch") not in site.cluster.objects
+    later(site)
+    later(site)
+    assert site.cluster.requests == []

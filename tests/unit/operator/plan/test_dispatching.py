@@ -1,10 +1,12 @@
 """A job that MultiKueue dispatches: in the manager cluster, and its copy in a worker cluster.
 
 Proves: the manager's operator makes the Workload and starts nothing; it writes the status only
-while Kueue has no copy; an eviction gives the quota back after the copy's workers; suspension,
-another run and a changed manifest replace the Workload, an end does not; what cannot be dispatched
-says so. The copy's operator makes and deletes no Workload, owns the one that is named, and reports
-its end once the keeper has recorded it.
+while Kueue has no copy, also of a manifest that it cannot read; an eviction gives the quota back
+after the copy's workers, and after the run's end; suspension, another run and a changed manifest
+replace the Workload, an end does not; a job that is dispatched no longer loses it; what cannot be
+dispatched says so. The copy's operator makes and deletes no Workload, owns the one that is named,
+reports its end once the keeper has recorded it, ends the Workload of a copy that it cannot run, and
+says what that does not count.
 Leaves out: Kueue itself and reading (tests/cluster/test_multikueue.py).
 """
 
@@ -19,8 +21,8 @@ import pytest
 from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL, QUEUE_PREBUILT_LABEL
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.workload_view import QueueState
-from dlion_operator.plan.decisions import Apply, Create, Decision
-from operator_world import World, ready_reason, truths
+from dlion_operator.plan.decisions import Apply, CloseRun, Create, Decision
+from operator_world import START, World, ready_reason, stamp, truths
 from queued_world import (
     admit,
     by_type,
@@ -37,6 +39,7 @@ from queued_world import (
 )
 
 NAME = "digits-dispatch"
+NOW = stamp(START)
 TRAINS = [{"type": "Ready", "status": "True", "reason": "Training"}]
 
 
@@ -210,6 +213,63 @@ def test_what_cannot_be_dispatched_says_so() -> None:
     assert "kueue.x-k8s.io/multikueue" in ready_reason(world.look())[1]
 
 
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_an_eviction_right_after_the_end_gives_the_quota_back(end: str) -> None:
+    world = waiting()
+    dispatch(world)
+    copied(world, conditions=[{"type": end, "status": "True", "lastTransitionTime": NOW}])
+    decision = world.look()
+    assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 90)
+    evict(world)
+    world.pass_by(89)
+    assert world.look().requeue_after_s == 1, "the copy's own report comes first"
+    world.pass_by(1)
+    decision = world.look()
+    assert by_type(workload_status(decision))["Finished"] == ("True", end)
+    assert decision.status is None
+    say(world, "Finished", "True", end)
+    decision = world.look()
+    assert (decision.actions, decision.requeue_after_s) == ((CloseRun(),), None)
+
+
+def test_a_run_that_is_over_is_not_dispatched_again_after_an_eviction() -> None:
+    world = waiting(runId="1")
+    copied(world, conditions=[{"type": "Succeeded", "status": "True", "lastTransitionTime": NOW}])
+    assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
+    world.document["spec"]["runId"] = "2"
+    world.document["status"]["runId"] = "2"  # the Workload is still that of run 1
+    assert deleted(world.look(), Kind.WORKLOAD)[-1] == NAME
+
+
+def test_a_manifest_that_cannot_be_read_leaves_a_copy_and_its_status_alone() -> None:
+    world = waiting()
+    dispatch(world)
+    say(world, "PodsReady", "True", "Started")
+    world.document["spec"]["trainer"] = 7
+    decision = world.look()
+    assert (decision.status, patches(decision, Kind.WORKLOAD)) == (None, [])
+    evict(world)
+    copied(world, "0/2")
+    assert by_type(workload_status(world.look()))["QuotaReserved"] == ("False", "Pending")
+    say(world, "QuotaReserved", "False", "Pending")
+    decision = world.look()
+    assert ready_reason(decision)[0] == "InvalidSpec"
+    assert deleted(decision, Kind.WORKLOAD) == [NAME], "else another copy of it is made"
+
+
+def test_a_site_too_many_leaves_the_status_of_a_copy_alone() -> None:
+    world = waiting()
+    dispatch(world)
+    world.document["spec"]["sites"].append({"name": "b", "groups": [{"name": "x", "workers": 1}]})
+    assert world.look().status is None
+
+
+def test_a_field_of_a_newer_definition_keeps_no_job_from_being_dispatched() -> None:
+    world = dispatched()
+    world.document["spec"]["ofALaterVersion"] = True
+    assert made(world.look()) == ["Workload"]
+
+
 @pytest.mark.parametrize("change", ["no queue", "is being deleted"])
 def test_the_operator_leaves_other_jobs_alone(change: str) -> None:
     world = dispatched()
@@ -219,6 +279,36 @@ def test_the_operator_leaves_other_jobs_alone(change: str) -> None:
         world.document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
     decision = world.look()
     assert (made(decision), decision.status) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("label", "manager"),
+    [
+        (False, MULTIKUEUE),
+        (True, "example.com/another"),
+        (True, "dlion.dev/operator"),
+        (False, "dlion.dev/operator"),
+    ],
+)
+def test_a_job_that_is_dispatched_no_longer_loses_its_workload_and_so_its_copy(
+    label: bool, manager: str
+) -> None:
+    world = waiting()
+    dispatch(world)
+    world.document["spec"]["managedBy"] = manager
+    if not label:
+        del world.document["metadata"]["labels"][QUEUE_LABEL]
+    world.queue = QueueState() if label else None
+    world.settings = replace(world.settings, site="plant-a")
+    assert NAME in deleted(world.look(), Kind.WORKLOAD)
+    world.settings = replace(world.settings, kueue=False)
+    assert deleted(world.look(), Kind.WORKLOAD) == [], "no right to"
+
+
+def test_a_job_that_leaves_multikueue_with_a_bad_manifest_loses_its_copy_too() -> None:
+    world = waiting()
+    world.document["spec"] |= {"managedBy": "dlion.dev/operator", "trainer": 7}
+    assert NAME in deleted(world.look(), Kind.WORKLOAD)
 
 
 # ---- the copy in a worker cluster ------------------------------------------------------------
@@ -267,6 +357,24 @@ def test_a_copy_owns_the_workload_that_is_named_and_runs_by_it() -> None:
     assert workload_status(world.look())["admission"] is None
 
 
+def test_a_copy_says_which_requests_kueue_does_not_count() -> None:
+    """The manager has made the Workload without the worker cluster's DLionRuntime."""
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    running(world)
+    assert "Kueue counts" not in ready_reason(world.look())[1]
+    (container,) = world.jobs["small"]["spec"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"cpu": "2", "memory": "1Gi"}}
+    reason, message = ready_reason(world.look())
+    assert reason == "Training"
+    uncounted = "more than Kueue counts: cpu of worker-small, memory of worker-small; set resources"
+    assert uncounted in message
+    world.queue = replace(world.queue, is_prebuilt=False)
+    assert "Kueue counts" not in ready_reason(world.look())[1]
+
+
 def test_a_copy_without_its_workload_runs_nothing_and_makes_none() -> None:
     world = copy_of_a_job()
     own(world)
@@ -313,3 +421,52 @@ def test_a_copy_at_a_site_of_another_name_says_what_to_set() -> None:
     reason, message = ready_reason(world.look())
     assert reason == "QueueUnusable"
     assert "set site.name in the charts of all worker clusters" in message
+    assert message.endswith("suspend and resume the job in the manager cluster")
+
+
+@pytest.mark.parametrize("defect", ["site", "manifest"])
+def test_a_copy_that_cannot_run_ends_its_workload_once_that_is_reported(defect: str) -> None:
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    if defect == "site":
+        world.settings = replace(world.settings, site="plant-z")
+        world.jobs.clear()
+    else:
+        world.document["spec"]["trainer"] = 7
+    decision = world.look()
+    assert patches(decision, Kind.WORKLOAD) == [], "else MultiKueue deletes it with its status"
+    decision = world.look()
+    assert by_type(workload_status(decision))["Finished"] == ("True", "OutOfSync")
+    assert deleted(decision, Kind.WORKLOAD) == [], "MultiKueue would make it again"
+    say(world, "Evicted", "True", "Preempted")
+    assert by_type(workload_status(world.look()))["Requeued"] == ("True", "Preempted")
+    say(world, "QuotaReserved", "False")
+    assert patches(world.look(), Kind.WORKLOAD) == []
+
+
+def test_a_copy_that_cannot_be_read_keeps_its_quota_while_its_workers_run() -> None:
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    running(world)
+    world.document["spec"]["trainer"] = 7
+    for _ in range(2):
+        assert patches(world.look(), Kind.WORKLOAD) == []
+
+
+def test_a_copy_whose_manifest_cannot_be_read_after_its_end_reports_that_end() -> None:
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    running(world)
+    world.end("small")
+    assert truths(world.look())["Succeeded"] == "True"
+    world.document["spec"]["trainer"] = 7
+    decision = world.look()
+    assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 60)
+    world.pass_by(60)
+    assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
