@@ -3,8 +3,7 @@
 Proves: each is refused; what got past TLS is told by metric, reason and event, each once; what did
 not is told by whoever dialled (trainers, sidecars, an operator, each as the product has it); the
 rightful are let in before and after. Operator, trainer, sidecar and keeper are processes beside a
-real API server, tokens are its own (`hostile_scene`). `pytest -s` prints the matrix, which
-docs/several-sites.md has as well.
+real API server, tokens are its own (`hostile_scene`). `pytest -s` prints the matrix.
 Left out: hostile content of good connections (tests/fuzz, tests/local).
 """
 

@@ -1,5 +1,5 @@
-"""docs/errors-and-exit-codes.md has each exit code, its name, and whether a restart can help; for
-each failure that the page names there is a test that makes it and has the code.
+"""docs/errors-and-exit-codes.md has each exit code, its name, whether a restart can help, and each
+reason for the end of a run. For each failure that the page names there is a test that makes it.
 
 Left out: that those tests pass.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlion_api.exit_codes import ExitCode
+from dlion_results.summary.judgement import EndReason
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/errors-and-exit-codes.md").read_text(encoding="utf-8")
@@ -139,6 +140,12 @@ def test_every_exit_code_is_on_the_page_and_no_other() -> None:
     rows = re.findall(r"^\| (\d+) \| (\w+) \| (yes|no) \| (.+) \| (.*)\|$", PAGE, re.MULTILINE)
     told = [(int(code), name, fatal) for code, name, fatal, _, _ in rows]
     assert told == [(code.value, code.name, "yes" if code.fatal else "no") for code in ExitCode]
+
+
+def test_every_reason_for_the_end_of_a_run_is_on_the_page() -> None:
+    cells = re.findall(r"^\| \d+ \| \w+ \| \w+ \| ([^:]+): ", PAGE, re.MULTILINE)
+    named = set(re.findall(r"`(\w+)`", " ".join(cells)))
+    assert {each.value for each in EndReason} <= named
 
 
 def test_every_failure_says_what_to_do() -> None:
