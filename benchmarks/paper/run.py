@@ -230,10 +230,10 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
     head = (
         f"Made by `python benchmarks/paper/run.py --data DIR{' --reduced' * arguments.reduced}"
         " --page docs`: medians over seeds, and ranges in brackets. Three seeds that are not"
-        " reported chose each learning rate (one, where the commit is older than 568593f)"
-        " from those in [published.py](../benchmarks/paper/published.py). The averaged"
-        " model's accuracy, drift, samples to the target, bytes of whole runs and the time"
-        " of computing are in `benchmarks/paper/figures`."
+        " reported chose each learning rate in its environment (one, where the commit is older"
+        " than 568593f)"
+        " from those in [published.py](../benchmarks/paper/published.py). *Both*: the same with"
+        " even and with weighted batches. All other figures are in `benchmarks/paper/figures`."
     )
     if arguments.reduced:
         head += (
