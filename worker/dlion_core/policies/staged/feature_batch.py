@@ -80,7 +80,7 @@ def encode(samples: LocalFeatures, bits: int) -> bytes:
 
 @dataclass(frozen=True)
 class BatchHeader:
-    """Which samples a payload has. As it says: not checked."""
+    """Which samples a payload has. Not checked."""
 
     first: int
     """Number of its first sample."""

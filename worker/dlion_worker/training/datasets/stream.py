@@ -147,7 +147,7 @@ class BatchStream:
         """Mix new rows into the rest of the epoch, in time for the new ones alone.
 
         Source: Durstenfeld's shuffle (1964), inside out. Each new row changes places with
-        one of the rest, or with none. So the rest is as random as if it had been shuffled anew.
+        one of the rest, or with none. So the rest is as random as if it had been shuffled again.
         """
         old, count, position = len(self._order), len(self._order) + len(added_N), self._position
         if count > len(self._order_room):
