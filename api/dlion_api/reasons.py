@@ -67,6 +67,10 @@ class EventReason(StrEnum):
         "RoundsPlanned",
         "a worker's links set another number of local steps for all (`adaptive`)",
     )
+    FEATURES_AWAITED = (
+        "FeaturesAwaited",
+        "training starts without enough features of the workers in the message (`staged`)",
+    )
     FEATURES_COLLECTED = (
         "FeaturesCollected",
         "the decoder has the features of all samples of a worker (`staged`)",

@@ -2,19 +2,21 @@
 
 Proves: sensors end when the decoder has finished, and every site keeps the decoder's model, which
 takes images; a decoder or a sensor that is killed comes back, and the features of all sensors
-arrive. Left out: simulations (tests/simulated/test_staged.py), the rules
-(tests/unit/core/policies/test_staged.py).
+arrive; a decoder that is lost for good fails the run. Left out: simulations
+(tests/simulated/test_staged.py), the rules (tests/unit/core/policies/test_staged.py).
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.staged_encoder import save_encoder
 
+from dlion_api.exit_codes import ExitCode
 from dlion_worker.training.converting import load_keras_file
 from dlion_worker.training.datasets.named_datasets import digits
 from local_run import LocalRun, job_document
@@ -24,20 +26,20 @@ pytestmark = pytest.mark.patient
 SITES = {"plant-a": 1, "plant-b": 2}
 
 
+def staged_job(folder: Path, sites: dict[str, int], **stop: int) -> dict[str, Any]:
+    return job_document(
+        sites,
+        trainer={"encoder": str(save_encoder(folder / "encoder.keras")), "stop": stop},
+        exchange={"topology": "staged", "policy": "staged"},
+    )
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("killed", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_worker_comes_back_and_sensors_end_with_the_decoder(
     tmp_path: Path, killed: int
 ) -> None:
-    document = job_document(
-        SITES,
-        trainer={
-            "encoder": str(save_encoder(tmp_path / "encoder.keras")),
-            "stop": {"maxSteps": 3000},
-        },
-        exchange={"topology": "staged", "policy": "staged"},
-    )
-    with LocalRun(tmp_path, document) as run:
+    with LocalRun(tmp_path, staged_job(tmp_path, SITES, maxSteps=3000)) as run:
         run.wait_for_step(1)
         run.kill_trainer(killed)
         assert run.finish() == 0, run.terminal()
@@ -52,3 +54,18 @@ def test_a_killed_worker_comes_back_and_sensors_end_with_the_decoder(
         model = load_keras_file(run.folder / "models" / site / "model.keras")
         found = model.predict(x / np.float32(255), verbose=0).argmax(1)
         assert np.mean(found == y) > 0.8
+
+
+@pytest.mark.timeout(100)
+def test_a_decoder_that_is_lost_for_good_fails_the_run(tmp_path: Path) -> None:
+    document = staged_job(tmp_path, {"plant-a": 1, "plant-b": 1}, maxSteps=10**6)
+    document["spec"]["maxRestarts"] = 0
+    with LocalRun(tmp_path, document) as run:
+        run.wait_for_step(1)
+        run.kill_trainer(0)
+        assert run.finish() == ExitCode.FAILED, run.terminal()
+    (stopped,) = run.events("TrainingStopped")
+    assert (stopped.rank, stopped.message) == (
+        1,
+        "worker 0 has failed, and no other worker trains (topology staged)",
+    )

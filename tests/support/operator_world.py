@@ -37,6 +37,18 @@ SETTINGS = Settings(
 )
 
 
+TRAINER: Document = {
+    "program": {"builtin": "digits"},
+    "dataset": {"name": "digits"},
+    "stop": {"maxSteps": 100},
+}
+STAGED: Document = {
+    "exchange": {"topology": "staged", "policy": "staged"},
+    "trainer": {**TRAINER, "encoder": "encoder.keras"},
+}
+"""Fields of a job whose first worker alone trains."""
+
+
 def dlion_job(groups: dict[str, int] | None = None, **spec: Any) -> Document:
     """A DLionJob at one site with these groups, as an API server keeps it: with defaults."""
     document: Document = {
@@ -53,11 +65,7 @@ def dlion_job(groups: dict[str, int] | None = None, **spec: Any) -> Document:
                     ],
                 }
             ],
-            "trainer": {
-                "program": {"builtin": "digits"},
-                "dataset": {"name": "digits"},
-                "stop": {"maxSteps": 100},
-            },
+            "trainer": TRAINER,
             **spec,
         },
     }

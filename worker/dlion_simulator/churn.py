@@ -190,7 +190,7 @@ class ChurnController:
         self._set_member(self._job.worker(rank), MemberState.FINISHED, incarnation, is_revoked=True)
         self._publish_membership()
         self._lost_permanently.add(rank)
-        if why := self._lacking_sites():
+        if why := self._lacking_workers():
             self._on_failure(f"worker {rank} is quarantined, and {why}")
         elif reason := self._lost(rank):
             self._on_stop(reason)
@@ -223,13 +223,14 @@ class ChurnController:
         """Why the run cannot continue without the permanently lost workers; empty if it can."""
         if self._job.spec.failure_policy == "Fail":
             return "failurePolicy is Fail"
-        return self._lacking_sites()
+        return self._lacking_workers()
 
-    def _lacking_sites(self) -> str:
-        """That too few sites are left for the run; empty if there are enough."""
+    def _lacking_workers(self) -> str:
+        """That too few sites are left, or no worker that trains; empty if there are enough."""
         workers, min_sites = self._job.workers(), self._job.spec.min_sites
         left = {w.site for w in workers if w.rank not in self._lost_permanently}
-        return f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
+        few = f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
+        return few or self._job.spec.exchange.lacks_trainer(self._lost_permanently)
 
     def _start_late_worker(self, rank: Rank) -> None:
         if self._is_shut_out(rank):

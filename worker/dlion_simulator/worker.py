@@ -60,11 +60,14 @@ class VirtualWorker:
         self.rank = parts.rank
         self.progress = JobProgress()
         self.inbox = EventInbox(self._send, clock_s=lambda: context.clock.now_s)
-        dispatcher = EventDispatcher(
-            InstructionExecutor(parts, self.progress, send=self._send, refuse=self._refuse),
-            self.inbox,
-            due=lambda after_s: context.clock.after(after_s, self._check_quorum),
+
+        def due(after_s: float) -> ScheduledEvent:
+            return context.clock.after(after_s, self._check_time)
+
+        instructions = InstructionExecutor(
+            parts, self.progress, send=self._send, refuse=self._refuse, due=due
         )
+        dispatcher = EventDispatcher(instructions, self.inbox, due=due)
         self.cycle = StepCycle(dispatcher, SimulatedLinks(parts), ProgressUndo(self.progress))
         self.admission: VirtualAdmission | None = None
         """Set while the worker joins a run that may already be training."""
@@ -183,20 +186,22 @@ class VirtualWorker:
     def stop(self, reason: str) -> None:
         """Stop after the current step.
 
-        Stop at once, with its own weights, if it is paused or is rejoining.
+        Stop at once, with its own weights, if it is paused, is rejoining or does not train.
         """
         self.stopping = reason
         if self.admission is not None and self.admission.is_rejoin:
             self.phase, self.admission = WorkerPhase.STOPPED, None
-        elif self.cycle.lacks_quorum:
+        elif self.cycle.lacks_quorum or not self.parts.job.spec.exchange.trains(self.rank):
             self.advance()
         elif self._resting_batch_size is not None and self._due is not None:
             self._due.cancel()
             self._begin_step(self._resting_batch_size)
 
-    def _check_quorum(self) -> None:
+    def _check_time(self) -> None:
+        """Do what is due by the clock: the quorum's report, and the policy's reminder."""
         if self.is_training:
-            self.cycle.dispatcher.quorum_gate.update()
+            self.cycle.handle(())
+            self.advance()
 
     def advance(self) -> None:
         """Do what can be done now, unless it computes, joins or has ended."""

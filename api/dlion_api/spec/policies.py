@@ -5,7 +5,7 @@ system's from memory.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -291,6 +291,13 @@ class Exchange:
     def trains(self, rank: int) -> bool:
         """Whether that worker trains. Under topology staged the others send features to it."""
         return self.topology != "staged" or rank == DECODER
+
+    def lacks_trainer(self, lost: Collection[int]) -> str:
+        """Why a run without these workers is over: none of the others trains. Empty: some do, as
+        far as the topology is concerned."""
+        if self.topology != "staged" or DECODER not in lost:
+            return ""
+        return "no other worker trains (topology staged)"
 
     @property
     def allows_new_workers(self) -> bool:

@@ -282,8 +282,11 @@ def _stop_reason(run: Run) -> str:
     if run.succeeded:
         # A worker that rejoins now would wait for peers that are gone.
         return A_WORKER_FINISHED
-    why = cannot_continue_reason(run)
-    return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
+    if why := cannot_continue_reason(run):
+        return f"{', '.join(run.failed)} failed for good, and {why}"
+    revoked = run.revoked_workers
+    why = run.job.spec.exchange.lacks_trainer([worker.rank for worker in revoked])
+    return f"{', '.join(worker.name for worker in revoked)} is revoked, and {why}" if why else ""
 
 
 def _abandoned(run: Run) -> Diagnosis | None:

@@ -10,6 +10,7 @@ from dlion_api.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job
+from dlion_api.spec.policies import DECODER
 from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus
 from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.node import FederationNode
@@ -212,13 +213,18 @@ class RemoteReports:
         found = {site: reachability(site) for site in silent}
         return frozenset(site for site, each in found.items() if each.reachable and each.named_all)
 
-    def quorum_lost_reason(self) -> str:
-        """Why this run is over: it may go on at fewer than `minSites` sites. Empty: at enough.
+    def over_reason(self) -> str:
+        """Why this run is over: it may go on at fewer than `minSites` sites, or without the only
+        worker that trains. Empty: it is not.
 
-        Otherwise the workers would wait for a quorum without end. A run is over at a site whose
-        workers have all ended or failed permanently, but not at a silent or suspended site.
+        Otherwise the workers would wait for a quorum, or for that worker, without end. A run is
+        over at a site whose workers have all ended or failed permanently, but not at a silent or
+        suspended site.
         """
         job = self.job
+        left_ranks = frozenset[Rank]().union(*(one.workers.left for one in self.by_site.values()))
+        if lacking := job.spec.exchange.lacks_trainer(left_ranks):
+            return f"worker {DECODER} has left, and {lacking}"
         over = sorted(site for site, each in self.by_site.items() if _is_finished(each.workers))
         left = len(job.spec.sites) - len(over)
         if not over or left >= job.spec.min_sites:

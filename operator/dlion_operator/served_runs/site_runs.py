@@ -202,7 +202,7 @@ class SiteRuns:
         remote, membership = self._remote_of(served), self._server.membership(run)
         self._server.runs[run].update_remote_members(remote.members(membership))
         is_over = served.is_over or served.progress.stop_reason
-        if not is_over and (reason := remote.quorum_lost_reason()):
+        if not is_over and (reason := remote.over_reason()):
             self.stop(run, reason)
         self._check_target_accuracy(run)
         self._trigger(ObjectName(run.namespace, run.name))

@@ -4,6 +4,7 @@
 on lost workers. Latecomers get answers, and the policy gets the rest.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 from dlion_core.lifecycle import join_barrier
@@ -41,6 +42,7 @@ class EventDispatcher:
         """Prepare to rejoin, with a machine that has received no events yet."""
         self.parts.machine = machine
         self.is_training = True
+        self.instructions.reminder_s = math.inf
         self.quorum_gate.reset()
         self.departures.reset()
 
@@ -53,6 +55,7 @@ class EventDispatcher:
                 self.departures.handle(earlier)
             if not is_withheld:
                 self.departures.handle(event)
+        self.instructions.remind()
         self.quorum_gate.update()
 
     def _process(self, event: Event) -> None:

@@ -33,6 +33,8 @@ from dlion_core.policies.interface import (
     MessageArrived,
     MessageKind,
     RejectMessage,
+    RemindAfter,
+    ReminderDue,
     ReplaceWeights,
     ReportEvent,
     SendMessage,
@@ -45,6 +47,10 @@ from dlion_core.policies.partitions.version_vector import merge_text
 
 MAX_SQUARED_NORM = 1e18
 """Larger norms are not reported: the record's limit, and no useful gradient."""
+
+
+_WARNINGS = frozenset({EventReason.UNUSUAL_VALUES, EventReason.FEATURES_AWAITED})
+"""Of the events that policies report."""
 
 
 class Replica(Protocol):
@@ -133,15 +139,18 @@ class InstructionExecutor:
         send: Callable[[Rank, Message], None],
         refuse: Callable[[RejectMessage, int], None],
         cpu_s: Callable[[], float] = lambda: 0.0,
+        due: Callable[[float], object] = lambda _after_s: None,
     ) -> None:
         """`refuse(rejection, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of the
-        calling thread."""
+        calling thread. `due(after_s)` schedules a call of `remind`, where nothing else calls it."""
         self.parts, self.progress, self.send = parts, progress, send
         self._replica, self._reporter = parts.replica, parts.reporter
-        self._refuse, self._cpu_s = refuse, cpu_s
+        self._refuse, self._cpu_s, self._due = refuse, cpu_s, due
         self.norms = NormMeter(parts.job)
         self.unusual = ""
         """What a peer last sent that may explain a divergence."""
+        self.reminder_s = math.inf
+        """When the policy wants to be reminded, in seconds since the run began."""
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
@@ -155,6 +164,12 @@ class InstructionExecutor:
             self.carry_out(instructions)
         except NotFiniteError as error:
             raise DivergedError(f"iteration {self.progress.iteration}: {error}") from error
+
+    def remind(self) -> None:
+        """Remind the policy if it is time."""
+        if self._reporter.now_s() >= self.reminder_s:
+            self.reminder_s = math.inf
+            self.handle(ReminderDue())
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -172,13 +187,16 @@ class InstructionExecutor:
                     self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case AddSamples(key=key, x_B=x_B, y_B=y_B):
                 self.parts.stream.extend({key: (x_B, y_B)})
+            case RemindAfter(seconds=seconds):
+                self.reminder_s = self._reporter.now_s() + seconds
+                self._due(seconds)
             case RejectMessage():
                 self._refuse(instruction, self.progress.iteration)
             case ReportEvent(reason=reason, text=text):
-                is_unusual = reason is EventReason.UNUSUAL_VALUES
-                self.unusual = text if is_unusual else self.unusual
+                if reason is EventReason.UNUSUAL_VALUES:
+                    self.unusual = text
                 self._reporter.event(
-                    reason, text, iteration=self.progress.iteration, warning=is_unusual
+                    reason, text, iteration=self.progress.iteration, warning=reason in _WARNINGS
                 )
             case _:
                 with in_phase(Phase.APPLY):

@@ -190,7 +190,9 @@ class StepCycle:
 
     def _is_cut_off(self, over: Callable[[], str | None]) -> bool:
         """Whether the quorum is lost and this worker cannot finish its step: the awaited peers may
-        lack it, too."""
+        lack it, too. A worker that does not train has no update to finish."""
+        if not self._parts.job.spec.exchange.trains(self._parts.rank):
+            return over() is not None
         gate = self.dispatcher.quorum_gate
         return gate.is_closed and (gate.is_behind or over() is not None)
 

@@ -4,7 +4,7 @@ Shape suffixes: D the flat gradient (all variables, in the layout's order), K ke
 variables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
@@ -189,6 +189,11 @@ class TopologyChanged:
     graph: Mapping[Rank, frozenset[Rank]]
 
 
+@dataclass(frozen=True)
+class ReminderDue:
+    """The time of the policy's `RemindAfter` is over."""
+
+
 Event = (
     LocalStepDone
     | IterationReplayed
@@ -198,6 +203,7 @@ Event = (
     | BudgetsChanged
     | UpdateApplied
     | TopologyChanged
+    | ReminderDue
 )
 
 # ---- instructions --------------------------------------------------------------------------------
@@ -327,6 +333,13 @@ class ReportEvent:
     text: str
 
 
+@dataclass(frozen=True)
+class RemindAfter:
+    """Send `ReminderDue` once so many seconds have passed. A later one replaces it."""
+
+    seconds: float
+
+
 Instruction = (
     ApplyGradient
     | AverageWeights
@@ -339,6 +352,7 @@ Instruction = (
     | WithholdUpdate
     | RejectMessage
     | ReportEvent
+    | RemindAfter
 )
 
 
@@ -360,18 +374,6 @@ class MeasuredReplica(Protocol):
 
     def loss_of(self, weights_D: Flat | None) -> float | None:
         """Return the mean loss of these weights, of the current ones for None; None: unknown."""
-
-
-@runtime_checkable
-class SampleCollector(Protocol):
-    """A machine that keeps samples of peers in its state (`staged`)."""
-
-    @property
-    def max_kept_bytes(self) -> int:
-        """The most bytes that they take in the state."""
-
-    def collected_samples(self) -> Iterator[AddSamples]:
-        """Return them in the order in which they arrived."""
 
 
 class PolicyMachine(Protocol):

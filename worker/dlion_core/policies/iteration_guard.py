@@ -29,9 +29,9 @@ from dlion_core.policies.interface import (
     MessageKind,
     PolicyMachine,
     RejectMessage,
-    SampleCollector,
     Value,
 )
+from dlion_core.policies.staged.machines import Decoder
 from dlion_core.policies.weights.local_rounds import LocalRounds
 
 MAX_LEAD = 100_000
@@ -125,12 +125,12 @@ class IterationGuard:
 
     def collected_samples(self) -> Iterable[AddSamples]:
         """Return the samples of peers that the machine's state has; most policies keep none."""
-        return self.machine.collected_samples() if isinstance(self.machine, SampleCollector) else ()
+        return self.machine.collected_samples() if isinstance(self.machine, Decoder) else ()
 
     @property
     def max_kept_bytes(self) -> int:
         """The most bytes of these samples in a checkpoint."""
-        return self.machine.max_kept_bytes if isinstance(self.machine, SampleCollector) else 0
+        return self.machine.max_kept_bytes if isinstance(self.machine, Decoder) else 0
 
     def state(self) -> dict[str, Value]:
         return self.machine.state()

@@ -178,3 +178,10 @@ class StagedParameters:
         "part of the samples of the linked workers with which training starts (default ours).",
         default=0.5,
     )
+    start_within: float = setting(
+        "time after which training starts with fewer, and names the workers (default ours).",
+        default=300.0,
+        above=0,
+        maximum=10**6,
+        unit="seconds",
+    )

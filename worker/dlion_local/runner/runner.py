@@ -308,7 +308,7 @@ class LocalRunner:
         """End a worker that the coordinator no longer accepts: it would wait for a certificate."""
         self._quarantined.add(rank)
         self._group.kill(f"worker-{rank}")
-        if self._fatal is None and (reason := self._lacking_sites()):
+        if self._fatal is None and (reason := self._lacking_workers()):
             self._give_up(ExitCode.UNAVAILABLE, f"worker {rank} is quarantined, and {reason}")
 
     def _on_worker_exit(self, rank: Rank, code: int) -> None:
@@ -336,13 +336,14 @@ class LocalRunner:
             return "the others would wait for it (no startDeadlineSeconds)"
         if spec.failure_policy == "Fail":
             return "failurePolicy is Fail"
-        return self._lacking_sites()
+        return self._lacking_workers()
 
-    def _lacking_sites(self) -> str:
-        """That too few sites are left for the run; empty if there are enough."""
+    def _lacking_workers(self) -> str:
+        """That too few sites are left, or no worker that trains; empty if there are enough."""
         gone, min_sites = self._failed.keys() | self._quarantined, self.job.spec.min_sites
         left = {worker.site for worker in self.job.workers() if worker.rank not in gone}
-        return f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
+        few = f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
+        return few or self.job.spec.exchange.lacks_trainer(gone)
 
     def _warn(self, rank: Rank, reason: EventReason, message: str) -> None:
         time_s = time.monotonic() - self._start_s

@@ -63,6 +63,8 @@ def cannot_continue_reason(run: Run) -> str:
     if rule := failing_rule(run):
         return rule
     spec = run.job.spec
+    if lacking := spec.exchange.lacks_trainer(run.failed_ranks):
+        return lacking
     if not has_trained(run) and spec.start_deadline_seconds is None:
         # Others may train that have not reported to this operator yet.
         why = "the others would wait for it (no startDeadlineSeconds)"

@@ -1,4 +1,5 @@
-"""Facts: what a policy finds to be not finite as it sends ends a worker as diverged, with advice.
+"""Facts: what a policy finds to be not finite as it sends ends a worker as diverged, with advice; a
+policy is reminded when it wants to be.
 
 Left out: what each instruction does, a loss or gradient that is not finite (tests/local).
 """
@@ -18,7 +19,13 @@ from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.policies.factory import build
-from dlion_core.policies.interface import Layout, LocalStepDone, MemberJoined
+from dlion_core.policies.interface import (
+    Layout,
+    LocalStepDone,
+    MemberJoined,
+    RemindAfter,
+    ReminderDue,
+)
 from local_run import job_document
 from policy_cluster import spec
 from weighing_cluster import View
@@ -45,6 +52,23 @@ class Descent:
 
     def replace(self, weights_D: Flat) -> None:
         self.weights_D[:] = weights_D
+
+
+def test_a_policy_is_reminded_once_when_its_time_is_over() -> None:
+    now_s, heard, due = [5.0], [], []
+    machine = SimpleNamespace(handle=lambda event: heard.append(event) or [])
+    reporter = SimpleNamespace(now_s=lambda: now_s[0])
+    parts: Any = SimpleNamespace(
+        job=load_job(job_document(2)), machine=machine, replica=None, reporter=reporter
+    )
+    executor = InstructionExecutor(
+        parts, JobProgress(), send=lambda *_: None, refuse=lambda *_: None, due=due.append
+    )
+    executor.carry_out([RemindAfter(60), RemindAfter(2)])
+    for now_s[0], times in ((5.0, 0), (6.9, 0), (7.0, 1), (70.0, 1)):
+        executor.remind()
+        assert heard == [ReminderDue()] * times
+    assert due == [60, 2]
 
 
 @pytest.mark.parametrize(

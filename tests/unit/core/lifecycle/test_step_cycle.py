@@ -1,7 +1,7 @@
 """Facts: a worker begins no step while its policy waits for a peer; it finishes a step although the
-run is over, unless the awaited peers answer no more; a step that is abandoned at a barrier does not
-count, elsewhere it does; a directive takes effect from the next step, its budgets before the
-gradient is selected; a gradient that is not finite ends training with advice.
+run is over, unless the awaited peers answer no more or it does not train; a step that is abandoned
+at a barrier does not count, elsewhere it does; a directive takes effect from the next step, its
+budgets before the gradient is selected; a gradient that is not finite ends training with advice.
 
 Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`), real loops
 (`test_loop_cluster.py`).
@@ -9,6 +9,7 @@ Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`), real 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,7 +66,7 @@ class Machine:
 class Worker:
     """A cycle of steps with links and a sidecar that the test moves by hand."""
 
-    def __init__(self, *, has_barrier: bool = True) -> None:
+    def __init__(self, *, has_barrier: bool = True, is_sensor: bool = False) -> None:
         self.log: list[Any] = []
         self.directive: Directive | None = None
         self.progress, before = JobProgress(), JobProgress()
@@ -84,8 +85,11 @@ class Worker:
         )  # fmt: skip
         nothing = lambda *_, **__: None  # noqa: E731
         job = synchronous_job(2, 100, mode="synchronous" if has_barrier else "asynchronous")
+        if is_sensor:
+            exchange = replace(job.spec.exchange, topology="staged", policy="staged")
+            job = replace(job, spec=replace(job.spec, exchange=exchange))
         parts = SimpleNamespace(
-            job=job, rank=Rank(0), machine=self.machine, replica=None,
+            job=job, rank=Rank(1 if is_sensor else 0), machine=self.machine, replica=None,
             reporter=SimpleNamespace(
                 rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
             ),
@@ -107,14 +111,22 @@ class Worker:
         self.cycle.step_computed(result, samples=8, trained_s=1.0)
 
 
-def with_open_step(*, has_barrier: bool = True) -> Worker:
+def with_open_step(*, has_barrier: bool = True, is_sensor: bool = False) -> Worker:
     """A worker that waits for its peer within its first step."""
-    worker = Worker(has_barrier=has_barrier)
+    worker = Worker(has_barrier=has_barrier, is_sensor=is_sensor)
     assert isinstance(worker.next(), ComputeStep)
     worker.machine.awaited = frozenset({PEER})
     worker.compute()
     assert worker.next() == WaitForEvents()
     return worker
+
+
+def test_a_worker_that_does_not_train_waits_for_no_peer_once_the_run_is_over() -> None:
+    sensor, other = with_open_step(is_sensor=True), with_open_step(has_barrier=False)
+    for worker in (sensor, other):
+        worker.over = "worker 0 has failed"
+    assert sensor.next() == EndRun("worker 0 has failed")
+    assert other.next() == WaitForEvents()
 
 
 def test_no_step_begins_while_the_policy_waits_for_a_peer() -> None:

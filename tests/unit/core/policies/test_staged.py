@@ -2,9 +2,9 @@
 
 Proves: decoded features are within half a level of the given ones, at any bits; a damaged or
 hostile payload is refused with what is allowed; the bits follow the link's rate; a decoder gets
-every sample once from sensors that restart, and waits for enough of them; either machine refuses
-what the other would not send; a refused batch is requested again; no sensor takes the room of
-another; a checkpoint brings all features back in their order, and is refused where it is not one.
+every sample once from sensors that restart, and waits for enough of them a bounded time; either
+machine refuses what the other would not send; a refused batch is requested again; no sensor takes
+the room of another; a checkpoint brings all features back in their order, or is refused.
 
 Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py), whole jobs
 (tests/simulated/test_staged.py).
@@ -20,6 +20,7 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 from dlion_core.policies.interface import (
     AddSamples,
     ApplyGradient,
@@ -32,6 +33,8 @@ from dlion_core.policies.interface import (
     MessageArrived,
     MessageKind,
     RejectMessage,
+    RemindAfter,
+    ReminderDue,
     ReportEvent,
     SendMessage,
 )
@@ -136,12 +139,13 @@ def step(worker: Any, features: LocalFeatures | None = None) -> LocalStepDone:
 
 def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
     decoder, sensor, at, added = machine(DECODER), machine(SENSOR), 0, list[AddSamples]()
-    pending = decoder.handle(MemberJoined(SENSOR))
+    _, *pending = decoder.handle(MemberJoined(SENSOR))
     assert decoder.waiting_for() == {SENSOR}
     for turn in range(12):
         if turn == 2:  # what was under way is lost, and the sensor begins with its first sample
             decoder.handle(MemberLeft(SENSOR))
-            sensor, at, pending = machine(SENSOR), 0, decoder.handle(MemberJoined(SENSOR))
+            sensor, at = machine(SENSOR), 0
+            _, *pending = decoder.handle(MemberJoined(SENSOR))
         for one in pending:
             assert not sensor.handle(MessageArrived(DECODER, one.message))
         if sensor.waiting_for():
@@ -165,13 +169,40 @@ def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
 
 def test_a_decoder_starts_when_enough_is_there_or_sensors_leave() -> None:
     decoder = machine(DECODER, startFraction=0.9)
-    (asked,) = decoder.handle(MemberJoined(SENSOR))
-    assert struct.unpack("<I", asked.message.payload) == (0,)
+    assert requested(decoder.handle(MemberJoined(SENSOR))) == [0]
     message = Message(MessageKind.FEATURES, 1, payload=encode(samples(), 8))
     decoder.handle(MessageArrived(SENSOR, message))
     assert decoder.waiting_for() == {SENSOR}
     decoder.handle(MemberLeft(SENSOR))
     assert decoder.waiting_for() == frozenset()
+
+
+def test_a_start_waits_for_late_sensors_a_bounded_time() -> None:
+    decoder = machine(DECODER, workers=12, startWithin=7)
+    (timer, _) = decoder.handle(MemberJoined(SENSOR))
+    assert timer == RemindAfter(7)
+    (first,) = requested(decoder.handle(MemberJoined(Rank(2))))
+    assert first == 0, "one timer for all"
+    decoder.handle(features(samples(0, 10), sender=Rank(2)))
+    assert decoder.waiting_for() == {SENSOR}
+    (reported,) = decoder.handle(ReminderDue())
+    assert isinstance(reported, ReportEvent)
+    assert reported.reason is EventReason.FEATURES_AWAITED
+    assert "worker 1 has sent 0 of its samples" in reported.text
+    assert decoder.waiting_for() == frozenset()
+    added, *_ = decoder.handle(features(samples()))
+    assert isinstance(added, AddSamples), "late features are used"
+    assert decoder.handle(ReminderDue()) == []
+
+
+def test_of_many_silent_sensors_some_are_named() -> None:
+    decoder = machine(DECODER, workers=12)
+    for rank in range(1, 12):
+        decoder.handle(MemberJoined(Rank(rank)))
+    decoder.handle(features(samples(), sender=Rank(1)))
+    (reported,) = decoder.handle(ReminderDue())
+    assert "worker 1 has sent 256 of 529 samples, worker 2 has sent 0 of its" in reported.text
+    assert reported.text.endswith("worker 8 has sent 0 of its samples, and 3 more too few")
 
 
 @pytest.mark.parametrize(

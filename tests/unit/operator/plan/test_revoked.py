@@ -17,8 +17,8 @@ from dlion_api.cluster_names import REVOKED_ANNOTATION
 from dlion_api.names import SiteName
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect
 from dlion_api.status import MAX_REVOKED
-from dlion_operator.plan.decisions import Decision, OpenRun, Patch
-from operator_world import World, dlion_job, ready_reason, truths
+from dlion_operator.plan.decisions import Decision, OpenRun, Patch, StopRun
+from operator_world import STAGED, World, dlion_job, ready_reason, truths
 
 STOLEN = {"name": "plant-a/small-1", "reason": "stolen"}
 A, B = SiteName("plant-a"), SiteName("plant-b")
@@ -176,3 +176,18 @@ def test_a_whole_site_that_is_revoked_ends_nothing_until_the_others_have() -> No
     assert made.run is not None
     made.run = replace(made.run, stop_reason="it is over at plant-b: 1 sites are left (minSites 2)")
     assert truths(made.look())["Failed"] == "True"
+
+
+def test_sensors_end_where_the_only_worker_that_trains_is_revoked() -> None:
+    for index, reasons in (
+        (1, []),
+        (0, ["plant-a/small-0 is revoked, and no other worker trains (topology staged)"]),
+    ):
+        document = dlion_job({"small": 3}, **STAGED)
+        made = World(document)
+        made.look()
+        made.make_jobs()
+        made.train()
+        revoke(made, {"name": f"plant-a/small-{index}"})
+        stops = [each.reason for each in made.look().actions if isinstance(each, StopRun)]
+        assert stops == reasons

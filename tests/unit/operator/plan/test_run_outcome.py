@@ -19,7 +19,7 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.plan.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
 from dlion_operator.plan.observed import RejectedObject, RunView
 from dlion_operator.plan.outcome.run_outcome import A_WORKER_FINISHED
-from operator_world import World, dlion_job, ready_reason, stamp, truths
+from operator_world import STAGED, World, dlion_job, ready_reason, stamp, truths
 
 MET = "maxSteps 100 reached"
 HERE = SiteName("plant-a")
@@ -489,3 +489,21 @@ def test_a_newer_crd_makes_nothing_of_a_waiting_run_again() -> None:
     world.run = RunView(open_s=600.0)
     newer_crd(world)
     assert ends(world.look()) == []
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+@pytest.mark.parametrize("index", [0, 1])
+def test_sensors_end_where_the_only_worker_that_trains_fails(
+    index: int, *, has_trained: bool
+) -> None:
+    world = (training if has_trained else running)(
+        {"small": 3}, **STAGED, startDeadlineSeconds=3600
+    )
+    fails(world, index)
+    done, why = ends(world.look()), "no other worker trains (topology staged)"
+    if index == 1:
+        assert done == []
+    elif has_trained:
+        assert done == [f"stop: small-0 failed for good, and {why}"]
+    else:
+        assert done == ["Failed"], "nothing to save"

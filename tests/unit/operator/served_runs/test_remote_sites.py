@@ -30,7 +30,7 @@ from dlion_operator.plan.decisions import Decision
 from dlion_operator.plan.observed import RemoteView, RunView
 from dlion_operator.served_runs.remote_sites import RemoteReports
 from federated import JOB, member, report, worker
-from operator_world import World, dlion_job, ready_reason, truths
+from operator_world import STAGED, World, dlion_job, ready_reason, truths
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 HEARD = RemoteView(is_reachable=True, heartbeat_age_s=1.0, has_run=True, spec_hash="h", workers=2)
@@ -358,15 +358,29 @@ def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
     job = load_job(dlion_job(sites=sites, minSites=2))
     at_work = {B: told(B, worker(B, 1)), C: told(C, worker(C, 2))}
-    assert RemoteReports(A, job, OWN, {}).quorum_lost_reason() == ""
-    assert RemoteReports(A, job, OWN, at_work).quorum_lost_reason() == ""
+    assert RemoteReports(A, job, OWN, {}).over_reason() == ""
+    assert RemoteReports(A, job, OWN, at_work).over_reason() == ""
     failed = replace(at_work[B].workers, left=frozenset({Rank(1)}))
     one_over = {**at_work, B: replace(at_work[B], workers=failed)}
-    assert RemoteReports(A, job, OWN, one_over).quorum_lost_reason() == ""
+    assert RemoteReports(A, job, OWN, one_over).over_reason() == ""
     ended = replace(at_work[C].workers, members=(member(C, 2, state=MemberState.FINISHED),))
     over = {**one_over, C: replace(at_work[C], workers=ended)}
-    assert RemoteReports(A, job, OWN, over).quorum_lost_reason() == (
+    assert RemoteReports(A, job, OWN, over).over_reason() == (
         "it is over at plant-b, plant-c: 1 sites are left (minSites 2)"
     )
     alone = load_job(dlion_job(sites=sites))
-    assert RemoteReports(A, alone, OWN, over).quorum_lost_reason() == ""
+    assert RemoteReports(A, alone, OWN, over).over_reason() == ""
+
+
+def test_sensors_end_here_once_the_only_worker_that_trains_has_left() -> None:
+    sites = [{"name": name, "groups": [{"name": "small", "workers": 2}]} for name in (A, B)]
+    staged = load_job(dlion_job(sites=sites, **STAGED))
+    others = load_job(dlion_job(sites=sites))
+    there = told(A, worker(A, 0), worker(A, 1))
+    for rank, reason in (
+        (1, ""),
+        (0, "worker 0 has left, and no other worker trains (topology staged)"),
+    ):
+        heard = {A: replace(there, workers=replace(there.workers, left=frozenset({Rank(rank)})))}
+        assert RemoteReports(B, staged, OWN, heard).over_reason() == reason
+        assert RemoteReports(B, others, OWN, heard).over_reason() == ""

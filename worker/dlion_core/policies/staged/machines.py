@@ -34,6 +34,8 @@ from dlion_core.policies.interface import (
     MessageKind,
     PolicyMachine,
     RejectMessage,
+    RemindAfter,
+    ReminderDue,
     ReplicaView,
     ReportEvent,
     SendMessage,
@@ -52,6 +54,8 @@ from dlion_core.policies.staged.feature_batch import (
 from dlion_core.policies.state_values import by_rank
 
 _REQUEST: Final = struct.Struct("<I")
+MAX_NAMED: Final = 8
+"""Sensors that an event names."""
 _PAYLOADS, _ENDS = "payloads_", "ends_"
 
 
@@ -164,12 +168,30 @@ class Decoder:
                 except ContractError as error:
                     return [RejectMessage.of(sender, error)]
             case MemberJoined(rank=rank):
+                is_first = not (self._has_begun or self._members)
+                timer = [RemindAfter(self._parameters.start_within)] if is_first else []
                 self._members.add(rank)
                 self._of(rank).forget_requests()
-                return self._requests(rank)
+                return [*timer, *self._requests(rank)]
             case MemberLeft(rank=rank):
                 self._members.discard(rank)
+            case ReminderDue():
+                return self._start_anyway()
         return []
+
+    def _start_anyway(self) -> list[Instruction]:
+        """Start with the features that are here, and name the sensors that have sent too few."""
+        late, self._has_begun = self.waiting_for(), True
+        if not late:
+            return []
+        sent = ", ".join(
+            f"worker {rank} has sent {self._of(rank).collected:,} of "
+            f"{self._of(rank).total or 'its'} samples"
+            for rank in sorted(late)[:MAX_NAMED]
+        )
+        more = f", and {len(late) - MAX_NAMED} more too few" if len(late) > MAX_NAMED else ""
+        text = f"training starts after {self._parameters.start_within:g} s (startWithin): "
+        return [ReportEvent(EventReason.FEATURES_AWAITED, f"{text}{sent}{more}")]
 
     def waiting_for(self) -> frozenset[Rank]:
         """Until enough features are there, the sensors that have sent too few."""
@@ -237,6 +259,7 @@ class Decoder:
 
     @property
     def max_kept_bytes(self) -> int:
+        """The most bytes that features take in a checkpoint."""
         return max_collected_bytes(self._replica.input_shape, self._sensors)
 
     @property
