@@ -3,8 +3,9 @@
 Proves: a copy of a job owns the Workload that its label names, runs by its admission and reports
 to it, and does not use one that is missing or another's; with two clusters and Kueue's own manager
 at each (slow) the manager cluster starts nothing, the copy runs in the other one, its status comes
-back and `dlion describe` names its cluster; an eviction there, a suspension and a deletion here
-end the copy, and it is made again where the job goes on; a run that is over is so at both.
+back and `dlion describe` names its cluster; an eviction there, and a suspension, a deletion, a
+lost label and another `managedBy` here end the copy, and it is made again where the job goes on; a
+run that is over is so at both, also if it is evicted at its end.
 Leaves out: pods that run, so that the test says in a kubelet's place that they have ended; several
 worker clusters; Kueue's webhooks.
 """
@@ -189,6 +190,19 @@ def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> No
     assert not kubectl.get(WORKLOADS)["items"]
     kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", '{"spec":{"suspend":false}}')
     eventually(lambda: len(workers(there)) == 3, within_s=120, what="the workers after it")
+
+    for taken, given in (
+        (
+            ["label", "dlj", "digits", f"{QUEUE_LABEL}-"],
+            ["label", "dlj", "digits", f"{QUEUE_LABEL}=edge"],
+        ),
+        (managed_by("dlion.dev/operator"), managed_by(MULTIKUEUE)),
+    ):
+        kubectl.run(*taken)
+        eventually(lambda: not copies(there), within_s=120, what=f"no copy after {taken}")
+        assert not kubectl.get(WORKLOADS)["items"]
+        kubectl.run(*given)
+        eventually(lambda: len(workers(there)) == 3, within_s=120, what=f"workers after {given}")
     kubectl.run("delete", "dlj", "digits")
     eventually(lambda: not copies(there), what="the deleted copy gone")
     eventually(lambda: not there.get(WORKLOADS)["items"], what="its Workload gone")
@@ -197,5 +211,14 @@ def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> No
     eventually(lambda: len(workers(there, "second")) == 3, within_s=120, what="the second's")
     end_workers(there, "second")
     kubectl.wait("--for=condition=Succeeded", "dlj/second")
+    hold = json.dumps({"spec": {"stopPolicy": "HoldAndDrain"}})
+    kubectl.run("patch", "clusterqueue", "all", "--type=merge", "-p", hold)
     eventually(lambda: not copies(there), within_s=120, what="the copy of the run that is over")
     assert ready(kubectl, "second")[0] == "Completed"
+    (workload,) = kubectl.get(WORKLOADS)["items"]
+    assert "Finished" in {each["type"] for each in workload["status"]["conditions"]}
+
+
+def managed_by(manager: str) -> list[str]:
+    patch = json.dumps({"spec": {"managedBy": manager}})
+    return ["patch", "dlj", "digits", "--type=merge", "-p", patch]
