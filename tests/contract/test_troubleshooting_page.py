@@ -19,16 +19,15 @@ from dlion_api.reasons import EventReason
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 ATTENTION = {
-    EventReason.PEERS_UNREACHED, EventReason.WORKER_LOST, EventReason.WORKER_FAILED,
+    EventReason.PEERS_UNREACHED, EventReason.WORKER_FAILED,
     EventReason.TRAINER_ENDED, EventReason.SIDECAR_ENDED, EventReason.EVALUATOR_ENDED,
     EventReason.CERTIFICATE_NOT_RENEWED, EventReason.QUORUM_LOST, EventReason.MESSAGE_REFUSED,
-    EventReason.PROGRAM_PART_UNUSED,
-    EventReason.EVALUATION_FAILED, EventReason.RECORDS_DROPPED, EventReason.CHECKPOINT_FAILED,
-    EventReason.CHECKPOINT_DAMAGED, EventReason.KEEPER_AWAY, EventReason.KEEP_FAILED,
+    EventReason.PROGRAM_PART_UNUSED, EventReason.CHECKPOINT_FAILED,
+    EventReason.KEEPER_AWAY, EventReason.KEEP_FAILED,
     EventReason.PUBLISH_FAILED, EventReason.DATA_SKIPPED, EventReason.DATA_PENDING,
     EventReason.DATA_UNAVAILABLE, EventReason.ENVIRONMENT_FAILED,
 }  # fmt: skip
-"""Events of what fails or waits. Others report what went as it should."""
+"""Events after which a person has something to do."""
 VALUE = "…"
 """Stands for what a message has from elsewhere, here and on the page."""
 
