@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,14 +17,17 @@ from dlion_cli.command_line import dlion
 
 TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100
-COMMON = 4
-"""Commands that share an option, from which on it is listed once."""
+COMMON = 2
+"""Commands that share an option with the same text, from which on it is listed once."""
+OF_ALL = {"--help", "--namespace", "--context", "--kubeconfig"}
+"""Options of all commands, or of all for clusters: a section does not name them again."""
 Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
 
-What `dlion COMMAND --help` prints, without the options that many commands share. `kubectl dlion`
-is the same command. See also [commands for jobs on a cluster](cluster-commands.md) and [exit
+What `dlion COMMAND --help` prints, without the options that commands share. `kubectl dlion`
+is the same command. All commands for clusters have `--namespace`, `--context` and `--kubeconfig`.
+See also [commands for jobs on a cluster](cluster-commands.md) and [exit
 codes](errors-and-exit-codes.md).
 
 """
@@ -53,11 +56,20 @@ def section(context: click.Context, common: Collection[Record]) -> str:
     for option, record in options_of(context):
         if record in common:
             option.hidden = True
-            if "--help" not in option.opts:  # every command has it
+            if OF_ALL.isdisjoint(option.opts):
                 named.append(f"`{option.opts[-1]}`")
     text = context.command.get_help(context).strip()
     also = f"\nAlso {', '.join(named)}.\n" if named else ""
     return f"## `{context.command_path}`\n\n```text\n{text}\n```\n{also}"
+
+
+def most_common(found: Sequence[tuple[click.Option, Record]]) -> list[Record]:
+    """Of each option that several commands share, its most frequent text."""
+    counts = Counter(record for _, record in found)
+    names = {record: option.opts[-1] for option, record in found}
+    shared = sorted(counts, key=lambda one: -counts[one])
+    chosen = {names[one]: one for one in reversed(shared) if counts[one] >= COMMON}
+    return [record for record in counts if chosen.get(names[record]) == record]
 
 
 def common_section(common: Collection[Record]) -> str:
@@ -71,8 +83,7 @@ def main() -> int:
     settings = dlion.context_settings
     root = click.Context(dlion, info_name="dlion", terminal_width=WIDTH, **settings)
     contexts = list(commands(dlion, root))
-    counts = Counter(record for one in contexts for _, record in options_of(one))
-    common = [record for record, count in counts.items() if count >= COMMON]
+    common = most_common([found for one in contexts for found in options_of(one)])
     sections = [section(one, common) for one in contexts]
     page = HEAD + "\n".join([common_section(common), *sections])
     assert not {"tensorflow", "keras"} & sys.modules.keys(), "a command imports TensorFlow"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +18,21 @@ TARGET = Path(__file__).parent.parent / "docs" / "manifest.md"
 HEAD = f"""<!-- Made by tools/generate_manifest_reference.py from dlion_api.spec; do not edit. -->
 # The manifest: `{KIND}` ({API_VERSION})
 
-A job trains one model over several sites. Each field has its type, allowed values and default; an
-object's fields are in a section of its own. `dlion explain [FIELD]` and, on a cluster, `kubectl
-explain dlionjob.spec` print the same text. `dlion validate FILE` reports all problems of a file at
-once. Apply the same manifest at every site; the hash by which sites compare their manifests
-excludes fields marked *may differ*.
+A job trains one model over several sites. Apply the same manifest at every site. Each field has its
+type or values, its limits and its default in brackets; an object's fields are in a section of its
+own. `dlion explain [FIELD]` and, on a cluster, `kubectl explain dlionjob.spec` print the same text.
+`dlion explain` also has the rules between fields; `dlion validate FILE` reports all problems.
+
+- *May differ*: the hash by which sites compare their manifests excludes the field.
+- *Next run*: a change takes effect in the next run.
+- DNS label: lower-case letters, digits and dashes, no dash at either end. DNS name: labels, joined
+  by dots.
 
 """
+LABEL = "lower-case letters, digits and dashes, no dash at either end"
+NAMES = {f"{LABEL}, parts joined by dots": "DNS name", LABEL: "DNS label"}
+UNIT = re.compile(r" In (\w+)\.$")
+NEXT_RUN = " A change takes effect in the next run."
 
 
 def sections(explanation: Explanation) -> list[str]:
@@ -33,12 +42,15 @@ def sections(explanation: Explanation) -> list[str]:
 
 
 def section(explanation: Explanation) -> str:
-    """A table of one object's fields, with its rules."""
+    """The fields of one object; the document has its rules, too."""
     title = f"## `{explanation.path}`" if explanation.path else "## The document"
-    rows = "\n".join(row(child) for child in explanation.children)
-    rules = "".join(f"- {rule}.\n" for rule in merged(explanation.rules))
-    head = "| field | type | default | what it is |\n|---|---|---|---|"
-    return f"{title}\n\n{head}\n{rows}\n" + (f"\nRules:\n\n{rules}" if rules else "")
+    rows = "".join(f"{row(child)}\n" for child in explanation.children)
+    rules = (
+        ""
+        if explanation.path
+        else "".join(f"- {r[0].upper()}{r[1:]}.\n" for r in merged(explanation.rules))
+    )
+    return f"{title}\n\n{rows}" + (f"\nChanges:\n\n{rules}" if rules else "")
 
 
 def merged(rules: Sequence[str]) -> list[str]:
@@ -54,21 +66,28 @@ def merged(rules: Sequence[str]) -> list[str]:
 
 
 def row(field: Explanation) -> str:
-    """One row of a table."""
-    differ = "" if field.hashed else " *May differ.*"
+    """The item of one field."""
+    doc = field.doc.replace(NEXT_RUN, "")
+    marks = ["may differ"] * (not field.hashed) + ["next run"] * (doc != field.doc)
+    doc = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", doc)
+    if (unit := UNIT.search(doc)) and field.name.lower().endswith(unit[1]):
+        doc = doc.removesuffix(unit[0])
+    mark = f" *{', '.join(marks).capitalize()}.*" if marks else ""
+    return f"- `{field.name}` ({'; '.join(facts(field))}): {doc}{mark}"
+
+
+def facts(field: Explanation) -> list[str]:
+    """Type or values, with limits; then the default or that it is required."""
     values = ", ".join(field.allowed.split(" | "))
-    kind = f"{field.type}: {values}" if values else field.type
-    cells = [f"`{field.name}`", kind, default(field), field.doc + differ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def default(field: Explanation) -> str:
-    """The default; an object's is shown with its fields."""
+    for long, short in NAMES.items():
+        values = values.replace(long, short)
+    is_text = field.type == "string" and not values.startswith("up to")
+    kind = values if values and is_text else ", ".join(filter(None, (field.type, values)))
     if field.required:
-        return "**required**"
-    if field.default is None or isinstance(field.default, dict):
-        return ""
-    return f"`{json.dumps(field.default)}`"
+        return [kind, "required"]
+    if field.default in (None, "", []) or isinstance(field.default, dict):
+        return [kind]
+    return [kind, f"default `{json.dumps(field.default)}`".replace('"', "")]
 
 
 def main() -> int:

@@ -52,7 +52,7 @@ class Dataset:
         below=1,
     )
     partition: Literal["iid", "dirichlet", "bySite"] = setting(
-        "how samples are partitioned: uniformly at random, with class shares drawn from a Dirichlet"
+        "how samples are partitioned: at random, with class shares drawn from a Dirichlet"
         " distribution, or by whole classes to sites.",
         default="iid",
     )

@@ -73,8 +73,8 @@ class Spec:
     """What is trained, where, and how."""
 
     run_id: str = setting(
-        "name of this run of the job, the same at every site; once its workers train it may change"
-        " only after the job has succeeded or failed, which starts a new run.",
+        "name of this run of the job, the same at every site. After the job has succeeded or failed"
+        " another name starts a new run.",
         default="1",
         min_length=1,
         **LABEL_FORM,
@@ -87,8 +87,8 @@ class Spec:
         max_items=MAX_SITES,
     )
     min_sites: int = setting(
-        "quorum: with fewer sites the job waits. In a network partition a smaller side pauses until"
-        " enough sites are connected; if those have trained meanwhile it takes their state.",
+        "quorum: with fewer sites the job waits. In a network partition a smaller side pauses, and"
+        " later takes the state of the others.",
         default=1,
         minimum=1,
         maximum=MAX_SITES,
@@ -130,8 +130,8 @@ class Spec:
         hashed=False,
     )
     start_deadline_seconds: int | None = optional(
-        "how long a ready worker waits for the others before it starts without them, if at least"
-        " minSites sites are ready. Default: it waits for all.",
+        "how long a ready worker waits for the others before it starts without them, if minSites"
+        " sites are ready. Default: it waits for all.",
         minimum=1,
         maximum=INT32_MAX,
         unit="seconds",
@@ -169,7 +169,7 @@ class Spec:
         max_items=MAX_RULES,
     )
     max_retries: int = setting(
-        "in a cluster: how often a failed run starts again from its checkpoints, after 10 s to 10"
+        "how often a cluster starts a failed run again from its checkpoints, after 10 s to 10"
         " minutes. Not after errors of manifest, data or program, nor after FailRun.",
         default=0,
         minimum=0,

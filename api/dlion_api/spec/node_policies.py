@@ -11,8 +11,8 @@ class Heat:
     """A temperature that a worker's machine should stay below at least 94 % of the time."""
 
     threshold_celsius: float = setting(
-        "the temperature, of the hottest sensor that the worker's sidecar can read; some kelvins"
-        " below where the hardware throttles.",
+        "of the hottest sensor that the worker's sidecar can read; some kelvins below where the"
+        " hardware throttles.",
         above=0,
         maximum=150,
         unit="°C",
@@ -30,8 +30,8 @@ class Demand:
     """How a worker follows what other work takes from its machine's processors."""
 
     prediction: Literal["auto", "none"] = setting(
-        "auto: its part of the batch follows forecasts of that, wherever they have been better than"
-        " the measured speed; none: the measured speed alone.",
+        "auto: its part of the batch follows forecasts, where they have been better than the"
+        " measured speed; none: the measured speed alone.",
         default="auto",
     )
 

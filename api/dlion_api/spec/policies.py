@@ -40,8 +40,8 @@ class GlobalBatchSize:
         "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
     )
     growth: bool | None = optional(
-        "whether it changes at all. Default: true with exchange policies dlion and dlion-published,"
-        " whose technique it is, and with batching policy goodput; else false."
+        "whether it changes. Default: true with exchange policies dlion and dlion-published, and"
+        " with batching policy goodput; else false."
     )
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
@@ -108,9 +108,8 @@ class Batching:
         default="weighted",
     )
     data_fraction: float | None = optional(
-        "part of the batch that is divided by the workers' numbers of samples instead, so that new"
-        " data at a worker raise its share. Default: 0.5 with dataset.watch, unless the policy is"
-        " even; else 0.",
+        "part of the batch that is divided by the workers' numbers of samples instead. Default: 0.5"
+        " with dataset.watch, unless the policy is even; else 0.",
         minimum=0,
         maximum=1,
     )
@@ -156,16 +155,15 @@ class Exchange:
     )
     topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered", "staged"] = (
         setting(
-            "which workers exchange (docs/topologies.md): all with all; each with two neighbours by"
-            " rank; each with degree random others (trainer.seed); even ranks with odd ranks;"
-            " groups by measured links, each connected to the others by one gateway; the first"
-            " with all others, which send it coded features (docs/staged.md).",
+            "which workers exchange (docs/topologies.md): all with all; two neighbours by rank;"
+            " degree random others (trainer.seed); even with odd ranks; groups by measured links,"
+            " connected by gateways; the first with all others (docs/staged.md).",
             default="allToAll",
         )
     )
     grouping: Literal["links", "learned"] = setting(
-        "what topology clustered makes groups of (docs/clustering.md): the measured rates of links,"
-        " or what a small trained network predicts of them, for workers that move.",
+        "what topology clustered makes groups of (docs/clustering.md): measured rates of links, or"
+        " what a small network predicts of them, for workers that move.",
         default="links",
     )
     degree: int | None = optional(
@@ -207,8 +205,7 @@ class Exchange:
     )
     cpu_fraction: float = setting(
         "CPU limit of dlion's exchange, as a part of the gradient's CPU time. Sending may use half"
-        " of it; receiving uses about the other half. Each link may always send 64 KiB (default"
-        " ours).",
+        " of it. Each link may always send 64 KiB (default ours).",
         default=0.2,
         above=0,
         maximum=100,
@@ -226,8 +223,8 @@ class Exchange:
     )
     robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(
         "what is done about contributions that are plausible and wrong (docs/robustness.md):"
-        " nothing; a warning that names the worker; also a bound of their norms; a mean without the"
-        " extreme values of each entry; or only the contributions nearest to each other.",
+        " nothing; a warning that names the worker; also a bound of their norms; a mean without"
+        " extreme values; or only the contributions nearest to each other.",
         default="detect",
     )
 

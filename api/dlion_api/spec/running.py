@@ -12,9 +12,8 @@ class Network:
     """How workers reach each other."""
 
     exposure: Literal["PodNetwork", "NodePort", "LoadBalancer", "Gateway"] = setting(
-        "how other sites reach a worker: at its pod's address, if a network connects the clusters;"
-        " at ports of its site's nodes; at a load balancer; or by server name, through one port of"
-        " its site.",
+        "how other sites reach a worker: at its pod's address; at ports of its site's nodes; at a"
+        " load balancer; or by server name, through one port of its site.",
         default="PodNetwork",
     )
     link_shape: Literal["sharedUplink", "perPeer", "auto"] = setting(
@@ -22,8 +21,8 @@ class Network:
         default="auto",
     )
     bandwidth_fraction: float = setting(
-        "share of a link's bandwidth that the exchange may use, so that workers hardly wait for"
-        " transfers, and other traffic has the rest (default ours).",
+        "share of a link's bandwidth that the exchange may use; other traffic has the rest (default"
+        " ours).",
         default=0.3,
         above=0,
         maximum=1,

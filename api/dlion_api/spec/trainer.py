@@ -100,8 +100,8 @@ class Evaluation:
     """When replicas are evaluated on the held-out samples."""
 
     every_samples: int = setting(
-        "interval between evaluations, counted over the whole job. An evaluation within a round of "
-        "local steps waits for its end, at most an interval.",
+        "interval between evaluations, counted over the whole job. One within a round of local"
+        " steps waits for its end, at most an interval.",
         default=5000,
         minimum=1,
         maximum=10**12,

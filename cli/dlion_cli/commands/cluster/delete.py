@@ -30,7 +30,7 @@ def delete(
     """Delete jobs with their workers, their keeper and the results it stores.
 
     Deletes at this site only; `dlion fetch` saves results first. Asks for confirmation at a
-    terminal; elsewhere --yes is required. Ctrl-C while waiting does not stop the deletion.
+    terminal; elsewhere --yes is required.
 
     \b
     dlion delete cifar10

@@ -108,26 +108,21 @@ def describe_from_contexts(contexts: Contexts, name: str, output: str) -> int:
 def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     """Describe job NAME: problems and what to do, sites, conditions, pods and events.
 
-    The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
-    a command that helps. Then follow what `dlion get NAME` shows, what the time of this site's
-    workers goes to and what holds them up, the pods of this site with the reason why one does not
-    run, and the newest events of the job and its objects. Of up to 32 running workers it reads the
-    load as `dlion top` does, which takes two seconds. Of a run that has ended it also shows the
-    figures that the site's keeper has, or why there are none.
+    PROBLEMS lists what is wrong, worst first, each with a command that helps. Then follow what
+    `dlion get NAME` shows, what holds the workers up, the pods of this site and the newest events.
+    Reading the load of up to 32 workers takes two seconds. Of a run that has ended it shows the
+    figures that the site's keeper has.
 
-    -o json prints {job, pods, events, load, problems, culprit, notes, summary}. Pods, events and
-    load are null if you may not read them.
+    NAME may be a result folder: a path with a slash, or an existing one where no option selects a
+    cluster. Then it shows how the run ended or how far it is, missing replicas, warnings, what the
+    time went to, and the command that continues it.
 
-    NAME may be the result folder of a run on this machine or in virtual time: a path with a slash,
-    or an existing result folder where no option selects a cluster. Then it shows how the run ended,
-    missing replicas, warnings, figures, what the time went to, and the command that continues it.
-    Of a run that goes on it shows how much is done and the time left, as `dlion run` does. -o json
-    prints {run, problems, progress, culprit, events, notes, next, summary}.
+    -o json prints {job, pods, events, load, problems, culprit, notes, summary}, with null for what
+    you may not read; of a folder {run, problems, progress, culprit, events, notes, next, summary}.
 
     \b
     dlion describe cifar10
     dlion describe runs/digits-20260101-120000
-    dlion describe cifar10 --contexts plant-a,plant-b,plant-c
     dlion describe cifar10 -o json | jq -r '.problems[] | .message, .command'
     """
     if (folder := local_folder(name)) is not None:

@@ -55,13 +55,10 @@ def doctor(
 ) -> int:
     """Check this machine, and the cluster if there is a kubeconfig.
 
-    The machine: Python, packages, TensorFlow, compiled kernels, CPU, memory, disks, loopback, and
-    what `dlion run --environment` needs. The cluster: credentials, API server, clock, definition of
-    DLionJobs, operator, Lease, events, storage, nodes, quota, and your rights.
-
-    All checks run at once and whatever the others find. Each line has the result, what was observed
-    and what to do. The exit code is 69 if a check failed; warnings and unknown results do not
-    count.
+    The machine: Python, packages, TensorFlow, kernels, CPU, memory, disks, loopback, and what
+    `dlion run --environment` needs. The cluster: credentials, API server, clock, DLionJobs,
+    operator, Lease, events, storage, nodes, quota, and your rights. Each line has the result, what
+    was observed and what to do. The exit code is 69 if a check failed.
 
     \b
     dlion doctor

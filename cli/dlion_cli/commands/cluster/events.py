@@ -68,15 +68,12 @@ def events(
     """List the events of job NAME and of its pods, Jobs, keeper and claim, oldest first.
 
     Shows events of the run that the manifest names, as far as the cluster still has them (usually
-    one hour). If it has none, and with --run, it shows those that the site's keeper has: of the
-    operator and the workers, by their time in the run. With --watch, -o json prints each event on
-    one line.
+    one hour). If it has none, and with --run, it shows those that the site's keeper has. With
+    --watch, -o json prints each event on one line.
 
     \b
     dlion events cifar10
     dlion events cifar10 --types Warning
-    dlion events cifar10 --watch
-    dlion events cifar10 --run 1
     dlion events cifar10 -o json | jq -r '.[] | .reason'
     """
     if watch and run_id is not None:

@@ -65,9 +65,9 @@ def fetch(
     """Download the model of job NAME: DIR/model.keras, its description DIR/model.json, and the
     signed statement of whose updates it holds, DIR/model.provenance.json.
 
-    The files come from the keeper's pod at this cluster's site. They replace older files only after
-    all SHA-256 digests and the statement were verified: a failed download changes nothing. The exit
-    code is 66 if the model is not the one that its site's keeper signed, or is not signed.
+    The files come from this site's keeper. They replace older files only after all digests and the
+    statement were verified. The exit code is 66 if the model is not the one that its site's keeper
+    signed, or is not signed.
 
     \b
     dlion fetch cifar10 --out model

@@ -63,14 +63,11 @@ def get_from_contexts(
 def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> None:
     """List the cluster's jobs, or show one with its sites, conditions and events.
 
-    The columns are those of `kubectl get dlionjob`. `-o wide` adds run, ETA, loss, accuracy, links
-    and the reason of the state.
+    `-o wide` adds run, ETA, loss, accuracy, links and the reason of the state.
 
     \b
     dlion get                       # jobs of the context's namespace
-    dlion get -A                    # of all namespaces
     dlion get cifar10               # everything about one job
-    dlion get cifar10 --contexts plant-a,plant-b,plant-c
     dlion get cifar10 -o json | jq .status.trainerStatus
     """
     _check_names(names, everywhere)

@@ -119,21 +119,16 @@ def logs(
 ) -> None:
     """Print the logs of job NAME's workers at this site, each line with its worker's name.
 
-    Prints the logs of the run that the manifest names. With -f it includes workers that start later
-    or restart, and ends with the run. Ctrl-C ends it at any time and leaves the job running.
+    With -f it includes workers that start later or restart, and ends with the run. Of trainers
+    whose pods are gone it prints what the site's keeper has, the end of each log (docs/keeper.md).
+    With --run it prints only that; with --contexts it reads pods only.
 
-    Of trainers whose pods are gone it prints what the site's keeper has, which is the end of each
-    log (docs/keeper.md). With --run it prints only that, also of an earlier run and earlier pods.
-    With --contexts it reads pods only.
-
-    NAME may be the result folder of `dlion run`: a path with a slash, or an existing result folder
-    where no option selects a cluster.
+    NAME may be the result folder of `dlion run`: a path with a slash, or an existing one where no
+    option selects a cluster.
 
     \b
     dlion logs cifar10 -f
     dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
-    dlion logs cifar10 -c keeper
-    dlion logs cifar10 -f --contexts plant-a,plant-b
     dlion logs cifar10 --run 1
     dlion logs runs/digits-20260101-120000 --worker 0 --tail 20 -f
     """

@@ -73,13 +73,10 @@ def preflight(
 ) -> int:
     """Check that the sites in FILE, the shared values file, can be reached and authenticated.
 
-    From this machine, without cluster credentials, it resolves and connects to each site's address.
-    It verifies the operator's certificate with the site's bundle in FILE (`-` reads standard
-    input).
-
-    With --contexts it also queries the sites' clusters: operator, CustomResourceDefinition,
-    federation Service, site list, bundles, federation streams and clock. With -f it also checks the
-    gateway and node capacity that the job needs, and with --bandwidth the rates of the links.
+    It connects to each site's address from this machine, without cluster credentials, and verifies
+    the operator's certificate with the site's bundle in FILE (`-` reads standard input). With
+    --contexts it also queries the sites' clusters, with -f the gateway and node capacity that the
+    job needs, and with --bandwidth the rates of the links.
 
     Each check prints what it observed and what to do. The exit code is 69 if a check failed, and 65
     if FILE or JOB is invalid.

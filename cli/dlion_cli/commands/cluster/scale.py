@@ -71,12 +71,9 @@ def scale_contexts(contexts: Contexts, name: str, site: str, group: str, workers
 def scale(jobs: JobClient, name: str, site: str, group: str, workers: int) -> int:
     """Set the number of workers of one group of job NAME, also while it trains.
 
-    New workers take a peer's state; removed ones (the highest indexes) finish their step first. It
-    changes this field only, and fails if another client changed it meanwhile.
-
-    The manifest must be the same at every site. Give --contexts with all of them: each is asked
-    first, and a refusal changes none. Change the file that you submit, too: `dlion submit` refuses
-    the old number, as a field that another client has set.
+    New workers take a peer's state; removed ones (the highest indexes) finish their step first. The
+    manifest must be the same at every site: give --contexts with all of them, of which a refusal
+    changes none. Change the file that you submit, too: `dlion submit` refuses the old number.
 
     \b
     dlion scale cifar10 --site plant-a --group small --workers 5 --contexts plant-a,plant-b

@@ -47,10 +47,10 @@ def submit(
 ) -> int:
     """Submit the jobs of manifest FILE to the cluster; `-` reads standard input.
 
-    All documents are validated first, as by `dlion validate`; if one is invalid, nothing is sent.
-    Then each is applied with server-side apply (field manager dlion-cli). Submit a job that trains
-    across several sites at each of them. A program beside the manifest is sent in a ConfigMap, with
-    the modules of its folder that it imports, unless trainer.image is set.
+    If a document is invalid, nothing is sent. Each is applied with server-side apply (field manager
+    dlion-cli). Submit a job that trains across several sites at each of them. A program beside the
+    manifest is sent in a ConfigMap, with the modules of its folder that it imports, unless
+    trainer.image is set.
 
     \b
     dlion submit job.yaml

@@ -21,8 +21,8 @@ wait_option = click.option("--wait", is_flag=True, help="Wait until the operator
 def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
     """Stop the workers of jobs and keep the jobs with their results.
 
-    Workers save a checkpoint and exit; `dlion resume` continues from it. This affects this site
-    only: other sites continue while minSites of them remain. Suspending twice has no effect.
+    Workers save a checkpoint and exit; `dlion resume` continues from it. Other sites continue while
+    minSites of them remain.
 
     \b
     dlion suspend cifar10 --wait

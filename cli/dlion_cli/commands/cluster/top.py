@@ -160,20 +160,17 @@ def top_of_contexts(contexts: Contexts, name: str, watch: bool, output: str) -> 
 def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     """Show the load of job NAME's workers at this site and of their links.
 
-    A row per worker: capacity in samples/s, batch and its share of the global batch, steps/s, time
-    of an iteration without waiting, shares of the steps' time that went to waiting for peers and to
-    the exchange, CPU used and its quota, share of the wanted CPU time that the quota withheld,
-    share of the time that tasks of the node waited for CPU, memory or disk, share of TCP segments
-    that repeat lost ones, temperature. A row per site: bytes that the links to it may carry per
-    iteration, and their measured rate.
+    A row per worker: capacity in samples/s, batch and its share, steps/s, time of an iteration
+    without waiting, shares of the time for waiting and for the exchange, CPU and its quota, share
+    of the CPU time that the quota withheld, pressure of CPU, memory and disk, share of repeated TCP
+    segments, temperature. A row per site: bytes that the links to it may carry per iteration, and
+    their measured rate.
 
-    Reads each sidecar's metrics (docs/metrics.md) through the API server, twice within 2 seconds,
-    which needs the right `get` on `pods/proxy`.
+    Reads each sidecar's metrics (docs/metrics.md) twice within 2 seconds, which needs the right
+    `get` on `pods/proxy`.
 
     \b
     dlion top cifar10
-    dlion top cifar10 --watch
-    dlion top cifar10 --contexts plant-a,plant-b
     dlion top cifar10 -o json | jq '.workers[] | {worker, samplesPerSecond}'
     """
     reader = LoadReader(name)

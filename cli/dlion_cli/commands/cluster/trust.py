@@ -43,9 +43,7 @@ ATTEMPTS: Final = 5
 def trust() -> None:
     """Decide which sites and workers are trusted.
 
-    Each site has its own certificate authority. Its private key never leaves
-    the site. `show` prints what other sites need; `verify` checks the values file that combines
-    them. `revoke` shuts a worker or a site out of one job; `restore` lifts that.
+    Each site has its own certificate authority, whose private key never leaves the site.
     """
 
 
@@ -86,8 +84,7 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> N
     """Print what other sites need to trust this one: its name, address and public certificates.
 
     Prints an entry of the chart's `sites`, with fingerprint and expiry; with --contexts, the whole
-    list. If neither the federation Service nor the gateway has an address, a comment describes the
-    address to fill in.
+    list.
 
     \b
     dlion trust show --address plant-a.example:30446
@@ -112,10 +109,9 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> N
 def verify(file: str, valid_for: int) -> None:
     """Verify the list `sites` of the chart's values in FILE; `-` reads standard input.
 
-    Checks names, addresses and bundles. A bundle contains valid certificates of its own site's
-    authority, no private key, and nothing that another site has. Prints the fingerprints, to
-    compare with those of `dlion trust show` at each site. The exit code is 65 if an entry is
-    invalid, and 66 if the file cannot be read.
+    Checks names, addresses and bundles. Prints the fingerprints, to compare with those of `dlion
+    trust show` at each site. The exit code is 65 if an entry is invalid, and 66 if the file cannot
+    be read.
     """
     for site in read_sites(file, valid_for=timedelta(days=valid_for)):
         click.echo(f"{site.name}  {site.address}\n  {_fingerprint_line(site.bundle)}")
@@ -177,9 +173,9 @@ _target_argument = click.argument("target", metavar="WORKER|SITE")
 def revoke(jobs: JobClient, name: str, target: str, reason: str) -> int:
     """Shut a worker, as SITE/GROUP-INDEX, or all workers of a SITE out of job NAME.
 
-    Within ten seconds coordinators and workers refuse it, close its links and count it no longer;
-    the pod that replaces it waits. What its updates have changed in the model stays. It holds for
-    all runs of the job, until `dlion trust restore`.
+    Within ten seconds coordinators and workers refuse it and close its links; the pod that replaces
+    it waits. What its updates have changed in the model stays. It holds for all runs of the job,
+    until `dlion trust restore`.
 
     The site whose worker it is decides for all sites. Elsewhere it acts at this site alone: give
     --contexts with all sites to shut out a worker of a site that you do not trust.
@@ -215,8 +211,7 @@ def restore_in_contexts(contexts: Contexts, name: str, target: str) -> int:
 def restore(jobs: JobClient, name: str, target: str) -> int:
     """Lift a revocation of job NAME that was made at this site, or a quarantine.
 
-    The worker starts again: it takes the state of a worker that trains. Restoring twice has no
-    effect.
+    The worker starts again with the state of a worker that trains.
 
     \b
     dlion trust restore cifar10 plant-b/large-0

@@ -93,12 +93,10 @@ def wait(
 ) -> int:
     """Wait until jobs NAME… are as --for requires; --timeout is for all of them together.
 
-    `ended` waits for the end of the run and has the exit codes of `dlion watch`. `training` has
-    them, too, if the run fails before. `delete` waits until the job is gone.
-    `condition=TYPE` waits for a condition with status True, or the given one, of the current
-    manifest, as `kubectl wait` does. Ctrl-C leaves the jobs running.
+    `ended` waits for the end of the run and has the exit codes of `dlion watch`, as has `training`
+    if the run fails before. `delete` waits until the job is gone. `condition=TYPE` waits for a
+    condition of the current manifest, as `kubectl wait` does. Ctrl-C leaves the jobs running.
 
-    \b
     Exit codes: 0 as required; 124 not within --timeout; 69 the job does not exist or was deleted.
 
     \b

@@ -25,17 +25,15 @@ from dlion_cli.views.multi_context_watch import watch_contexts
 def watch(jobs: JobClient, name: str, output: str, timeout_s: float | None) -> int:
     """Watch job NAME: progress, ETA, metrics, sites, conditions and events.
 
-    Ends when the run ends, and reconnects after connection loss. Ctrl-C leaves the job running.
-    With --contexts, it ends when the run has ended in all of them, with the first exit code other
-    than 0, in their order.
+    Ends when the run ends, with --contexts in all of them, and reconnects after connection loss.
+    Ctrl-C leaves the job running.
 
-    Exit codes: 0 succeeded; 79 ended before its stop condition; 80 the model lacks a replica; 65
-    invalid manifest; 67 failed program; 124 deadline exceeded; 1 other failures.
+    Exit codes, of several contexts the first other than 0: 0 succeeded; 79 ended before its stop
+    condition; 80 the model lacks a replica; 65 invalid manifest; 67 failed program; 124 deadline
+    exceeded; 1 other failures.
 
     \b
     dlion watch cifar10
-    dlion watch cifar10 -o json | jq -c .status.trainerStatus
-    dlion watch cifar10 --contexts plant-a,plant-b
     dlion watch cifar10 --timeout 600 || echo "not in time, or failed"
     """
     return watch_to_end(jobs, name, output=output, timeout_s=timeout_s)

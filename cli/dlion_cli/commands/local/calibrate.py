@@ -52,7 +52,7 @@ class _BatchSizes(click.ParamType[tuple[int, ...]]):
     "--builtin", type=click.Choice(BUILTINS),
     help="Without FILE: this built-in program, on random images.  [default: cipher]",
 )  # fmt: skip
-@options.assignments("the manifest")
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option(
     "--batches", type=_BatchSizes(), default=",".join(map(str, DEFAULT_BATCHES)), metavar="N,N,…",
     show_default=True, help="Batch sizes to measure.",
@@ -79,10 +79,9 @@ def calibrate(
 ) -> None:
     """Measure the cost of a job's local step on one core of this machine: a + b x batch.
 
-    Times real steps (gradient and update, compiled, one thread) of several batch sizes in CPU
-    seconds, over several rounds, and fits the model to all of them. a is the fixed cost of a step,
-    b the cost of a sample; 1/b is an environment's samplesPerSPerCore. The residual shows the
-    quality of the fit and the noise of the machine: above 10 %, measure again on an idle machine.
+    Times real steps of several batch sizes in CPU seconds, and fits the model to all of them. a is
+    the fixed cost of a step, b the cost of a sample; 1/b is an environment's samplesPerSPerCore.
+    With a residual above 10 %, measure again on an idle machine.
 
     \b
     dlion calibrate examples/digits.yaml --out digits.json

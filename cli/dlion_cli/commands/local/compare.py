@@ -85,8 +85,8 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.option(
     "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="adaptive,full",
     show_default=True, metavar="A,B,…", shell_complete=complete_policies,
-    help=f"Exchange policies to compare. '{IDEAL}' is one machine with all the cores and no "
-    "network. May be empty if there are variants.",
+    help=f"Exchange policies to compare; '{IDEAL}' is one machine with all the cores and no "
+    "network.",
 )  # fmt: skip
 @click.option(
     "--variant", "variants", multiple=True, metavar="NAME:PATH=VALUE[;PATH=VALUE…]",
@@ -111,10 +111,9 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.option(
     "--learning-rates", "rates", type=_LearningRates(), multiple=True,
     metavar="[POLICY|COLUMN:]X,Y,…",
-    help="Learning rates to choose from. Each policy's first column tries them; all columns of the "
-    "policy use the best. If the best is the first or the last, further rates are tried. With "
-    "POLICY or COLUMN, the rates apply only to it, and a COLUMN chooses on its own. Repeatable. "
-    "Default: the manifest's rate.",
+    help="Learning rates to choose from, for all columns or one. Each policy's first column tries "
+    "them, and further ones if the best is the first or the last; all columns of the policy use "
+    "the best. A COLUMN chooses on its own. Repeatable. Default: the manifest's rate.",
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
@@ -122,8 +121,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 )  # fmt: skip
 @click.option(
     "--tuning-seeds", type=click.IntRange(1, 100), default=3, show_default=True,
-    help="Number of seeds for choosing learning rates; they are 101 and following, so no figure "
-    "comes from a seed that chose its rate.",
+    help="Number of seeds for choosing learning rates; they are 101 and following.",
 )  # fmt: skip
 @click.option(
     "--against", "subject", metavar="NAME",
@@ -160,11 +158,9 @@ def compare(
     """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
     All columns have the same model, data, partition, links and global batch. The table shows the
-    median and range over seeds of: time and bytes to the target, final accuracy, and last drift.
-    For an even number of seeds, the median is the lower of the two middle values. The line below it
-    names the column that won, by what, and the range over seeds. report.html in the folder shows
-    the runs of the first seed side by side, as `dlion report` does. Ctrl-C ends the runs; the same
-    command continues.
+    median and range over seeds of time and bytes to the target, final accuracy and last drift. For
+    an even number of seeds, the median is the lower of the two middle values. The line below it
+    names the column that won. Ctrl-C ends the runs; the same command continues.
 
     \b
     dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\

@@ -33,10 +33,9 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
 def explain(field: str, recursive: bool, policy: str | None, kind: str) -> None:
     """Describe FIELD of the manifest, for example `dlion explain spec.trainer.stop`.
 
-    `spec.` may be omitted. Without FIELD, the whole manifest is described. `dlion explain status`
-    describes the status that a cluster reports. `dlion explain exchange.parameters --policy ako`
-    lists a policy's parameters, and `exchange.parameters.partitions --policy ako` describes one of
-    them. `dlion explain limits --kind DLionRuntime` describes what a site's administrators limit.
+    Without FIELD, the whole manifest is described; `dlion explain status` describes the status that
+    a cluster reports. `dlion explain exchange.parameters --policy ako` lists a policy's parameters.
+    `dlion explain limits --kind DLionRuntime` describes what a site's administrators limit.
     """
     explanation = _find(field, policy) if kind == KIND else _find_in_runtime(field)
     if (

@@ -46,9 +46,8 @@ _STYLES: Final = {
 def list_results(folder: Path, output: str) -> None:
     """List the result folders below FOLDER (default: runs), newest first.
 
-    The state is that of the run: running, succeeded, failed with the reason, or interrupted.
-    `resumable` means that it has a checkpoint: `dlion run FILE --resume DIR` continues it. Damaged
-    and unreadable folders, and folders without results, are listed as such. Links are not followed.
+    The state is running, succeeded, failed with the reason, or interrupted. A `resumable` run has a
+    checkpoint: `dlion run FILE --resume DIR` continues it. Links are not followed.
 
     \b
     dlion ls

@@ -69,7 +69,7 @@ class RenderedManifest:
     "--runtime", "runtime_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="The site's DLionRuntime that the job names (spec.runtime, or runtimes.default).",
 )  # fmt: skip
-@options.assignments("the manifest")
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="Output format."
 )
@@ -85,8 +85,7 @@ def render(
     """Print the Kubernetes objects that an operator of this release makes of the job in FILE.
 
     Like `helm template`: asks no cluster. Comments name what is missing: contents of Secrets,
-    certificates, owner references, and ports that the API server chooses. NetworkPolicies and the
-    operator itself are of the chart: `helm template helm/dlion`.
+    certificates, owner references, and ports that the API server chooses.
 
     \b
     dlion render job.yaml

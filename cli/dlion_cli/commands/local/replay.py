@@ -79,13 +79,8 @@ def replay(
     """Simulate the run of result folder RUN again, with its measured speeds and link rates.
 
     RUN was made by `dlion run` or `dlion simulate`, or fetched from a cluster (`dlion fetch
-    --all`). Its manifest is trained again with real gradients, after --set is applied. Each
-    worker's speed and each link's rate are those measured at that time of the run. Without --set,
-    the table shows the error of the replay; with it, the effect of the settings.
-
-    Under CPU quotas, the exchange costs the CPU time per byte that it cost in RUN. Otherwise it
-    costs the time per step. For a policy that computes less or more, give --exchange-cost. Links
-    without a measured rate are not limited.
+    --all`). Without --set, the table shows the error of the replay; with it, the effect of the
+    settings. Links without a measured rate are not limited.
 
     \b
     dlion run examples/digits.yaml --environment quickstart --out runs/a

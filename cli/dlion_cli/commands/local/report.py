@@ -36,8 +36,8 @@ def report(
 ) -> None:
     """Create an HTML report of one result folder, or compare several.
 
-    The page contains its charts and needs no other files. Among several runs, one with a single
-    worker is the reference for speed-up (--reference).
+    The page needs no other files. Among several runs, one with a single worker is the reference for
+    speed-up.
     """
     if labels and len(labels) != len(folders):
         raise click.UsageError(

@@ -71,7 +71,7 @@ MIN_CERTIFICATE_LIFE_S = 10
     help="Cores and links of each worker: the name of a published environment, or a file. "
     "Without it, workers use the machine without limits.",
 )  # fmt: skip
-@options.assignments("the manifest, e.g. trainer.optimizer.learningRate=0.1")
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @options.result_folder
 @click.option(
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
@@ -105,10 +105,8 @@ def run(
     """Train the job of manifest FILE on this machine, with a trainer and a sidecar per worker.
 
     As root, each worker gets a network namespace with the environment's link rates and a hard CPU
-    quota. Otherwise relays limit the links and a duty cycle limits the CPU.
-
-    Ctrl-C ends the run within five seconds and keeps a readable result folder; --resume continues
-    it.
+    quota. Otherwise relays limit the links and a duty cycle limits the CPU. Ctrl-C ends the run
+    within five seconds; --resume continues it.
 
     \b
     dlion run examples/digits.yaml --environment quickstart

@@ -87,7 +87,7 @@ Show = Callable[[SimulationRequest, FinishedSimulation], None]
     shell_complete=complete_environments,
     help="Cores and links of each worker: the name of a published environment, or a file.",
 )  # fmt: skip
-@options.assignments("the manifest, e.g. trainer.optimizer.learningRate=0.1")
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Overrides trainer.seed.")
 @options.step_overhead
 @options.calibration
@@ -112,14 +112,12 @@ def simulate(
     """Train the job of manifest FILE in virtual time: real gradients, simulated time and links.
 
     A worker with c cores computes c times the environment's samplesPerSPerCore. Its links share
-    uplink and downlink fairly. The same seed gives the same run, bit for bit, on any machine and
-    under any load. Stop conditions in seconds count virtual seconds.
+    uplink and downlink fairly. The same seed gives the same run, bit for bit. Stop conditions in
+    seconds count virtual seconds.
 
     \b
     dlion simulate examples/digits.yaml --environment quickstart
     dlion simulate job.yaml -e hetero-sys-a --set exchange.policy=full --seed 2 -o json
-    dlion calibrate job.yaml --out costs.json
-    dlion simulate job.yaml -e hetero-sys-a --calibration costs.json
     """
     if seed is not None:
         assignments = (*assignments, f"trainer.seed={seed}")

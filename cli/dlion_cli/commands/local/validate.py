@@ -43,13 +43,11 @@ ENVIRONMENT = "environment"
 def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, output: str) -> int:
     """Validate manifests and environment files; `-` reads standard input.
 
-    Checks every document of every file and reports all problems. A program of your own beside the
-    manifest is run: its model is built, trained on one batch of the first worker's data, evaluated
-    and saved to nowhere. With --no-run it is only parsed. A document with workers, but without
-    apiVersion and kind, is an environment.
+    Reports all problems of every document. A program of your own beside the manifest is run on one
+    batch of the first worker's data; with --no-run it is only parsed.
 
-    The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67
-    if the program fails.
+    The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
+    the program fails.
     """
     base = data_root if runs_programs else None
     results = [result for file in files for result in _check_file(file, base)]
