@@ -11,6 +11,7 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
+from dlion_cli.preflight_checks.job_runtime import runtime_checks
 from dlion_cli.preflight_checks.site_capacity import capacity_checks
 from dlion_cli.preflight_checks.site_checks import clock_skew_checks, site_checks, site_name
 from dlion_cli.preflight_checks.site_cluster import SiteCluster, measure_link, query_site
@@ -35,9 +36,7 @@ def cluster_checks(
     `min_mbit_per_s` requests measurements of the links between sites, each of which needs this
     rate in each direction; 0: any rate is sufficient.
     """
-    answers = contexts.query(
-        lambda jobs: query_site(jobs.cluster, with_nodes=job is not None, within_s=within_s)
-    )
+    answers = contexts.query(lambda jobs: query_site(jobs.cluster, job, within_s=within_s))
     checks = [
         Check(f"context {name}", "api", CheckOutcome.FAIL, message_of(error))
         for name, error in contexts.errors.items()
@@ -50,8 +49,10 @@ def cluster_checks(
             continue
         checks += site_checks(cluster, sites)
         if job is not None:
-            named = (each for each in job.spec.sites if each.name == site)
-            checks += [check for each in named for check in capacity_checks(cluster, each, job)]
+            for each in job.spec.sites:
+                if each.name == site:
+                    checks += runtime_checks(cluster, each, job)
+                    checks += capacity_checks(cluster, each, job)
     clocks = {site: each.clock for site, each in by_site.items() if each.clock is not None}
     checks += clock_skew_checks(clocks)
     if min_mbit_per_s is not None:

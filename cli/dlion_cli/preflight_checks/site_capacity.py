@@ -31,7 +31,7 @@ def capacity_checks(cluster: SiteCluster, site: Site, job: Job) -> list[Check]:
         return []
     settings = cluster.operator.settings
     checks = [_exposure(cluster.operator, site, job)] if len(job.spec.sites) > 1 else []
-    return [*checks, _capacity(cluster, site, job, settings), _images(site, job, settings)]
+    return [*checks, _capacity(cluster, site, job, settings), _images(cluster, site, job, settings)]
 
 
 def _exposure(operator: OperatorSnapshot, site: Site, job: Job) -> Check:
@@ -91,10 +91,12 @@ def _placement(job: Job, group: Group) -> dict[str, Any]:
     return spec | {"nodeSelector": mapping_of(spec.get("nodeSelector"))}
 
 
-def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
+def _images(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     """Only a pod shows whether nodes can pull the images, and none is started."""
     images = mapping_of(settings.get("images"))
-    worker = job.spec.trainer.image or images.get("worker")  # the keeper's, too
+    runtime = {} if isinstance(cluster.runtime, DLionError) else mapping_of(cluster.runtime)
+    given = mapping_of(runtime.get("spec")).get("image")
+    worker = job.spec.trainer.image or given or images.get("worker")  # the keeper's, too
     named = [worker, *(group.image for group in site.groups), images.get("sidecar")]
     own = images.get("pullSecrets")
     secrets = [*own] if isinstance(own, list) else []

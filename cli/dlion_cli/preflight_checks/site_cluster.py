@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
+from dlion_api.spec import Job
 from dlion_cli.cluster.client import ClusterClient, api_path
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR, mapping_of
 from dlion_environments.yaml_text import parse_any_documents
@@ -61,6 +62,10 @@ class OperatorSnapshot:
         """The gateway of workers and operator; empty without one."""
         return mapping_of(self.settings.get("gateway"))
 
+    def runtime_of(self, named: str) -> str:
+        """Name of the DLionRuntime of a job that names this one, or none. Empty: it uses none."""
+        return named or str(self.settings.get("defaultRuntime") or "")
+
 
 @dataclass(frozen=True)
 class SiteCluster:
@@ -77,22 +82,31 @@ class SiteCluster:
     operator: OperatorSnapshot | DLionError
     nodes: list[Document] | DLionError | None
     """None if not requested."""
+    runtime: Document | DLionError | None = None
+    """The DLionRuntime of the job in question. None: it uses none there, or is not requested."""
 
 
-def query_site(cluster: ClusterClient, *, with_nodes: bool, within_s: float) -> SiteCluster:
-    """Read the cluster's state. Raises: DLionError if its API server does not respond."""
+def query_site(cluster: ClusterClient, job: Job | None, *, within_s: float) -> SiteCluster:
+    """Read the cluster's state, and what concerns that job.
+
+    Raises: DLionError if its API server does not respond.
+    """
     version, clock = read_clock(cluster, within_s)
-    nodes = None
-    if with_nodes:
+    operator = _or_error(lambda: _operator(cluster, within_s))
+    nodes, runtime = None, None
+    if job is not None:
         nodes = _or_error(lambda: items_of(cluster.get("/api/v1/nodes", timeout_s=within_s)))
+    if job is not None and not isinstance(operator, DLionError):
+        runtime = _runtime(cluster, operator.runtime_of(job.spec.runtime), within_s)
     return SiteCluster(
         context=cluster.context,
         namespace=cluster.namespace,
         version=version,
         clock=clock,
         schema=_or_error(lambda: read_schema(cluster, within_s)),
-        operator=_or_error(lambda: _operator(cluster, within_s)),
+        operator=operator,
         nodes=nodes,
+        runtime=runtime,
     )
 
 
@@ -189,6 +203,14 @@ def operator_settings(cluster: ClusterClient, operator: str, within_s: float) ->
     source = f"ConfigMap {cluster.namespace}/{operator}"
     texts = parse_any_documents(str(data.get("config.yaml", "")), source=source)
     return mapping_of(texts[0].value) if texts else {}
+
+
+def _runtime(cluster: ClusterClient, name: str, within_s: float) -> Document | DLionError | None:
+    """That DLionRuntime of the operator's namespace. None: the name is empty."""
+    if not name:
+        return None
+    parts = ("apis", GROUP, VERSION, "namespaces", cluster.namespace, "dlionruntimes", name)
+    return _or_error(lambda: cluster.get(api_path(*parts), timeout_s=within_s))
 
 
 def _bundles(document: Document) -> dict[str, str]:

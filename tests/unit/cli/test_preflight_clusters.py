@@ -93,8 +93,12 @@ def deployment(*, ready: int = 1, release: str = "") -> Answer:
 
 
 def settings(site: str, *others: str, gateway: object = None, **addresses: str) -> Answer:
-    entries = [{"name": each, "address": (ADDRESSES | addresses)[each]} for each in others]
-    document = {"site": site, "sites": entries, "images": {"worker": "w:1"},
+    entries = [
+        {"name": each, "address": (ADDRESSES | addresses)[each], "bundleFile": f"{each}.pem"}
+        for each in others
+    ]
+    document = {"site": site, "sites": entries, "images": {"worker": "w:1", "sidecar": "s:1"},
+                "coordinator": {"address": "dlion-operator.dlion-system.svc:7443"},
                 "sidecar": {"resources": {"requests": {"cpu": "50m"}}}}  # fmt: skip
     document |= {"gateway": gateway} if gateway else {}
     return told({"data": {"config.yaml": yaml.safe_dump(document)}})
@@ -394,6 +398,22 @@ def test_only_what_is_certain_fails(
 
 
 # ---- a job ---------------------------------------------------------------------------------------
+
+
+def test_a_job_is_held_against_the_runtime_that_it_names(
+    looked: Callable[..., tuple[int, Found]], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    sites = [{"name": name, "groups": [{"name": "g", "workers": 2}]} for name in NAMES]
+    given = {"spec.sites": sites, "spec.runtime": "edge"}
+    file.write_text(yaml.safe_dump(changed(smallest(), given)))
+    strict = told({"metadata": {"name": "edge"}, "spec": {"limits": {"maxWorkers": 1}}})
+    servers = {"a": plant("plant-a", edge=strict), "b": plant("plant-b", edge=MAY_NOT)}
+    code, found = looked("-f", str(file), **servers)
+    assert code == ExitCode.UNAVAILABLE
+    assert found["plant-a", "runtime"]["outcome"] == "fail"
+    assert "DLionRuntime edge allows 1" in found["plant-a", "runtime"]["seen"]
+    assert found["plant-b", "runtime"]["outcome"] == "unknown"
 
 
 def test_a_job_is_held_against_the_nodes(

@@ -75,8 +75,8 @@ def preflight(
 
     It connects to each site's address from this machine, without cluster credentials, and verifies
     the operator's certificate with the site's bundle in FILE (`-` reads standard input). With
-    --contexts it also queries the sites' clusters, with -f the gateway and node capacity that the
-    job needs, and with --bandwidth the rates of the links.
+    --contexts it also queries the sites' clusters, with -f the gateway, node capacity and
+    DLionRuntime that the job needs, and with --bandwidth the rates of the links.
 
     Each check prints what it observed and what to do. The exit code is 69 if a check failed, and 65
     if FILE or JOB is invalid.
