@@ -3,7 +3,9 @@
 Proves: three groups with hard limits train together from images of this tree; their shares of the
 batch follow what each gets (in `make slow`: its limit); `kubectl wait` sees the end; the fetched
 model, judged by Keras alone on images that the job was not trained on, knows them, and says the
-same as SavedModel and as TensorFlow Lite, loaded by TensorFlow alone; deleting leaves nothing;
+same as SavedModel and as TensorFlow Lite, loaded by TensorFlow alone; its keeper has signed whose
+updates it holds, and `fetch` refuses a model or description that was changed later, without
+changing what it brought before; deleting leaves nothing;
 kstatus, Flux and Argo CD say of it what docs/conditions.md says. In `make test` the job is
 `digits`, a model so small that what a step costs whatever its batch weighs: there shares only keep
 the limits' order. In `make slow` it is `cipher` on CIFAR-10 as well, where ../shared/data/cifar10
@@ -24,11 +26,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlion_api import cluster_names as names
+from dlion_api.exit_codes import ExitCode
 from gitops.agreement import agree
 from gitops.documents import SUCCEEDED, TRAINING
 from site_files import bring_files
 from start_times import starts_of, tell_starts
-from trained_jobs import SITE, eventually, fetched, manifest, records, status_of, wait_until_trains
+from trained_jobs import (
+    SITE,
+    eventually,
+    fetch,
+    fetched,
+    manifest,
+    records,
+    status_of,
+    wait_until_trains,
+)
 
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
@@ -167,9 +180,32 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     print(f"accuracy of the fetched model on other images: {known:.1%}")
     assert known >= task.least_accuracy
     assert_shares(task, results)
+    assert_signed(kubectl, task, model)
     kubectl.run("delete", job, "--wait=true")
     chosen = f"dlion.dev/job-name={task.name}"
     eventually(lambda: not kubectl.get(KINDS, "-l", chosen)["items"], what="nothing left")
+
+
+def assert_signed(kubectl: Kubectl, task: Task, out: Path) -> None:
+    """Its files at the keeper are changed as anybody can who may `exec` into that pod."""
+    signed = fetch(kubectl, out, name=task.name)
+    shown = signed.stderr.splitlines()
+    assert signed.returncode == 0, signed.stderr
+    assert shown[0].startswith(f"{SITE}: signed by {SITE}'s keeper; "), signed.stderr
+    assert sum(line.startswith(f"  {SITE}/") for line in shown) == len(CPU), signed.stderr
+    brought = {path.name: path.read_bytes() for path in out.glob("model.*")}
+    chosen = f"{names.COMPONENT_LABEL}={names.KEEPER},{names.JOB_LABEL}={task.name}"
+    (keeper,) = kubectl.get("pods", "-l", chosen)["items"]
+    for name in ("model.json", "model.keras"):
+        kept = f"{names.STATE_DIR}/*/models/{SITE}/{name}"
+        script = f"import glob; open(glob.glob('{kept}')[0], 'a').write(' ')"
+        inside = (keeper["metadata"]["name"], "-c", names.KEEPER_CONTAINER, "--")
+        kubectl.run("exec", *inside, "python", "-c", script)
+        refused = fetch(kubectl, out, name=task.name)
+        assert refused.returncode == ExitCode.DATA, refused.stderr
+        assert f"{name} has SHA-256" in refused.stderr
+        assert "one of them has been changed" in " ".join(refused.stderr.split())
+        assert {path.name: path.read_bytes() for path in out.glob("model.*")} == brought
 
 
 def progress(kubectl: Kubectl, task: Task) -> int:

@@ -502,7 +502,8 @@ def test_a_statement_that_overtakes_its_model_is_sent_again(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     site, told, made = job().workers()[0].site, Told(), tmp_path / "made"
-    client.put(model_path(site), write(tmp_path / "earlier", 50))
+    for path in (model_path(site), metadata_path(site)):
+        client.put(path, write(tmp_path / "earlier", 50))
     stated(made)
     courier = UploadQueue(client, told)
     paths = [provenance_path(site), metadata_path(site), model_path(site)]

@@ -127,13 +127,20 @@ def wait_until_trains(kubectl: Kubectl, name: str = "digits", within_s: float = 
 
 def fetched(kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits") -> Path:
     """What `dlion fetch` brings."""
+    done = fetch(kubectl, out, *arguments, name=name)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def fetch(
+    kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits"
+) -> subprocess.CompletedProcess[str]:
+    """`dlion fetch` when it has ended, in whatever way."""
     command = [
         sys.executable, "-m", "dlion_cli", "fetch", name, "--out", str(out),
         "--kubeconfig", str(kubectl.kubeconfig), "--namespace", kubectl.namespace, *arguments,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return out
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
