@@ -36,6 +36,8 @@ CASES = {
     "sign flip x3, krum": ("sign flip x3", "iid", "krum"),
     "sign flip, quarantine": ("sign flip", "bySite", "clip", "majority"),
     "replay, quarantine": ("replay", "iid", "clip", "majority"),
+    "sign flip x3, quarantine": ("sign flip x3", "bySite", "clip", "majority"),
+    "little is enough, quarantine": ("little is enough", "bySite", "clip", "majority"),
 }
 STEPS = 60
 
@@ -88,7 +90,7 @@ def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, 
     assert any(text in one for one in runs[name]["named"][ATTACKER])
 
 
-@pytest.mark.parametrize("name", ["sign flip, quarantine", "replay, quarantine"])
+@pytest.mark.parametrize("name", [one for one in CASES if one.endswith(", quarantine")])
 def test_an_attacker_is_shut_out_and_the_others_learn(
     runs: dict[str, dict[str, Any]], name: str
 ) -> None:

@@ -86,10 +86,19 @@ def _constant(own: Attacker, honest_D: Flat) -> Flat:
 
 def _little(own: Attacker, honest_D: Flat) -> Flat:
     """The mean of the others less 1.5 standard deviations, entry by entry."""
+    return _moved(own, honest_D, np.float32(-1.5))
+
+
+def _little_both(own: Attacker, honest_D: Flat) -> Flat:
+    """The same, less or more by the sign of a fixed direction, so that signs balance."""
+    return _moved(own, honest_D, np.float32(1.5) * np.sign(own.fixed(honest_D.size)))
+
+
+def _moved(own: Attacker, honest_D: Flat, factor: Any) -> Flat:
     if len(own.others) < 2:
         return honest_D
     all_PD = np.stack(list(own.others.values()))
-    moved_D: Flat = all_PD.mean(axis=0) - np.float32(1.5) * all_PD.std(axis=0)
+    moved_D: Flat = all_PD.mean(axis=0) + factor * all_PD.std(axis=0)
     return moved_D
 
 
@@ -111,6 +120,7 @@ ATTACKS: Mapping[str, Callable[[Attacker, Flat], Flat]] = {
     "sign flip": lambda _, honest_D: -honest_D,
     "sign flip x3": lambda _, honest_D: honest_D * np.float32(-3),
     "little is enough": _little,
+    "little, both signs": _little_both,
     "replay": lambda own, honest_D: own.honest[0] if len(own.honest) > 1 else honest_D,
     "free rider": lambda _, honest_D: np.zeros_like(honest_D),
     "slow drip": _drip,

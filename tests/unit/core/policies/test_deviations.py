@@ -1,11 +1,12 @@
 """A peer whose contributions are wrong and of a plausible size is named, and honest ones are not.
 
 Facts: at most once for each cause are named: a norm far above all that others ever had, values that
-oppose workers of like data, the same values again and again, no values at all; a worker with other
-data, a small batch, a slow link, nothing left to learn, a jump back to earlier norms, or sums that
-do not fit a float is not named; a bad peer of three or four cannot have an honest one named; who is
-compared follows from the manifest; nothing is found where `robustness` is `off`, and policies with
-a barrier report what is found; between rounds no memory of the model's size is kept.
+oppose workers of like data, values of one sign, the same values again and again, no values at all;
+a worker with other data, a small batch, a slow link, nothing left to learn, a jump back to earlier
+norms, one round that opposes, or sums that do not fit a float is not named; a bad peer of three or
+four cannot have an honest one named; who is compared follows from the manifest; nothing is found
+where `robustness` is `off`, and policies with a barrier report what is found; between rounds no
+memory of the model's size is kept.
 
 Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
 """
@@ -31,7 +32,6 @@ from dlion_core.policies.claims.deviations import (
     EMPTY_SAVING_STEPS,
     EMPTY_STEPS,
     GRADIENT_EVERY,
-    MIN_ROUNDS,
     WINDOW,
     DeviationDetector,
     groups_of_like_data,
@@ -44,7 +44,7 @@ from policy_cluster import spec
 from weighing_cluster import WeighingCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -119,6 +119,51 @@ def constant(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_who_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
     (found,) = named(context(workers=workers), send)
     assert found.startswith(text)
+
+
+@pytest.mark.parametrize("other", [{}, {"partition": "bySite"}, {"partition": "dirichlet"}])
+def test_a_little_of_the_deviation_in_each_entry_is_named_soon(other: dict[str, object]) -> None:
+    """*Little is enough*: the mean of all less 1.5 standard deviations, in four rounds."""
+    about, rng, texts = context(**other), np.random.default_rng(6), list[str]()
+    detector, common_D = DeviationDetector(about), rng.standard_normal(SIZE)
+    for _ in range(4):
+        value_PD = common_D + rng.standard_normal((len(about.ranks), SIZE))
+        value_PD[BAD] = value_PD.mean(axis=0) - 1.5 * value_PD.std(axis=0)
+        parts = [GradientPart(one.astype(np.float32)) for one in value_PD]
+        texts += detector.look({rank: Contribution(8, parts[rank]) for rank in about.ranks})
+    (found,) = texts
+    assert found.startswith("worker 1 contributes values of one sign: 83%"), found
+
+
+@pytest.mark.parametrize("one_sided", [range(4), (0, 3), (2, 3)])
+def test_where_another_has_one_sign_too_nobody_is_named(one_sided: Collection[int]) -> None:
+    detector, rng = DeviationDetector(context()), np.random.default_rng(7)
+    for _ in range(ROUNDS):
+        value_PD = rng.standard_normal((4, SIZE)).astype(np.float32)
+        value_PD[list(one_sided)] = abs(value_PD[list(one_sided)])
+        parts = enumerate(map(GradientPart, value_PD))
+        assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+
+
+def test_flipped_signs_are_named_in_few_rounds_and_not_after_one() -> None:
+    def once(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+        return -honest_D if at % 4 == 0 else honest_D
+
+    for workers in (3, 4):
+        about = context(workers=workers)
+        assert named(about, once) == []
+        assert named(about, lambda _, honest_D: -honest_D, rounds=1) == []
+        assert len(named(about, lambda _, honest_D: -honest_D, rounds=4)) == 1
+
+
+def test_where_all_is_learnt_who_opposes_others_that_do_not_agree_is_not_named() -> None:
+    """Honest contributions cancel then: one opposes three that are at right angles."""
+    detector, rng = DeviationDetector(context()), np.random.default_rng(8)
+    for _ in range(ROUNDS):
+        value_PD = rng.standard_normal((4, SIZE)).astype(np.float32)
+        value_PD[BAD] = value_PD[BAD] - value_PD.sum(axis=0)
+        parts = enumerate(map(GradientPart, value_PD))
+        assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
 def test_a_large_one_is_named_in_the_second_round_before_anything_diverges() -> None:
@@ -283,7 +328,7 @@ def test_what_a_slow_link_has_kept_back_is_not_named(silent: int, share: float) 
 def test_a_worker_that_left_begins_anew() -> None:
     detector, chance = DeviationDetector(context()), np.random.default_rng(0)
     texts = []
-    for at in range(60):
+    for _ in range(60):
         common_D = chance.standard_normal(SIZE)
         sent = {
             rank: Contribution(
@@ -293,8 +338,7 @@ def test_a_worker_that_left_begins_anew() -> None:
             for rank in map(Rank, range(4))
         }
         texts += detector.look(sent)
-        if at % (MIN_ROUNDS - 1) == 0:
-            detector.forget(BAD)
+        detector.forget(BAD)
     assert texts == []
 
 

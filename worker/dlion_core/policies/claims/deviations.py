@@ -7,6 +7,7 @@ and cause. The bounds are wide, since a warning about an honest worker is worth 
 
 - **large**: its norm is far above the largest that any other worker ever had.
 - **opposed**: it points away from workers of like data, who agree with each other.
+- **one-sided**: far more of its entries than of any other worker's have the same sign.
 - **repeated**: it is what the same peer sent long ago, while those of others change.
 - **empty**: it claims samples and has no entry, while others have.
 
@@ -14,6 +15,9 @@ Directions are compared with each other worker, and a middle one counts. A sum o
 let a bad worker make an honest one seem opposed. Workers of other data may honestly point the
 opposite way: where two sites balance, their contributions are opposite. So only workers whose data
 are alike by the manifest are compared (`groups_of_like_data`).
+
+Directions and signs are summed over rounds (`cumulative_sums`). A large deviation is named in its
+second or third round, a small one once it has lasted.
 
 Source: ours. The sketch is a count sketch (Charikar, Chen & Farach-Colton, 2002) with one sign for
 each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P workers.
@@ -34,6 +38,8 @@ from dlion_api.spec import Spec
 from dlion_core.codecs import GradientPart
 from dlion_core.codecs.norms import add_projection, squared_norm_of
 from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.claims.cumulative_sums import CumulativeSums
+from dlion_core.policies.claims.sign_balance import sign_balance
 from dlion_core.policies.context import PolicyContext
 
 SKETCH_VALUES = 509
@@ -43,7 +49,8 @@ MIN_WORKERS = 3
 """Of two workers either may be wrong."""
 
 WINDOW, MIN_ROUNDS = 16, 8
-"""Measured rounds of which the middle cosine counts, and the fewest."""
+"""Measured rounds after which a contribution is compared with the same peer's, and the fewest
+comparisons of which the middle one counts."""
 
 GRADIENT_EVERY = 4
 """Of so many gradients one is measured after the first `WINDOW`: there is one in each step, and 1 M
@@ -53,8 +60,16 @@ LARGE_RATIO, LARGE_ROUNDS = 5.0, 2
 """Of a norm to the largest that any other worker ever had, and how many rounds it is so. Clean runs
 of unequal workers with skewed data came to 2.1."""
 
-OPPOSED_COSINE = -0.15
-"""Of the middle cosine to like workers; those of honest ones stayed above 0.02."""
+LIMIT = 1.0
+"""Of the sums over rounds. One round alone adds less to either of them."""
+
+OPPOSITION = 0.1
+"""Above it, what a contribution opposes adds to the sum. Clean runs came to sums of 0.4, where
+they had learnt all, too."""
+
+ONE_SIDED_EXCESS = 0.25
+"""Above it, the excess of a sign balance over the largest of all others adds to the sum. Clean runs
+came to sums of 0.3."""
 
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
 """Of a contribution to the same peer's of `WINDOW` rounds ago, and of those of most others."""
@@ -136,8 +151,8 @@ class DeviationDetector:
         """Rounds since a worker's last contribution with entries."""
         self._large: Counter[Rank] = Counter()
         self._empty: Counter[Rank] = Counter()
-        self._cosines = _windows()
-        """Of each worker the middle one of each round."""
+        self._opposition = CumulativeSums(OPPOSITION)
+        self._one_sidedness = CumulativeSums(ONE_SIDED_EXCESS)
         self._repeats = _windows()
         """Of each worker the cosines to its own contribution of `WINDOW` rounds ago."""
         self._earlier: defaultdict[Rank, deque[NDArray[np.float32]]] = defaultdict(
@@ -148,7 +163,8 @@ class DeviationDetector:
 
     def forget(self, rank: Rank) -> None:
         """Drop the directions of a worker that left: it may come back with other weights."""
-        self._cosines.pop(rank, None)
+        self._opposition.forget(rank)
+        self._one_sidedness.forget(rank)
         self._repeats.pop(rank, None)
         self._earlier.pop(rank, None)
         del self._empty[rank], self._silent[rank]
@@ -175,10 +191,15 @@ class DeviationDetector:
     ) -> list[tuple[Rank, str, str]]:
         sizes: dict[Rank, _Size] = {}
         unit_of: dict[Rank, NDArray[np.float32]] = {}
+        balance_of: dict[Rank, float] = {}
         for rank, one in contributions.items():
             if one.part is None:
                 continue
-            norm, sketch_S = self._measured(one.part)
+            value_D = self._as_whole(one.part)
+            sketch_S = np.zeros(SKETCH_VALUES, np.float32)
+            # The norm is that of all entries: what a sketch keeps of a contribution that was made
+            # to vanish in it is too little.
+            norm = math.sqrt(float(add_projection(value_D, self._sign_R, sketch_S)))
             comparable = norm * math.sqrt(one.samples)
             if self._adds_up:
                 comparable *= math.sqrt(one.part.coded_K.size / self._size)
@@ -187,26 +208,25 @@ class DeviationDetector:
             length = math.sqrt(squared_norm_of(sketch_S))
             if 0 < length < np.inf:
                 unit_of[rank] = sketch_S / np.float32(length)
+            balance = sign_balance(value_D)
+            if balance is not None:
+                balance_of[rank] = balance
         self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
+        found += self._one_sided_ones(balance_of)
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
 
-    def _measured(self, part: GradientPart) -> tuple[float, NDArray[np.float32]]:
-        """Return the norm and the sketch. The norm is that of all entries: what a sketch keeps of
-        a contribution that was made to vanish in it is too little."""
+    def _as_whole(self, part: GradientPart) -> NDArray[np.float32]:
+        """Return all entries, in space that the next call uses again."""
         if part.where is None:
-            value_D = part.value_K
-        else:
-            if not self._scattered_D.size:
-                self._scattered_D = np.zeros(self._size, np.float32)
-            value_D = self._scattered_D
-            value_D[:] = 0
-            part.add_to(value_D, np.float32(1))
-        sketch_S = np.zeros(SKETCH_VALUES, np.float32)
-        square = float(add_projection(value_D, self._sign_R, sketch_S))
-        return math.sqrt(square), sketch_S
+            return part.value_K
+        if not self._scattered_D.size:
+            self._scattered_D = np.zeros(self._size, np.float32)
+        self._scattered_D[:] = 0
+        part.add_to(self._scattered_D, np.float32(1))
+        return self._scattered_D
 
     def _large_ones(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
         for rank, one in sizes.items():
@@ -256,22 +276,34 @@ class DeviationDetector:
         ranks = list(unit_of)
         units_PS = np.stack([unit_of[rank] for rank in ranks])
         cosine_PP = units_PS @ units_PS.T
+        found = []
         for at, rank in enumerate(ranks):
             others = np.sort(np.delete(cosine_PP[at], at))
-            self._cosines[rank].append(float(others[len(others) // 2]))
-        middle = {
-            rank: median(self._cosines[rank])
-            for rank in ranks
-            if len(self._cosines[rank]) >= MIN_ROUNDS
-        }
-        found = []
-        for rank, cosine in middle.items():
-            if cosine >= OPPOSED_COSINE:
-                continue
-            agreeing = [at for at, one in middle.items() if at != rank and one > 0]
-            if 2 * len(agreeing) > len(middle) - 1:
-                text = f"contributes values that oppose those of workers of like data: {cosine:.2f}"
+            middle = float(others[len(others) // 2])
+            opposition = -middle
+            if opposition > OPPOSITION:
+                # Where all is learnt, honest contributions cancel: they oppose, and do not agree.
+                other_PP = np.delete(np.delete(cosine_PP, at, axis=0), at, axis=1)
+                agreement = np.median(other_PP[np.triu_indices(len(other_PP), 1)])
+                opposition = min(opposition, float(agreement))
+            self._opposition.add(rank, opposition)
+            if self._opposition.of(rank) >= LIMIT:
+                text = f"contributes values that oppose those of workers of like data: {middle:.2f}"
                 found.append((rank, "opposed", f"{text} is their middle cosine"))
+        return found
+
+    def _one_sided_ones(self, balance_of: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
+        if len(balance_of) < MIN_WORKERS:
+            return []
+        sizes = {rank: abs(one) for rank, one in balance_of.items()}
+        found = []
+        for rank, one in sizes.items():
+            usual = max(size for at, size in sizes.items() if at != rank)
+            self._one_sidedness.add(rank, one - usual)
+            if self._one_sidedness.of(rank) >= LIMIT:
+                text = f"contributes values of one sign: {(1 + one) / 2:.0%} of them,"
+                text = f"{text} at most {(1 + usual) / 2:.0%} of any other worker's"
+                found.append((rank, "one-sided", text))
         return found
 
     def _repeated_ones(

@@ -1,0 +1,66 @@
+"""Two figures of the detector of wrong contributions: sums over rounds, and the balance of signs.
+
+Facts, by hand: a sum counts what is above the allowance and never falls below zero; who is
+forgotten begins anew; a balance is the difference of positive and negative entries by their number,
+whatever their size and however many are zero; of a large vector it is that of evenly spaced blocks,
+each layer included; few signs have no balance.
+
+Left out: who is named by them (test_deviations.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_core.policies.claims.cumulative_sums import CumulativeSums
+from dlion_core.policies.claims.sign_balance import BLOCK, MAX_ENTRIES, MIN_SIGNS, sign_balance
+
+ONE, TWO = Rank(1), Rank(2)
+
+
+def test_a_sum_is_that_of_what_exceeds_the_allowance() -> None:
+    sums, seen = CumulativeSums(0.25), []
+    for figure in (0.75, 0.0, -9.0, 0.5, 1.25):
+        sums.add(ONE, figure)
+        seen.append(sums.of(ONE))
+    assert seen == [0.5, 0.25, 0.0, 0.25, 1.25]
+    assert sums.of(TWO) == 0.0
+    sums.forget(ONE)
+    sums.forget(TWO)
+    assert sums.of(ONE) == 0.0
+
+
+def test_a_negative_allowance_lets_what_is_above_it_add_up() -> None:
+    sums = CumulativeSums(-0.5)
+    for _ in range(3):
+        sums.add(ONE, -0.25)
+    assert sums.of(ONE) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "zero", "balance"),
+    [(300, 100, 0, 0.5), (100, 300, 5000, -0.5), (400, 0, 1, 1.0), (200, 200, 0, 0.0)],
+)
+def test_a_balance_counts_signs(positive: int, negative: int, zero: int, balance: float) -> None:
+    values = np.repeat(np.array([1e-30, -1e30, 0.0], np.float32), [positive, negative, zero])
+    assert sign_balance(values) == balance
+    assert sign_balance(-values) == -balance
+
+
+def test_few_signs_have_no_balance() -> None:
+    values = np.zeros(10_000, np.float32)
+    values[: MIN_SIGNS - 1] = 1
+    assert sign_balance(values) is None
+    values[-1] = 1
+    assert sign_balance(values) == 1.0
+    assert sign_balance(np.zeros(0, np.float32)) is None
+
+
+def test_of_a_large_vector_blocks_of_each_layer_count() -> None:
+    layers = 8
+    values = np.repeat(np.array([1, -1] * (layers // 2), np.float32), MAX_ENTRIES)
+    assert sign_balance(values) == 0.0
+    values[: values.size // layers] = -1
+    assert sign_balance(values) == pytest.approx(-2 / layers, abs=BLOCK / MAX_ENTRIES)

@@ -1,0 +1,35 @@
+"""Whether the entries of a contribution have one sign more often than the other.
+
+Called by `deviations`. A vector that lies apart from the mean by a part of the standard deviation
+of each entry differs from honest ones in no norm and in few directions, but in its signs.
+
+Source: Xu, Huang, Song & Lan, *Byzantine-robust federated learning through collaborative malicious
+gradient filtering* (SignGuard), ICDCS 2022. Ours: one figure instead of clusters of three, since
+there may be three workers; not all entries.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK, MAX_ENTRIES = 512, 2**16
+"""Entries are taken in blocks, evenly spaced over the layers, about so many in all."""
+
+MIN_SIGNS = 256
+"""Entries that are not zero. Fewer may have one sign by chance."""
+
+
+def sign_balance(value_D: NDArray[np.float32]) -> float | None:
+    """Return (positive - negative) / (positive + negative) entries, from -1 to 1.
+
+    None if too few entries are not zero.
+
+    >>> sign_balance(np.repeat(np.array([1, 1, 1, -1, 0], np.float32), 100))
+    0.5
+    """
+    taken = value_D
+    if value_D.size > MAX_ENTRIES:
+        whole = value_D.size // BLOCK
+        taken = value_D[: whole * BLOCK].reshape(whole, BLOCK)[:: -(-value_D.size // MAX_ENTRIES)]
+    positive, negative = int(np.count_nonzero(taken > 0)), int(np.count_nonzero(taken < 0))
+    signs = positive + negative
+    return (positive - negative) / signs if signs >= MIN_SIGNS else None
