@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from generated_files import options, write_or_compare
 
-from dlion_cli.command_line import dlion
+from dlion_cli.command_line import SECTIONS, dlion
 
 TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100
@@ -27,8 +27,8 @@ HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' he
 
 What `dlion COMMAND --help` prints, without the options that commands share. `kubectl dlion`
 is the same command. All commands for clusters have `--namespace`, `--context` and `--kubeconfig`.
-See also [commands for jobs on a cluster](cluster-commands.md) and [exit
-codes](errors-and-exit-codes.md).
+`dlion --version` prints the version. See also [commands for jobs on a
+cluster](cluster-commands.md) and [exit codes](errors-and-exit-codes.md).
 
 """
 
@@ -59,8 +59,18 @@ def section(context: click.Context, common: Collection[Record]) -> str:
             if OF_ALL.isdisjoint(option.opts):
                 named.append(f"`{option.opts[-1]}`")
     text = context.command.get_help(context).strip()
+    text = text.removeprefix("Usage: ").replace(" [OPTIONS]", "", 1)
     also = f"\nAlso {', '.join(named)}.\n" if named else ""
     return f"## `{context.command_path}`\n\n```text\n{text}\n```\n{also}"
+
+
+def overview() -> str:
+    """Links to the commands, by section of the help."""
+    links = {
+        section: ", ".join(f"[{name}](#dlion-{name})" for name in names)
+        for section, names in SECTIONS.items()
+    }
+    return "".join(f"- {section}: {names}\n" for section, names in links.items())
 
 
 def most_common(found: Sequence[tuple[click.Option, Record]]) -> list[Record]:
@@ -84,8 +94,8 @@ def main() -> int:
     root = click.Context(dlion, info_name="dlion", terminal_width=WIDTH, **settings)
     contexts = list(commands(dlion, root))
     common = most_common([found for one in contexts for found in options_of(one)])
-    sections = [section(one, common) for one in contexts]
-    page = HEAD + "\n".join([common_section(common), *sections])
+    sections = [section(one, common) for one in contexts[1:]]
+    page = HEAD + "\n".join([overview(), common_section(common), *sections])
     assert not {"tensorflow", "keras"} & sys.modules.keys(), "a command imports TensorFlow"
     return write_or_compare({TARGET: page}, check=options(__doc__).parse_args().check)
 
