@@ -77,10 +77,9 @@ from dlion_operator.plan.outcome.run_outcome import (
     diagnose_failure,
     diagnose_outcome,
     end_condition,
-    has_trained,
     is_deadline_exceeded,
-    may_miss_workers,
 )
+from dlion_operator.plan.outcome.training_history import has_trained, may_miss_workers
 from dlion_operator.plan.queueing import (
     is_copy,
     keeper_deployment,
@@ -291,7 +290,9 @@ def _stop_reason(run: Run) -> str:
 
 def _abandoned(run: Run) -> Diagnosis | None:
     """Return the outcome of a run that was asked to end and did not."""
-    if is_deadline_exceeded(run, run.observed.now - STOP_TIMEOUT):
+    # A deadline may pass without an operator, which only then asks the workers.
+    is_asked = run.view.open_s >= STOP_TIMEOUT.total_seconds() or not run.pods
+    if is_asked and is_deadline_exceeded(run, run.observed.now - STOP_TIMEOUT):
         return diagnose_outcome(run)
     if not has_trained(run) and cannot_continue_reason(run):
         return diagnose_failure(run)

@@ -21,7 +21,7 @@ from dlion_operator.plan.objects.garbage_collection import delete_run_objects
 from dlion_operator.plan.observed import Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_workers
+from dlion_operator.plan.outcome.training_history import has_trained, may_miss_workers
 from dlion_operator.plan.runs import Run
 
 MAX_LISTED_FIELDS = 3

@@ -10,6 +10,7 @@ from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_probl
 from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue
 from dlion_operator.plan.observed import PodProblem, RunView
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.outcome.training_history import has_trained
 from dlion_operator.plan.queueing import diagnose_queue
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
@@ -35,8 +36,9 @@ def diagnose(run: Run) -> Diagnosis:
 
 
 def _diagnose(run: Run) -> Diagnosis:
-    if run.view.stop_reason and run.view.training:
-        # Workers leave one after the other; none of them is lost.
+    if run.view.stop_reason and has_trained(run):
+        # Workers leave one after the other; none of them is lost. An operator that has started
+        # meanwhile hears no more steps, and nothing of those that have left.
         return _diagnose_keeper(run, f"ending: {run.view.stop_reason}")
     if run.view.training:
         return _diagnose_training(run)

@@ -27,11 +27,8 @@ from dlion_operator.plan.outcome.job_phases import (
     SpecConsistency,
     job_conditions,
 )
-from dlion_operator.plan.outcome.run_outcome import (
-    has_trained,
-    model_ranks,
-    stop_reason,
-)
+from dlion_operator.plan.outcome.run_outcome import model_ranks, stop_reason
+from dlion_operator.plan.outcome.training_history import has_trained
 from dlion_operator.plan.runs import Run, status_of_run
 
 TELEMETRY = (

@@ -12,14 +12,12 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.spec.failures import WorkerEnd, fail_run_cause
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.model.job_view import condition, is_true, parse_time
-from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, PodView, first_of
+from dlion_operator.model.job_view import condition, is_true
+from dlion_operator.plan.observed import Observed, PodView, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.outcome.training_history import has_trained, may_miss_workers
 from dlion_operator.plan.runs import Run, status_of_run
-
-CLOCK_TOLERANCE_S = 5.0
-"""A Job's creation time is in whole seconds."""
 
 A_WORKER_FINISHED = "a worker has finished"
 """Reason for asking the other workers to end. It does not say why the first one ended."""
@@ -32,28 +30,6 @@ _EXIT_REASONS = {
     ExitCode.RESTARTS: Reason.RESTARTS_EXCEEDED,
     ExitCode.MODEL_LOST: Reason.MODEL_LOST,
 }
-
-
-def has_trained(run: Run) -> bool:
-    """Whether workers of this site have trained in this run, or in its current attempt.
-
-    An operator that has just started reads it from the status.
-    """
-    if run.attempt_start is not None:
-        began = parse_time(run.status.get("trainingStartTime"))
-        return run.view.training or (began is not None and began >= run.attempt_start)
-    # Older operators write `trainerStatus` without `trainingStartTime`.
-    was_training = run.status.get("trainingStartTime") or run.status.get("trainerStatus")
-    return run.view.training or bool(was_training)
-
-
-def may_miss_workers(run: Run) -> bool:
-    """Whether there may be workers that have not reported to this operator yet."""
-    if run.observed.run is None:
-        return True
-    age_s, open_s = run.age.total_seconds(), run.view.open_s
-    has_served_all_along = age_s <= open_s + CLOCK_TOLERANCE_S
-    return open_s < ALL_HEARD_AFTER_S and not has_served_all_along
 
 
 def cannot_continue_reason(run: Run) -> str:

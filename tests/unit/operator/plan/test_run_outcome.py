@@ -186,6 +186,33 @@ def test_a_run_that_never_trained_and_lost_a_worker_fails_once_all_have_been_hea
     assert (truths(decision)["Failed"], ready_reason(decision)[0]) == ("True", "ProgramFailed")
 
 
+def test_a_deadline_that_passed_without_an_operator_leaves_workers_time_to_save() -> None:
+    world = training({"small": 2}, activeDeadlineSeconds=600)
+    world.pass_by(3600)
+    world.restart()
+    assert [type(a) for a in world.look().actions if isinstance(a, StopRun)] == [StopRun]
+    world.run = RunView(open_s=59.0, ready={HERE: 2}, training=True)
+    decision = world.look()
+    assert truths(decision)["Failed"] == "False"
+    assert [type(a) for a in decision.actions if isinstance(a, StopRun)] == [StopRun]
+    world.run = RunView(open_s=60.0, ready={HERE: 2}, training=True)
+    assert ready_reason(world.look())[0] == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("open_s", [1.0, 600.0])
+def test_workers_that_ended_without_an_operator_are_not_awaited_by_the_next(open_s: float) -> None:
+    """The other one uploads the model, takes no more steps, and may need minutes for it."""
+    world = training({"small": 2})
+    world.succeed("small", 0)
+    world.jobs["small"]["status"]["completedIndexes"] = "0"
+    world.restart()
+    assert [a for a in world.look().actions if isinstance(a, StopRun)]
+    world.run = RunView(open_s=open_s, ready={HERE: 1}, stop_reason=A_WORKER_FINISHED)
+    world.look()
+    ready = next(c for c in world.document["status"]["conditions"] if c["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "Training")
+
+
 def test_the_start_of_training_is_kept_for_its_run_alone() -> None:
     world = training()
     started = world.document["status"]["trainingStartTime"]
