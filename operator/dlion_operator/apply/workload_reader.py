@@ -5,7 +5,7 @@ name, not watched: a watch of a kind that a cluster lacks would end the operator
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -33,6 +33,11 @@ _LOG = logging.getLogger(__name__)
 
 READ_INTERVAL_S: Final = 4.0
 """Shorter than the time between two passes over a job that waits in its queue."""
+MAX_READS_PER_S: Final = 20.0
+"""Over all jobs: while more than eighty are in queues, each is read less often."""
+ACTIVE_S: Final = 120.0
+"""A Workload that was not read for so long is that of a job without passes, as of one that ended.
+Longer than the interval of 2,000 queued jobs."""
 UNANSWERED_S: Final = 60.0
 """After this time without an answer a run is served all the same: Kueue's webhook, which converts
 Workloads, may be down for long."""
@@ -44,6 +49,17 @@ NOT_ENABLED = (
     "this site's operator may not queue jobs: set kueue.enabled in the values of its chart, or"
     f" remove the job's label {names.QUEUE_LABEL}"
 )
+
+
+def read_interval_s(read_s: Iterable[float], now_s: float) -> float:
+    """Return the time between two reads of one job's Workload. `read_s`: when that of each job was
+    last read.
+
+    >>> read_interval_s([0.0] * 80, 1.0), read_interval_s([0.0] * 1000, 1.0)
+    (4.0, 50.0)
+    """
+    active = sum(now_s - each < ACTIVE_S for each in read_s)
+    return max(READ_INTERVAL_S, active / MAX_READS_PER_S)
 
 
 class _MissingError(DLionError):
@@ -64,7 +80,8 @@ class WorkloadReader:
         """Of the Workload that was read last."""
         self._read_for: object = None
         """The manifest for which the state was read."""
-        self._again_s = float("-inf")
+        self._again_s = self.read_s = float("-inf")
+        """Not before `_again_s` it is read again, after `read_s`."""
         self._unanswered_since_s: float | None = None
         self._flavors: dict[str, Document] = {}
         self._flavors_for: object = None
@@ -74,10 +91,14 @@ class WorkloadReader:
         self._again_s = float("-inf")
 
     async def read(
-        self, document: Document, runtime: SiteRuntime | None = None
+        self,
+        document: Document,
+        runtime: SiteRuntime | None = None,
+        interval_s: float = READ_INTERVAL_S,
     ) -> QueueState | None:
         """Return the state; None: the job has no queue, or it is this site's own and cannot be read
-        or does not run here. `runtime`: what the run's pods are made with.
+        or does not run here. `runtime`: what the run's pods are made with. `interval_s`: until the
+        Workload is read again.
 
         Raises: ServerError if the API server has not answered for a short time.
         """
@@ -98,7 +119,8 @@ class WorkloadReader:
             before = self._state.problem
             self._state = await self._answered(document, job)
             self._read_for = wanted  # not before: what was read for another run admits nothing
-            self._again_s = self._monotonic_s() + READ_INTERVAL_S
+            self.read_s = self._monotonic_s()
+            self._again_s = self.read_s + interval_s
             if self._state.problem and self._state.problem != before:
                 _LOG.warning("run %s: %s", key, self._state.problem)
         return self._state

@@ -19,7 +19,7 @@ from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.runtime_reader import RuntimeReader
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch, telemetry_interval_s
-from dlion_operator.apply.workload_reader import WorkloadReader
+from dlion_operator.apply.workload_reader import WorkloadReader, read_interval_s
 from dlion_operator.controller.reconcile_state import ReconcileState
 from dlion_operator.kubernetes.client import (
     ConflictError,
@@ -157,7 +157,9 @@ class Reconciler:
 
     async def _read_queue(self, state: ReconcileState) -> None:
         runtime = state.runtime.runtime if state.runtime else None
-        state.queue = await state.workload.read(state.document, runtime)
+        readers = (each.workload for each in self._states.values() if self._settings.kueue)
+        interval_s = read_interval_s((each.read_s for each in readers), self._monotonic_s())
+        state.queue = await state.workload.read(state.document, runtime, interval_s)
         if state.queue is not None and state.queue.workload is None:
             # It is not watched: another program may have deleted it.
             state.applier.forget(Kind.WORKLOAD, state.workload.name)

@@ -23,6 +23,7 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
+from dlion_operator.kubernetes.store import ObjectName
 from operator_in_memory import KeptObjects, Site
 from operator_world import SETTINGS, dlion_job
 
@@ -209,6 +210,21 @@ def test_a_burst_of_passes_asks_for_the_workload_once() -> None:
     for _ in range(10):
         site.look()
         assert ("get", "WORKLOAD") not in site.cluster.requests
+
+
+def test_many_queued_jobs_share_the_reads_of_a_second() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    (state,) = site._reconciler._states.values()
+    site._reconciler._states |= {ObjectName("default", f"job-{i}"): state for i in range(399)}
+
+    def reads(after_s: float) -> bool:
+        later(site, after_s)
+        return ("get", "WORKLOAD") in site.cluster.requests
+
+    assert reads(5.0)
+    assert not reads(19.0)
+    assert reads(1.0)
 
 
 def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
