@@ -116,6 +116,8 @@ def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[F
                 run = _run(size, "" if name == "this tree" else options.baseline)
                 write_atomically(kept, json.dumps(run).encode(), mode=0o644)
             run = json.loads(kept.read_text())
+            if (other := run["figures"]["size"]) != asdict(size):
+                sys.exit(f"scale: {kept} has a run of another size, {other}: give another --out")
             runs.append((Figures(**run["figures"]), run["commit"]))
     return found
 
