@@ -58,6 +58,9 @@ WORKLOAD_ANNOTATION: Final = f"{GROUP}/workload-digest"
 TRAINER_CONTAINER: Final = "trainer"
 SIDECAR_CONTAINER: Final = "sidecar"
 KEEPER_CONTAINER: Final = "keeper"
+DATASET_INITIALIZER: Final = "dataset-initializer"
+MODEL_INITIALIZER: Final = "model-initializer"
+"""Init containers that download `trainer.initializer.dataset` and `.model`."""
 BLOCK_SIGTERM_COMMAND: Final = ("env", "--block-signal=TERM")
 """Prefix of a container's command (GNU coreutils). The kernel drops a signal to PID 1 without a
 handler, unless it is blocked; the process unblocks SIGTERM once it has a handler."""
@@ -99,6 +102,21 @@ STATE_DIR: Final = "/var/lib/dlion"
 """In a worker an emptyDir with checkpoint, results and data; in the keeper the site's claim."""
 DATA_DIR: Final = "/data"
 """Base of relative data set paths; a pod template mounts it."""
+
+DOWNLOADS_DIR: Final = "/var/lib/dlion-downloads"
+"""Where a pod's initializers put what they download. A podTemplate may replace its volume."""
+DOWNLOADS_VOLUME: Final = "downloads"
+
+DOWNLOADS_VARIABLE: Final = "DLION_DOWNLOADS"
+"""Folder of downloads, if it is not in the user's cache."""
+DOWNLOAD_BYTES_VARIABLE: Final = "DLION_DOWNLOAD_BYTES"
+"""The most bytes that one download may take, packed and unpacked together."""
+DOWNLOAD_CREDENTIALS: Final = {
+    "token": "DLION_DOWNLOAD_TOKEN",
+    "username": "DLION_DOWNLOAD_USERNAME",
+    "password": "DLION_DOWNLOAD_PASSWORD",
+}
+"""Keys of the Secret of a download, with the variables that hold them."""
 
 GROUP_VARIABLE: Final = "DLION_GROUP"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"

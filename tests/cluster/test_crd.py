@@ -387,6 +387,11 @@ KEPT = {
     "grouping learned is for topology clustered": "groups by predicted links",
     "topology staged and policy staged belong together": "sensors and a decoder",
     "topology staged needs an encoder": "sensors and a decoder",
+    "initializer.dataset needs dataset.path, and does not grow": "a downloaded data set",
+    "initializer.model needs startFrom or encoder": "a downloaded model",
+    "a URL must not have a user or a password: anyone who reads the job would": "a downloaded data"
+    " set",
+    "credentials need https": "a downloaded encoder, with a Secret",
     "with an encoder, training starts from a new model and its data do not grow": "sensors and a"
     " decoder",
 }

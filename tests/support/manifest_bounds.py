@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api.spec.failures import ENDS
 from manifest_schema import nodes, openapi
-from manifest_table import DATASET, EXCHANGE, GBS, GONE, PROGRAM, SYNC, changed, smallest
+from manifest_table import (
+    DATASET,
+    DOWNLOAD,
+    EXCHANGE,
+    GBS,
+    GONE,
+    INITIALIZER,
+    PATH_DATA,
+    PROGRAM,
+    SYNC,
+    changed,
+    smallest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +84,9 @@ PATTERNS: dict[str, tuple[Callable[[int], str], tuple[str, ...]]] = {
         lambda n: TIME[:-1] + "." + "0" * (n - len(TIME) - 1) + "Z", ("2026-01-31", "now", TIME[:-1], "2026-01-31T12:00:00.Z", "")),
     "^(?:(\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))))?)$": (
         lambda n: "1" * n, ("two", "1 Gi", "1gi", "1Ki ", "0x1", "1e", "")),
+    '^(?:https?://([!-"$-.0->@-~]*@)?([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?/([!-"$-.0->@-~]*/)*[!-"$-.0->@-~]+(\\?[!-"$-~]*)?)$': (
+        lambda n: "https://a/" + "b" * (n - 10), ("ftp://a/b", "s3://a/b", "https://a", "https://a/", "https:///b", "https://a/b c", "https://a:b/c", "https://a/é", "https://a/b#c", "https://a/b\n", "")),
+    "^(?:[0-9a-f]{64})$": (lambda n: "a" * n, ("A" * 64, "g" * 64, "a" * 63, "")),
 }  # fmt: skip
 """By pattern: how to make a string of a length, and strings that are refused."""
 
@@ -79,6 +94,8 @@ LEAST_LENGTH = {
     "^(?:.*[^/]\\.py)$": 4,
     "^(?:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)$": 3,
     "^(?:[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]+)?(Z|[-+][0-9:]{5}))$": 22,
+    '^(?:https?://([!-"$-.0->@-~]*@)?([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?/([!-"$-.0->@-~]*/)*[!-"$-.0->@-~]+(\\?[!-"$-~]*)?)$': 11,
+    "^(?:[0-9a-f]{64})$": 64,
 }
 """Of such strings; 1 where nothing is said."""
 
@@ -131,7 +148,6 @@ ENTRIES: dict[str, Any] = {
 }
 """By mapping: a value."""
 
-PATH_DATA = {"path": "x", "format": "npz"}
 FAILURE_RULE = {"onEnds": ["Killed"], "action": "FailRun"}
 ONE_WORKER = {"spec.sites": _sites(1)}
 MANY_WORKERS = {"spec.sites": [
@@ -164,6 +180,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "spec.trainer.dataset.siteClasses[].site-minLength": BY_SITE | {"spec.sites": [
         {"name": "a", "groups": [{"name": "g", "workers": 1}]}], f"{DATASET}.siteClasses.0.site": "a"},
     "spec.trainer.dataset.keepClasses[]": {f"{DATASET}.keepClasses": [0]},
+    INITIALIZER: {DATASET: PATH_DATA, "spec.trainer.startFrom": "m", INITIALIZER: {"dataset": DOWNLOAD, "model": DOWNLOAD}},
     "spec.trainer.freeze[]": {"spec.trainer.freeze": ["v"]},
     "spec.batching.policy": {f"{SYNC}.mode": "synchronous",
         EXCHANGE: {"policy": "dlion", "prioritization": False}},

@@ -69,7 +69,9 @@ DATASET, STOP, OPTIMIZER = "spec.trainer.dataset", "spec.trainer.stop", "spec.tr
 GBS, EXCHANGE, GROUP = "spec.batching.globalBatchSize", "spec.exchange", "spec.sites.0.groups.0"
 PROGRAM, TRANSFER, SYNC = "spec.trainer.program", "spec.knowledgeTransfer", "spec.synchronization"
 
-RULES = "spec.failureRules"
+RULES, INITIALIZER = "spec.failureRules", "spec.trainer.initializer"
+PATH_DATA = {"path": "x", "format": "npz"}
+DOWNLOAD = {"url": "https://example.com/d.zip", "sha256": "0123456789abcdef" * 4}
 
 
 def _site(name: str, workers: int = 1) -> dict[str, Any]:
@@ -146,6 +148,10 @@ ACCEPTED = [
          {EXCHANGE: {"policy": "dlion", "topology": "clustered", "grouping": "learned"}}),
     Case("sensors and a decoder", {
         "spec.trainer.encoder": "encoder.keras", EXCHANGE: {"policy": "staged", "topology": "staged"}}),
+    Case("a downloaded data set", {DATASET: PATH_DATA, f"{INITIALIZER}.dataset": DOWNLOAD}),
+    Case("a downloaded model", {"spec.trainer.startFrom": "m.keras", f"{INITIALIZER}.model": DOWNLOAD}),
+    Case("a downloaded encoder, with a Secret", {"spec.trainer.encoder": "m.keras",
+         f"{INITIALIZER}.model": DOWNLOAD | {"secretName": "hub"}}),
     Case("selective propagation",
          {EXCHANGE: {"policy": "dlion", "propagation": "selective", "residual": "perLink"}}),
     Case("goodput of whole gradients", {"spec.batching.policy": "goodput", f"{SYNC}.mode": "synchronous",
@@ -331,6 +337,21 @@ REFUSED = [
     Case("an encoder and an earlier model", {
         "spec.trainer.encoder": "encoder.keras", "spec.trainer.startFrom": "model.keras"},
          "spec.trainer.encoder", "rule"),
+    Case("a download without a path", {f"{INITIALIZER}.dataset": DOWNLOAD}, INITIALIZER + ".dataset", "rule"),
+    Case("a download that grows", {DATASET: PATH_DATA | {"evaluationPath": "y", "watch": True},
+         f"{INITIALIZER}.dataset": DOWNLOAD}, INITIALIZER + ".dataset", "rule"),
+    Case("a downloaded model that nothing reads", {f"{INITIALIZER}.model": DOWNLOAD},
+         INITIALIZER + ".model", "rule"),
+    Case("a password in a URL", {DATASET: PATH_DATA,
+         f"{INITIALIZER}.dataset": DOWNLOAD | {"url": "https://user:word@example.com/d.zip"}},
+         INITIALIZER + ".dataset.url", "rule"),
+    Case("credentials in plain text", {DATASET: PATH_DATA,
+         f"{INITIALIZER}.dataset": DOWNLOAD | {"url": "http://example.com/d.zip", "secretName": "hub"}},
+         INITIALIZER + ".dataset.secretName", "rule"),
+    Case("a download of another scheme", {DATASET: PATH_DATA,
+         f"{INITIALIZER}.dataset": DOWNLOAD | {"url": "ftp://example.com/d.zip"}}, INITIALIZER + ".dataset.url"),
+    Case("a download without a digest", {DATASET: PATH_DATA,
+         f"{INITIALIZER}.dataset": {"url": "https://example.com/d.zip"}}, INITIALIZER + ".dataset.sha256"),
     Case("selective whole gradients", {EXCHANGE: {"policy": "full", "propagation": "selective"}},
          f"{EXCHANGE}.propagation", "rule"),
     Case("goodput of selective gradients", {"spec.batching.policy": "goodput", f"{SYNC}.mode": "synchronous",

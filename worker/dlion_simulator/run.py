@@ -43,6 +43,7 @@ from dlion_simulator.network import VirtualNetwork
 from dlion_simulator.quarantine import VirtualQuarantine
 from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
+from dlion_worker.initializers.folders import model_root
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
@@ -183,7 +184,8 @@ class Simulation:
         data = self._loaded[first.rank] = self._data(first)
         self._template_model = FlatModel.of_data(self._program, data, trainer)
         if trainer.start_from:
-            self._template_model.load_keras(self._data_root / trainer.start_from)
+            start = model_root(trainer, self._data_root) / trainer.start_from
+            self._template_model.load_keras(start)
         self._evaluator = Evaluator(
             self._template_model,
             data.held_out_x,

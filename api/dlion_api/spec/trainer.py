@@ -12,6 +12,7 @@ from dlion_api.bounds import (
 )
 from dlion_api.document import Rule, exactly_one, optional, setting
 from dlion_api.spec.dataset import Dataset
+from dlion_api.spec.initializers import Initializer
 
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
 BUILTINS: Final[tuple[str, ...]] = get_args(Builtin)
@@ -164,6 +165,7 @@ class Trainer:
     )
     program: Program = setting("the model.")
     dataset: Dataset = setting("the samples.", default=Dataset())
+    initializer: Initializer = setting("what is downloaded before training.", default=Initializer())
     optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
     seed: int = setting("seed of all random numbers.", default=1, minimum=0, maximum=INT32_MAX)
     evaluation: Evaluation = setting("when replicas are evaluated.", default=Evaluation())
@@ -216,5 +218,22 @@ class Trainer:
             holds=lambda it: not it.encoder or not (it.start_from or it.dataset.watch),
             reads=("encoder", "startFrom", "dataset.watch"),
             advice="Leave out startFrom and dataset.watch, or the encoder.",
+        ),
+        Rule(
+            cel="!has(self.initializer.dataset) || (has(self.dataset.path) && !self.dataset.watch)",
+            message="initializer.dataset needs dataset.path, and does not grow",
+            holds=lambda it: (
+                it.initializer.dataset is None
+                or (it.dataset.path is not None and not it.dataset.watch)
+            ),
+            reads=("initializer.dataset", "dataset.path", "dataset.watch"),
+            advice="Name the file or folder in what is downloaded, without dataset.watch.",
+        ),
+        Rule(
+            cel="!has(self.initializer.model) || self.startFrom != '' || self.encoder != ''",
+            message="initializer.model needs startFrom or encoder",
+            holds=lambda it: it.initializer.model is None or bool(it.start_from or it.encoder),
+            reads=("initializer.model", "startFrom", "encoder"),
+            advice="Name the .keras file in what is downloaded.",
         ),
     )

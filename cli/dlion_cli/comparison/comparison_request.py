@@ -20,6 +20,7 @@ from dlion_cli.comparison.comparison_matrix import (
     is_valid_folder_name,
     separate_families,
 )
+from dlion_cli.inputs.downloads import fetch_downloads
 from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_cli.inputs.required_files import require_files
 from dlion_cli.inputs.unreached import warn_unreached
@@ -132,7 +133,8 @@ def check_matrix(
 ) -> None:
     """Check each column's manifest in each environment, its files, and the content of `out`.
 
-    Raises: SpecError with every problem, DataError, ProgramError, UsageError.
+    Raises: SpecError with every problem, DataError, ProgramError, UsageError, and OSError or
+    UnavailableError if a download fails.
     """
     _check_names(matrix, subject)
     problems, jobs = ProblemCollector(), {}
@@ -148,6 +150,8 @@ def check_matrix(
         warn_unreached(loaded, matrix.seconds)
     problems.raise_if_any(str(matrix.file))
     reject_foreign_files(out, matrix.folders(), matrix.aggregated_environments())
+    for job in jobs.values():
+        fetch_downloads(job)
     require_files(jobs, matrix.file, data_root)
 
 

@@ -8,6 +8,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_cli.inputs.manifests import STDIN
 from dlion_results.run_folder.storage import stored_program_root
+from dlion_worker.initializers.folders import dataset_root, model_root
 from dlion_worker.program_modules import find_modules, parse_file
 
 
@@ -73,9 +74,9 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
     """Each path that the job's workers read, with its field in the manifest."""
     trainer = job.spec.trainer
     if trainer.start_from:
-        yield "trainer.startFrom", data_root / trainer.start_from
+        yield "trainer.startFrom", model_root(trainer, data_root) / trainer.start_from
     if trainer.encoder:
-        yield "trainer.encoder", data_root / trainer.encoder
+        yield "trainer.encoder", model_root(trainer, data_root) / trainer.encoder
     for worker in () if trainer.dataset.watch else job.workers():
         own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
         for field, path in (
@@ -85,4 +86,4 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
             if path is not None:
                 for name, value in zip(PATH_PLACEHOLDERS, own, strict=True):
                     path = path.replace(name, value)
-                yield f"trainer.dataset.{field}", data_root / path
+                yield f"trainer.dataset.{field}", dataset_root(trainer, data_root) / path

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job
+from dlion_cli.inputs.downloads import fetch_downloads
 from dlion_cli.inputs.manifests import reject_cluster_authority, reject_suspended
 from dlion_cli.inputs.required_files import require_data, require_program
 from dlion_environments.loading import load_environment
@@ -22,7 +23,8 @@ def prepare_run(
     """The plan of a run on this machine, and its environment if one is named.
 
     `source` names the manifest in messages. Raises: SpecError if the job cannot run here, or the
-    environment is invalid or does not fit; ProgramError or DataError if files are missing.
+    environment is invalid or does not fit; ProgramError or DataError if files are missing;
+    UnavailableError or OSError if a download fails.
     """
     reject_suspended(job, source)
     reject_cluster_authority(job, source)
@@ -35,6 +37,7 @@ def prepare_run(
             duration_s=job.spec.trainer.stop.max_seconds,
         )
     require_program(job, program_root)
+    fetch_downloads(job)
     require_data([job], data_root)
     return plan, loaded
 
@@ -42,7 +45,8 @@ def prepare_run(
 def prepare_simulation(job: Job, environment: str, *, source: str) -> tuple[Plan, Environment]:
     """The plan of a simulated run, and its environment.
 
-    Raises: SpecError if the job cannot be simulated, or the environment is invalid or does not fit.
+    Raises: SpecError if the job cannot be simulated, or the environment is invalid or does not fit;
+    DataError, UnavailableError or OSError if a download fails.
     """
     reject_suspended(job, source)
     check_can_simulate(job, source)
@@ -54,6 +58,7 @@ def prepare_simulation(job: Job, environment: str, *, source: str) -> tuple[Plan
         source=source,
     )
     loaded.check(job, source=source)
+    fetch_downloads(job)
     return plan, loaded
 
 

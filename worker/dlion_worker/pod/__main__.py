@@ -1,6 +1,7 @@
-"""`python -m dlion_worker.pod trainer|sidecar|keeper`: PID 1 of a container.
+"""`python -m dlion_worker.pod ROLE`: PID 1 of a container.
 
 `exec` replaces it by the trainer's supervisor or the sidecar, so signals reach them directly.
+Keeper and initializers run in it.
 SIGTERM stays blocked until the new process handles it, because the kernel discards signals that PID
 1 does not handle. Containers start with it blocked (`HOLDING_BACK_SIGTERM`); otherwise this process
 blocks it.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api import cluster_names as names
-from dlion_api.errors import ContractError, SpecError, UnavailableError
+from dlion_api.errors import ContractError, DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_worker.pod.pod_environment import Pod, under_root
 
@@ -23,6 +24,7 @@ _LOG = logging.getLogger("dlion_worker.pod")
 
 TERMINATION_MESSAGE = "/dev/termination-log"
 """Kubernetes' default. The kubelet creates the file and keeps its content."""
+_INITIALIZERS = (names.DATASET_INITIALIZER, names.MODEL_INITIALIZER)
 GRACE_S = 29.0
 """The pod's terminationGracePeriodSeconds (30) less a second: the supervisor must end the trainer
 before the kubelet kills both."""
@@ -37,16 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         pod = Pod.read(options.root, os.environ)
+        if options.role in _INITIALIZERS:
+            return _initialize(pod, options)
         host = options.listen_host or pod.wildcard_host()
         if options.role == "keeper":
             return _keep(pod, host)
         command = _trainer(pod, host, options) if options.role == "trainer" else _sidecar(pod, host)
-    except (SpecError, ContractError) as error:
+    except ContractError as error:
         _LOG.error("%s", error)
         return ExitCode.SPEC
-    except UnavailableError as error:
+    except (SpecError, UnavailableError, DataError) as error:
         _LOG.error("%s", error)
-        return ExitCode.UNAVAILABLE
+        return error.exit_code
     except OSError as error:
         _LOG.error("%s", error)
         return ExitCode.STORAGE
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dlion_worker.pod", description=__doc__)
-    parser.add_argument("role", choices=["trainer", "sidecar", "keeper"])
+    parser.add_argument("role", choices=["trainer", "sidecar", "keeper", *_INITIALIZERS])
     parser.add_argument(
         "--root", type=Path, default=Path("/"), help="root of the pod's mounts (default: /)"
     )
@@ -74,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--end-report",
         default=TERMINATION_MESSAGE,
         metavar="PATH",
-        help="trainer: the container's terminationMessagePath (default: %(default)s)",
+        help="trainer, initializers: the container's terminationMessagePath (default: %(default)s)",
     )
     return parser
 
@@ -110,6 +114,14 @@ def _sidecar(pod: Pod, host: str) -> list[str]:
 def _output_path(pod: Pod) -> Path:
     """The end of the trainer's output, which its supervisor writes and the sidecar uploads."""
     return under_root(pod.root, names.SHARED_DIR) / "output" / "trainer.log"
+
+
+def _initialize(pod: Pod, options: argparse.Namespace) -> int:
+    """Get a download in this process."""
+    from dlion_worker.initializers.pod_process import initialize
+
+    initialize(pod.job, options.role, os.environ, under_root(pod.root, options.end_report))
+    return ExitCode.OK
 
 
 def _keep(pod: Pod, host: str) -> int:

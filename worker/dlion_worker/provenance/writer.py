@@ -30,6 +30,7 @@ from dlion_api.spec import Job
 from dlion_core.lifecycle.inbox import EventInbox, PeerSteps
 from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.iteration_guard import MAX_ITERATION
+from dlion_worker.initializers.folders import model_root
 from dlion_worker.training.site_model import SavedModel, start_file
 
 _LOG = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ class ProvenanceWriter:
         during the run. Raises: OSError."""
         self._job, self._own = job, job.worker(rank)
         self._inbox, self._membership = inbox, membership
-        start = job.spec.trainer.start_from
-        self._start_sha256 = file_sha256(start_file(data_root / start)) if start else ""
+        trainer = job.spec.trainer
+        start = model_root(trainer, data_root) / trainer.start_from
+        self._start_sha256 = file_sha256(start_file(start)) if trainer.start_from else ""
 
     def then(self, upload: Callable[[Path], None]) -> Callable[[SavedModel], None]:
         """Return a function that writes the statement, then passes the folder to `upload`.

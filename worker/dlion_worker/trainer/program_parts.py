@@ -1,4 +1,5 @@
-"""What a trainer does with optional parts of the program: callbacks, and parts without effect."""
+"""What a trainer does with optional parts of the program: callbacks, an earlier model, and parts
+without effect."""
 
 import os
 from pathlib import Path
@@ -7,8 +8,10 @@ from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
+from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
+from dlion_worker.initializers.folders import model_root
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
@@ -23,6 +26,12 @@ def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart:
     note = unused_optimizer(model.program, job.spec.trainer.optimizer)
     if note and not is_restart and reporter.rank == job.workers()[0].rank:
         reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
+
+
+def load_start_model(model: FlatModel, trainer: Trainer, data_root: Path) -> None:
+    """Take over the weights of `trainer.startFrom`, if there is one. Raises: DataError."""
+    if trainer.start_from:
+        model.load_keras(model_root(trainer, data_root) / trainer.start_from)
 
 
 def make_callbacks(

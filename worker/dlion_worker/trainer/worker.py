@@ -41,7 +41,7 @@ from dlion_worker.trainer.background.speed_probing import compile_functions, mea
 from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
-from dlion_worker.trainer.program_parts import make_callbacks, report_unused
+from dlion_worker.trainer.program_parts import load_start_model, make_callbacks, report_unused
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.trainer.shutdown import Shutdown, announce_departure
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
@@ -145,8 +145,7 @@ class Worker:
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
         model = FlatModel.of_data(program, self._data, trainer, rank=self._rank)
-        if trainer.start_from:
-            model.load_keras(root / trainer.start_from)
+        load_start_model(model, trainer, root)
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
         )

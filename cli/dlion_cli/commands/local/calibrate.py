@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dlion_api.spec.trainer import BUILTINS
+from dlion_cli.inputs.downloads import fetch_downloads
 from dlion_cli.inputs.manifests import read_job
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
@@ -135,6 +136,7 @@ def _step(
         return name, timed_steps.builtin_step(name, most_samples=most_samples)
     job = read_job(file, assignments)
     root = find_program_root(job, file, None)
+    fetch_downloads(job)
     program = job.spec.trainer.program
     name = program.builtin or program.module or program.file or job.key.name
     return name, timed_steps.job_step(job, data_root=data_root.resolve(), program_root=root)

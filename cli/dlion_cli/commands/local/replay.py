@@ -24,6 +24,7 @@ from dlion_cli.comparison.recorded_environment import (
     read_object,
     recorded_environment,
 )
+from dlion_cli.inputs.downloads import fetch_downloads
 from dlion_cli.inputs.manifests import apply_set, load_manifest, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import check_can_simulate
@@ -102,6 +103,7 @@ def replay(
             f"{MIN_TRAINED_S:g} s",
             err=True,
         )
+    fetch_downloads(job)
     request = SimulationRequest(
         job=job,
         plan=recorded.plan,

@@ -17,6 +17,7 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
 from dlion_core.policies.staged.feature_batch import max_sensor_values
+from dlion_worker.initializers.folders import dataset_root, model_root
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, pipelines, selection
 from dlion_worker.training.datasets.dataset import (
     DataSet,
@@ -59,12 +60,12 @@ def load(
     """
     data = _load(job, identity, program, data_root, cache or DatasetCache())
     data = replace(data, augment=augmentation_of(program))
-    encoder, exchange = job.spec.trainer.encoder, job.spec.exchange
-    if not encoder:
+    trainer, exchange = job.spec.trainer, job.spec.exchange
+    if not trainer.encoder:
         return data
     sensors = len(job.workers()) - 1
     max_values = None if exchange.trains(identity.rank) else max_sensor_values(sensors)
-    return encoded(data, data_root / encoder, max_values=max_values)
+    return encoded(data, model_root(trainer, data_root) / trainer.encoder, max_values=max_values)
 
 
 def _load(
@@ -80,7 +81,8 @@ def _load(
     if spec.name is not None:
         named_source = cache.get(("name", spec.name), partial(_named, spec.name))
         return _shared(job, identity, *named_source, None, cache)
-    path, evaluation, names = open_sources.locate(spec, identity, data_root)
+    root = dataset_root(job.spec.trainer, data_root)
+    path, evaluation, names = open_sources.locate(spec, identity, root)
     held_out: Samples | None = None
     if evaluation:
         open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)

@@ -1,0 +1,212 @@
+"""Facts: a download is whole and verified or not there; it goes on where it stopped, in one process
+or the next; temporary failures are tried again, others end it with what to do; no credentials go to
+another address; two processes get it once.
+
+Left out: archives (test_archives), proxies and certificates, which are urllib's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlion_api.cluster_names import DOWNLOAD_CREDENTIALS
+from dlion_api.errors import DataError, UnavailableError
+from dlion_api.spec.initializers import Download
+from dlion_worker.initializers.http_file import MAX_FAILURES, HttpFile, authorization
+from dlion_worker.initializers.store import DownloadStore
+from file_server import ServedFile, served
+
+CONTENT = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def file() -> Iterator[ServedFile]:
+    with served(CONTENT) as it:
+        yield it
+
+
+def download(file: ServedFile, content: bytes = CONTENT) -> Download:
+    return Download(url=file.url, sha256=hashlib.sha256(content).hexdigest())
+
+
+def fetch(file: ServedFile, folder: Path, content: bytes = CONTENT, **more: int) -> Path:
+    return DownloadStore(folder, **more).fetch(download(file, content), environment={})
+
+
+def partial(file: ServedFile, folder: Path) -> Path:
+    return folder / f".{download(file).sha256}.part"
+
+
+def test_a_file_lies_under_its_digest_and_is_not_got_again(
+    tmp_path: Path, file: ServedFile
+) -> None:
+    place = fetch(file, tmp_path)
+    assert (place / "data.npz").read_bytes() == CONTENT
+    assert place.name == download(file).sha256
+    assert fetch(file, tmp_path) == place
+    assert len(file.requests) == 1
+    assert not partial(file, tmp_path).exists()
+
+
+def test_a_broken_connection_goes_on_where_it_stopped(tmp_path: Path, file: ServedFile) -> None:
+    file.failures = ["cut"]
+    seen: list[tuple[int, int | None]] = []
+    source = HttpFile(file.url, pause=lambda _s: None)
+    source.save(tmp_path / "part", max_bytes=10**9, on_progress=lambda *each: seen.append(each))
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert [each.get("Range") for each in file.requests] == [None, f"bytes={len(CONTENT) // 2}-"]
+    assert seen[0] == (0, len(CONTENT))
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+
+
+def test_the_next_process_goes_on_where_the_last_one_stopped(
+    tmp_path: Path, file: ServedFile
+) -> None:
+    partial(file, tmp_path).write_bytes(CONTENT[:1000])
+    fetch(file, tmp_path)
+    assert [each["Range"] for each in file.requests] == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("beginning", [b"another file", CONTENT + b"more", CONTENT])
+def test_a_wrong_beginning_is_thrown_away(
+    tmp_path: Path, file: ServedFile, beginning: bytes
+) -> None:
+    partial(file, tmp_path).write_bytes(beginning)
+    assert (fetch(file, tmp_path) / "data.npz").read_bytes() == CONTENT
+    assert len(file.requests) == (1 if beginning == CONTENT else 2)
+
+
+def test_a_server_without_ranges_sends_all_again(tmp_path: Path, file: ServedFile) -> None:
+    file.has_ranges, file.failures = False, ["cut"]
+    HttpFile(file.url, pause=lambda _s: None).save(
+        tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+    )
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+def test_a_temporary_failure_is_tried_again(tmp_path: Path, file: ServedFile, code: int) -> None:
+    file.failures = [code] * MAX_FAILURES
+    waits: list[float] = []
+    HttpFile(file.url, pause=waits.append).save(
+        tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+    )
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert len(waits) == MAX_FAILURES
+    assert waits[-1] > 4 * waits[0]
+
+
+def test_a_lasting_failure_ends_it_and_keeps_what_is_there(
+    tmp_path: Path, file: ServedFile
+) -> None:
+    file.failures = ["cut", *[503] * 99]
+    with pytest.raises(UnavailableError, match=r"HTTP 503 .* retry: it continues"):
+        HttpFile(file.url, pause=lambda _s: None).save(
+            tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+        )
+    assert len(file.requests) == MAX_FAILURES + 1
+    assert (tmp_path / "part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+
+
+def test_a_server_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+    with served(b"") as gone:
+        pass
+    waits: list[float] = []
+    with pytest.raises(UnavailableError, match="refused"):
+        HttpFile(gone.url, pause=waits.append).save(
+            tmp_path / "part", max_bytes=1, on_progress=lambda *_: None
+        )
+    assert len(waits) == MAX_FAILURES
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(404, "HTTP 404 Not Found. Correct the address"), (410, "HTTP 410"), (401, "Name a Secret"),
+     (403, "token, or username and password")],
+)  # fmt: skip
+def test_a_permanent_failure_ends_it_at_once(
+    tmp_path: Path, file: ServedFile, code: int, words: str
+) -> None:
+    file.failures = [code]
+    with pytest.raises(DataError, match=words):
+        fetch(file, tmp_path)
+    assert len(file.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["http://a:b/c", "http://[1:2]/a", "http://a..b/c"])
+def test_an_address_that_is_none_ends_it_at_once(tmp_path: Path, url: str) -> None:
+    source = HttpFile(url, pause=lambda _s: pytest.fail("a retry"))
+    with pytest.raises(DataError, match="Correct the address"):
+        source.save(tmp_path / "part", max_bytes=1, on_progress=lambda *_: None)
+
+
+def test_another_digest_ends_it_and_leaves_nothing(tmp_path: Path, file: ServedFile) -> None:
+    with pytest.raises(DataError, match=r"another SHA-256 .* Correct url or sha256"):
+        fetch(file, tmp_path, b"something else")
+    assert [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_file_above_the_limit_is_refused(
+    tmp_path: Path, file: ServedFile, has_length: bool
+) -> None:
+    if not has_length:
+        partial(file, tmp_path).write_bytes(CONTENT[:-1])
+    with pytest.raises(DataError, match="allowed: 1000 bytes"):
+        fetch(file, tmp_path, max_bytes=1000)
+
+
+def test_credentials_are_sent_to_the_address_alone(tmp_path: Path, file: ServedFile) -> None:
+    with served(CONTENT) as other:
+        file.authorization, file.failures = "Bearer secret", ["redirect"]
+        file.redirect_to = other.url
+        HttpFile(file.url, "Bearer secret").save(
+            tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+        )
+    assert file.requests[0]["Authorization"] == "Bearer secret"
+    assert "Authorization" not in other.requests[0]
+
+
+def test_a_download_without_a_secret_gets_no_credentials(tmp_path: Path, file: ServedFile) -> None:
+    environment = dict.fromkeys(DOWNLOAD_CREDENTIALS.values(), "secret")
+    DownloadStore(tmp_path).fetch(download(file), environment=environment)
+    assert "Authorization" not in file.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "header"),
+    [({}, ""), ({"token": "a\n"}, "Bearer a"), ({"token": "a", "username": "b"}, "Bearer a"),
+     ({"username": "user", "password": "pass"}, "Basic dXNlcjpwYXNz")],
+)  # fmt: skip
+def test_credentials_become_a_header(given: dict[str, str], header: str) -> None:
+    assert authorization({DOWNLOAD_CREDENTIALS[k]: v for k, v in given.items()}) == header
+
+
+def test_no_query_is_in_a_message(tmp_path: Path, file: ServedFile) -> None:
+    file.failures = [404]
+    signed = Download(url=f"{file.url}?signature=secret", sha256="0" * 64)
+    with pytest.raises(DataError) as caught:
+        DownloadStore(tmp_path).fetch(signed, environment={})
+    assert "secret" not in str(caught.value)
+
+
+def test_two_at_once_get_it_once(tmp_path: Path, file: ServedFile) -> None:
+    threads = [threading.Thread(target=fetch, args=(file, tmp_path)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(file.requests) == 1
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, file: ServedFile) -> None:
+    left = tmp_path / f".{download(file).sha256}.abc"
+    left.mkdir()
+    (left / "data.npz").write_bytes(b"half")
+    fetch(file, tmp_path)
+    assert not left.exists()

@@ -1,0 +1,89 @@
+"""Unpacks an archive whose contents are untrusted: plain files below a folder, and bounded.
+
+Links, devices and encrypted files are refused: no data set needs them. Sizes are counted while
+writing, as an archive's own figures may be wrong.
+"""
+
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Final
+
+from dlion_api.errors import DataError
+
+MAX_ENTRIES: Final = 2_000_000
+MAX_NAME_LENGTH: Final = 1024
+_CHUNK_BYTES: Final = 1024 * 1024
+_Entry = tuple[str, IO[bytes] | None]
+"""Name and content; None: a folder."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """`name` is the file's name, for the format and for messages."""
+
+    path: Path
+    name: str
+
+    def unpack(self, folder: Path, *, max_bytes: int) -> None:
+        """Write all files below `folder`. Raises: DataError; OSError."""
+        entries = self._zip() if self.name.endswith(".zip") else self._tar()
+        count = written = 0
+        try:
+            for name, content in entries:
+                count += 1
+                if count > MAX_ENTRIES:
+                    raise self._error(f"has more than {MAX_ENTRIES} entries")
+                target = folder / self._safe(name)
+                if content is None:
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, target.open("xb") as file:
+                    while chunk := content.read(_CHUNK_BYTES):
+                        written += len(chunk)
+                        if written > max_bytes:
+                            raise self._error(
+                                f"is larger than {max_bytes} bytes when unpacked. Use less data, or"
+                                " raise the limit (docs/data.md)"
+                            )
+                        file.write(chunk)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            raise self._error("has two entries of one name") from None
+        except (
+            tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
+            NotImplementedError, RuntimeError,
+        ) as error:  # fmt: skip
+            raise self._error(f"cannot be read: {error}") from error
+
+    def _tar(self) -> Iterator[_Entry]:
+        with tarfile.open(self.path, mode="r:*") as archive:
+            for member in archive:
+                if not (member.isreg() or member.isdir()):
+                    raise self._error(f"has {member.name!r:.200}, which is no file or folder")
+                yield member.name, archive.extractfile(member) if member.isreg() else None
+                # Else it keeps every header in memory. It is not in the types.
+                archive.members = []  # type: ignore[attr-defined]
+
+    def _zip(self) -> Iterator[_Entry]:
+        with zipfile.ZipFile(self.path) as archive:
+            for member in archive.infolist():
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                    raise self._error(f"has {member.filename!r:.200}, which is no file or folder")
+                yield member.filename, None if member.is_dir() else archive.open(member)
+
+    def _safe(self, name: str) -> PurePosixPath:
+        path = PurePosixPath(name)
+        is_strange = "\0" in name or "\\" in name or len(name) > MAX_NAME_LENGTH
+        if is_strange or path.is_absolute() or ".." in path.parts:
+            raise self._error(f"has {name!r:.200}, which is no path within a folder")
+        return path
+
+    def _error(self, what: str) -> DataError:
+        return DataError(f"archive {self.name} {what}")

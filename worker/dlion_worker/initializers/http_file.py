@@ -1,0 +1,191 @@
+"""Gets one file over HTTP: goes on where it stopped, retries, and bounds the size.
+
+Source: RFC 9110, section 14 (range requests). `urllib` takes proxies and certificates from the
+environment (HTTPS_PROXY, SSL_CERT_FILE) and follows redirects.
+"""
+
+import base64
+import http.client
+import logging
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from dlion_api.cluster_names import DOWNLOAD_CREDENTIALS
+from dlion_api.errors import DataError, UnavailableError
+from dlion_worker.coordination.backoff import Backoff
+
+MAX_FAILURES: Final = 8
+"""Failed requests in a row, without a byte between them."""
+TIMEOUT_S: Final = 30.0
+CHUNK_BYTES: Final = 1024 * 1024
+_TEMPORARY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_UNAUTHORIZED: Final = frozenset({401, 403, 407})
+_LOG = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int | None], None]
+"""Takes the bytes so far, and those of the whole file if they are known."""
+
+
+class _FailedRequestError(Exception):
+    """A request failed; another may succeed."""
+
+
+class _SecureRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects from https to http."""
+
+    def redirect_request(self, req: Any, *rest: Any) -> urllib.request.Request | None:
+        new = super().redirect_request(req, *rest)
+        if new is not None and req.type == "https" != new.type:
+            raise DataError(f"{_shown(req.full_url)}: redirects to plain http. Use another address")
+        return new
+
+
+@dataclass
+class HttpFile:
+    """A file at a URL."""
+
+    url: str
+    authorization: str = ""
+    """Value of the header. Servers that the first one redirects to do not get it."""
+    pause: Callable[[float], None] = time.sleep
+
+    def save(self, path: Path, *, max_bytes: int, on_progress: OnProgress) -> bool:
+        """Complete the file at `path`, which may have its beginning.
+
+        Return whether the beginning was there before. Raises: DataError if a retry does not help;
+        UnavailableError; OSError if the file cannot be written.
+        """
+        is_resumed = path.exists() and path.stat().st_size > 0
+        backoff, failures = Backoff(initial_s=0.5, max_s=30.0), 0
+        with path.open("ab") as file:
+            while True:
+                before = file.tell()
+                try:
+                    self._append(file, max_bytes, on_progress)
+                    return is_resumed
+                except _FailedRequestError as error:
+                    if file.tell() > before:
+                        failures = 0
+                        backoff.reset()
+                    failures += 1
+                    if failures > MAX_FAILURES:
+                        raise UnavailableError(
+                            f"{_shown(self.url)}: {error}; {failures} requests failed. Check the "
+                            "address and the network, then retry: it continues"
+                        ) from error
+                    wait_s = backoff.next_s()
+                    _LOG.warning("%s: %s; retry in %.1f s", _shown(self.url), error, wait_s)
+                self.pause(wait_s)
+
+    def _append(self, file: IO[bytes], max_bytes: int, on_progress: OnProgress) -> None:
+        """Append what is missing; all of it, if the server sends no ranges."""
+        have = file.tell()
+        with self._response(have) as response:
+            if response is None:  # nothing is missing
+                return
+            if response.status != 206 or not _starts_at(response, have):
+                file.truncate(0)
+                file.seek(0)
+                have = 0
+            length = _length(response)
+            total = None if length is None else have + length
+            self._check_size(total or 0, max_bytes)
+            on_progress(have, total)
+            while chunk := _read(response):
+                have += len(chunk)
+                self._check_size(have, max_bytes)
+                file.write(chunk)
+                on_progress(have, total)
+            file.flush()
+            if total is not None and have < total:
+                raise _FailedRequestError(f"the connection ended after {have} of {total} bytes")
+
+    @contextmanager
+    def _response(self, have: int) -> Iterator[http.client.HTTPResponse | None]:
+        """The answer to a request for what follows `have` bytes; None: nothing follows."""
+        opener = urllib.request.build_opener(_SecureRedirects)
+        try:
+            response = opener.open(self._request(have), timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and have:
+                yield None
+                return
+            raise self._failure(error.code, error.reason) from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise DataError(f"{_shown(self.url)}: {error}. Correct the address") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise DataError(
+                    f"{_shown(self.url)}: its certificate is not trusted: {reason.verify_message}. "
+                    "Name its authority in SSL_CERT_FILE"
+                ) from error
+            raise _FailedRequestError(str(reason) or type(reason).__name__) from error
+        with response:
+            yield response
+
+    def _request(self, have: int) -> urllib.request.Request:
+        request = urllib.request.Request(self.url)  # noqa: S310 - the manifest's rules
+        request.add_header("Accept-Encoding", "identity")
+        if have:
+            request.add_header("Range", f"bytes={have}-")
+        if self.authorization:
+            request.add_unredirected_header("Authorization", self.authorization)
+        return request
+
+    def _failure(self, code: int, reason: str) -> Exception:
+        status = f"HTTP {code} {reason}".strip()
+        if code in _TEMPORARY:
+            return _FailedRequestError(status)
+        advice = "Correct the address"
+        if code in _UNAUTHORIZED:
+            advice = "Name a Secret with token, or username and password, in secretName"
+        return DataError(f"{_shown(self.url)}: {status}. {advice}")
+
+    def _check_size(self, size: int, max_bytes: int) -> None:
+        if size > max_bytes:
+            raise DataError(
+                f"{_shown(self.url)}: is too large (given: {size} bytes or more; allowed: "
+                f"{max_bytes} bytes). Use a smaller file, or raise the limit (docs/data.md)"
+            )
+
+
+def authorization(environment: Mapping[str, str]) -> str:
+    """Return the header's value for the credentials in these variables; empty: there are none."""
+    token, user, password = (environment.get(each, "") for each in DOWNLOAD_CREDENTIALS.values())
+    if token:
+        return f"Bearer {token.strip()}"
+    if user or password:
+        return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+    return ""
+
+
+def _shown(url: str) -> str:
+    """Without the query, which may hold a signature."""
+    return url.partition("?")[0]
+
+
+def _starts_at(response: http.client.HTTPResponse, have: int) -> bool:
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return match is not None and int(match[1]) == have
+
+
+def _length(response: http.client.HTTPResponse) -> int | None:
+    given = response.headers.get("Content-Length", "")
+    return int(given) if given.isdecimal() else None
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(CHUNK_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise _FailedRequestError(str(error) or type(error).__name__) from error

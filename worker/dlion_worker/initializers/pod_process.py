@@ -1,0 +1,74 @@
+"""The process of an init container: gets one download into the pod's volume.
+
+Called by `dlion_worker.pod`. Its last message is the container's termination message, which the
+operator shows.
+"""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from dlion_api.cluster_names import (
+    DATASET_INITIALIZER,
+    DOWNLOAD_BYTES_VARIABLE,
+)
+from dlion_api.errors import DLionError, Problem, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job
+from dlion_worker.initializers.folders import downloads_folder
+from dlion_worker.initializers.store import MAX_BYTES, DownloadStore
+
+REPORT_INTERVAL_S: Final = 10.0
+_LOG = logging.getLogger(__name__)
+
+
+def initialize(job: Job, role: str, environment: Mapping[str, str], report: Path) -> None:
+    """Get the download of that init container. Raises: DLionError, OSError, after writing the
+    message to `report`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    try:
+        _fetch(job, role, environment)
+    except (DLionError, OSError) as error:
+        report.write_text(f"{error}\n", encoding="utf-8")
+        raise
+
+
+def _fetch(job: Job, role: str, environment: Mapping[str, str]) -> None:
+    initializer = job.spec.trainer.initializer
+    download = initializer.dataset if role == DATASET_INITIALIZER else initializer.model
+    if download is None:
+        problem = Problem("spec.trainer.initializer", f"has nothing for {role}")
+        raise SpecError([problem], source="the run's ConfigMap")
+    store = DownloadStore(downloads_folder(), _max_bytes(environment))
+    if store.has(download):
+        _LOG.info("%s: is there", download.file_name)
+        return
+    place = store.fetch(
+        download, environment=environment, on_progress=_ProgressLog(download.file_name)
+    )
+    _LOG.info("%s: verified, in %s", download.file_name, place)
+
+
+def _max_bytes(environment: Mapping[str, str]) -> int:
+    given = environment.get(DOWNLOAD_BYTES_VARIABLE, "")
+    return int(given) if given.isdecimal() else MAX_BYTES
+
+
+class _ProgressLog:
+    """Logs the progress of one download, at an interval."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._next_s = name, 0.0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s and done != total:
+            return
+        self._next_s = now_s + REPORT_INTERVAL_S
+        of = f" of {total / 1e6:.1f} MB ({done / max(total, 1):.0%})" if total else " MB"
+        _LOG.info("%s: %.1f%s", self._name, done / 1e6, of)
