@@ -21,6 +21,7 @@ import pytest
 from chart import SITE, Helm, helm_program, merged
 from dlion_api.errors import UnavailableError
 from fault_proxy import waited
+from manifest_table import changed
 from operator_process import OperatorProcess
 from podless_jobs import children, manifest
 
@@ -141,6 +142,10 @@ def policy(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
             kubectl.run("delete", each["kind"], name, "--ignore-not-found")
 
 
+def changed_secret(document: dict[str, Any], part: str, name: str) -> dict[str, Any]:
+    return changed(document, {f"spec.trainer.initializer.{part}.secretName": name})
+
+
 def grant(kubectl: Kubectl) -> None:
     """The users have their rights."""
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
@@ -178,6 +183,20 @@ def test_a_writer_gets_what_it_has_the_right_to(kubectl: Kubectl) -> None:
                 if not is_right:
                     wrong.append((name, user, each))
     assert wrong == []
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_download_needs_the_right_to_its_secret(kubectl: Kubectl) -> None:
+    users = Users(kubectl)
+    document = manifest()
+    trainer = document["spec"]["trainer"]
+    download = {"url": "https://example.com/m.keras", "sha256": "0" * 64, "secretName": "db"}
+    trainer["dataset"] = {"path": "d.npz", "format": "npz"}
+    for part in ("dataset", "model"):
+        trainer |= {"startFrom": "m.keras", "initializer": {part: download}}
+        assert SECRET_TOLD in users.ask(NOBODY, document), part
+        assert users.ask(READER, document) == users.ask(EDITOR, document) == "", part
+        assert users.ask(NOBODY, changed_secret(document, part, "team-a")) == "", part
 
 
 @pytest.mark.usefixtures("policy")

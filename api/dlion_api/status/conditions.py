@@ -38,6 +38,7 @@ class Reason(StrEnum):
 
     PENDING = "Pending"
     WORKERS_STARTING = "WorkersStarting"
+    INITIALIZING = "Initializing"
     WAITING_FOR_PEERS = "WaitingForPeers"
     BELOW_QUORUM = "BelowQuorum"
     TRAINING = "Training"
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     RESTARTS_EXCEEDED = "RestartsExceeded"
     PROGRAM_FAILED = "ProgramFailed"
     WORKERS_FAILED = "WorkersFailed"
+    INITIALIZER_FAILED = "InitializerFailed"
     QUEUED = "Queued"
     QUEUE_INACTIVE = "QueueInactive"
     QUEUE_UNUSABLE = "QueueUnusable"

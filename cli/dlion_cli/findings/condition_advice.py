@@ -27,6 +27,10 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         "kubectl get pods -A -l app.kubernetes.io/name=dlion",
     ),
     Reason.WORKERS_STARTING: ("Wait for the pods", "dlion watch {name}"),
+    Reason.INITIALIZING: (
+        "Wait for the downloads; the init container's log has the progress",
+        "kubectl logs -l dlion.dev/job-name={name} -c dataset-initializer",
+    ),
     Reason.QUEUED: ("Wait, or raise the queue's quota", "kubectl get workloads"),
     Reason.QUEUE_INACTIVE: (
         "Set spec.active of the named Workload to true, or suspend and resume the job",
@@ -67,6 +71,10 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     Reason.PROGRAM_FAILED: (
         f"The program raised an error: see its traceback, {NEW_RUN}",
         "dlion logs {name}",
+    ),
+    Reason.INITIALIZER_FAILED: (
+        f"A download failed: see the message (trainer.initializer), {NEW_RUN}",
+        "kubectl logs -l dlion.dev/job-name={name} -c dataset-initializer",
     ),
     Reason.FAILED_BY_RULE: (
         f"A rule of failureRules failed the run: see the named end, {NEW_RUN}",

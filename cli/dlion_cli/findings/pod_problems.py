@@ -72,7 +72,7 @@ class _PodFinder:
         yield from found
         yield from self._ended_containers()
         yield from self._node()
-        if pod.phase == "Pending" and not found:
+        if pod.phase == "Pending" and not found and not pod.is_initializing:
             yield from self._slow_start()
         if pod.phase == "Running" and not found:
             yield from self._unready_keeper()

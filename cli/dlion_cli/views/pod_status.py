@@ -86,6 +86,12 @@ class PodStatus:
         return [_container(one) for kind in kinds for one in mappings_in(self._status.get(kind))]
 
     @property
+    def is_initializing(self) -> bool:
+        """Whether it downloads its data or model."""
+        initializers = (names.DATASET_INITIALIZER, names.MODEL_INITIALIZER)
+        return any(each.name in initializers and each.started for each in self.containers)
+
+    @property
     def restarts(self) -> int:
         """Restarts of its containers."""
         return sum(container.restarts for container in self.containers)

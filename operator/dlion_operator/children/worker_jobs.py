@@ -1,4 +1,5 @@
-"""The Indexed Job of one group: each pod has a supervised trainer and a native sidecar."""
+"""The Indexed Job of one group: each pod has initializers, a native sidecar and a supervised
+trainer."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,6 +10,13 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.failures import ENDS, NAMED_CODES, FailureAction, FailureRule, action_after
 from dlion_api.spec.sites import Group, Resources
+from dlion_operator.children.initializers import (
+    downloads,
+    downloads_volume,
+    initializers,
+    with_downloads,
+    without_secrets,
+)
 from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.pod_templates import worker_template
 from dlion_operator.children.pods import (
@@ -90,25 +98,44 @@ def refused_by_site(
     own_images = (settings.images.worker, settings.images.sidecar)
     limits = replace(limits, images=(*limits.images, *own_images))
     own = site_template(job, group, settings)
-    found = set(refused_fields(made["spec"]["template"], own, limits))
+    fields = refused_fields(made["spec"]["template"], own, limits)
+    copied = [each for each in fields if each.path in _initializer_images(job)]
+    found = {_by_own_field(each) for each in fields if each not in copied}
     # The keeper runs what the job asks for, also where its groups ask for something else.
     bare_job, _ = _without_templates(job, group)
     keeper, own_keeper = (_keeper_template(each, settings) for each in (job, bare_job))
     known = {each.what for each in found}
-    for each in refused_fields(keeper, own_keeper, limits):
+    for each in (*copied, *refused_fields(keeper, own_keeper, limits)):
         if each.what not in known:
             is_image = each.path == f"containers[{names.KEEPER_CONTAINER}].image"
             found.add(replace(each, path="trainer.image") if is_image else each)
     return tuple(sorted(each for each in found if not (by_rights and each.by_rights)))
 
 
-def missing_parts(made: Document) -> Iterator[str]:
+def _initializer_images(job: Job) -> set[str]:
+    """Paths of the images of initializers, which are the trainer's."""
+    return {f"initContainers[{name}].image" for name in downloads(job)}
+
+
+def _by_own_field(found: RefusedField) -> RefusedField:
+    """Name the job's field, where a Secret is that of a download."""
+    for name, field in (
+        (names.DATASET_INITIALIZER, "dataset"),
+        (names.MODEL_INITIALIZER, "model"),
+    ):
+        if found.path.startswith(f"initContainers[{name}].env[DLION_DOWNLOAD_"):
+            return replace(found, path=f"trainer.initializer.{field}.secretName")
+    return found
+
+
+def missing_parts(job: Job, made: Document) -> Iterator[str]:
     """What the group's Job, which `worker_job` made, lacks of what makes its pods workers: a
     podTemplate may remove or replace it. A command may be put before the operator's own."""
     spec = made["spec"]["template"]["spec"]
     for field, role in (
         ("containers", names.TRAINER_CONTAINER),
         ("initContainers", names.SIDECAR_CONTAINER),
+        *(("initContainers", name) for name in downloads(job)),
     ):
         found = [each for each in spec.get(field) or () if each.get("name") == role]
         own = role_arguments(role)
@@ -119,9 +146,10 @@ def missing_parts(made: Document) -> Iterator[str]:
 
 
 def _without_templates(job: Job, group: Group) -> tuple[Job, Group]:
-    """Both without an image, a podTemplate or a ConfigMap of the job's writer."""
+    """Both without an image, a podTemplate, a ConfigMap or a Secret of the job's writer."""
     program = replace(job.spec.trainer.program, config_map=None)
-    trainer = replace(job.spec.trainer, image="", program=program)
+    initializer = without_secrets(job.spec.trainer.initializer)
+    trainer = replace(job.spec.trainer, image="", program=program, initializer=initializer)
     bare_job = replace(job, spec=replace(job.spec, trainer=trainer, pod_template=None))
     return bare_job, replace(group, image="", pod_template=None)
 
@@ -162,7 +190,11 @@ def _failure_rules(job: Job, group: Group) -> list[Document]:
     for rule in rules:
         if not rule.groups or group.name in rule.groups:
             made += _rules_for_exits(rule)
-    return [*made, _exit_rule("FailIndex", "In", _FATAL)]
+    made.append(_exit_rule("FailIndex", "In", _FATAL))
+    for name in downloads(job):
+        made.append(_exit_rule("Ignore", "In", [int(ExitCode.INTERRUPTED)], name))
+        made.append(_exit_rule("FailIndex", "In", _FATAL, name))
+    return made
 
 
 def _rules_for_exits(rule: FailureRule) -> list[Document]:
@@ -173,8 +205,10 @@ def _rules_for_exits(rule: FailureRule) -> list[Document]:
     return [_exit_rule(_POD_ACTIONS[rule.action], "In", sorted(codes))] if codes else []
 
 
-def _exit_rule(action: str, operator: str, codes: list[int]) -> Document:
-    matched = {"containerName": names.TRAINER_CONTAINER, "operator": operator, "values": codes}
+def _exit_rule(
+    action: str, operator: str, codes: list[int], container_name: str = names.TRAINER_CONTAINER
+) -> Document:
+    matched = {"containerName": container_name, "operator": operator, "values": codes}
     return {"action": action, "onExitCodes": matched}
 
 
@@ -209,11 +243,12 @@ def _pod(job: Job, group: Group, settings: Settings) -> Document:
     spec = pod_spec(
         settings,
         names.run_name(job.key),
-        containers=[trainer],
-        init_containers=[sidecar],
+        containers=[with_downloads(trainer, job)],
+        init_containers=[*initializers(job, group, settings), sidecar],
         volumes=[
             {"name": "shared", "emptyDir": {"sizeLimit": settings.scratch.shared}},
             {"name": "state", "emptyDir": {"sizeLimit": settings.scratch.state}},
+            *downloads_volume(job, settings),
             *volumes,
         ],
     )

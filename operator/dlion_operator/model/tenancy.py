@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.document import Limits, setting
+from dlion_api.document.scalars import QUANTITY
 
 ANY: Final = "*"
 SYSTEM_NAMESPACES: Final = ("kube-system", "kube-public", "kube-node-lease")
@@ -119,6 +120,13 @@ class ScratchSizes:
         "of checkpoints, logs and results; and of a podTemplate's emptyDir without a limit.",
         default="16Gi",
         min_length=1,
+        max_length=64,
+    )
+    downloads: str = setting(
+        "of a job's downloads (trainer.initializer), packed and unpacked together.",
+        default="32Gi",
+        pattern=QUANTITY,
+        pattern_description="a quantity such as 32Gi",
         max_length=64,
     )
 

@@ -23,6 +23,7 @@ from dlion_operator.model.job_view import (
 from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.plan.initializer_state import failed_initializer
 from dlion_operator.plan.node_states import NodeState
 
 
@@ -335,6 +336,8 @@ class PodView(ObjectView):
             return f"{self.worker}: {self.disruption}"
         code = self.trainer_exit
         if code is None:
+            if (ended := failed_initializer(self.document)) is not None:
+                return f"{self.worker}: {ended}"
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
         # Output of its trainer and of the supervisor, which writes JSON.

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dlion_api import cluster_names as names
 from dlion_api.spec.sites import Group
 from dlion_api.status import Reason
+from dlion_operator.children.initializers import initializers
 from dlion_operator.children.pods import resources_of
 from dlion_operator.children.worker_jobs import site_template, worker_job
 from dlion_operator.kubernetes.quantities import parse_quantity
@@ -103,17 +104,22 @@ def _resource_excess(run: Run, group: Group, most: Mapping[str, str]) -> Iterato
 
 
 def _containers(pod: Mapping[str, Any], run: Run, group: Group) -> list[Mapping[str, Any]]:
-    """All containers of a worker's pod but the sidecar that the operator renders, with what the
-    runtime adds. With another image or command it is anybody's container."""
+    """All containers of a worker's pod but the sidecar and the initializers that the operator
+    renders; the sidecar also with what the runtime adds. With another image or command it is
+    anybody's container. Initializers end before the others begin, and have the trainer's limits."""
     site = site_template(run.job, group, run.settings)["spec"]["initContainers"]
     rendered = resources_of(run.settings.sidecar.resources)
+    passing = initializers(run.job, group, run.settings)
     every = [*(pod.get("initContainers") or ()), *pod["containers"]]
     return [
         each
         for each in every
-        if each.get("name") != names.SIDECAR_CONTAINER
-        or (each.get("resources") or {}) != rendered
-        or each not in site
+        if each not in passing
+        and (
+            each.get("name") != names.SIDECAR_CONTAINER
+            or (each.get("resources") or {}) != rendered
+            or each not in site
+        )
     ]
 
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from dlion_api import cluster_names as names
 from dlion_api.status import Reason
 from dlion_operator.model.job_view import Document
+from dlion_operator.plan.initializer_state import initialized_at, running_initializer
 from dlion_operator.plan.observed import PodProblem, PodView, UnreadyPod
 from dlion_operator.plan.runs import Run
 
@@ -21,6 +22,8 @@ def start_delay(pod: PodView, now: datetime) -> PodProblem | None:
     """Why a pod without an error does not run yet. None: it runs, or may soon."""
     if pod.phase != "Pending" or pod.deleted_at is not None or not is_start_overdue(pod, now):
         return None
+    if running_initializer(pod.document):  # a download takes its time
+        return None
     hint = f"see `kubectl describe pod {pod.name}`"
     scheduled = pod.condition("PodScheduled")
     if scheduled.get("status") != "True":
@@ -30,7 +33,8 @@ def start_delay(pod: PodView, now: datetime) -> PodProblem | None:
     if pod.condition("PodReadyToStartContainers").get("status") == "False":
         message = f"{pod.worker}: its volumes or its network are not there; {hint}"
         return PodProblem(Reason.CONTAINER_BROKEN, message)
-    if pod.created_at is not None and now - pod.created_at >= START_TIMEOUT:
+    since = starts_since(pod)
+    if since is not None and now - since >= START_TIMEOUT:
         minutes = START_TIMEOUT.total_seconds() / 60
         message = f"{pod.worker}: its node has not started it in {minutes:.0f} minutes; {hint}"
         return PodProblem(Reason.CONTAINER_BROKEN, message)
@@ -40,6 +44,11 @@ def start_delay(pod: PodView, now: datetime) -> PodProblem | None:
 def is_start_overdue(pod: PodView, now: datetime) -> bool:
     """Whether the pod should have started by now."""
     return pod.created_at is not None and now - pod.created_at >= STUCK_AFTER
+
+
+def starts_since(pod: PodView) -> datetime | None:
+    """Since when its trainer could start, but for what Kubernetes has to do."""
+    return initialized_at(pod.document) or pod.created_at
 
 
 def join_delay(run: Run, pod: PodView) -> PodProblem | None:

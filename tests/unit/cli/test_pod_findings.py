@@ -422,6 +422,13 @@ def test_what_is_over_is_no_problem(pods: Any, events: Any) -> None:
     assert [each for each in found(pods, events) if each.severity != "note"] == []
 
 
+def test_a_pod_that_downloads_does_not_start_slowly() -> None:
+    states = [{"name": "dataset-initializer", "state": {"running": {"startedAt": EARLIER}}}]
+    waits = waiting("PodInitializing")
+    assert [each.reason for each in found([pod(containerStatuses=waits)], [])] == ["StillStarting"]
+    assert found([pod(containerStatuses=waits, initContainerStatuses=states)], []) == []
+
+
 def test_a_lost_quorum_is_over_once_it_is_back() -> None:
     lost = event("QuorumLost", "1 of 2", kind="DLionJob", name="digits", at=RECENT)
     back = event("QuorumBack", "2 of 2", kind="DLionJob", name="digits", type_="Normal",

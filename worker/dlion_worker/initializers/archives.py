@@ -19,6 +19,8 @@ from dlion_api.errors import DataError
 MAX_ENTRIES: Final = 2_000_000
 MAX_NAME_LENGTH: Final = 1024
 _CHUNK_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 4096
+"""Of a disk: an entry takes one at least."""
 _Entry = tuple[str, IO[bytes] | None]
 """Name and content; None: a folder."""
 
@@ -39,6 +41,7 @@ class Archive:
                 count += 1
                 if count > MAX_ENTRIES:
                     raise self._error(f"has more than {MAX_ENTRIES} entries")
+                written += _BLOCK_BYTES
                 target = folder / self._safe(name)
                 if content is None:
                     target.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ def start_refusal(run: Run) -> Diagnosis | None:
     for group in run.groups:
         try:
             made = worker_job(run.job, group, run.settings, run.owner)
-            missing |= set(missing_parts(made))
+            missing |= set(missing_parts(run.job, made))
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
             refused |= set(
                 refused_by_site(run.job, group, made, run.settings, by_rights=rights_note is None)

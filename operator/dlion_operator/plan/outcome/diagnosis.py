@@ -6,9 +6,10 @@ from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
 from dlion_api.status import Reason
 from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.plan.initializer_state import failed_initializer, running_initializer
 from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_problems
 from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue
-from dlion_operator.plan.observed import PodProblem, RunView
+from dlion_operator.plan.observed import PodProblem, RunView, first_of
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.training_history import has_trained
 from dlion_operator.plan.queueing import diagnose_queue
@@ -23,6 +24,7 @@ from dlion_operator.plan.startup_delays import (
     keeper_not_ready,
     silence_duration,
     start_delay,
+    starts_since,
 )
 
 MAX_LISTED = 5
@@ -180,6 +182,8 @@ def _diagnose_start(run: Run) -> Diagnosis:
         return Diagnosis(JobPhase.WAITING, Reason.WAITING_FOR_PEERS, join_messages(messages))
     if here >= size and view.all_joined_s >= JOIN_TIMEOUT.total_seconds():
         return Diagnosis(JobPhase.STUCK, Reason.NOT_LINKED, _not_linked_message(run))
+    if downloading := _initializing(run):
+        return Diagnosis(JobPhase.WAITING, Reason.INITIALIZING, downloading)
     running = sum(pod.phase == "Running" for pod in run.pods)
     starting = join_messages(
         [f"{here} of {size} workers have joined, {running} pods run", *revoked]
@@ -190,6 +194,20 @@ def _diagnose_start(run: Run) -> Diagnosis:
         late = f"{starting}, {minutes:.0f} minutes after they were made; {hint} and the logs"
         return Diagnosis(JobPhase.STUCK, Reason.NOT_JOINING, late)
     return Diagnosis(JobPhase.WAITING, Reason.WORKERS_STARTING, starting)
+
+
+def _initializing(run: Run) -> str:
+    """Which workers still download. Empty: none."""
+    found = ((pod, running_initializer(pod.document)) for pod in run.trusted_pods)
+    pods = [(pod, name) for pod, name in found if name]
+    if not pods:
+        return ""
+    (first, its_container), *_ = pods
+    listed = first_of([f"{pod.worker} ({name})" for pod, name in pods], MAX_LISTED)
+    count = f"{len(pods)} of {run.trusted_size} workers download their data or model"
+    hint = f"see `kubectl logs {first.name} -c {its_container}` for the progress"
+    failed = [pod.failure for pod in run.pods if failed_initializer(pod.document)]
+    return join_messages([f"{count}: {listed}", hint, *failed])
 
 
 def _not_linked_message(run: Run) -> str:
@@ -208,9 +226,10 @@ def _is_join_overdue(run: Run) -> bool:
     if any(map(is_gated, run.pods)):
         return False
     return any(
-        min(silence_duration(run, pod), run.observed.now - pod.created_at) >= START_AND_JOIN_TIMEOUT
+        min(silence_duration(run, pod), run.observed.now - since) >= START_AND_JOIN_TIMEOUT
         for pod in run.trusted_pods
-        if pod.created_at is not None and not pod.is_finished and pod.deleted_at is None
+        if (since := starts_since(pod)) is not None and not pod.is_finished
+        if pod.deleted_at is None and not running_initializer(pod.document)
     )
 
 

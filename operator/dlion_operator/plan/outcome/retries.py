@@ -18,13 +18,16 @@ from dlion_api.status import AttemptStatus, Reason
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import format_time
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
+from dlion_operator.plan.initializer_state import failed_initializer
 from dlion_operator.plan.missing_pods import FIRST_BACKOFF_S, MAX_BACKOFF_S
 from dlion_operator.plan.objects.job_patches import halt_jobs
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.queueing import scale_keeper, workload_actions
 from dlion_operator.plan.runs import Run
 
-RETRIED_REASONS = frozenset({Reason.RESTARTS_EXCEEDED, Reason.WORKERS_FAILED})
+RETRIED_REASONS = frozenset(
+    {Reason.RESTARTS_EXCEEDED, Reason.WORKERS_FAILED, Reason.INITIALIZER_FAILED}
+)
 """How runs end that another attempt may help: not by errors of manifest, data or program, at a
 deadline, by a rule of the user, or when the training was over."""
 _RETRIED_CODES = frozenset({ExitCode.STORAGE})
@@ -37,6 +40,8 @@ def next_attempt(run: Run, diagnosis: Diagnosis) -> AttemptStatus | None:
     if diagnosis.reason not in RETRIED_REASONS or run.attempt > run.job.spec.max_retries:
         return None
     codes = {pod.trainer_exit for pod in run.pods if pod.failure}
+    initializers = filter(None, (failed_initializer(pod.document) for pod in run.pods))
+    codes |= {each.exit_code for each in initializers}
     fatal = {ExitCode(code) for code in codes if code in set(ExitCode) and ExitCode(code).fatal}
     if fatal - _RETRIED_CODES - {ExitCode.RESTARTS, ExitCode.INTERRUPTED}:
         return None

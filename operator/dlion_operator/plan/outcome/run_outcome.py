@@ -13,6 +13,7 @@ from dlion_api.names import Rank
 from dlion_api.spec.failures import WorkerEnd, fail_run_cause
 from dlion_api.status import ConditionType, Reason
 from dlion_operator.model.job_view import condition, is_true
+from dlion_operator.plan.initializer_state import failed_initializer
 from dlion_operator.plan.observed import Observed, PodView, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
@@ -169,6 +170,8 @@ def diagnose_failure(run: Run) -> Diagnosis:
     codes = [ExitCode(pod.trainer_exit) for pod in failures if pod.trainer_exit in set(ExitCode)]
     is_fatal = any(code.fatal for code in codes)
     other = Reason.WORKERS_FAILED if is_fatal else Reason.RESTARTS_EXCEEDED
+    if not codes and any(failed_initializer(pod.document) for pod in failures):
+        other = Reason.INITIALIZER_FAILED
     reason = next((_EXIT_REASONS[code] for code in codes if code in _EXIT_REASONS), other)
     messages = [pod.failure for pod in failures]
     messages = messages or [job.failure for job in run.jobs.values() if job.failure]

@@ -85,31 +85,32 @@ def test_a_zip_by_another_name_stays_as_it_is(tmp_path: Path, name: str) -> None
     assert (fetch(tmp_path, content, name) / name).read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.tar", tar({"../evil": b"1"}), "no path within a folder"),
-        ("a.tar", tar({"/etc/evil": b"1"}), "no path within a folder"),
-        ("a.tar", tar({"a": b""}, kind=tarfile.SYMTYPE), "no file or folder"),
-        ("a.tar", tar({"a": b""}, kind=tarfile.LNKTYPE), "no file or folder"),
-        ("a.tar", tar({"a": b""}, kind=tarfile.FIFOTYPE), "no file or folder"),
-        ("a.tar", tar({"a": b""}, kind=tarfile.CHRTYPE), "no file or folder"),
-        ("a.tar", tar({"a": b"1", "./a": b"2"}), "two entries of one name"),
-        ("a.tar", tar({"a": b"1", "a/b": b"2"}), "two entries of one name"),
-        ("a.tar", b"no archive", "cannot be read"),
-        ("a.tar", tar(FILES)[:700], "cannot be read"),
-        ("a.tar.gz", tar(FILES, "w:gz")[:60], "cannot be read"),
-        ("a.zip", zipped({"../evil": b"1"}), "no path within a folder"),
-        ("a.zip", zipped({"a\\..\\evil": b"1"}), "no path within a folder"),
-        ("a.zip", zipped({"a": b"/etc/passwd"}, 0o120777), "no file or folder"),
-        ("a.zip", encrypted(), "cannot be read"),
-        ("a.zip", zipped(FILES)[:80], "cannot be read"),
-        ("a.zip", b"", "cannot be read"),
-    ],
-)
-def test_a_hostile_archive_is_refused_and_leaves_nothing(
-    tmp_path: Path, name: str, content: bytes, words: str
-) -> None:
+OUTSIDE, NO_FILE = "no path within a folder", "no file or folder"
+TWICE, DAMAGED = "two entries of one name", "cannot be read"
+HOSTILE: dict[str, tuple[str, bytes, str]] = {
+    "a parent": ("a.tar", tar({"../evil": b"1"}), OUTSIDE),
+    "the root": ("a.tar", tar({"/etc/evil": b"1"}), OUTSIDE),
+    "a link": ("a.tar", tar({"a": b""}, kind=tarfile.SYMTYPE), NO_FILE),
+    "a hard link": ("a.tar", tar({"a": b""}, kind=tarfile.LNKTYPE), NO_FILE),
+    "a pipe": ("a.tar", tar({"a": b""}, kind=tarfile.FIFOTYPE), NO_FILE),
+    "a device": ("a.tar", tar({"a": b""}, kind=tarfile.CHRTYPE), NO_FILE),
+    "a name twice": ("a.tar", tar({"a": b"1", "./a": b"2"}), TWICE),
+    "a file as a folder": ("a.tar", tar({"a": b"1", "a/b": b"2"}), TWICE),
+    "no archive": ("a.tar", b"no archive", DAMAGED),
+    "half an archive": ("a.tar", tar(FILES)[:700], DAMAGED),
+    "half of a packed one": ("a.tar.gz", tar(FILES, "w:gz")[:60], DAMAGED),
+    "a parent in a zip": ("a.zip", zipped({"../evil": b"1"}), OUTSIDE),
+    "backslashes": ("a.zip", zipped({"a\\..\\evil": b"1"}), OUTSIDE),
+    "a link in a zip": ("a.zip", zipped({"a": b"/etc/passwd"}, 0o120777), NO_FILE),
+    "a password": ("a.zip", encrypted(), DAMAGED),
+    "half a zip": ("a.zip", zipped(FILES)[:80], DAMAGED),
+    "nothing": ("a.zip", b"", DAMAGED),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    name, content, words = HOSTILE[case]
     folder = tmp_path / "downloads"
     with pytest.raises(DataError, match=words):
         fetch(folder, content, name)
@@ -120,6 +121,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("name", "content"),
     [("a.zip", zipped({"a": bytes(10**6)})), ("a.tar.gz", tar({"a": bytes(10**6)}, "w:gz"))],
+    ids=["zip", "tar"],
 )
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, name: str, content: bytes

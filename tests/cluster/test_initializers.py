@@ -1,0 +1,176 @@
+"""Downloads of a job in a cluster.
+
+Proves, with a real API server and in a kubelet's place: it takes the Job of a group with
+initializers; an end that no retry helps fails the job at once with the container's message, and
+after another one there is a new pod, which is counted. With pods: a job trains on an archive that
+it gets from a server in the cluster, and one with a wrong digest has failed and names it.
+
+Left out: the decisions one by one (tests/unit/operator), how a file is downloaded (tests/unit),
+rights to a download's Secret (test_tenancy).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import trained_jobs
+from podless_jobs import conditions, manifest, workers
+from testbed.project_images import Target
+from trained_jobs import eventually, status_of
+
+if TYPE_CHECKING:
+    from testbed.kubectl import Kubectl
+    from testbed.project_images import ProjectImage
+
+pytestmark = pytest.mark.cluster
+
+TIME = "2026-01-31T12:00:00Z"
+SHA256 = "0123456789abcdef" * 4
+DATASET = "dataset-initializer"
+
+
+def trainer(url: str, sha256: str = SHA256) -> dict[str, Any]:
+    return {
+        "program": {"builtin": "digits"},
+        "dataset": {"path": "data/digits.npz", "format": "npz"},
+        "initializer": {"dataset": {"url": url, "sha256": sha256}},
+        "stop": {"maxSteps": 20},
+    }
+
+
+def fail(kubectl: Kubectl, code: int, message: str) -> None:
+    """In a kubelet's place: the initializers of all living pods have ended so."""
+    ended = {"exitCode": code, "reason": "Error", "message": message, "startedAt": TIME,
+             "finishedAt": TIME}  # fmt: skip
+    status = {"phase": "Failed", "initContainerStatuses": [
+        {"name": DATASET, "image": "x", "imageID": "x", "ready": False, "restartCount": 0,
+         "state": {"terminated": ended}}]}  # fmt: skip
+    for pod in living(kubectl):
+        kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
+                    "--type=merge", "-p", json.dumps({"status": status}))  # fmt: skip
+
+
+def living(kubectl: Kubectl) -> list[dict[str, Any]]:
+    return [pod for pod in workers(kubectl) if pod["status"]["phase"] != "Failed"]
+
+
+@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
+def test_a_retry_gets_another_pod_and_a_wrong_address_none(kubectl: Kubectl) -> None:
+    kubectl.apply(manifest(small=1, trainer=trainer("https://example.com/d.tar.gz")))
+    eventually(lambda: len(living(kubectl)) == 2)
+    first = {pod["metadata"]["uid"] for pod in living(kubectl)}
+    fail(kubectl, 69, "example.com: connection refused")
+    eventually(
+        lambda: (
+            len(living(kubectl)) == 2
+            and not first & {pod["metadata"]["uid"] for pod in living(kubectl)}
+        ),
+        within_s=90,
+    )
+    count = "batch.kubernetes.io/job-index-failure-count"
+    assert {pod["metadata"]["annotations"][count] for pod in living(kubectl)} == {"1"}
+    fail(kubectl, 66, "https://example.com/d.tar.gz: HTTP 404 Not Found. Correct the address")
+    eventually(lambda: conditions(kubectl)["Failed"][0] == "True")
+    _, reason, message = conditions(kubectl)["Failed"]
+    assert reason == "InitializerFailed"
+    assert f"{DATASET} ended with 66 (DATA): https://example.com/d.tar.gz: HTTP 404" in message
+
+
+def archive() -> bytes:
+    """The digits, in a folder."""
+    images, labels = load_digits(return_X_y=True)
+    data, packed = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(data, x=images.reshape(-1, 8, 8, 1).astype(np.uint8), y=labels)
+    with tarfile.open(fileobj=packed, mode="w:gz") as made:
+        member = tarfile.TarInfo("data/digits.npz")
+        member.size = len(data.getvalue())
+        made.addfile(member, io.BytesIO(data.getvalue()))
+    return packed.getvalue()
+
+
+def serve(kubectl: Kubectl, image: str, content: bytes) -> str:
+    """Serve that file in a pod; its URL. Workers may reach it."""
+    served = {"name": "www", "configMap": {"name": "www"}}
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "www"},
+            "binaryData": {"digits.tar.gz": base64.b64encode(content).decode()},
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "downloads"},
+            "spec": {
+                "podSelector": {},
+                "policyTypes": ["Egress"],
+                "egress": [{"ports": [{"port": 8080}]}],
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "www"},
+            "spec": {
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 65532,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [
+                    {
+                        "name": "www",
+                        "image": image,
+                        "command": ["python3", "-m", "http.server", "8080", "-d", "/www"],
+                        "securityContext": {
+                            "allowPrivilegeEscalation": False,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                        "volumeMounts": [{"name": "www", "mountPath": "/www"}],
+                    }
+                ],
+                "volumes": [served],
+            },
+        },
+    )
+    kubectl.wait("--for=condition=Ready", "pod/www", timeout_s=60)
+    return f"http://{kubectl.get('pod', 'www')['status']['podIP']}:8080/digits.tar.gz"
+
+
+@pytest.mark.root
+@pytest.mark.timeout(600)
+def test_a_job_trains_on_what_it_downloads(
+    restricted: Kubectl, images: dict[Target, ProjectImage]
+) -> None:
+    content = archive()
+    url = serve(restricted, images[Target.WORKER].reference, content)
+    good = trained_jobs.manifest(
+        {"a": 500}, trainer=trainer(url, hashlib.sha256(content).hexdigest())
+    )
+    bad = trained_jobs.manifest({"a": 500}, trainer=trainer(url))
+    bad["metadata"]["name"] = "wrong"
+    restricted.apply(good, bad)
+
+    def condition(name: str, type_: str) -> dict[str, Any]:
+        found = status_of(restricted, name).get("conditions") or ()
+        return next((each for each in found if each["type"] == type_), {})
+
+    eventually(lambda: condition("wrong", "Failed").get("status") == "True", within_s=120)
+    failed = condition("wrong", "Failed")
+    assert failed["reason"] == "InitializerFailed"
+    assert "digits.tar.gz: another SHA-256 than the manifest's" in failed["message"]
+    eventually(lambda: condition("digits", "Succeeded").get("status") == "True", within_s=240)
+    (pod,) = workers(restricted)
+    log = restricted.run("logs", pod["metadata"]["name"], "-c", DATASET)
+    assert "(100%)" in log
+    assert "verified" in log

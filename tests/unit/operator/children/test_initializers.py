@@ -1,0 +1,133 @@
+"""Facts: a job's downloads become init containers before the sidecar, with the trainer's image and
+resources but no device, a bounded volume that the trainer only reads, and their own Secret; what
+they end with is final where no retry helps; a claim may replace the volume; a site that does not
+allow the Secret names the job's field; a job without downloads has none of this.
+
+Left out: that Kubernetes takes it (tests/cluster/test_initializers.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlion_api.spec import load_job
+from dlion_operator.children.worker_jobs import missing_parts, refused_by_site, worker_job
+from dlion_operator.model.settings import Settings
+from dlion_operator.model.tenancy import ScratchSizes
+from operator_world import SETTINGS, dlion_job
+
+SHA256 = "0123456789abcdef" * 4
+DATASET = {"url": "https://example.com/d.zip", "sha256": SHA256}
+MODEL = {"url": "https://example.com/m.keras", "sha256": SHA256, "secretName": "hub"}
+TRAINER = {
+    "program": {"builtin": "digits"},
+    "dataset": {"path": "d.npz", "format": "npz"},
+    "startFrom": "m.keras",
+    "initializer": {"dataset": DATASET, "model": MODEL},
+    "stop": {"maxSteps": 1},
+}
+RESOURCES = {"limits": {"cpu": "2", "nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}}
+
+
+def made(
+    trainer: dict[str, Any] = TRAINER, settings: Settings = SETTINGS, **group: Any
+) -> dict[str, Any]:
+    """The group's Job."""
+    document = dlion_job(trainer=trainer)
+    document["spec"]["sites"][0]["groups"][0] |= group
+    job = load_job(document)
+    return worker_job(job, job.spec.sites[0].groups[0], settings, {"uid": "u", "name": "digits"})
+
+
+def pod(*given: Any, **group: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = made(*given, **group)["spec"]["template"]["spec"]
+    return spec
+
+
+def test_initializers_come_before_the_sidecar() -> None:
+    spec = pod(image="own/image:1", resources=RESOURCES)
+    assert [each["name"] for each in spec["initContainers"]] == [
+        "dataset-initializer", "model-initializer", "sidecar"
+    ]  # fmt: skip
+    for one in spec["initContainers"][:2]:
+        assert one["image"] == "own/image:1"
+        assert one["resources"] == {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}
+        assert one["command"][-1] == one["name"]
+        assert one["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_trainer_and_initializers_share_a_bounded_volume() -> None:
+    spec = pod(TRAINER, replace(SETTINGS, scratch=ScratchSizes(downloads="20Gi")))
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "downloads"]
+    assert volume == {"name": "downloads", "emptyDir": {"sizeLimit": "20Gi"}}
+    trainer, initializer = spec["containers"][0], spec["initContainers"][0]
+    (read,) = [each for each in trainer["volumeMounts"] if each["name"] == "downloads"]
+    (written,) = [each for each in initializer["volumeMounts"] if each["name"] == "downloads"]
+    assert read == {**written, "readOnly": True}
+    variables = {each["name"]: each.get("value") for each in initializer["env"]}
+    assert {"name": "DLION_DOWNLOADS", "value": read["mountPath"]} in trainer["env"]
+    assert variables["DLION_DOWNLOADS"] == read["mountPath"]
+    assert int(variables["DLION_DOWNLOAD_BYTES"] or 0) == int(0.9 * 10 * 1024**3)
+
+
+def test_each_has_its_own_secret() -> None:
+    dataset, model, _ = pod()["initContainers"]
+    sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in model["env"]]
+    assert [(each["name"], each["key"]) for each in filter(None, sources)] == [
+        ("hub", "token"), ("hub", "username"), ("hub", "password")
+    ]  # fmt: skip
+    assert "secretKeyRef" not in str(dataset) + str(pod()["containers"])
+
+
+def test_what_no_retry_helps_is_final() -> None:
+    rules = made()["spec"]["podFailurePolicy"]["rules"]
+    for name in ("dataset-initializer", "model-initializer"):
+        own = [r for r in rules if r.get("onExitCodes", {}).get("containerName") == name]
+        assert [(r["action"], 66 in r["onExitCodes"]["values"]) for r in own] == [
+            ("Ignore", False), ("FailIndex", True)
+        ]  # fmt: skip
+        assert not any(69 in r["onExitCodes"]["values"] for r in own)
+
+
+def test_a_claim_may_replace_the_volume() -> None:
+    claim = {"name": "downloads", "persistentVolumeClaim": {"claimName": "shared"}}
+    spec = pod(podTemplate={"spec": {"volumes": [claim]}})
+    assert [each for each in spec["volumes"] if each["name"] == "downloads"] == [claim]
+
+
+def test_a_template_must_leave_the_initializers() -> None:
+    gone = {"initContainers": [{"name": "model-initializer", "$patch": "delete"}]}
+    job = load_job(dlion_job(trainer=TRAINER))
+    found = list(missing_parts(job, made(podTemplate={"spec": gone})))
+    assert found == ["initContainers[model-initializer] is missing"]
+    assert not list(missing_parts(job, made()))
+
+
+@pytest.mark.parametrize("by_rights", [False, True])
+def test_a_secret_is_named_by_the_jobs_field(by_rights: bool) -> None:
+    job = load_job(dlion_job(trainer=TRAINER))
+    group = job.spec.sites[0].groups[0]
+    refused = refused_by_site(job, group, made(), SETTINGS, by_rights=by_rights)
+    found = [(each.path, each.what, each.limit) for each in refused]
+    wanted = [("trainer.initializer.model.secretName", "Secret hub", "secrets")]
+    assert found == ([] if by_rights else wanted)
+
+
+def test_an_image_that_is_not_allowed_is_named_once() -> None:
+    limits = replace(SETTINGS.tenancy.pod_template, images=("allowed/*",))
+    tenancy = replace(SETTINGS.tenancy, pod_template=limits)
+    job = load_job(dlion_job(trainer={**TRAINER, "image": "other/image:1"}))
+    made_job = worker_job(job, job.spec.sites[0].groups[0], SETTINGS, {"uid": "u", "name": "d"})
+    settings, group = replace(SETTINGS, tenancy=tenancy), job.spec.sites[0].groups[0]
+    refused = refused_by_site(job, group, made_job, settings, by_rights=True)
+    images = [each.path for each in refused if each.what == "image other/image:1"]
+    assert images == ["containers[trainer].image"]
+
+
+def test_a_job_without_downloads_has_none_of_this() -> None:
+    trainer = {k: v for k, v in TRAINER.items() if k not in ("initializer", "startFrom")}
+    assert "downloads" not in str(made(trainer)).lower()
+    assert [each["name"] for each in pod(trainer)["initContainers"]] == ["sidecar"]

@@ -1,0 +1,134 @@
+"""Facts: while workers download, the job waits with `Initializing` and names them, however long it
+takes, and what failed before; the time for a start counts from the last download's end; a download
+that fails for good ends the run with `InitializerFailed` and the container's message, which is not
+tried again; one that failed for want of a server may be.
+
+Left out: that a kubelet reports such states (tests/cluster/test_initializers.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_operator.plan.decisions import Decision
+from operator_world import World, dlion_job, ready_reason, stamp, truths
+
+DOWNLOAD = {"url": "https://example.com/d.zip", "sha256": "0" * 64}
+TRAINER = {
+    "program": {"builtin": "digits"},
+    "dataset": {"path": "d.npz", "format": "npz"},
+    "startFrom": "m.keras",
+    "initializer": {"dataset": DOWNLOAD, "model": DOWNLOAD},
+    "stop": {"maxSteps": 100},
+}
+RUNNING: dict[str, Any] = {"running": {}}
+WAITING = {"waiting": {"reason": "PodInitializing"}}
+PLACED = {"type": "PodScheduled", "status": "True"}
+MESSAGE = "https://example.com/d.zip: HTTP 404 Not Found. Correct the address"
+
+
+def ended(code: int, message: str = "", at: str = "2026-01-31T12:00:00Z") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "message": message, "finishedAt": at}}
+
+
+def world_of(**spec: Any) -> World:
+    """Two workers' pods."""
+    world = World(dlion_job({"small": 2}, trainer=TRAINER, **spec))
+    world.look()
+    world.make_jobs()
+    return world
+
+
+def report(world: World, pod: str, dataset: Any, model: Any, phase: str = "Pending") -> None:
+    """The states of that pod's initializers."""
+    states = {"dataset-initializer": dataset, "model-initializer": model}
+    world.pods[pod]["status"] = {
+        "phase": phase,
+        "conditions": [PLACED],
+        "initContainerStatuses": [
+            *({"name": name, "state": state} for name, state in states.items()),
+            {"name": "sidecar", "state": WAITING},
+        ],
+    }
+
+
+@pytest.mark.parametrize("seconds", [1, 3600])
+def test_a_job_that_downloads_waits_however_long_it_takes(seconds: float) -> None:
+    world = world_of()
+    report(world, "small-0", RUNNING, WAITING)
+    report(world, "small-1", ended(0), RUNNING)
+    world.pass_by(seconds)
+    decision = world.look()
+    reason, message = ready_reason(decision)
+    assert reason == "Initializing"
+    assert "2 of 2 workers download" in message
+    assert "small-0 (dataset-initializer), small-1 (model-initializer)" in message
+    assert "-c dataset-initializer` for the progress" in message
+    assert (truths(decision)["Reconciling"], truths(decision)["Stalled"]) == ("True", "False")
+
+
+def test_between_two_downloads_it_still_downloads() -> None:
+    world = world_of()
+    for pod in ("small-0", "small-1"):
+        report(world, pod, ended(0), WAITING)
+    world.pass_by(3600)
+    assert ready_reason(world.look())[0] == "Initializing"
+
+
+def test_an_image_that_does_not_come_is_no_download() -> None:
+    world = world_of()
+    report(world, "small-0", {"waiting": {"reason": "ImagePullBackOff"}}, WAITING)
+    world.pass_by(61)
+    assert ready_reason(world.look())[0] == "ImageUnavailable"
+
+
+def test_the_time_to_start_counts_from_the_last_download() -> None:
+    world = world_of()
+    world.pass_by(3600)
+    for pod in ("small-0", "small-1"):
+        report(world, pod, ended(0), ended(0, at=stamp(world.now)))
+    assert ready_reason(world.look())[0] == "WorkersStarting"
+    world.pass_by(601)
+    reason, message = ready_reason(world.look())
+    assert reason == "ContainerBroken"
+    assert "its node has not started it in 10 minutes" in message
+
+
+def test_an_earlier_failure_is_named_while_it_downloads_again() -> None:
+    world = world_of()
+    report(world, "small-0", ended(69, "d.zip: refused"), WAITING, "Failed")
+    report(world, "small-1", RUNNING, WAITING)
+    assert (
+        "dataset-initializer ended with 69 (UNAVAILABLE): d.zip: refused"
+        in ready_reason(world.look())[1]
+    )
+
+
+def failed(world: World, code: int, message: str) -> Decision:
+    """All workers' Jobs have ended after that end of their initializers."""
+    world.end("small", failed="0,1", exit_code=1)
+    for pod in ("small-0", "small-1"):
+        report(world, pod, ended(code, message), WAITING, "Failed")
+    return world.look()
+
+
+def test_a_download_that_cannot_be_had_fails_the_job() -> None:
+    decision = failed(world_of(maxRetries=3), 66, MESSAGE)
+    assert truths(decision)["Failed"] == "True"
+    reason, message = ready_reason(decision)
+    assert reason == "InitializerFailed"
+    assert f"small-0: dataset-initializer ended with 66 (DATA): {MESSAGE}" in message
+
+
+def test_a_server_that_is_away_may_be_tried_again() -> None:
+    assert ready_reason(failed(world_of(), 69, "refused"))[0] == "InitializerFailed"
+    assert ready_reason(failed(world_of(maxRetries=3), 69, "refused"))[0] == "Retrying"
+
+
+def test_a_failed_program_outweighs_an_earlier_download() -> None:
+    world = world_of()
+    world.end("small", failed="0,1", exit_code=67)
+    report(world, "small-0", ended(69, "refused"), WAITING, "Failed")
+    assert ready_reason(world.look())[0] == "ProgramFailed"
