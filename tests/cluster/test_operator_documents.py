@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from api_server import Jobs, jobs_of
 from dlion_api.spec import load_job
-from dlion_operator.plan.dispatching import is_dispatched
+from dlion_operator.plan.queues.dispatching import is_dispatched
 from example_counts import examples
 from fault_proxy import waited
 from manifest_strategies import changed_documents, values

@@ -25,8 +25,8 @@ from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.workload_view import PriorityOfQueue, QueueState, WorkloadView
-from dlion_operator.plan.dispatching import is_dispatched
-from dlion_operator.plan.queueing import is_copy
+from dlion_operator.plan.queues.dispatching import is_dispatched
+from dlion_operator.plan.queues.queueing import is_copy
 from dlion_operator.plan.runs import groups_of
 
 _LOG = logging.getLogger(__name__)

@@ -44,7 +44,6 @@ from dlion_operator.plan.decisions import (
     StopRun,
     is_about,
 )
-from dlion_operator.plan.dispatching import is_dispatched
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import read_node_state
 from dlion_operator.plan.objects.garbage_collection import (
@@ -55,6 +54,7 @@ from dlion_operator.plan.objects.garbage_collection import (
     terminating_pods,
 )
 from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, TerminatingPods
+from dlion_operator.plan.queues.dispatching import is_dispatched
 from dlion_operator.plan.startup_delays import unready_keepers
 from dlion_operator.plan.status_decision import REQUEUE_S
 from dlion_operator.served_runs.site_runs import SiteRuns

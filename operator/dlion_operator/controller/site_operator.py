@@ -31,8 +31,8 @@ from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
 from dlion_operator.pki.pod_tokens import PodTokens
 from dlion_operator.plan.decide import is_managed_here
-from dlion_operator.plan.dispatching import is_dispatched
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
+from dlion_operator.plan.queues.dispatching import is_dispatched
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)

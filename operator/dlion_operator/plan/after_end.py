@@ -21,7 +21,7 @@ from dlion_operator.plan.objects.garbage_collection import (
 from dlion_operator.plan.objects.job_patches import halt_jobs
 from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.open_run import open_run
-from dlion_operator.plan.queueing import finish_workload, is_copy, release_quota
+from dlion_operator.plan.queues.queueing import finish_workload, is_copy, release_quota
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.status_decision import REQUEUE_S, UNFINISHED_S
 

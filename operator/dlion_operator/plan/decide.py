@@ -29,12 +29,6 @@ from dlion_operator.plan.decisions import (
     FinishRun,
     StopRun,
 )
-from dlion_operator.plan.dispatching import (
-    decide_dispatch,
-    is_dispatched,
-    leave_dispatch,
-    sent_to_wrong_site,
-)
 from dlion_operator.plan.objects.exposure import exposing_objects
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
@@ -80,7 +74,13 @@ from dlion_operator.plan.outcome.run_outcome import (
     is_deadline_exceeded,
 )
 from dlion_operator.plan.outcome.training_history import has_trained, may_miss_workers
-from dlion_operator.plan.queueing import (
+from dlion_operator.plan.queues.dispatching import (
+    decide_dispatch,
+    is_dispatched,
+    leave_dispatch,
+    sent_to_wrong_site,
+)
+from dlion_operator.plan.queues.queueing import (
     is_copy,
     keeper_deployment,
     leave_queue,

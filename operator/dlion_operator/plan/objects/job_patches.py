@@ -8,7 +8,7 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.pki.run_trust import bundles_to_text
 from dlion_operator.plan.decisions import Action, Patch
-from dlion_operator.plan.queueing import placement_problem, start_job
+from dlion_operator.plan.queues.queueing import placement_problem, start_job
 from dlion_operator.plan.runs import Run
 
 

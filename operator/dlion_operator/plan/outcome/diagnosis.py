@@ -12,7 +12,7 @@ from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_
 from dlion_operator.plan.observed import PodProblem, RunView, first_of
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.training_history import has_trained
-from dlion_operator.plan.queueing import diagnose_queue
+from dlion_operator.plan.queues.queueing import diagnose_queue
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
     JOIN_TIMEOUT,

@@ -22,7 +22,7 @@ from dlion_operator.plan.initializer_state import failed_initializer
 from dlion_operator.plan.missing_pods import FIRST_BACKOFF_S, MAX_BACKOFF_S
 from dlion_operator.plan.objects.job_patches import halt_jobs
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.queueing import scale_keeper, workload_actions
+from dlion_operator.plan.queues.queueing import scale_keeper, workload_actions
 from dlion_operator.plan.runs import Run
 
 RETRIED_REASONS = frozenset(

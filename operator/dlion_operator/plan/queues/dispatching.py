@@ -3,7 +3,7 @@
 Once a worker cluster admits the job's Workload, Kueue keeps a copy of the job there and writes the
 copy's status to the job. The operator makes the Workload, gives its quota back after an eviction,
 and writes the status while there is no copy. It starts nothing: the operator of the worker cluster
-treats the copy as a queued job (`plan.queueing`).
+treats the copy as a queued job (`plan.queues.queueing`).
 
 Source: Kueue 0.17, `pkg/controller/admissionchecks/multikueue` (`workload.go` and
 `externalframeworks/adapter.go`).
@@ -36,11 +36,11 @@ from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.job_status import TELEMETRY, status_without_run
 from dlion_operator.plan.outcome.run_outcome import end_condition
-from dlion_operator.plan.queueing import diagnose_queue, digest_of, is_copy, wanted_workload
+from dlion_operator.plan.queues.queueing import diagnose_queue, digest_of, is_copy, wanted_workload
+from dlion_operator.plan.queues.workload_conditions import finished, quota_conditions, status_patch
 from dlion_operator.plan.runs import Run, status_of_run
 from dlion_operator.plan.runtime_limits import runtime_blocker
 from dlion_operator.plan.status_decision import REQUEUE_S, UNFINISHED_S, with_status
-from dlion_operator.plan.workload_conditions import finished, quota_conditions, status_patch
 
 STOP_TIMEOUT: Final = timedelta(seconds=60)
 """Longest wait for the copy's workers after an eviction: its cluster may be out of reach."""

@@ -34,13 +34,13 @@ from dlion_operator.model.workload_view import WorkloadView
 from dlion_operator.plan.decisions import Action, Create, Delete, Patch
 from dlion_operator.plan.observed import Observed, PodView, first_of
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.runs import Run
-from dlion_operator.plan.workload_conditions import (
+from dlion_operator.plan.queues.workload_conditions import (
     finished,
     given_back,
     quota_conditions,
     status_patch,
 )
+from dlion_operator.plan.runs import Run
 
 QUEUED_MESSAGE = "waiting for a place in the queue"
 _MAX_LISTED: Final = 3

@@ -1,0 +1,1 @@
+"""Quota of Kueue: Workloads of jobs, also those that MultiKueue dispatches to other clusters."""
