@@ -193,7 +193,12 @@ CONTAINER: dict[str, Any] = {
     "image": TEXTS,
     "tty": st.booleans(),
     "args": st.lists(TEXTS, max_size=2),
-    "env": keyed("name", NAMES, {"value": TEXTS}),
+    # Each has a value: an entry without one keeps kubectl's old value, and replaces ours.
+    "env": st.lists(
+        st.fixed_dictionaries({"name": NAMES, "value": TEXTS}),
+        max_size=3,
+        unique_by=lambda made: made["name"],
+    ),
     "ports": keyed("containerPort", st.sampled_from([1, 2, 3]), {"name": NAMES}),
     "volumeMounts": keyed("mountPath", TEXTS, {"name": NAMES, "readOnly": st.booleans()}),
     "resources": st.fixed_dictionaries(
