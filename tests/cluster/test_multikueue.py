@@ -5,7 +5,8 @@ to it, and does not use one that is missing or another's; with two clusters and 
 at each (slow) the manager cluster starts nothing, the copy runs in the other one, its status comes
 back and `dlion describe` names its cluster; an eviction there, and a suspension, a deletion, a
 lost label and another `managedBy` here end the copy, and it is made again where the job goes on; a
-run that is over is so at both, also if it is evicted at its end.
+run that is over is so at both, also if it is evicted at its end; a copy at a site of another name
+tells it and frees its quota.
 Leaves out: pods that run, so that the test says in a kubelet's place that they have ended; several
 worker clusters; Kueue's webhooks.
 """
@@ -155,13 +156,14 @@ def test_kueue_itself_runs_a_job_in_another_cluster(
             each.apply(kueue.local_queue("edge", "all"))
             (work := tmp_path / f"kueue-{place}").mkdir()
             stack.enter_context(Kueue(folder, each, work))
-        operators = [
-            stack.enter_context(operator_of(kubectl, tmp_path / "manager", "control")),
-            stack.enter_context(operator_of(there, tmp_path / "worker", "plant-a")),
-        ]
-        _check_life_of_a_job(kubectl, there, tmp_path)
-        for operator in operators:
-            assert operator.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+        manager = stack.enter_context(operator_of(kubectl, tmp_path / "manager", "control"))
+        with operator_of(there, tmp_path / "worker", "plant-a") as worker:
+            _check_life_of_a_job(kubectl, there, tmp_path)
+            assert worker.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+        there.run("delete", "secret", "dlion-authority")  # of the site plant-a
+        with operator_of(there, tmp_path / "stranger", "plant-z"):
+            _check_copy_at_another_site(kubectl, there)
+        assert manager.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
 def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> None:
@@ -173,15 +175,10 @@ def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> No
     assert not kubectl.get("jobs")["items"]
     command = SeveralContexts({"manager": kubectl}, tmp_path)
     assert "its copy is in cluster edge-1" in command.at("manager", "describe", "digits")
-
-    def stop(policy: str) -> None:
-        patch = json.dumps({"spec": {"stopPolicy": policy}})
-        there.run("patch", "clusterqueue", "all", "--type=merge", "-p", patch)
-
-    stop("HoldAndDrain")
+    stop_queue(there, "HoldAndDrain")
     eventually(lambda: not copies(there), within_s=120, what="the evicted copy gone")
     eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued")
-    stop("None")
+    stop_queue(there, "None")
     eventually(lambda: len(workers(there)) == 3, within_s=120, what="the workers once more")
 
     kubectl.run("patch", "dlj", "digits", "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -211,12 +208,31 @@ def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> No
     eventually(lambda: len(workers(there, "second")) == 3, within_s=120, what="the second's")
     end_workers(there, "second")
     kubectl.wait("--for=condition=Succeeded", "dlj/second")
-    hold = json.dumps({"spec": {"stopPolicy": "HoldAndDrain"}})
-    kubectl.run("patch", "clusterqueue", "all", "--type=merge", "-p", hold)
+    stop_queue(kubectl, "HoldAndDrain")
     eventually(lambda: not copies(there), within_s=120, what="the copy of the run that is over")
     assert ready(kubectl, "second")[0] == "Completed"
-    (workload,) = kubectl.get(WORKLOADS)["items"]
-    assert "Finished" in {each["type"] for each in workload["status"]["conditions"]}
+    assert end_of_workload(kubectl, "second") == "Succeeded"
+    stop_queue(kubectl, "None")
+
+
+def _check_copy_at_another_site(kubectl: Kubectl, there: Kubectl) -> None:
+    """Its reason comes back before Kueue deletes it, and both clusters get their quota back."""
+    kubectl.apply(dispatched("third"))
+    eventually(lambda: end_of_workload(kubectl, "third") == "OutOfSync", within_s=120, what="end")
+    eventually(lambda: not copies(there), what="the unusable copy gone")
+    reason, message = ready(kubectl, "third")
+    assert (reason, "set site.name in the charts" in message) == ("QueueUnusable", True)
+
+
+def end_of_workload(kubectl: Kubectl, job: str) -> str:
+    """The reason of its end. Empty: it has not ended."""
+    conditions = ((workload_of(kubectl, job) or {}).get("status") or {}).get("conditions") or ()
+    return next((each["reason"] for each in conditions if each["type"] == "Finished"), "")
+
+
+def stop_queue(kubectl: Kubectl, policy: str) -> None:
+    patch = json.dumps({"spec": {"stopPolicy": policy}})
+    kubectl.run("patch", "clusterqueue", "all", "--type=merge", "-p", patch)
 
 
 def managed_by(manager: str) -> list[str]:
