@@ -28,6 +28,8 @@ class PolicyContext:
     """The weights, for policies that read them."""
     grows: bool = False
     """Whether workers may join that are unknown now."""
+    secret: int = 0
+    """Unknown to other workers. It seeds what they must not predict, and no update."""
 
     @property
     def graph(self) -> Mapping[Rank, frozenset[Rank]]:

@@ -48,11 +48,12 @@ def build(
     sites: Mapping[Rank, str] | None = None,
     replica: ReplicaView | None = None,
     grows: bool = False,
+    secret: int = 0,
 ) -> IterationGuard:
     """Return the machine of worker `rank`. `ranks`: every worker that may ever take part. With
-    `grows`, others may join. Raises the errors of `parameters_of`."""
+    `grows`, others may join. `secret`: unknown to them. Raises the errors of `parameters_of`."""
     context = PolicyContext(
-        job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows
+        job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows, secret
     )
     parameters = parameters_of(job_spec, ranks=context.ranks)
     policy, origin = find(job_spec.exchange.policy), plugin_of(job_spec.exchange.policy)
@@ -63,12 +64,14 @@ def build(
     return IterationGuard(make, policy.lasting, held=VERSION_VECTOR_STATE)
 
 
-def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> IterationGuard:
+def build_for(job: Job, rank: Rank, replica: ReplicaModel, secret: int = 0) -> IterationGuard:
+    """Return the machine of one of the job's workers, as `build` does."""
     workers = {job.worker(rank), *job.workers()}
     sites = {worker.rank: worker.site for worker in workers}
     return build(
-        job.spec, rank, replica.layout, sites, sites=sites, replica=replica, grows=job.may_grow
-    )
+        job.spec, rank, replica.layout, sites,
+        sites=sites, replica=replica, grows=job.may_grow, secret=secret,
+    )  # fmt: skip
 
 
 def gradient_machine(

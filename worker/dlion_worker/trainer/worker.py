@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from dlion_api.endings import EndReport
@@ -157,7 +158,7 @@ class Worker:
         )
         self._replica = local_replica(self._job, self._rank, model, optimizer, self._stream)
         self._replica.measure_on(self._data.held_out_x, self._data.held_out_y)
-        self._machine = factory.build_for(self._job, self._rank, self._replica)
+        self._machine = factory.build_for(self._job, self._rank, self._replica, randbits(64))
         self._saving = StateSaver(
             self._config,
             checkpointer=partial(

@@ -62,7 +62,7 @@ def context(
     dataset = Dataset(**{"name": "digits", **data})  # type: ignore[arg-type]
     job = replace(job, trainer=replace(job.trainer, dataset=dataset))
     ranks = tuple(map(Rank, range(workers)))
-    sites = {rank: SITES[rank] for rank in ranks}
+    sites = {rank: SITES.get(rank, "b") for rank in ranks}
     return PolicyContext(job, Rank(0), ranks, Layout(("w",), (SIZE,)), sites)
 
 
@@ -143,6 +143,23 @@ def test_where_another_has_one_sign_too_nobody_is_named(one_sided: Collection[in
         value_PD[list(one_sided)] = abs(value_PD[list(one_sided)])
         parts = enumerate(map(GradientPart, value_PD))
         assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+
+
+@pytest.mark.parametrize(
+    ("workers", "flippers"), [(3, 1), (4, 1), (5, 1), (5, 2), (6, 2), (7, 3), (9, 4), (4, 2)]
+)
+def test_a_minority_that_flips_signs_is_named(workers: int, flippers: int) -> None:
+    about, rng, texts = context(workers=workers), np.random.default_rng(9), list[str]()
+    detector, common_D = DeviationDetector(about), rng.standard_normal(SIZE)
+    bad = range(1, 1 + flippers)
+    for _ in range(10):
+        sent = {}
+        for rank in about.ranks:
+            value_D = (common_D + rng.standard_normal(SIZE)) * (-1 if rank in bad else 1)
+            sent[rank] = Contribution(8, GradientPart(value_D.astype(np.float32)))
+        texts += detector.look(sent)
+    named_ranks = {int(text.split()[1]) for text in texts}
+    assert named_ranks == (set(bad) if 2 * flippers < workers else set())
 
 
 def test_flipped_signs_are_named_in_few_rounds_and_not_after_one() -> None:

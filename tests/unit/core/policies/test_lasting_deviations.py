@@ -3,7 +3,7 @@
 Facts, by hand: a sum counts what is above the allowance and never falls below zero; who is
 forgotten begins anew; a balance is the difference of positive and negative entries by their number,
 whatever their size and however many are zero; of a large vector it is that of evenly spaced blocks,
-each layer included; few signs have no balance.
+each layer included, and the first block chooses which; few signs have no balance.
 
 Left out: who is named by them (test_deviations.py).
 """
@@ -64,3 +64,11 @@ def test_of_a_large_vector_blocks_of_each_layer_count() -> None:
     assert sign_balance(values) == 0.0
     values[: values.size // layers] = -1
     assert sign_balance(values) == pytest.approx(-2 / layers, abs=BLOCK / MAX_ENTRIES)
+
+
+def test_the_first_block_chooses_others() -> None:
+    every = 8
+    values = np.ones(every * MAX_ENTRIES, np.float32)
+    blocks_KB = values.reshape(-1, BLOCK)
+    blocks_KB[3::every] = -1
+    assert [sign_balance(values, first) for first in (2, 3, 3 + every, 4)] == [1.0, -1.0, -1.0, 1.0]

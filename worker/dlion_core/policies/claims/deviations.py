@@ -139,11 +139,12 @@ class DeviationDetector:
         self._leaves_out = context.spec.exchange.robustness in {"trimmed", "krum"}
         """Whether what few workers know is not learnt, so that their gradients honestly grow."""
         rows = -(-self._size // SKETCH_VALUES)
-        chance = np.random.default_rng((context.spec.trainer.seed, context.rank))
-        self._sign_R = chance.choice(np.array([-1, 1], np.float32), rows)
+        seed = (context.spec.trainer.seed, context.rank, context.secret)
+        self._chance = np.random.default_rng(seed)
+        self._sign_R = self._chance.choice(np.array([-1, 1], np.float32), rows)
         self._scattered_D = np.zeros(0, np.float32)
         """Space for the entries of a sparse contribution while a round is measured: a gradient."""
-        self._rounds = 0
+        self._rounds = self._next_measured = 0
         self._adds_up = _adds_up(context.spec)
         self._largest: dict[Rank, _Size] = {}
         """The largest of each worker so far."""
@@ -174,7 +175,9 @@ class DeviationDetector:
         if len(contributions) < MIN_WORKERS:
             return []
         found = self._empty_ones(contributions)
-        if self._rounds < WINDOW or self._rounds % self._every == 0:
+        if self._rounds % self._every == 0:  # others must not know which round is measured
+            self._next_measured = self._rounds + int(self._chance.integers(self._every))
+        if self._rounds < WINDOW or self._rounds == self._next_measured:
             found += self._measured_ones(contributions)
         for rank, one in contributions.items():
             self._silent[rank] = self._silent[rank] + 1 if one.part is None else 0
@@ -192,6 +195,7 @@ class DeviationDetector:
         sizes: dict[Rank, _Size] = {}
         unit_of: dict[Rank, NDArray[np.float32]] = {}
         balance_of: dict[Rank, float] = {}
+        first_block = int(self._chance.integers(2**31))  # the same entries of all contributions
         for rank, one in contributions.items():
             if one.part is None:
                 continue
@@ -208,7 +212,7 @@ class DeviationDetector:
             length = math.sqrt(squared_norm_of(sketch_S))
             if 0 < length < np.inf:
                 unit_of[rank] = sketch_S / np.float32(length)
-            balance = sign_balance(value_D)
+            balance = sign_balance(value_D, first_block)
             if balance is not None:
                 balance_of[rank] = balance
         self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
@@ -276,17 +280,15 @@ class DeviationDetector:
         ranks = list(unit_of)
         units_PS = np.stack([unit_of[rank] for rank in ranks])
         cosine_PP = units_PS @ units_PS.T
+        others_PO = np.sort([np.delete(row_P, at) for at, row_P in enumerate(cosine_PP)])
+        middle_P = others_PO[:, others_PO.shape[1] // 2]
         found = []
         for at, rank in enumerate(ranks):
-            others = np.sort(np.delete(cosine_PP[at], at))
-            middle = float(others[len(others) // 2])
-            opposition = -middle
-            if opposition > OPPOSITION:
-                # Where all is learnt, honest contributions cancel: they oppose, and do not agree.
-                other_PP = np.delete(np.delete(cosine_PP, at, axis=0), at, axis=1)
-                agreement = np.median(other_PP[np.triu_indices(len(other_PP), 1)])
-                opposition = min(opposition, float(agreement))
-            self._opposition.add(rank, opposition)
+            middle = float(middle_P[at])
+            # Where all is learnt, honest contributions cancel: they oppose, and do not agree. The
+            # median ignores others that oppose, too.
+            agreement = float(np.median(np.delete(middle_P, at)))
+            self._opposition.add(rank, min(-middle, agreement))
             if self._opposition.of(rank) >= LIMIT:
                 text = f"contributes values that oppose those of workers of like data: {middle:.2f}"
                 found.append((rank, "opposed", f"{text} is their middle cosine"))
