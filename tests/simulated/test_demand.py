@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support.simulations import Case, Simulated, SimulatedCases
 
-SECONDS = 400
+SECONDS = 300
 CYCLE = {"phases": [{"seconds": 14, "cores": 0}, {"seconds": 6, "cores": 2}]}
 IDLE = {"phases": [{"seconds": 20, "cores": 0}]}
 
@@ -25,7 +25,7 @@ def case(demand: dict[str, Any], prediction: str, seconds: int = SECONDS) -> Cas
     settings: dict[str, Any] = {
         "trainer.stop": {"maxSeconds": seconds},
         "trainer.evaluation.everySamples": 10_000_000,
-        "batching.globalBatchSize.initial": 96,
+        "batching.globalBatchSize.initial": 192,
         "nodePolicies": {"demand": {"prediction": prediction}},
     }
     workers = [{"count": 3, "cores": 4}, {"cores": 4, "demand": demand}]

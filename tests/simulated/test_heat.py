@@ -29,6 +29,7 @@ def case(hot: int, *, budget: bool) -> Case:
     settings: dict[str, Any] = {
         "trainer.stop": {"maxSeconds": SECONDS},
         "trainer.evaluation.everySamples": 10_000_000,
+        "batching.globalBatchSize.initial": 480,
     }
     if budget:
         settings["nodePolicies"] = {"heat": {"thresholdCelsius": THRESHOLD}}

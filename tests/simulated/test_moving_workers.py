@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     ],
     "trainer.stop": {"maxSeconds": SECONDS},
     "trainer.evaluation.everySamples": 10_000_000,
-    "batching.globalBatchSize": {"initial": 160, "growth": False},
+    "batching.globalBatchSize": {"initial": 320, "growth": False},
     "knowledgeTransfer.policy": "none",
     "exchange": {
         "policy": "hop", "codec": "float16", "topology": "clustered", "grouping": "learned",
