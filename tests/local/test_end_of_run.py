@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.provenance import PROVENANCE_FILE, ProvenanceStatement, stated_digests
+from dlion_worker.training.framework import keras
 from local_run import LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
