@@ -283,9 +283,10 @@ def _stop_reason(run: Run) -> str:
         return A_WORKER_FINISHED
     if why := cannot_continue_reason(run):
         return f"{', '.join(run.failed)} failed for good, and {why}"
-    revoked = run.revoked_workers
-    why = run.job.spec.exchange.lacks_trainer([worker.rank for worker in revoked])
-    return f"{', '.join(worker.name for worker in revoked)} is revoked, and {why}" if why else ""
+    for worker in run.revoked_workers:
+        if why := run.job.spec.exchange.lacks_trainer([worker.rank]):
+            return f"{worker.name} is revoked, and {why}"
+    return ""
 
 
 def _abandoned(run: Run) -> Diagnosis | None:

@@ -179,15 +179,13 @@ def test_a_whole_site_that_is_revoked_ends_nothing_until_the_others_have() -> No
 
 
 def test_sensors_end_where_the_only_worker_that_trains_is_revoked() -> None:
-    for index, reasons in (
-        (1, []),
-        (0, ["plant-a/small-0 is revoked, and no other worker trains (topology staged)"]),
-    ):
+    why = "plant-a/small-0 is revoked, and no other worker trains (topology staged)"
+    for indexes, reasons in (([1], []), ([0], [why]), ([0, 1], [why])):
         document = dlion_job({"small": 3}, **STAGED)
         made = World(document)
         made.look()
         made.make_jobs()
         made.train()
-        revoke(made, {"name": f"plant-a/small-{index}"})
+        revoke(made, *({"name": f"plant-a/small-{index}"} for index in indexes))
         stops = [each.reason for each in made.look().actions if isinstance(each, StopRun)]
         assert stops == reasons
