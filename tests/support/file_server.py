@@ -16,7 +16,8 @@ class ServedFile:
     content: bytes
     has_ranges: bool = True
     failures: list[int | str] = field(default_factory=list)
-    """For each coming request: a status code, `cut` (half of the content) or `redirect`."""
+    """For each coming request: a status code, `cut` (half of the content), `shift` (another range)
+    or `redirect`."""
     authorization: str = ""
     """What a request must have; empty: anything."""
     redirect_to: str = ""
@@ -65,7 +66,7 @@ def _answer(request: BaseHTTPRequestHandler, file: ServedFile) -> None:
     start = 0
     wanted = request.headers.get("Range", "")
     if wanted and file.has_ranges:
-        start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) + (failure == "shift")
         if start >= len(file.content):
             request.send_error(416)
             return

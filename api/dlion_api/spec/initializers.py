@@ -72,6 +72,11 @@ class Download:
         return re.sub(r"[^-.A-Za-z0-9_]", "_", name).lstrip(".")[-128:] or "download"
 
     @property
+    def folder_name(self) -> str:
+        """Of the folder that it is kept in: other names of the same file have other folders."""
+        return f"{self.sha256}-{self.file_name}"
+
+    @property
     def is_archive(self) -> bool:
         return self.file_name.endswith(ARCHIVE_SUFFIXES)
 

@@ -27,4 +27,4 @@ def model_root(trainer: Trainer, data_root: Path) -> Path:
 
 
 def _root(download: Download | None, data_root: Path) -> Path:
-    return data_root if download is None else downloads_folder() / download.sha256
+    return data_root if download is None else downloads_folder() / download.folder_name

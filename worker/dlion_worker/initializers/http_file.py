@@ -91,9 +91,12 @@ class HttpFile:
         with self._response(have) as response:
             if response is None:  # nothing is missing
                 return
-            if response.status != 206 or not _starts_at(response, have):
+            is_rest = response.status == 206 and _starts_at(response, have)
+            if not is_rest:
                 file.truncate(0)
                 file.seek(0)
+                if response.status == 206:
+                    raise _FailedRequestError("the server sent another range than asked for")
                 have = 0
             length = _length(response)
             total = None if length is None else have + length

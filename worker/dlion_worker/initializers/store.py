@@ -60,7 +60,7 @@ class DownloadStore:
         return place
 
     def _place(self, download: Download) -> Path:
-        return self.folder / download.sha256
+        return self.folder / download.folder_name
 
     @contextmanager
     def _locked(self, download: Download) -> Iterator[None]:

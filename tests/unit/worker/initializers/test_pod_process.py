@@ -71,15 +71,15 @@ def test_the_trainer_finds_what_was_downloaded(
         assert initialize(tmp_path) == ExitCode.OK
         assert initialize(tmp_path) == ExitCode.OK
         assert len(file.requests) == 1
-    assert (volume / SHA256 / "data.npz").read_bytes() == CONTENT
+    assert (volume / f"{SHA256}-data.npz" / "data.npz").read_bytes() == CONTENT
     assert "data.npz: 0.0 of 0.0 MB (100%)" in caplog.text
 
 
 def test_paths_start_at_their_downloads(tmp_path: Path, volume: Path) -> None:
     pod(tmp_path, "http://example.com/data.npz")
     trainer = load_job(PodConfig.load(tmp_path / "etc/dlion/pod.json").job_document).spec.trainer
-    assert dataset_root(trainer, Path("/data")) == volume / SHA256
-    assert model_root(trainer, Path("/data")) == volume / MODEL["sha256"]
+    assert dataset_root(trainer, Path("/data")) == volume / f"{SHA256}-data.npz"
+    assert model_root(trainer, Path("/data")) == volume / f"{MODEL['sha256']}-m.keras"
     without, data_root = load_job(smallest()).spec.trainer, Path("/data")
     assert dataset_root(without, data_root) == model_root(without, data_root) == data_root
 
@@ -89,7 +89,7 @@ def test_a_failure_is_in_the_termination_message(tmp_path: Path, volume: Path) -
         report = pod(tmp_path, file.url)
         assert initialize(tmp_path) == ExitCode.DATA
     assert report.read_text().startswith("data.npz: another SHA-256")
-    assert not (volume / SHA256).exists()
+    assert not list(volume.glob(f"{SHA256}*"))
 
 
 def test_the_limit_of_the_volume_holds(
@@ -125,4 +125,6 @@ def test_without_a_cluster_the_users_cache_has_them(
         "spec.trainer.dataset": {"path": "data.npz", "format": "npz"},
         "spec.trainer.initializer": {"dataset": MODEL},
     })).spec.trainer  # fmt: skip
-    assert dataset_root(trainer, Path()) == tmp_path / "dlion/downloads" / MODEL["sha256"]
+    assert (
+        dataset_root(trainer, Path()) == tmp_path / "dlion/downloads" / f"{MODEL['sha256']}-m.keras"
+    )

@@ -47,7 +47,7 @@ def test_a_file_lies_under_its_digest_and_is_not_got_again(
 ) -> None:
     place = fetch(file, tmp_path)
     assert (place / "data.npz").read_bytes() == CONTENT
-    assert place.name == download(file).sha256
+    assert place.name == f"{download(file).sha256}-data.npz"
     assert fetch(file, tmp_path) == place
     assert len(file.requests) == 1
     assert not partial(file, tmp_path).exists()
@@ -79,6 +79,21 @@ def test_a_wrong_beginning_is_thrown_away(
     partial(file, tmp_path).write_bytes(beginning)
     assert (fetch(file, tmp_path) / "data.npz").read_bytes() == CONTENT
     assert len(file.requests) == (1 if beginning == CONTENT else 2)
+
+
+def test_a_range_that_was_not_asked_for_is_refused(tmp_path: Path, file: ServedFile) -> None:
+    file.failures = ["cut", "shift"]
+    HttpFile(file.url, pause=lambda _s: None).save(
+        tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+    )
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert len(file.requests) == 3
+
+
+def test_another_name_of_the_same_file_has_its_own_folder(tmp_path: Path) -> None:
+    with served(CONTENT) as first, served(CONTENT, "other.npz") as second:
+        fetch(first, tmp_path)
+        assert (fetch(second, tmp_path) / "other.npz").read_bytes() == CONTENT
 
 
 def test_a_server_without_ranges_sends_all_again(tmp_path: Path, file: ServedFile) -> None:
