@@ -11,7 +11,7 @@ there may be three workers; not all entries.
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK, MAX_ENTRIES = 512, 2**16
+BLOCK, MAX_ENTRIES = 512, 2**15
 """Entries are taken in blocks, evenly spaced over the layers, about so many in all."""
 
 MIN_SIGNS = 256
