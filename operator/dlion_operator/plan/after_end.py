@@ -9,6 +9,7 @@ from typing import Any
 from dlion_api.status import ConditionType
 from dlion_operator.model.job_view import WorkerJobView, condition, job_key, parse_time
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decisions import Action, CloseRun, Decision, FinishRun
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
@@ -51,8 +52,12 @@ def decide_after_end(run: Run, type_: str, time: str) -> Decision:
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [open_run(run), finish]
     decision = _retain(run.observed, run.settings, actions, age)
-    waits_s += [UNFINISHED_S] if run.settings.kueue and run.queue and run.queue.problem else []
-    return _soonest(decision, waits_s)
+    return _soonest(decision, [*waits_s, *_workload_waits_s(run.queue, run.settings)])
+
+
+def _workload_waits_s(queue: QueueState | None, settings: Settings) -> list[float]:
+    """When to look again at a run whose Workload may still hold quota: it is not watched."""
+    return [UNFINISHED_S] if settings.kueue and queue is not None and queue.problem else []
 
 
 def _soonest(decision: Decision, waits_s: list[float]) -> Decision:
@@ -75,7 +80,8 @@ def decide_unreadable_end(
         return _soonest(_retain(observed, settings, actions, age), [wait_s])
     succeeded = type_ == ConditionType.SUCCEEDED
     actions += release_quota(key, observed, settings, "the run is over", succeeded=succeeded)
-    return _retain(observed, settings, actions, age)
+    decision = _retain(observed, settings, actions, age)
+    return _soonest(decision, _workload_waits_s(observed.queue, settings))
 
 
 def _retain(

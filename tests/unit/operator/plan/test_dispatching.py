@@ -470,3 +470,25 @@ def test_a_copy_whose_manifest_cannot_be_read_after_its_end_reports_that_end() -
     assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 60)
     world.pass_by(60)
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
+
+
+def test_a_copy_that_has_ended_is_looked_at_until_its_workload_can_be_read() -> None:
+    """Neither the manifest nor the Workload can be read: no watch tells when Kueue answers."""
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    running(world)
+    world.end("small")
+    world.look()
+    world.document["spec"]["trainer"] = 7
+    world.pass_by(60)
+    workload, world.queue = world.queue, QueueState(problem="cannot be read")
+    for _ in range(20):
+        decision = world.look()
+        assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 60)
+        world.pass_by(60)
+    world.queue = workload
+    decision = world.look()
+    assert by_type(workload_status(decision))["Finished"] == ("True", "Succeeded")
+    assert decision.requeue_after_s is None
