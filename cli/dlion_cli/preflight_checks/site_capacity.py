@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
+from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT, TRAINER_CONTAINER
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
-from dlion_api.spec.sites import Group, Site
+from dlion_api.spec.sites import Group, Resources, Site
 from dlion_api.status.conditions import Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_checks import query_error_check
 from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+from dlion_operator.children.pods import resources_of
 from dlion_operator.children.strategic_merge import merged
 
 _ENDPOINTS: Final = {
@@ -23,6 +24,8 @@ _ENDPOINTS: Final = {
     "LoadBalancer": ("load balancers", "two ports for each worker"),
 }
 """Hosts and ports that other sites' workers connect to, by exposure."""
+_PLACING: Final = frozenset({"containers", "nodeSelector", "tolerations"})
+"""What counts of a podTemplate for the room that a worker needs."""
 
 
 def capacity_checks(cluster: SiteCluster, site: Site, job: Job) -> list[Check]:
@@ -62,9 +65,10 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     if isinstance(cluster.nodes, DLionError):
         return query_error_check(site.name, "room", cluster.nodes)
     sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
-    placed = [(group, _placement(job, group)) for group in site.groups]
+    runtime = _runtime_spec(cluster)
+    placed = [(group, _placement(job, group, runtime)) for group in site.groups]
     tolerant = [group.name for group, spec in placed if spec.get("tolerations")]
-    groups = [replace(group, node_selector=spec["nodeSelector"]) for group, spec in placed]
+    groups = [_as_merged(group, spec) for group, spec in placed]
     capacities = group_capacities(groups, sidecar, cluster.nodes or [], tolerant=tolerant)
     observed = f"nodes: {len(cluster.nodes or [])}; capacity, ignoring other pods: "
     observed += ", ".join(
@@ -81,27 +85,45 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     return Check(site.name, "room", CheckOutcome.OK, observed)
 
 
-def _placement(job: Job, group: Group) -> dict[str, Any]:
-    """The node selector and tolerations of the group's pods, as its operator merges them."""
-    spec: dict[str, Any] = {"nodeSelector": group.node_selector}
-    for overlay in _pod_specs(job, [group]):
-        given = {name: overlay[name] for name in ("nodeSelector", "tolerations") if name in overlay}
-        with contextlib.suppress(AttributeError, TypeError, ValueError):  # the operator names it
-            spec = merged(spec, given)
-    return spec | {"nodeSelector": mapping_of(spec.get("nodeSelector"))}
+def _placement(job: Job, group: Group, runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """The containers, node selector and tolerations of the group's pods, as its operator merges
+    them. `runtime`: the spec of the site's DLionRuntime."""
+    trainer = {"name": TRAINER_CONTAINER, "resources": resources_of(group.resources)}
+    own = {"nodeSelector": dict(group.node_selector), "containers": [trainer]}
+    site = _pod_spec(runtime.get("podTemplate"))
+    spec: dict[str, Any] = {}
+    for overlay in (site, own, _pod_spec(job.spec.pod_template), _pod_spec(group.pod_template)):
+        for name in _PLACING & overlay.keys():
+            with contextlib.suppress(
+                AttributeError, TypeError, ValueError
+            ):  # the operator names it
+                spec = merged(spec, {name: overlay[name]})
+    return spec
+
+
+def _as_merged(group: Group, spec: Mapping[str, Any]) -> Group:
+    """The group with the node selector and its trainer's resources of this pod."""
+    containers = mappings_in(spec.get("containers"))
+    trainer = next((each for each in containers if each.get("name") == TRAINER_CONTAINER), {})
+    found = mapping_of(trainer.get("resources"))
+    requests, limits = mapping_of(found.get("requests")), mapping_of(found.get("limits"))
+    resources = Resources(requests=requests, limits=limits)
+    return replace(group, node_selector=mapping_of(spec.get("nodeSelector")), resources=resources)
 
 
 def _images(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     """Only a pod shows whether nodes can pull the images, and none is started."""
     images = mapping_of(settings.get("images"))
-    runtime = {} if isinstance(cluster.runtime, DLionError) else mapping_of(cluster.runtime)
-    given = mapping_of(runtime.get("spec")).get("image")
-    worker = job.spec.trainer.image or given or images.get("worker")  # the keeper's, too
+    runtime = _runtime_spec(cluster)
+    # The keeper's, too.
+    worker = job.spec.trainer.image or runtime.get("image") or images.get("worker")
     named = [worker, *(group.image for group in site.groups), images.get("sidecar")]
     own = images.get("pullSecrets")
     secrets = [*own] if isinstance(own, list) else []
-    for spec in _pod_specs(job, site.groups):
-        secrets += [each.get("name") for each in mappings_in(spec.get("imagePullSecrets"))]
+    groups = (group.pod_template for group in site.groups)
+    for template in (runtime.get("podTemplate"), job.spec.pod_template, *groups):
+        listed = mappings_in(_pod_spec(template).get("imagePullSecrets"))
+        secrets += [each.get("name") for each in listed]
     observed = f"not verified, since that needs a pod: {_listed(named)}; "
     observed += f"Secrets of registries: {_listed(secrets) or 'none'}"
     namespace = f"namespace {job.metadata.namespace}"
@@ -111,10 +133,16 @@ def _images(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, A
     return Check(site.name, "images", CheckOutcome.UNKNOWN, observed, advice)
 
 
-def _pod_specs(job: Job, groups: Sequence[Group]) -> list[Mapping[str, Any]]:
-    """The specs of the pod templates that the job and these groups have."""
-    templates = [job.spec.pod_template, *(group.pod_template for group in groups)]
-    return [mapping_of(mapping_of(template).get("spec")) for template in templates]
+def _runtime_spec(cluster: SiteCluster) -> dict[str, Any]:
+    """That of the DLionRuntime that the job uses. Empty: it uses none, or it cannot be read."""
+    if isinstance(cluster.runtime, DLionError):
+        return {}
+    return mapping_of(mapping_of(cluster.runtime).get("spec"))
+
+
+def _pod_spec(template: object) -> dict[str, Any]:
+    """The spec of a podTemplate."""
+    return mapping_of(mapping_of(template).get("spec"))
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -3,7 +3,8 @@
 Proves: what a runtime refuses fails, with the operator's words and what to do, and what it allows
 passes; a runtime that is missing or invalid fails; one that may not be read, and settings that
 cannot be, are unknown; a job without a runtime has no such check, and a default of the site counts;
-the runtime's image is named instead of the chart's.
+the runtime's image is named instead of the chart's; its podTemplate decides where workers have
+room, and which Secrets fetch images.
 
 Leaves out: the limits in detail (tests/unit/operator/plan/test_runtime_limits.py), asking an API
 server (test_preflight_clusters.py).
@@ -33,14 +34,14 @@ GROUP = {"name": "small", "workers": 2}
 
 
 def site_cluster(
-    runtime: dict[str, Any] | DLionError | None, settings: dict[str, Any]
+    runtime: dict[str, Any] | DLionError | None, settings: dict[str, Any], nodes: Any = ()
 ) -> SiteCluster:
     operator = OperatorSnapshot(
         deployment={}, settings=settings, trust={}, service=None, streams={}
     )
     return SiteCluster(
         context="a", namespace="dlion-system", version="", clock=None, schema={},
-        operator=operator, nodes=[], runtime=runtime,
+        operator=operator, nodes=[*nodes], runtime=runtime,
     )  # fmt: skip
 
 
@@ -132,3 +133,56 @@ def test_the_image_is_the_runtimes_unless_the_job_has_its_own(own: str) -> None:
     (images,) = (check for check in found if check.name == "images")
     assert ("edge:2" in images.observed, "mine:1" in images.observed) == (not own, bool(own))
     assert "w:1" not in images.observed
+
+
+POD = {
+    "nodeSelector": {"pool": "edge"},
+    "containers": [{"name": "trainer", "resources": {"requests": {"cpu": "3"}}}],
+    "imagePullSecrets": [{"name": "registry"}],
+}
+NODE = {
+    "metadata": {"labels": {"pool": "edge"}},
+    "status": {
+        "allocatable": {"cpu": "8", "memory": "8Gi"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    },
+}
+
+
+def with_template(pod: object, node: Any = NODE, **group: Any) -> dict[str, Check]:
+    """Of a runtime with this spec of a podTemplate, and a site with this node."""
+    sites = [{"name": "plant-a", "groups": [GROUP | group]}]
+    job = load_manifest(changed(smallest(), {"spec.sites": sites}), source="job", lines=None)
+    cluster = site_cluster({"spec": {"podTemplate": {"spec": pod}}}, SETTINGS, [node])
+    return {check.name: check for check in capacity_checks(cluster, job.spec.sites[0], job)}
+
+
+@pytest.mark.parametrize(
+    ("pod", "group", "outcome", "words"),
+    [
+        (POD, {}, CheckOutcome.OK, "2 of 2 workers"),
+        (POD, {"workers": 3}, CheckOutcome.WARN, "2 of 3 workers"),
+        (POD, {"resources": {"requests": {"cpu": "1"}}, "workers": 8}, CheckOutcome.OK, "8 of 8"),
+        (POD, {"resources": {"requests": {"memory": "5Gi"}}}, CheckOutcome.WARN, "1 of 2 workers"),
+        (POD | {"nodeSelector": {"pool": "gpu"}}, {}, CheckOutcome.FAIL, "no node is ready"),
+        (
+            POD | {"nodeSelector": {"pool": "gpu"}},
+            {"nodeSelector": {"pool": "edge"}},
+            CheckOutcome.OK,
+            "2 of 2 workers",
+        ),
+        ({"containers": 7, "nodeSelector": 7, "tolerations": 7}, {}, CheckOutcome.OK, "2 of 2"),
+        (7, {}, CheckOutcome.OK, "2 of 2"),
+    ],
+)
+def test_a_runtimes_template_decides_where_workers_have_room(
+    pod: object, group: dict[str, Any], outcome: CheckOutcome, words: str
+) -> None:
+    room = with_template(pod, **group)["room"]
+    assert (room.outcome, words in room.observed) == (outcome, True), room
+
+
+def test_a_runtimes_pull_secrets_are_named() -> None:
+    images = with_template(POD)["images"]
+    assert images.observed.endswith("Secrets of registries: registry")
+    assert "with these Secrets" in images.advice
