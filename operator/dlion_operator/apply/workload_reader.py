@@ -34,7 +34,8 @@ _LOG = logging.getLogger(__name__)
 READ_INTERVAL_S: Final = 4.0
 """Shorter than the time between two passes over a job that waits in its queue."""
 MAX_READS_PER_S: Final = 20.0
-"""Over all jobs: while more than eighty are in queues, each is read less often."""
+"""Over all jobs: while more than eighty are in queues, each is read less often. A first read, as
+after a restart, does not wait: its run is not served before."""
 ACTIVE_S: Final = 120.0
 """A Workload that was not read for so long is that of a job without passes, as of one that ended.
 Longer than the interval of 2,000 queued jobs."""
@@ -93,12 +94,12 @@ class WorkloadReader:
     async def read(
         self,
         document: Document,
-        runtime: SiteRuntime | None = None,
-        interval_s: float = READ_INTERVAL_S,
+        runtime: SiteRuntime | None,
+        interval_s: Callable[[], float],
     ) -> QueueState | None:
         """Return the state; None: the job has no queue, or it is this site's own and cannot be read
         or does not run here. `runtime`: what the run's pods are made with. `interval_s`: until the
-        Workload is read again.
+        Workload is read again; asked only after a read, because it counts all jobs.
 
         Raises: ServerError if the API server has not answered for a short time.
         """
@@ -120,7 +121,7 @@ class WorkloadReader:
             self._state = await self._answered(document, job)
             self._read_for = wanted  # not before: what was read for another run admits nothing
             self.read_s = self._monotonic_s()
-            self._again_s = self.read_s + interval_s
+            self._again_s = self.read_s + interval_s()
             if self._state.problem and self._state.problem != before:
                 _LOG.warning("run %s: %s", key, self._state.problem)
         return self._state

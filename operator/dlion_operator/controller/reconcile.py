@@ -157,12 +157,14 @@ class Reconciler:
 
     async def _read_queue(self, state: ReconcileState) -> None:
         runtime = state.runtime.runtime if state.runtime else None
-        readers = (each.workload for each in self._states.values() if self._settings.kueue)
-        interval_s = read_interval_s((each.read_s for each in readers), self._monotonic_s())
-        state.queue = await state.workload.read(state.document, runtime, interval_s)
+        state.queue = await state.workload.read(state.document, runtime, self._read_interval_s)
         if state.queue is not None and state.queue.workload is None:
             # It is not watched: another program may have deleted it.
             state.applier.forget(Kind.WORKLOAD, state.workload.name)
+
+    def _read_interval_s(self) -> float:
+        read_s = (each.workload.read_s for each in self._states.values())
+        return read_interval_s(read_s, self._monotonic_s())
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""
@@ -316,10 +318,8 @@ class Reconciler:
         if not patch:
             return decision.requeue_after_s
         now_s = self._monotonic_s()
-        written_s = (each.status_written_s for each in self._states.values())
-        wait_s = state.status_written_s + telemetry_interval_s(written_s, now_s) - now_s
-        if is_telemetry(before, patch) and wait_s > 0:
-            return _sooner(decision.requeue_after_s, wait_s)
+        if now_s < state.telemetry_at_s and is_telemetry(before, patch):
+            return _sooner(decision.requeue_after_s, state.telemetry_at_s - now_s)
         written = await self._cluster.patch(
             Kind.DLION_JOB,
             metadata["namespace"],
@@ -327,7 +327,9 @@ class Reconciler:
             {"metadata": {"uid": metadata["uid"]}, "status": patch},
             subresource="status",
         )
-        state.status_written_s = self._monotonic_s()
+        state.status_written_s = now_s = self._monotonic_s()
+        written_s = (each.status_written_s for each in self._states.values())
+        state.telemetry_at_s = now_s + telemetry_interval_s(written_s, now_s)
         if written is not None:
             self._store.put(Kind.DLION_JOB, written)
             await self._post_events(decision.events, state)

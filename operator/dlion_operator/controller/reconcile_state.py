@@ -77,6 +77,8 @@ class ReconcileState:
     failing_since_s: float | None = None
     last_error: str = ""
     status_written_s: float = float("-inf")
+    telemetry_at_s: float = float("-inf")
+    """Progress alone is not written before."""
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     disrupted_pods: frozenset[str] = frozenset()
     """UIDs of pods whose disruption has its event."""

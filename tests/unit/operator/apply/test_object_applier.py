@@ -15,7 +15,7 @@ import copy
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -36,6 +36,9 @@ from dlion_operator.plan.observed import RemoteView, RunView
 from given_authorities import GivenAuthority
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
+
+if TYPE_CHECKING:
+    from dlion_operator.controller.reconcile_state import ReconcileState
 
 
 def conditions(site: Site) -> list[dict[str, Any]]:
@@ -453,6 +456,26 @@ def test_with_many_jobs_telemetry_of_each_is_written_less_often() -> None:
     assert wrote(10, 0.0), "a condition is written at once"
     assert not wrote(11, 29.0)
     assert wrote(12, 1.0)
+
+
+def test_progress_that_waits_counts_no_other_jobs() -> None:
+    """Passes are more with each job, and writes are not: all would take the square of the jobs."""
+    site = Site(dlion_job())
+    site.look()
+
+    def progress(percentage: int) -> RunView:
+        said, ready = TrainerStatus(progress_percentage=percentage), {SiteName("plant-a"): 2}
+        return RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+
+    site.runs.seen = progress(10)
+    site.look()
+    site._reconciler._states[ObjectName("default", "other")] = cast("ReconcileState", None)
+    site.runs.seen = progress(11)
+    site.look()
+    assert site.cluster.writes() == []
+    site.time_s += 10.0
+    with pytest.raises(AttributeError):
+        site.look()
 
 
 def test_a_job_that_is_gone_is_served_no_more() -> None:

@@ -12,7 +12,7 @@ Leaves out: a real API server and Kueue (tests/cluster/test_queueing.py).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -26,6 +26,9 @@ from dlion_operator.kubernetes.client import (
 from dlion_operator.kubernetes.store import ObjectName
 from operator_in_memory import KeptObjects, Site
 from operator_world import SETTINGS, dlion_job
+
+if TYPE_CHECKING:
+    from dlion_operator.controller.reconcile_state import ReconcileState
 
 QUEUEING = replace(SETTINGS, kueue=True)
 NAME = "digits-116be6"
@@ -225,6 +228,17 @@ def test_many_queued_jobs_share_the_reads_of_a_second() -> None:
     assert reads(5.0)
     assert not reads(19.0)
     assert reads(1.0)
+
+
+def test_only_a_read_counts_the_other_jobs() -> None:
+    """Passes are more with each job, and reads are not: all would take the square of the jobs."""
+    site = Site(queued(), settings=QUEUEING)
+    site.look()
+    later(site)
+    site._reconciler._states[ObjectName("default", "other")] = cast("ReconcileState", None)
+    site.look()
+    with pytest.raises(AttributeError):
+        later(site)
 
 
 def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
