@@ -47,6 +47,7 @@ class EventDispatcher:
         self.departures.reset()
 
     def handle(self, events: Iterable[Event]) -> None:
+        was_closed = self.quorum_gate.is_closed
         for event in events:
             is_withheld = self.quorum_gate.take(event)
             if is_withheld and self.quorum_gate.is_closed and isinstance(event, JoinQuestion):
@@ -55,8 +56,12 @@ class EventDispatcher:
                 self.departures.handle(earlier)
             if not is_withheld:
                 self.departures.handle(event)
-        self.instructions.remind()
         self.quorum_gate.update()
+        if self.quorum_gate.is_closed:
+            return
+        if was_closed:
+            self.instructions.postpone_reminder()
+        self.instructions.remind()
 
     def _process(self, event: Event) -> None:
         if not isinstance(event, JoinQuestion):

@@ -151,6 +151,8 @@ class InstructionExecutor:
         """What a peer last sent that may explain a divergence."""
         self.reminder_s = math.inf
         """When the policy wants to be reminded, in seconds since the run began."""
+        self._remind_after_s = 0.0
+        """The time that the policy gave."""
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
@@ -171,6 +173,11 @@ class InstructionExecutor:
             self.reminder_s = math.inf
             self.handle(ReminderDue())
 
+    def postpone_reminder(self) -> None:
+        """Count the time until the policy's reminder from now on, if it waits for one."""
+        if self.reminder_s < math.inf:
+            self.carry_out([RemindAfter(self._remind_after_s)])
+
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             self._carry_out(instruction)
@@ -188,6 +195,7 @@ class InstructionExecutor:
             case AddSamples(key=key, x_B=x_B, y_B=y_B):
                 self.parts.stream.extend({key: (x_B, y_B)})
             case RemindAfter(seconds=seconds):
+                self._remind_after_s = seconds
                 self.reminder_s = self._reporter.now_s() + seconds
                 self._due(seconds)
             case RejectMessage():
