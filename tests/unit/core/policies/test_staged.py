@@ -1,10 +1,11 @@
 """Features on a link, and who sends them when.
 
-Proves: decoded features are within half a level of the given ones, at any bits; a damaged or
-hostile payload is refused with what is allowed; the bits follow the link's rate; a decoder gets
-every sample once from sensors that restart, and waits for enough of them a bounded time; either
-machine refuses what the other would not send; a refused batch is requested again; no sensor takes
-the room of another; a checkpoint brings all features back in their order, or is refused.
+Proves: decoded features are within half a level of the given ones, at any bits, also at the
+limit; a damaged or hostile payload is refused with what is allowed; the bits follow the link's
+rate; a decoder gets every sample once from sensors that restart, and waits for enough of them a
+bounded time; either machine refuses what the other would not send; a refused batch is requested
+again; no sensor takes the room of another; a checkpoint brings all features back in their order, or
+is refused.
 
 Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py), whole jobs
 (tests/simulated/test_staged.py).
@@ -78,6 +79,19 @@ def test_equal_values_survive() -> None:
     assert (decode(encode(given, 2), SHAPE, CLASSES).samples.features_B == 7).all()
 
 
+@pytest.mark.parametrize("bits", feature_batch.BITS)
+def test_values_up_to_the_limit_are_taken_and_none_is_beyond_it(bits: int) -> None:
+    limit = np.float32(feature_batch.MAX_MAGNITUDE)
+    lowest_B = np.linspace(-limit, limit, 50, dtype=np.float32)
+    for lowest in lowest_B:
+        values = np.full((3, *SHAPE), lowest)
+        values[0] = limit
+        given = LocalFeatures(0, 3, values, np.zeros(3, np.int32))
+        decoded = decode(encode(given, bits), SHAPE, CLASSES).samples.features_B
+        assert np.abs(decoded).max() <= limit
+        assert decoded == pytest.approx(values)
+
+
 def header(first: int = 0, total: int = 3, count: int = 3, bits: int = 8) -> bytes:
     return struct.pack("<IIHB", first, total, count, bits)
 
@@ -102,6 +116,7 @@ def body(low: float = 0, step: float = 1, label: int = 0) -> bytes:
         (header() + body(low=np.nan), "a range that falls"),
         (header() + body(low=-2e6), "exceeds what is allowed"),
         (header() + body(step=np.inf), "exceeds what is allowed"),
+        (header() + body(step=1.0001e6 / 255), "exceeds what is allowed"),
         (header() + body(step=-1), "a range that falls"),
         (header() + body(label=CLASSES), "a label of 5; allowed: 0 to 4"),
     ],

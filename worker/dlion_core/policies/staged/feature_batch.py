@@ -28,6 +28,8 @@ MAX_TOTAL_VALUES: Final = 2**28
 """Values of all samples of all sensors: 1 GiB at the decoder."""
 MAX_MAGNITUDE: Final = 1e6
 """Of a value: larger ones would end training."""
+_TOLERANCE: Final = 1e-5
+"""Relative, of the largest magnitude: the distance of levels is rounded to float32."""
 MAX_CLASSES: Final = 2**16
 BITS: Final = (2, 4, 8)
 _HEADER: Final = struct.Struct("<IIHB")
@@ -111,13 +113,14 @@ def decode(payload: Payload, shape: tuple[int, ...], class_count: int) -> Featur
     ranges = np.frombuffer(data, "<f4", 2 * channels, _HEADER.size).reshape(2, channels)
     lowest_C, step_C = ranges.astype(np.float32)
     highest_C = lowest_C.astype(np.float64) + step_C.astype(np.float64) * (2**bits - 1)
-    if not ((lowest_C >= -MAX_MAGNITUDE) & (step_C >= 0) & (highest_C <= MAX_MAGNITUDE)).all():
+    limit = MAX_MAGNITUDE * (1 + _TOLERANCE)
+    if not ((lowest_C >= -MAX_MAGNITUDE) & (step_C >= 0) & (highest_C <= limit)).all():
         raise ContractError(
             f"features with a range that falls, or exceeds what is allowed: +-{MAX_MAGNITUDE:g}"
         )
     at = _HEADER.size + 8 * channels
     levels = _unpacked(np.frombuffer(data, np.uint8, level_bytes, at), bits)[:values]
-    features_B = levels.reshape(-1, channels) * step_C + lowest_C
+    features_B = np.minimum(levels.reshape(-1, channels) * step_C + lowest_C, MAX_MAGNITUDE)
     labels_B = np.frombuffer(data, "<u2", count, at + level_bytes).astype(np.int32)
     if labels_B.max() >= class_count:
         raise ContractError(f"a label of {labels_B.max()}; allowed: 0 to {class_count - 1}")
