@@ -93,14 +93,18 @@ def verify_received(
     """Verify all models among the received files, which lie as in a result folder.
 
     `site`: the model of that site must be there, and no other file; None: a whole folder, which
-    may have other files but no other model. Raises: as `verify_model`.
+    may have other files, but none below `models` and no other model. Raises: as `verify_model`.
     """
     found = {path.relative_to(received) for path in received.rglob("*") if path.is_file()}
     in_models = [path.parts for path in found if path.parts[0] == "models"]
     sites = sorted({SiteName(parts[1]) for parts in in_models if len(parts) == 3})
     sites = sites if site is None else [site]
     of_sites = {Path("models", each, name) for each in sites for name in _MODEL_FILES}
-    others = [path for path in found - of_sites if site is not None or path.name == MODEL_FILE]
+    others = [
+        path
+        for path in found - of_sites
+        if site is not None or path.parts[0] == "models" or path.name == MODEL_FILE
+    ]
     if others:
         names = printable(", ".join(sorted(map(str, others))[:5]))
         raise ProvenanceError(

@@ -273,16 +273,25 @@ def test_a_model_for_which_no_statement_stands_is_refused(
 
 def test_other_files_are_only_in_a_whole_folder(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b"")
-    (folder / "weights.bin").write_bytes(b"")
     assert len(verify_received(tmp_path, expected(), site=None)) == 1
-    with pytest.raises(ProvenanceError, match=r"sends events.jsonl, models/plant-a/weights.bin"):
+    with pytest.raises(ProvenanceError, match=r"sends events.jsonl, for which"):
         verify_received(tmp_path, expected(), site=A)
 
 
+@pytest.mark.parametrize("name", ["plant-a/best.keras", "plant-a/more/w.h5", "other.keras"])
+@pytest.mark.parametrize("site", [A, None], ids=["one model", "the whole folder"])
+def test_nothing_else_is_accepted_among_the_models(
+    tmp_path: Path, folder: Path, site: SiteName | None, name: str
+) -> None:
+    path = tmp_path / "models" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"other weights")
+    with pytest.raises(ProvenanceError, match=f"sends models/{name}, for which"):
+        verify_received(tmp_path, expected(unsigned=True), site=site)
+
+
 def test_no_model_is_an_error_only_where_one_is_wanted(tmp_path: Path) -> None:
-    (tmp_path / "models").write_bytes(b"")
     assert verify_received(tmp_path, expected(), site=None) == []
-    (tmp_path / "models").unlink()
     with pytest.raises(ProvenanceError, match=r"no model.keras and no model.json of plant-a"):
         verify_received(tmp_path, expected(), site=A)
 
