@@ -15,6 +15,7 @@ keeper as a process and its records (test_pods).
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -56,7 +57,7 @@ from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerKey
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
 from dlion_worker.training.site_model import SavedModel
-from keeper_service import AUTHORITIES, PLANT_A, PLANT_B, UID, Keeper, job, proof
+from keeper_service import AUTHORITIES, DISK_THREADS, PLANT_A, PLANT_B, UID, Keeper, job, proof
 
 if TYPE_CHECKING:
     from dlion_api.protocol.worker_config import WorkerConfig
@@ -532,9 +533,8 @@ def test_a_replaced_incarnation_does_not_store_what_it_has_sent_already(
             errors.append(error)
 
     sending = threading.Thread(target=put_older)
-    storing = keeper.service._locks["state/w0"]
     try:
-        with storing:
+        with keeper.storing("state/w0"):
             sending.start()
             wait_until(lambda: keeper.waiting_files(OWN) == [10])
             both = threading.Thread(target=lambda: newer.put(OWN, write(tmp_path / "newer", 20)))
@@ -547,3 +547,86 @@ def test_a_replaced_incarnation_does_not_store_what_it_has_sent_already(
         older.close()
     assert "was replaced by 8" in str(errors)
     assert keeper.files() == {OWN: 20}
+
+
+@pytest.fixture
+def signed_model(tmp_path: Path, keeper: Keeper, client: ArtifactClient) -> Path:
+    """A site's model at the keeper, with its statement."""
+    made = tmp_path / "made"
+    stated(made)
+    for path in (model_path(PLANT_A), metadata_path(PLANT_A), provenance_path(PLANT_A)):
+        client.put(path, made / Path(path).name)
+    return keeper.folder / "models" / PLANT_A
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.json"])
+def test_an_upload_that_fails_leaves_the_model_with_its_statement(
+    tmp_path: Path, signed_model: Path, client: ArtifactClient, name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(UnavailableError, match="no space left"):
+            client.put(f"models/{PLANT_A}/{name}", write(tmp_path / "newer", 50))
+    assert verify_model(signed_model, PLANT_A, SIGNED_BY_KEEPER).is_signed
+
+
+class Upload:
+    """An upload of a newer model in a thread."""
+
+    def __init__(self, keeper: Keeper, source: Path) -> None:
+        self._client, self._source = keeper.client(1), source
+        self._thread = threading.Thread(target=self._put)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self._client.close()
+        self._thread.join(20)
+
+    def _put(self) -> None:
+        with pytest.raises(UnavailableError):
+            self._client.put(model_path(PLANT_A), self._source)
+
+
+def test_uploads_that_wait_hold_up_no_other_folder_and_end_when_cancelled(
+    tmp_path: Path, keeper: Keeper, signed_model: Path, client: ArtifactClient
+) -> None:
+    newer = write(tmp_path / "newer", 50)
+    with keeper.storing(f"models/{PLANT_A}"):
+        waiting = [Upload(keeper, newer) for _ in range(DISK_THREADS)]
+        wait_until(lambda: keeper.waiting_files(model_path(PLANT_A)) == [50] * DISK_THREADS)
+        client.put(OWN, write(tmp_path / "mine", 10))
+        for upload in waiting:
+            upload.cancel()
+        wait_until(lambda: not keeper.waiting_files(model_path(PLANT_A)))
+    assert client.get(OWN, tmp_path / "back")
+    assert verify_model(signed_model, PLANT_A, SIGNED_BY_KEEPER).is_signed
+
+
+def test_a_file_that_is_being_stored_is_stored_whole_though_its_call_is_cancelled(
+    tmp_path: Path, keeper: Keeper, signed_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_storing, may_store = threading.Event(), threading.Event()
+
+    def slow(_file: int) -> None:
+        is_storing.set()
+        may_store.wait(20)
+
+    newer = write(tmp_path / "newer", 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", slow)
+        upload = Upload(keeper, newer)
+        try:
+            assert is_storing.wait(20)
+            upload.cancel()
+            wait_until(keeper.is_cancelling)
+            assert keeper.waiting_files(model_path(PLANT_A)) == [50]
+            assert keeper.service._locks[f"models/{PLANT_A}"].locked()
+        finally:
+            may_store.set()
+        wait_until(lambda: not keeper.is_cancelling())
+    assert (signed_model / "model.keras").read_bytes() == newer.read_bytes()
+    assert not (signed_model / PROVENANCE_FILE).exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -25,9 +27,11 @@ from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from local_run import job_document
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
+DISK_THREADS = 2
 UID = "u-1"
 """Of the DLionJob."""
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
@@ -55,6 +59,7 @@ class Keeper:
         if knows_revoked:
             self.revoked.set(())
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(DISK_THREADS))
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.start()
@@ -93,6 +98,20 @@ class Keeper:
         """The lengths of files that have not replaced that one yet."""
         partial = (self.folder / path).parent.glob(".arriving-*")
         return [each.stat().st_size for each in partial]
+
+    @contextmanager
+    def storing(self, folder: str) -> Iterator[None]:
+        """As while the keeper stores another file of that folder."""
+        lock = self.service._locks[folder]
+        self._run(lock.acquire())
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(lock.release)
+
+    def is_cancelling(self) -> bool:
+        """Whether a call has been cancelled and has not ended."""
+        return any(task.cancelling() for task in asyncio.all_tasks(self._loop))
 
     async def _start(self) -> None:
         credentials = proof(KeeperIdentity(PLANT_A))

@@ -7,10 +7,8 @@ is rejected here.
 import asyncio
 import errno
 import logging
-import threading
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -90,7 +88,7 @@ class ArtifactService:
         self._store = store
         self._credentials = credentials
         self._incarnations: dict[Rank, int] = {}
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By folder: its files replace others one at a time, and a statement is signed while the
         files that it is about stay."""
 
@@ -128,9 +126,10 @@ class ArtifactService:
         file = await asyncio.to_thread(self._store.create, start.path, start.total_bytes)
         try:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
-            lock = self._locks[start.path.rpartition("/")[0]]
-            store = partial(self._store_file, start.path, file, worker, incarnation)
-            await asyncio.to_thread(_locked, lock, store)
+            async with self._locks[start.path.rpartition("/")[0]]:
+                await _completed(
+                    asyncio.to_thread(self._store_file, start.path, file, worker, incarnation)
+                )
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         _LOG.info("%s: %d bytes of %s", start.path, start.total_bytes, worker.name)
@@ -141,12 +140,12 @@ class ArtifactService:
     ) -> None:
         self._check_incarnation(worker, incarnation)
         self._revoked.check(worker)
-        if path in (model_path(worker.site), metadata_path(worker.site)):
-            # A model without a statement is refused as such, one with an older one as changed.
-            self._store.remove(provenance_path(worker.site))
-        elif path == provenance_path(worker.site):
+        if path == provenance_path(worker.site):
             file.rewrite(lambda content: self._signer.signed(content, worker))
         file.commit()
+        if path in (model_path(worker.site), metadata_path(worker.site)):
+            # After the commit: where that fails, the statement is about the model that stays.
+            self._store.remove(provenance_path(worker.site))
 
     async def _receive_chunks(
         self, context: ArtifactCallContext, file: PartialFile, verifier: ChunkVerifier
@@ -226,10 +225,14 @@ class ArtifactService:
         raise error  # abort does not return, but its type does not declare it
 
 
-def _locked(lock: threading.Lock, work: Callable[[], None]) -> None:
-    """Runs in a thread: it holds the lock until the end, also if its call is cancelled."""
-    with lock:
-        work()
+async def _completed(work: Coroutine[Any, Any, None]) -> None:
+    """Run the work to its end, also if the caller is cancelled: it uses a lock and a file."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 async def _next(context: ArtifactCallContext) -> bytes | None:
