@@ -4,7 +4,7 @@ another site's keeper, of a worker, of another job or run, of a key that is no E
 the certificate was not valid; a statement of another DLionJob of that name, or of none; one that a
 revoked worker or site saved; none, or one without a signature, unless that is allowed; a hostile
 file; a file for which no statement stands; and a model that is missing. A keeper signs neither
-before it has the files that a statement is about, nor with a certificate that has expired.
+without the files that a statement is about, nor with a certificate that has expired.
 
 Real authorities, certificates and the keeper's signer. Left out: the statement's form
 (tests/unit/api/test_provenance.py), `dlion fetch` in a cluster (tests/cluster/test_cli_pods.py).
@@ -45,6 +45,7 @@ from dlion_cli.inputs.model_provenance import (
 )
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.certificate_issuer import CLIENT_AND_SERVER, Issuer, pem
+from dlion_worker.artifact_server import provenance_signer
 from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.workers import RevokedWorkers
 from dlion_worker.provenance.envelope import MAX_ENVELOPE_BYTES, SignedEnvelope
@@ -329,17 +330,35 @@ def test_a_keeper_signs_only_what_its_caller_may_state(tmp_path: Path, folder: P
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.json"])
-def test_a_statement_of_files_that_have_not_arrived_may_be_sent_again(
+def test_a_statement_of_files_that_the_keeper_does_not_have_is_refused(
     tmp_path: Path, folder: Path, name: str
 ) -> None:
     of_newer = replace(
         statement(folder), sha256={**statement(folder).sha256, name: "0" * 64}
     ).to_json()
-    with pytest.raises(UnavailableError, match=f"statement of another {name} than is kept here"):
+    refused = pytest.raises(ContractError, match=f"statement of another {name} than is kept here")
+    with refused:
         keeper(tmp_path).signed(of_newer, SAVER)
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError):
+    with refused:
         keeper(tmp_path).signed(of_newer, SAVER)
+
+
+def test_a_keeper_hashes_each_version_of_a_file_once(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(provenance_signer, "file_sha256", counted)
+    (tmp_path / "newer").write_bytes(b"other..")
+    (tmp_path / "newer").replace(folder / "model.keras")
+    for _ in range(2):
+        keeper(tmp_path).signed(statement(folder).to_json(), SAVER)
+    assert hashed == ["model.keras"]
 
 
 @pytest.mark.parametrize("days", [-9, 9])

@@ -34,6 +34,7 @@ class UploadResult:
 class _UploadTask:
     source: Path
     iteration: int
+    after: Collection[str]
 
 
 class UploadQueue:
@@ -54,12 +55,17 @@ class UploadQueue:
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
 
-    def upload(self, path: str, source: Path, *, iteration: int) -> None:
-        """Queue a file and return at once."""
+    def upload(
+        self, path: str, source: Path, *, iteration: int, after: Collection[str] = ()
+    ) -> None:
+        """Queue a file and return at once.
+
+        It waits for the files `after`, which wait for none, and fails if one of them is rejected.
+        """
         with self._changed:
             # At the end also if it waits already: what belongs together arrives in its order.
             self._waiting.pop(path, None)
-            self._waiting[path] = _UploadTask(source, iteration)
+            self._waiting[path] = _UploadTask(source, iteration, after)
             self._changed.notify_all()
 
     def wait(self, paths: Collection[str], *, within_s: float) -> bool:
@@ -117,11 +123,18 @@ class UploadQueue:
                 self._changed.wait()
             if self._ended.is_set():
                 return None
-            path = next(iter(self._waiting))
+            path = next(
+                path
+                for path, task in self._waiting.items()
+                if self._waiting.keys().isdisjoint(task.after)
+            )
             self._in_progress = path
             return path, self._waiting.pop(path)
 
     def _attempt(self, path: str, task: _UploadTask) -> UploadResult:
+        if self.is_refused(task.after):
+            message = f"{path} not uploaded to the keeper: neither is a file that it is about"
+            return UploadResult(path, task.iteration, message)
         try:
             self._keeper.put(path, task.source)
         except UnavailableError as error:

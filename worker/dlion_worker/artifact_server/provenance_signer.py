@@ -6,16 +6,17 @@ files that lie here. It adds the job's UID, its own clock and who is revoked.
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
-from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, SiteName, WorkerIdentity
 from dlion_api.protocol.provenance import (
+    STATED_FILES,
     ProvenanceStatement,
     RevokedEntry,
     StatedRun,
-    stated_digests,
+    file_sha256,
 )
 from dlion_api.protocol.revocation import MAX_REVOCATIONS
 from dlion_worker.artifact_client.paths import model_path
@@ -43,9 +44,9 @@ class ProvenanceSigner:
     def signed(self, content: bytes, worker: WorkerIdentity) -> bytes:
         """Return the worker's statement, signed; without TLS there is no key, and it stays as is.
 
-        Raises: ContractError: it is malformed, or states another run, site or worker, or this
-        keeper does not know the job's UID. UnavailableError: of other files than those that have
-        arrived so far, or the keeper's certificate is not valid now. OSError.
+        Raises: ContractError: it is malformed, or states another run, site or worker, or other
+        files than lie here, or this keeper does not know the job's UID. UnavailableError: the
+        keeper's certificate is not valid now. OSError.
         """
         if not self._run.uid:
             raise ContractError(
@@ -58,11 +59,11 @@ class ProvenanceSigner:
         allowed = (replace(self._run, uid=""), self._site, worker.name)
         if given != allowed:
             raise ContractError(f"statement of {given!r:.300}; allowed: {allowed}")
-        kept = stated_digests((self._folder / model_path(self._site)).parent)
-        if statement.sha256 != kept:
-            # The statement's own files may still be on their way, after a failed attempt.
-            others = [name for name in kept if kept[name] != statement.sha256[name]]
-            raise UnavailableError(f"statement of another {' and '.join(others)} than is kept here")
+        others = [
+            name for name, sha256 in statement.sha256.items() if self._kept_sha256(name) != sha256
+        ]
+        if others:
+            raise ContractError(f"statement of another {' and '.join(others)} than is kept here")
         now = datetime.now(UTC).replace(microsecond=0)
         provenance = replace(
             stated,
@@ -77,3 +78,18 @@ class ProvenanceSigner:
         if not self._credentials.enabled:
             return payload
         return SignedEnvelope.sign(payload, partial(self._credentials.sign, now=now)).to_json()
+
+    def _kept_sha256(self, name: str) -> str:
+        """Of the file that lies here; empty: there is none. Raises: OSError."""
+        path = (self._folder / model_path(self._site)).with_name(name)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return ""
+        return _sha256_of_version(path, (found.st_ino, found.st_size, found.st_ctime_ns))
+
+
+@lru_cache(maxsize=len(STATED_FILES))
+def _sha256_of_version(path: Path, _version: tuple[int, ...]) -> str:
+    """Hash a model of up to 4 GiB once, also if its statement is sent again."""
+    return file_sha256(path)

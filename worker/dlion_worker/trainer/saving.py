@@ -182,10 +182,12 @@ class StateSaver:
     def upload_model(self, folder: Path) -> None:
         """Upload the site's model from that folder in the background."""
         if self._uploads is not None:
-            for path in (*self._model_paths(), provenance_path(self._worker.site)):
-                source = folder / path.rpartition("/")[2]
-                if path in self._model_paths() or source.exists():
-                    self._uploads.upload(path, source, iteration=self._progress.iteration)
+            at, paths = self._progress.iteration, self._model_paths()
+            for path in paths:
+                self._uploads.upload(path, folder / Path(path).name, iteration=at)
+            if (statement := folder / PROVENANCE_FILE).exists():
+                path = provenance_path(self._worker.site)
+                self._uploads.upload(path, statement, iteration=at, after=paths)
 
     def upload_model_and_wait(self, folder: Path) -> None:
         """Upload the site's model and wait until the keeper has it, or until the timeout."""
