@@ -29,7 +29,6 @@ CASES = {
     "clean, skewed": ("none", "bySite", "detect", "majority"),
     "x100": ("x100", "iid", "detect"),
     "x100, clip": ("x100", "iid", "clip"),
-    "sign flip": ("sign flip", "bySite", "detect"),
     "label flip": ("label flip", "bySite", "detect"),
     "constant": ("constant", "iid", "detect"),
     "frame a peer": ("frame a peer", "bySite", "detect"),
@@ -40,6 +39,8 @@ CASES = {
     "little is enough, quarantine": ("little is enough", "bySite", "clip", "majority"),
 }
 STEPS = 60
+STEPS_OF = {"label flip": 40, "frame a peer": 40}
+"""Of jobs that are not asked what they learn."""
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
                 "settings": {"exchange.quarantine": "".join(case[3:]) or "off"},
                 "policy": "adaptive",
                 "seed": 1,
-                "steps": STEPS,
+                "steps": STEPS_OF.get(name, STEPS),
             }
         )
-        for case in CASES.values()
+        for name, case in CASES.items()
     ]
     done = subprocess.run(
         [sys.executable, PROGRAM, out], input="\n".join(lines), capture_output=True, text=True,
@@ -79,10 +80,10 @@ def test_a_clean_run_names_nobody_and_learns(runs: dict[str, dict[str, Any]], na
     [
         ("x100", "contributes values with the norm"),
         ("x100, clip", "contributes values with the norm"),
-        ("sign flip", "contributes values that oppose"),
         ("label flip", "contributes values that oppose"),
         ("constant", "contributes what it contributed"),
         ("frame a peer", "contributes values that oppose"),
+        ("sign flip, quarantine", "contributes values that oppose"),
     ],
 )
 def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, text: str) -> None:
