@@ -46,7 +46,7 @@ def test_a_compiled_model_learns_from_arrays(tmp_path: Path) -> None:
         classifier(0.01),
         (x, y, test_x, test_y),
         sites=SITES,
-        stop={"maxSteps": 150},
+        stop={"maxSteps": 100},
         root=tmp_path,
         **ENVIRONMENT,
     )

@@ -34,7 +34,7 @@ def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     commands = {}
     for own in OWN_PROGRAMS:
         (folder / own.name).mkdir()
-        manifest = own.project(folder / own.name, steps=200)
+        manifest = own.project(folder / own.name, steps=100)
         commands[own.name] = [
             "simulate", str(manifest), "-e", str(environment), "-o", "json", "--no-report",
             "--out", str(folder / own.name / "out"),
