@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlion_core import compiling
 from dlion_core.codecs import kernels
 
 TINY = """
@@ -78,10 +79,14 @@ def test_what_an_image_ships_is_taken_up_by_all_that_start_together(tmp_path: Pa
 
 
 @pytest.mark.parametrize("shipped", ["/nowhere", "", "/etc/hostname"])
-def test_what_cannot_be_taken_up_stops_nobody(tmp_path: Path, shipped: str) -> None:
-    (tmp_path / "tiny.py").write_text(TINY)
-    assert said(start(tmp_path, CALL, DLION_KERNELS=shipped)) == "8 0"
-    assert sorted(path.name for path in tmp_path.glob("kept-*")) == []
+def test_what_cannot_be_taken_up_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: str
+) -> None:
+    """Nothing is left that a process would take for its cache."""
+    monkeypatch.setenv(compiling.SHIPPED_VARIABLE, shipped)
+    monkeypatch.setenv(compiling.CACHE_VARIABLE, str(tmp_path / "kept"))
+    compiling.install_shipped_kernels()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_can_keep_nothing_works(tmp_path: Path) -> None:
@@ -97,17 +102,14 @@ def test_arrays_of_another_type_are_refused_not_compiled_for() -> None:
         kernels.peak_bits(np.zeros(6, np.uint32)[::2])
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "dlion_worker.sidecar.__main__",
-        "dlion_operator.coordinator.server",
-        "dlion_cli.command_line",
-    ],
-)
-def test_who_codes_nothing_does_not_carry_the_compiler(module: str, tmp_path: Path) -> None:
-    code = f"import sys, {module}; print('numba' in sys.modules, 'llvmlite' in sys.modules)"
-    assert said(start(tmp_path, code)) == "False False"
+def test_who_codes_nothing_does_not_carry_the_compiler(tmp_path: Path) -> None:
+    """One process for all: what one of them loads stays loaded."""
+    modules = ("dlion_worker.sidecar.__main__", "dlion_operator.coordinator.server",
+               "dlion_cli.command_line")  # fmt: skip
+    found = "module, 'numba' in sys.modules, 'llvmlite' in sys.modules"
+    code = f"import importlib, sys\nfor module in {modules}:\n"
+    code += f"    importlib.import_module(module)\n    print({found})\n"
+    assert said(start(tmp_path, code)).splitlines() == [f"{one} False False" for one in modules]
 
 
 def test_an_images_build_compiles_every_kernel_that_its_workers_have(tmp_path: Path) -> None:
