@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import keras
@@ -24,6 +25,7 @@ from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import TrainingProgram, builtin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SHAPE = (8, 8, 1)
@@ -57,14 +59,43 @@ def _with_everything() -> keras.Model:
     )
 
 
-def test_loss_and_gradient_are_those_of_keras() -> None:
-    model = _model()
+@pytest.fixture(scope="module")
+def traced() -> tuple[FlatModel, FlatModel]:
+    """As tracing costs more than all steps of a test."""
+    return _model(), _model(_with_everything)
+
+
+@pytest.fixture
+def digits(traced: tuple[FlatModel, FlatModel]) -> Iterator[FlatModel]:
+    """As it was built."""
+    with _as_built(traced[0]) as model:
+        yield model
+
+
+@pytest.fixture
+def everything(traced: tuple[FlatModel, FlatModel]) -> Iterator[FlatModel]:
+    """As it was built: batch normalisation and dropout."""
+    with _as_built(traced[1]) as model:
+        yield model
+
+
+@contextmanager
+def _as_built(model: FlatModel) -> Iterator[FlatModel]:
+    """Afterwards its weights, statistics and counters are what they were."""
+    weights_D, state_S, counters = model.get_weights(), model.get_state(), model.get_counters()
+    yield model
+    model.set_weights(weights_D)
+    model.set_state(state_S)
+    model.set_counters(counters)
+
+
+def test_loss_and_gradient_are_those_of_keras(digits: FlatModel) -> None:
     x_B, y_B = _batch()
-    result = model.step(x_B, y_B)
+    result = digits.step(x_B, y_B)
     with tf.GradientTape() as tape:
-        logits = model._keras(x_B.astype(np.float32) / 255, training=True)
+        logits = digits._keras(x_B.astype(np.float32) / 255, training=True)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y_B, logits)
-    expected = tape.gradient(loss, [v.value for v in model._keras.trainable_variables])
+    expected = tape.gradient(loss, [v.value for v in digits._keras.trainable_variables])
     flat_D = np.concatenate([g.numpy().ravel() for g in expected])
     assert result.loss == pytest.approx(float(loss), rel=1e-5)
     np.testing.assert_allclose(result.gradient_D, flat_D, atol=1e-6)
@@ -91,24 +122,22 @@ def test_one_trace_serves_all_batch_sizes() -> None:
     assert len(model._compiled) == 2
 
 
-def test_weights_changed_in_place_count_at_the_next_step() -> None:
-    model = _model()
+def test_weights_changed_in_place_count_at_the_next_step(digits: FlatModel) -> None:
     x_B, y_B = _batch()
-    before = model.step(x_B, y_B)
-    saved_D = model.get_weights()
-    model.weights_D -= np.float32(0.5) * before.gradient_D
-    assert model.step(x_B, y_B).loss < before.loss
-    model.set_weights(saved_D)
-    again = model.step(x_B, y_B)
+    before = digits.step(x_B, y_B)
+    saved_D = digits.get_weights()
+    digits.weights_D -= np.float32(0.5) * before.gradient_D
+    assert digits.step(x_B, y_B).loss < before.loss
+    digits.set_weights(saved_D)
+    again = digits.step(x_B, y_B)
     assert again.loss == before.loss
     np.testing.assert_array_equal(again.gradient_D, before.gradient_D)
 
 
-def test_earlier_gradients_stay_as_they_were() -> None:
-    model = _model()
-    first = model.step(*_batch(seed=1)).gradient_D
+def test_earlier_gradients_stay_as_they_were(digits: FlatModel) -> None:
+    first = digits.step(*_batch(seed=1)).gradient_D
     copy = first.copy()
-    model.step(*_batch(seed=2))
+    digits.step(*_batch(seed=2))
     np.testing.assert_array_equal(first, copy)
 
 
@@ -123,28 +152,26 @@ def test_workers_of_one_seed_start_equal_and_drop_out_differently() -> None:
     assert not np.array_equal(_model(seed=4).weights_D, _model(seed=3).weights_D)
 
 
-def test_counters_bring_dropout_back_to_where_it_was() -> None:
-    model = _model(_with_everything)
+def test_counters_bring_dropout_back_to_where_it_was(everything: FlatModel) -> None:
     x_B, y_B = _batch()
-    model.step(x_B, y_B)
-    counters, state_S = model.get_counters(), model.get_state()
-    expected = model.step(x_B, y_B).gradient_D
-    assert not np.array_equal(model.step(x_B, y_B).gradient_D, expected)
-    model.set_counters(counters)
-    model.set_state(state_S)
-    np.testing.assert_array_equal(model.step(x_B, y_B).gradient_D, expected)
+    everything.step(x_B, y_B)
+    counters, state_S = everything.get_counters(), everything.get_state()
+    expected = everything.step(x_B, y_B).gradient_D
+    assert not np.array_equal(everything.step(x_B, y_B).gradient_D, expected)
+    everything.set_counters(counters)
+    everything.set_state(state_S)
+    np.testing.assert_array_equal(everything.step(x_B, y_B).gradient_D, expected)
 
 
-def test_moving_statistics_are_a_vector_that_can_be_averaged() -> None:
-    model = _model(_with_everything)
-    np.testing.assert_array_equal(model.get_state(), [0, 0, 0, 0, 1, 1, 1, 1])
-    model.step(*_batch())
-    state_S = model.get_state()
+def test_moving_statistics_are_a_vector_that_can_be_averaged(everything: FlatModel) -> None:
+    np.testing.assert_array_equal(everything.get_state(), [0, 0, 0, 0, 1, 1, 1, 1])
+    everything.step(*_batch())
+    state_S = everything.get_state()
     assert not np.allclose(state_S[:4], 0)
-    model.set_state((state_S + 1) / 2)
-    np.testing.assert_allclose(model.get_state(), (state_S + 1) / 2)
+    everything.set_state((state_S + 1) / 2)
+    np.testing.assert_allclose(everything.get_state(), (state_S + 1) / 2)
     with pytest.raises(ContractError, match="wrong length"):
-        model.set_state(state_S[:-1])
+        everything.set_state(state_S[:-1])
 
 
 def test_penalties_of_layers_are_part_of_the_loss() -> None:
@@ -182,10 +209,9 @@ def test_a_pattern_that_matches_nothing_names_the_variables() -> None:
         _model(freeze=["*"])
 
 
-def test_an_infinite_gradient_is_flagged() -> None:
-    model = _model()
-    model.weights_D[-1] = np.nan  # of the logits: what lies before them a ReLU may hide
-    result = model.step(*_batch())
+def test_an_infinite_gradient_is_flagged(digits: FlatModel) -> None:
+    digits.weights_D[-1] = np.nan  # of the logits: what lies before them a ReLU may hide
+    result = digits.step(*_batch())
     assert not result.finite
 
 
@@ -203,11 +229,10 @@ def test_a_large_but_finite_gradient_is_not_flagged() -> None:
     assert result.finite
 
 
-def test_accuracy_is_counted_per_class() -> None:
-    model = _model()
+def test_accuracy_is_counted_per_class(digits: FlatModel) -> None:
     x, y = _batch(50)
-    evaluation = model.evaluate(x, y, batch_size=16)
-    predicted = model._keras(x.astype(np.float32) / 255).numpy().argmax(axis=1)
+    evaluation = digits.evaluate(x, y, batch_size=16)
+    predicted = digits._keras(x.astype(np.float32) / 255).numpy().argmax(axis=1)
     assert evaluation.samples == 50
     assert evaluation.accuracy == pytest.approx((predicted == y).mean())
     for label in range(10):
@@ -216,16 +241,15 @@ def test_accuracy_is_counted_per_class() -> None:
         )
 
 
-def test_a_snapshot_is_not_touched_by_later_steps() -> None:
-    model = _model()
+def test_a_snapshot_is_not_touched_by_later_steps(digits: FlatModel) -> None:
     x, y = _batch()
-    expected = model.evaluate(x, y)
-    snapshot = model.snapshot()
-    model.weights_D[:] = 0
-    assert model.evaluate(x, y, snapshot=snapshot) == expected
-    assert model.evaluate(x, y).loss == pytest.approx(np.log(10))
-    other = model.snapshot_of(snapshot.weights_D, model.get_state())
-    assert model.evaluate(x, y, snapshot=other) == expected
+    expected = digits.evaluate(x, y)
+    snapshot = digits.snapshot()
+    digits.weights_D[:] = 0
+    assert digits.evaluate(x, y, snapshot=snapshot) == expected
+    assert digits.evaluate(x, y).loss == pytest.approx(np.log(10))
+    other = digits.snapshot_of(snapshot.weights_D, digits.get_state())
+    assert digits.evaluate(x, y, snapshot=other) == expected
 
 
 def test_two_workers_that_do_not_see_each_other_may_save_a_model_at_once(tmp_path: Path) -> None:
@@ -236,21 +260,20 @@ def test_two_workers_that_do_not_see_each_other_may_save_a_model_at_once(tmp_pat
     _model(_with_everything).load_keras(tmp_path)
 
 
-def test_a_saved_model_is_a_keras_model(tmp_path: Path) -> None:
-    model = _model(_with_everything)
+def test_a_saved_model_is_a_keras_model(everything: FlatModel, tmp_path: Path) -> None:
     x, y = _batch()
-    model.step(x, y)
-    model.weights_D += np.float32(0.01)
-    model.save_keras(tmp_path / "model.keras")
+    everything.step(x, y)
+    everything.weights_D += np.float32(0.01)
+    everything.save_keras(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     predicted = loaded(x.astype(np.float32) / 255, training=False).numpy().argmax(axis=1)
-    assert model.evaluate(x, y).accuracy == pytest.approx((predicted == y).mean())
+    assert everything.evaluate(x, y).accuracy == pytest.approx((predicted == y).mean())
     assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
 
     other = _model(_with_everything, seed=9)
     other.load_keras(tmp_path)
-    np.testing.assert_array_equal(other.weights_D, model.weights_D)
-    np.testing.assert_array_equal(other.get_state(), model.get_state())
+    np.testing.assert_array_equal(other.weights_D, everything.weights_D)
+    np.testing.assert_array_equal(other.get_state(), everything.get_state())
     with pytest.raises(DataError, match="does not fit this model"):
         _model().load_keras(tmp_path / "model.keras")
     with pytest.raises(DataError, match="no such file"):
@@ -261,16 +284,15 @@ def test_a_saved_model_is_a_keras_model(tmp_path: Path) -> None:
         other.load_keras(tmp_path / "half.keras")
 
 
-def test_labels_without_a_class_are_refused() -> None:
-    model = _model()
+def test_labels_without_a_class_are_refused(digits: FlatModel) -> None:
     x_B, y_B = _batch()
     with pytest.raises(DataError, match=r"labels from \d to 10 \(10 classes\)"):
-        model.step(x_B, np.where(np.arange(16) == 3, 10, y_B))
+        digits.step(x_B, np.where(np.arange(16) == 3, 10, y_B))
 
 
-def test_samples_of_another_shape_are_refused() -> None:
+def test_samples_of_another_shape_are_refused(digits: FlatModel) -> None:
     with pytest.raises(DataError, match=r"given: x \[16, 8, 7, 1\]"):
-        _model().step(np.zeros((16, 8, 7, 1), np.uint8), np.zeros(16, np.int32))
+        digits.step(np.zeros((16, 8, 7, 1), np.uint8), np.zeros(16, np.int32))
 
 
 def test_integer_inputs_train_through_an_embedding() -> None:
