@@ -110,7 +110,8 @@ DOWNLOADS_VOLUME: Final = "downloads"
 DOWNLOADS_VARIABLE: Final = "DLION_DOWNLOADS"
 """Folder of downloads, if it is not in the user's cache."""
 DOWNLOAD_BYTES_VARIABLE: Final = "DLION_DOWNLOAD_BYTES"
-"""The most bytes that one download may take, packed and unpacked together."""
+"""The most bytes that all downloads of a pod may take, packed and unpacked together. Missing: their
+volume has no limit."""
 DOWNLOAD_CREDENTIALS: Final = {
     "token": "DLION_DOWNLOAD_TOKEN",
     "username": "DLION_DOWNLOAD_USERNAME",

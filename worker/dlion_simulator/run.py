@@ -256,7 +256,7 @@ class Simulation:
             rank=rank,
             replica=replica,
             stream=stream,
-            machine=factory.build_for(job, rank, replica),
+            machine=factory.build_for(job, rank, replica, 0),  # a run can be repeated
             # Virtual receivers read at once.
             director=ResourceController(job, rank, receiver_delay_s=0.0),
             reporter=Reporter(

@@ -39,7 +39,8 @@ WorkerEnd = Literal[
 FailureAction = Literal["Restart", "Ignore", "FailWorker", "FailRun"]
 
 MAX_RULES: Final = 8
-"""With the operator's own three, below Kubernetes' limit of 20 in a podFailurePolicy."""
+"""With the operator's own, of which there are three and two for each of two downloads, below
+Kubernetes' limit of 20 in a podFailurePolicy."""
 MAX_GROUPS_PER_RULE: Final = 4
 """An API server compares each with every group of every site."""
 

@@ -69,7 +69,7 @@ class Download:
         'my_data.npz'
         """
         name = PurePosixPath(unquote(self.url.partition("?")[0])).name
-        return re.sub(r"[^-.A-Za-z0-9_]", "_", name).lstrip(".")[-128:] or "download"
+        return re.sub(r"[^-.A-Za-z0-9_]", "_", name)[-128:].lstrip(".") or "download"
 
     @property
     def folder_name(self) -> str:

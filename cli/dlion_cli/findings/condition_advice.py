@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from dlion_api.cluster_names import COMPONENT_LABEL, JOB_LABEL, WORKER
 from dlion_api.status import Reason
 
 NO_PROBLEM: Final = frozenset(
@@ -20,6 +21,9 @@ EXPLAINED_BY_PODS: Final = frozenset(
 )
 """Reasons whose cause is a problem of a pod or of its creation."""
 NEW_RUN: Final = "correct it, then start another run: dlion submit FILE --set runId=…"
+_INITIALIZER_LOGS: Final = (
+    f"kubectl logs -l {JOB_LABEL}={{name}},{COMPONENT_LABEL}={WORKER} -c {{initializer}}"
+)
 
 ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     Reason.PENDING: (
@@ -29,7 +33,7 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     Reason.WORKERS_STARTING: ("Wait for the pods", "dlion watch {name}"),
     Reason.INITIALIZING: (
         "Wait for the downloads; the init container's log has the progress",
-        "kubectl logs -l dlion.dev/job-name={name} -c dataset-initializer",
+        _INITIALIZER_LOGS,
     ),
     Reason.QUEUED: ("Wait, or raise the queue's quota", "kubectl get workloads"),
     Reason.QUEUE_INACTIVE: (
@@ -74,7 +78,7 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     ),
     Reason.INITIALIZER_FAILED: (
         f"A download failed: see the message (trainer.initializer), {NEW_RUN}",
-        "kubectl logs -l dlion.dev/job-name={name} -c dataset-initializer",
+        _INITIALIZER_LOGS,
     ),
     Reason.FAILED_BY_RULE: (
         f"A rule of failureRules failed the run: see the named end, {NEW_RUN}",

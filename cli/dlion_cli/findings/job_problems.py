@@ -4,7 +4,13 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL, dispatched_workload_name
+from dlion_api.cluster_names import (
+    DATASET_INITIALIZER,
+    MODEL_INITIALIZER,
+    MULTIKUEUE,
+    QUEUE_LABEL,
+    dispatched_workload_name,
+)
 from dlion_api.status import MAX_PAIRS, ConditionType, Reason, State
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.findings.condition_advice import ADVICE, NO_PROBLEM
@@ -61,8 +67,16 @@ class JobFinder:
         advice, command = "See docs/conditions.md", ""
         if reason in set(Reason):
             advice, command = ADVICE[Reason(reason)]
-        command = command.format(name=self._job.name)
+        command = command.format(name=self._job.name, initializer=self._initializer(message))
         return self._problem(severity, reason, message or reason, advice, command)
+
+    def _initializer(self, message: str) -> str:
+        """The init container that the message names, else the job's first."""
+        given = mapping_of(mapping_of(self._spec.get("trainer")).get("initializer"))
+        by_field = {"dataset": DATASET_INITIALIZER, "model": MODEL_INITIALIZER}
+        own = [name for field, name in by_field.items() if field in given]
+        named = [name for name in own if name in message]
+        return next(iter([*named, *own]), DATASET_INITIALIZER)
 
     # ---- whether an operator acts ----------------------------------------------------------------
 

@@ -24,17 +24,25 @@ def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
 
 def require_data(jobs: Iterable[Job], data_root: Path) -> None:
     """Raises: DataError with all missing files and folders, but for data that may come later."""
+    root = data_root.resolve()
     missing = dict.fromkeys(
-        (what, path)
+        (what, start, path)
         for job in jobs
-        for what, path in _job_paths(job, data_root.resolve())
+        for what, start, path in _job_paths(job, root)
         if not path.exists()
     )
     if missing:
-        lines = "; ".join(f"{what}: no such file or directory: {path}" for what, path in missing)
-        raise DataError(
-            f"{lines}. Paths are relative to the site's data root, which --data-root names"
-        )
+        lines = "; ".join(f"{what}: no such file or directory: {path}" for what, _, path in missing)
+        starts = {start for _, start, _ in missing}
+        advice = []
+        if root in starts:
+            advice.append("Paths are relative to the site's data root, which --data-root names")
+        if starts - {root}:
+            advice.append(
+                "Paths in a download are relative to it (trainer.initializer): `dlion run` and"
+                " `dlion simulate` get it; if it is there, correct the path"
+            )
+        raise DataError(f"{lines}. {'. '.join(advice)}")
 
 
 def find_program_root(job: Job, file: Path, resume: Path | None) -> Path:
@@ -70,13 +78,15 @@ def require_program(job: Job, root: Path) -> None:
             raise ProgramError("\n".join(problems))
 
 
-def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
-    """Each path that the job's workers read, with its field in the manifest."""
+def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path, Path]]:
+    """Each path that the job's workers read, with its field in the manifest and where it starts."""
     trainer = job.spec.trainer
+    start = model_root(trainer, data_root)
     if trainer.start_from:
-        yield "trainer.startFrom", model_root(trainer, data_root) / trainer.start_from
+        yield "trainer.startFrom", start, start / trainer.start_from
     if trainer.encoder:
-        yield "trainer.encoder", model_root(trainer, data_root) / trainer.encoder
+        yield "trainer.encoder", start, start / trainer.encoder
+    start = dataset_root(trainer, data_root)
     for worker in () if trainer.dataset.watch else job.workers():
         own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
         for field, path in (
@@ -86,4 +96,4 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
             if path is not None:
                 for name, value in zip(PATH_PLACEHOLDERS, own, strict=True):
                     path = path.replace(name, value)
-                yield f"trainer.dataset.{field}", dataset_root(trainer, data_root) / path
+                yield f"trainer.dataset.{field}", start, start / path

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
 from dlion_api.spec.initializers import Download, Initializer
-from dlion_api.spec.sites import Group, Resources
+from dlion_api.spec.sites import Resources
 from dlion_operator.children.pods import container, mount
 from dlion_operator.kubernetes.client import Document
 from dlion_operator.kubernetes.quantities import parse_quantity
@@ -24,27 +24,53 @@ def downloads(job: Job) -> Mapping[str, Download]:
     return {name: download for name, download in both.items() if download is not None}
 
 
-def initializers(job: Job, group: Group, settings: Settings) -> list[Document]:
-    """Return an init container for each download.
-
-    It has the trainer's image, which has certificates, and resources, as the pod requests no more
-    with them.
-    """
-    wanted = downloads(job)
-    image = group.image or job.spec.trainer.image or settings.worker_image
+def initializers(job: Job, settings: Settings) -> list[Document]:
+    """Return an init container for each download. `with_templates` gives it what the templates
+    decide."""
     made = []
-    for name, download in wanted.items():
+    for name, download in downloads(job).items():
         mounts = [mount(names.DOWNLOADS_VOLUME, names.DOWNLOADS_DIR)]
-        one = container(name, image, settings, _without_devices(group.resources), mounts=mounts)
+        one = container(name, settings.worker_image, settings, Resources(), mounts=mounts)
         one["terminationMessagePolicy"] = "FallbackToLogsOnError"
-        most = int(float(parse_quantity(settings.scratch.downloads)) * _USED_SHARE / len(wanted))
         one["env"] += [
             {"name": names.DOWNLOADS_VARIABLE, "value": names.DOWNLOADS_DIR},
-            {"name": names.DOWNLOAD_BYTES_VARIABLE, "value": str(most)},
             *_credentials(download),
         ]
         made.append(one)
     return made
+
+
+def with_templates(rendered: Mapping[str, Any], merged: Mapping[str, Any], job: Job) -> Document:
+    """Return the rendered pod whose initializers suit the pod that the templates made of it.
+
+    They have its trainer's image, which has certificates, and resources, as the pod requests no
+    more with them. They learn its volume's limit; what replaces the volume, as a claim, has none.
+
+    Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
+    """
+    containers = merged.get("containers") or ()
+    role = names.TRAINER_CONTAINER
+    trainer: Document = next((each for each in containers if each.get("name") == role), {})
+    given = {"image": trainer.get("image"), "resources": _without_devices(trainer)}
+    limit = _limit_bytes(merged)
+    bound = {"name": names.DOWNLOAD_BYTES_VARIABLE, "value": str(limit)}
+    own = downloads(job)
+    made = [
+        {**each, **given, "env": [*each["env"], *([bound] if limit is not None else ())]}
+        if each["name"] in own
+        else each
+        for each in rendered["initContainers"]
+    ]
+    return {**rendered, "initContainers": made}
+
+
+def _limit_bytes(pod: Mapping[str, Any]) -> int | None:
+    """How much the pod's downloads may take together. None: nothing evicts the pod for it."""
+    for volume in pod.get("volumes") or ():
+        scratch = volume.get("emptyDir") if volume.get("name") == names.DOWNLOADS_VOLUME else None
+        if scratch and scratch.get("sizeLimit"):
+            return int(float(parse_quantity(str(scratch["sizeLimit"]))) * _USED_SHARE)
+    return None
 
 
 def with_downloads(trainer: Document, job: Job) -> Document:
@@ -90,9 +116,11 @@ def _credentials(download: Download) -> list[Document]:
     ]
 
 
-def _without_devices(resources: Resources) -> Resources:
-    """A device is named by a domain and a slash."""
-    return Resources(
-        requests={name: given for name, given in resources.requests.items() if "/" not in name},
-        limits={name: given for name, given in resources.limits.items() if "/" not in name},
-    )
+def _without_devices(container: Mapping[str, Any]) -> Document:
+    """The container's resources. A device is named by a domain and a slash."""
+    given = container.get("resources") or {}
+    return {
+        kind: {name: amount for name, amount in (given.get(kind) or {}).items() if "/" not in name}
+        for kind in ("requests", "limits")
+        if given.get(kind)
+    }

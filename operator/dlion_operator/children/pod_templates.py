@@ -11,6 +11,7 @@ from typing import Any, Final
 from dlion_api.cluster_names import TRAINER_CONTAINER
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group
+from dlion_operator.children.initializers import downloads, with_templates
 from dlion_operator.children.labels import inherited
 from dlion_operator.children.pods import resources_of
 from dlion_operator.children.strategic_merge import merged
@@ -57,10 +58,13 @@ def worker_template(
     if annotations := metadata.get("annotations"):
         made["annotations"] = annotations
     overlays = (site["spec"], _fields(job, group), *(each["spec"] for each in own))
-    spec = _spec(rendered, overlays)
+    spec = _with_limits(_spec(rendered, overlays), scratch_size)
+    if downloads(job):
+        rendered = with_templates(rendered, spec, job)
+        spec = _with_limits(_spec(rendered, overlays), scratch_size)
     # A template that removes the field asks for no token.
     spec.setdefault("automountServiceAccountToken", False)
-    return {"metadata": made, "spec": _with_limits(spec, scratch_size)}
+    return {"metadata": made, "spec": spec}
 
 
 def _of_runtime(runtime: SiteRuntime | None) -> Mapping[str, Any]:

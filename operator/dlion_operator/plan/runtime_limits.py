@@ -7,12 +7,13 @@ next run, since Jobs keep theirs.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final
 
 from dlion_api import cluster_names as names
 from dlion_api.spec.sites import Group
 from dlion_api.status import Reason
-from dlion_operator.children.initializers import initializers
+from dlion_operator.children.initializers import downloads
 from dlion_operator.children.pods import resources_of
 from dlion_operator.children.worker_jobs import site_template, worker_job
 from dlion_operator.kubernetes.quantities import parse_quantity
@@ -93,40 +94,47 @@ def _resource_excess(run: Run, group: Group, most: Mapping[str, str]) -> Iterato
         return
     try:
         made = worker_job(run.job, group, run.settings, run.owner)
-        containers = _containers(made["spec"]["template"]["spec"], run, group)
+        stages = _stages(made["spec"]["template"]["spec"], run, group)
     except (AttributeError, TypeError, ValueError, KeyError):
         return  # `template_problem` reports a malformed podTemplate, and nothing starts
     for resource, allowed in most.items():
         try:
-            yield from _of_resource(resource, allowed, containers, group)
+            found = (_of_resource(resource, allowed, stage, group) for stage in stages)
+            yield from islice(filter(None, found), 1)
         except (AttributeError, TypeError, ValueError) as error:
             yield f"the limit of {resource} of group {group.name} cannot be read: {error}"
 
 
-def _containers(pod: Mapping[str, Any], run: Run, group: Group) -> list[Mapping[str, Any]]:
-    """All containers of a worker's pod but the sidecar and the initializers that the operator
-    renders; the sidecar also with what the runtime adds. With another image or command it is
-    anybody's container. Initializers end before the others begin, and have the trainer's limits."""
+def _stages(pod: Mapping[str, Any], run: Run, group: Group) -> list[list[Mapping[str, Any]]]:
+    """The containers that may use resources at the same time: first all but the initializers, which
+    end before the trainer begins; then each initializer with those that stay beside it.
+
+    The sidecar that the operator renders does not count, also with what the runtime adds. With
+    another image or command it is anybody's container.
+    """
     site = site_template(run.job, group, run.settings)["spec"]["initContainers"]
     rendered = resources_of(run.settings.sidecar.resources)
-    passing = initializers(run.job, group, run.settings)
-    every = [*(pod.get("initContainers") or ()), *pod["containers"]]
-    return [
+    passing = downloads(run.job)
+    counted = [
         each
-        for each in every
-        if each not in passing
-        and (
-            each.get("name") != names.SIDECAR_CONTAINER
-            or (each.get("resources") or {}) != rendered
-            or each not in site
-        )
+        for each in pod.get("initContainers") or ()
+        if each.get("name") != names.SIDECAR_CONTAINER
+        or (each.get("resources") or {}) != rendered
+        or each not in site
     ]
+    staying = [each for each in counted if each.get("restartPolicy") == "Always"]
+    alone = [each for each in counted if each.get("name") in passing and each not in staying]
+    others = [each for each in counted if each not in alone]
+    return [[*others, *pod["containers"]], *([*staying, each] for each in alone)]
 
 
 def _of_resource(
     resource: str, allowed: str, containers: list[Mapping[str, Any]], group: Group
-) -> Iterator[str]:
-    """Hold the sum of the limits of all containers against `allowed`. Raises: ValueError."""
+) -> str:
+    """Hold the sum of the limits of all containers against `allowed`. Empty: it is within.
+
+    Raises: ValueError.
+    """
     total = Decimal(0)
     for container in containers:
         given = container.get("resources") or {}
@@ -134,17 +142,17 @@ def _of_resource(
         if amount is None:
             if resource not in _UNBOUNDED:
                 continue
-            yield (
+            return (
                 f"container {container.get('name')} of group {group.name} has no limit of"
                 f" {resource}: set resources.limits, at most {allowed}"
             )
-            return
         total += parse_quantity(str(amount))
     if total > parse_quantity(allowed):
-        yield (
+        return (
             f"a worker of group {group.name} may use {resource} {_shown(total)}: lower its"
             f" resources.limits to {allowed}"
         )
+    return ""
 
 
 def _shown(number: Decimal) -> str:

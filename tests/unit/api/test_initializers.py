@@ -34,6 +34,7 @@ def test_the_digest_alone_makes_another_job() -> None:
         ("a/..", "download", False),
         ("a/.hidden", "hidden", False),
         ("a/%00%0A", "__", False),
+        ("a/" + "n" * 9 + "." * 20 + "b" * 120, "b" * 120, False),
         ("a/" + "n" * 500 + ".zip", "n" * 124 + ".zip", True),
     ],
 )

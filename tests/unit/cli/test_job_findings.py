@@ -71,6 +71,25 @@ def test_a_failed_run_says_what_to_do(reason: Reason) -> None:
     assert problem.advice == ADVICE[reason][0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "message", "container"),
+    [
+        (("model",), "2 of 2 workers download", "model-initializer"),
+        (("dataset", "model"), "2 of 2 workers download", "dataset-initializer"),
+        (("dataset", "model"), "small-0 (model-initializer)", "model-initializer"),
+    ],
+)
+def test_the_log_of_a_download_that_the_job_has_is_named(
+    fields: tuple[str, ...], message: str, container: str
+) -> None:
+    download = {"url": "https://example.com/d.npz", "sha256": "0" * 64}
+    spec = {"spec.trainer.initializer": dict.fromkeys(fields, download)}
+    conditions = (condition("Failed", "InitializerFailed", message=message),)
+    (problem,) = found(job(*conditions, spec=spec, sites=[{"state": "Absent"}]))
+    workers = "dlion.dev/job-name=digits,app.kubernetes.io/component=worker"
+    assert f"kubectl logs -l {workers} -c {container}" in problem.command
+
+
 def test_a_failed_program_names_its_exit_code_and_log() -> None:
     (problem,) = found(job(condition("Failed", "ProgramFailed", message="small-0: 67 (PROGRAM)")))
     assert "exit code 67" in problem.message

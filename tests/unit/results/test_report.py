@@ -406,6 +406,24 @@ def test_the_manifest_of_a_shortened_page_says_that_it_goes_on(tmp_path):
     assert "the rest is in job.yaml" in text
 
 
+def test_signatures_of_presigned_urls_are_not_in_the_page(tmp_path):
+    folders = [make(tmp_path / name, SHORT) for name in ("one", "two")]
+    for folder in folders:
+        document = description(SHORT).to_document()
+        url = f"https://example.com/d.npz?X-Amz-Date=1&X-Amz-Signature=of-{folder.name}'s"
+        download = {"url": url, "sha256": "0" * 64}
+        document["spec"]["trainer"] |= {
+            "dataset": {"path": "d.npz", "format": "npz"},
+            "initializer": {"dataset": download, "model": download},
+            "startFrom": "d.npz",
+        }
+        (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    for text in (render(load_runs(folders)), render(load_runs(folders[:1]))):
+        assert "Signature" not in text
+        assert "X-Amz" not in text
+    assert "https://example.com/d.npz?…" in text
+
+
 def test_a_single_run_without_room_for_details_has_advice_that_helps(tmp_path):
     text = render(load_runs([make(tmp_path / "run", SHORT)]), page_bytes=1)
     assert "The files of its folder have them" in text

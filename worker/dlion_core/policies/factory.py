@@ -64,7 +64,7 @@ def build(
     return IterationGuard(make, policy.lasting, held=VERSION_VECTOR_STATE)
 
 
-def build_for(job: Job, rank: Rank, replica: ReplicaModel, secret: int = 0) -> IterationGuard:
+def build_for(job: Job, rank: Rank, replica: ReplicaModel, secret: int) -> IterationGuard:
     """Return the machine of one of the job's workers, as `build` does."""
     workers = {job.worker(rank), *job.workers()}
     sites = {worker.rank: worker.site for worker in workers}

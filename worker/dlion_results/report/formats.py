@@ -1,11 +1,14 @@
 """Spells figures for the report page; None becomes a dash."""
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 UNKNOWN: Final = "—"
 _MAX_WHOLE: Final = 1e15
 """Larger numbers, which damaged files may have, are spelt with an exponent."""
+
+_QUERY: Final = re.compile(r"(https?://[^\s?]*)\?\S*")
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -88,3 +91,13 @@ def shortened(text: str, most: int) -> str:
     'abc…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def without_queries(text: str) -> str:
+    """The text without the queries of its URLs: a presigned one has its signature there, and pages
+    are shared.
+
+    >>> without_queries("url: https://example.com/d.npz?X-Amz-Signature=a1b2")
+    'url: https://example.com/d.npz?…'
+    """
+    return _QUERY.sub(r"\1?…", text)

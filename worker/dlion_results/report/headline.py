@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dlion_api.spec import Job
-from dlion_results.report.formats import duration, rough_percent, shortened
+from dlion_results.report.formats import duration, rough_percent, shortened, without_queries
 from dlion_results.report.runs import LoadedRun
 from dlion_results.report.stored_files import UNFINISHED
 from dlion_results.summary.judgement import EndReason
@@ -168,7 +168,7 @@ def differences(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        yield path, value
+        yield path, without_queries(value) if isinstance(value, str) else value
         return
     for name, inner in value.items():
         if name not in _RUN_ENDS:

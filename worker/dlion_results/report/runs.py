@@ -14,6 +14,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
 from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
+from dlion_results.report.formats import without_queries
 from dlion_results.report.stored_files import (
     read_environment,
     read_summary,
@@ -41,7 +42,7 @@ class LoadedRun:
     summary: Json
     environment: EnvironmentReport | None
     job_text: str
-    """The manifest with its defaults, as in `job.yaml`."""
+    """The manifest with its defaults, as in `job.yaml`, without the queries of URLs."""
     bad_lines: tuple[str, ...] = ()
     reference: str | None = None
     """Label of the reference run for its speed-up."""
@@ -135,7 +136,7 @@ def load_run(folder: Path, label: str, *, is_running: bool = False) -> LoadedRun
     summary["scalability"] = stored_scalability(stored)
     environment = read_environment(folder)
     return LoadedRun(
-        label, job, tally, summary, environment, job_text, tuple(bad_lines),
+        label, job, tally, summary, environment, without_queries(job_text), tuple(bad_lines),
         remaining=None if remaining is None else remaining.predict(),
     )  # fmt: skip
 

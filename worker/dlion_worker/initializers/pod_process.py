@@ -44,7 +44,7 @@ def _fetch(job: Job, role: str, environment: Mapping[str, str]) -> None:
     if download is None:
         problem = Problem("spec.trainer.initializer", f"has nothing for {role}")
         raise SpecError([problem], source="the run's ConfigMap")
-    store = DownloadStore(downloads_folder(), _max_bytes(environment))
+    store = DownloadStore(downloads_folder(), _max_bytes(environment, downloads_folder()))
     if store.has(download):
         _LOG.info("%s: is there", download.file_name)
         return
@@ -54,9 +54,13 @@ def _fetch(job: Job, role: str, environment: Mapping[str, str]) -> None:
     _LOG.info("%s: verified, in %s", download.file_name, place)
 
 
-def _max_bytes(environment: Mapping[str, str]) -> int:
+def _max_bytes(environment: Mapping[str, str], folder: Path) -> int:
+    """What the volume has left beside earlier downloads."""
     given = environment.get(DOWNLOAD_BYTES_VARIABLE, "")
-    return int(given) if given.isdecimal() else MAX_BYTES
+    if not given.isdecimal():
+        return MAX_BYTES
+    whole = (file for place in folder.glob("[!.]*") for file in place.rglob("*"))
+    return max(0, int(given) - sum(file.stat().st_size for file in whole if file.is_file()))
 
 
 class _ProgressLog:

@@ -56,15 +56,19 @@ def cannot_continue_reason(run: Run) -> str:
 def failing_rule(run: Run) -> str:
     """Which of the manifest's failure rules fails the run, after a worker failed for good. Empty:
     none."""
+    causes = (
+        fail_run_cause(run.job.spec.failure_rules, _end_for_good(pod), pod.group)
+        for pod in _last_pods(run)
+    )
+    return next(filter(None, causes), "")
+
+
+def _last_pods(run: Run) -> list[PodView]:
+    """The last pod of each worker that failed for good."""
     failed = {(v.group, index) for v in run.jobs.values() for index in v.failed_indexes}
     pods = [pod for pod in run.pods if pod.phase == "Failed" and (pod.group, pod.index) in failed]
     latest = {pod.worker: pod for pod in sorted(pods, key=lambda pod: pod.created_at or _LONG_AGO)}
-    causes = (
-        fail_run_cause(run.job.spec.failure_rules, _end_for_good(pod), pod.group)
-        for name, pod in latest.items()
-        if name in run.failed
-    )
-    return next(filter(None, causes), "")
+    return [pod for name, pod in latest.items() if name in run.failed]
 
 
 def _end_for_good(pod: PodView) -> WorkerEnd | None:
@@ -170,9 +174,10 @@ def diagnose_failure(run: Run) -> Diagnosis:
     codes = [ExitCode(pod.trainer_exit) for pod in failures if pod.trainer_exit in set(ExitCode)]
     is_fatal = any(code.fatal for code in codes)
     other = Reason.WORKERS_FAILED if is_fatal else Reason.RESTARTS_EXCEEDED
-    if not codes and any(failed_initializer(pod.document) for pod in failures):
-        other = Reason.INITIALIZER_FAILED
     reason = next((_EXIT_REASONS[code] for code in codes if code in _EXIT_REASONS), other)
+    last = _last_pods(run)
+    if last and all(failed_initializer(pod.document) for pod in last):
+        reason = Reason.INITIALIZER_FAILED
     messages = [pod.failure for pod in failures]
     messages = messages or [job.failure for job in run.jobs.values() if job.failure]
     if run.failed:

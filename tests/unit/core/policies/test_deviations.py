@@ -27,6 +27,7 @@ from dlion_api.reasons import EventReason
 from dlion_api.spec.dataset import Dataset
 from dlion_core.codecs import GradientPart, ValueCodec
 from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.claims import deviations
 from dlion_core.policies.claims.deviations import (
     EMPTY_ROUNDS,
     EMPTY_SAVING_STEPS,
@@ -36,6 +37,7 @@ from dlion_core.policies.claims.deviations import (
     DeviationDetector,
     groups_of_like_data,
 )
+from dlion_core.policies.claims.sign_balance import sign_balance
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import encode_nonzero
 from dlion_core.policies.interface import Layout, ReportEvent
@@ -160,6 +162,28 @@ def test_a_minority_that_flips_signs_is_named(workers: int, flippers: int) -> No
         texts += detector.look(sent)
     named_ranks = {int(text.split()[1]) for text in texts}
     assert named_ranks == (set(bad) if 2 * flippers < workers else set())
+
+
+def measured(secret: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rounds that are measured, each with its first block."""
+    about, found, now = replace(context("dlion"), secret=secret), list[tuple[int, int]](), [0]
+
+    def look_on(value_D: NDArray[np.float32], first_block: int) -> float | None:
+        found.append((now[0], first_block))
+        return sign_balance(value_D, first_block)
+
+    monkeypatch.setattr(deviations, "sign_balance", look_on)
+    detector, part = DeviationDetector(about), GradientPart(np.ones(SIZE, np.float32))
+    for now[0] in range(WINDOW + 10 * GRADIENT_EVERY):
+        detector.look({rank: Contribution(8, part) for rank in about.ranks})
+    return sorted(set(found))
+
+
+def test_rounds_and_blocks_follow_from_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, same, other = (measured(secret, monkeypatch) for secret in (1, 1, 2))
+    assert one == same
+    assert [at for at, _ in one] != [at for at, _ in other]
+    assert not {block for _, block in one} & {block for _, block in other}
 
 
 def test_flipped_signs_are_named_in_few_rounds_and_not_after_one() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from dlion_api.spec import load_job
+from dlion_api.spec import RuntimeSpec, load_job
 from dlion_operator.children.worker_jobs import missing_parts, refused_by_site, worker_job
 from dlion_operator.model.settings import Settings
+from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.tenancy import ScratchSizes
 from operator_world import SETTINGS, dlion_job
 
@@ -47,6 +48,13 @@ def pod(*given: Any, **group: Any) -> dict[str, Any]:
     return spec
 
 
+def byte_limits(spec: dict[str, Any]) -> list[str | None]:
+    """Of each initializer."""
+    variables = [{each["name"]: each.get("value") for each in one["env"]}
+                 for one in spec["initContainers"][:2]]  # fmt: skip
+    return [each.get("DLION_DOWNLOAD_BYTES") for each in variables]
+
+
 def test_initializers_come_before_the_sidecar() -> None:
     spec = pod(image="own/image:1", resources=RESOURCES)
     assert [each["name"] for each in spec["initContainers"]] == [
@@ -57,6 +65,27 @@ def test_initializers_come_before_the_sidecar() -> None:
         assert one["resources"] == {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}
         assert one["command"][-1] == one["name"]
         assert one["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_what_a_template_gives_the_trainer_the_initializers_have() -> None:
+    trainer = {"name": "trainer", "image": "own/image:2",
+               "resources": {"limits": {"memory": "4Gi", "nvidia.com/gpu": 1}}}  # fmt: skip
+    memory = {"limits": {"memory": "9Gi"}}
+    own = {"name": "model-initializer", "image": "own/image:3", "resources": memory}
+    spec = pod(podTemplate={"spec": {"containers": [trainer], "initContainers": [own]}})
+    dataset, model = spec["initContainers"][:2]
+    assert (dataset["image"], dataset["resources"]) == (
+        "own/image:2",
+        {"limits": {"memory": "4Gi"}},
+    )
+    assert (model["image"], model["resources"]) == ("own/image:3", memory)
+    site = RuntimeSpec(image="site/image:1", pod_template={"spec": {"containers": [trainer]}})
+    runtime = SiteRuntime("edge", site)
+    dataset = pod(TRAINER, replace(SETTINGS, runtime=runtime))["initContainers"][0]
+    assert (dataset["image"], dataset["resources"]) == (
+        "own/image:2",
+        {"limits": {"memory": "4Gi"}},
+    )
 
 
 def test_trainer_and_initializers_share_a_bounded_volume() -> None:
@@ -70,7 +99,7 @@ def test_trainer_and_initializers_share_a_bounded_volume() -> None:
     variables = {each["name"]: each.get("value") for each in initializer["env"]}
     assert {"name": "DLION_DOWNLOADS", "value": read["mountPath"]} in trainer["env"]
     assert variables["DLION_DOWNLOADS"] == read["mountPath"]
-    assert int(variables["DLION_DOWNLOAD_BYTES"] or 0) == int(0.9 * 10 * 1024**3)
+    assert byte_limits(spec) == [str(int(0.9 * 20 * 1024**3))] * 2
 
 
 def test_each_has_its_own_secret() -> None:
@@ -96,6 +125,13 @@ def test_a_claim_may_replace_the_volume() -> None:
     claim = {"name": "downloads", "persistentVolumeClaim": {"claimName": "shared"}}
     spec = pod(podTemplate={"spec": {"volumes": [claim]}})
     assert [each for each in spec["volumes"] if each["name"] == "downloads"] == [claim]
+    assert byte_limits(spec) == [None, None]
+
+
+def test_a_template_may_raise_the_volumes_limit() -> None:
+    volume = {"name": "downloads", "emptyDir": {"sizeLimit": "100Gi"}}
+    spec = pod(podTemplate={"spec": {"volumes": [volume]}})
+    assert byte_limits(spec) == [str(int(0.9 * 100 * 1024**3))] * 2
 
 
 def test_a_template_must_leave_the_initializers() -> None:

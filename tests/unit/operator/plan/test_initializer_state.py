@@ -8,6 +8,7 @@ Left out: that a kubelet reports such states (tests/cluster/test_initializers.py
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -125,6 +126,31 @@ def test_a_download_that_cannot_be_had_fails_the_job() -> None:
 def test_a_server_that_is_away_may_be_tried_again() -> None:
     assert ready_reason(failed(world_of(), 69, "refused"))[0] == "InitializerFailed"
     assert ready_reason(failed(world_of(maxRetries=3), 69, "refused"))[0] == "Retrying"
+
+
+def earlier_pod(world: World) -> dict[str, Any]:
+    """A pod of the first worker before its last."""
+    made: dict[str, Any] = copy.deepcopy(world.pods["small-0"])
+    made["metadata"] |= {"name": "a", "uid": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    world.pods["first"] = made
+    return made
+
+
+@pytest.mark.parametrize("exit_code", [1, 137])
+def test_a_download_that_was_had_in_the_end_is_not_the_reason(exit_code: int) -> None:
+    world = world_of()
+    earlier_pod(world)
+    world.end("small", failed="0,1", exit_code=exit_code)
+    report(world, "first", ended(69, "refused"), WAITING, "Failed")
+    assert ready_reason(world.look())[0] == "RestartsExceeded"
+
+
+def test_a_last_download_that_fails_outweighs_earlier_ends() -> None:
+    world = world_of()
+    first = earlier_pod(world)
+    ended_trainer = {"name": "trainer", "state": {"terminated": {"exitCode": 69}}}
+    first["status"] = {"phase": "Failed", "containerStatuses": [ended_trainer]}
+    assert ready_reason(failed(world, 66, MESSAGE))[0] == "InitializerFailed"
 
 
 def test_a_failed_program_outweighs_an_earlier_download() -> None:

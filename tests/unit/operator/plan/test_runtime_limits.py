@@ -319,6 +319,49 @@ def test_a_pod_template_is_no_way_around_the_limits(spec: dict[str, Any], words:
     assert words in refused(made.look())
 
 
+DOWNLOADS = {
+    "program": {"builtin": "digits"},
+    "dataset": {"path": "d.npz", "format": "npz"},
+    "initializer": {"dataset": {"url": "https://example.com/d.npz", "sha256": "0" * 64}},
+    "stop": {"maxSteps": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("init_containers", "words"),
+    [
+        ([], ""),
+        ([{"resources": {"limits": {"cpu": "2"}}}], ""),
+        ([{"resources": {"limits": {"cpu": "64"}}}], "may use cpu 64"),
+        (
+            [{"resources": {"limits": {"cpu": None}}}],
+            "container dataset-initializer of group small has no limit of cpu",
+        ),
+        ([{"restartPolicy": "Always", "resources": {"limits": {"cpu": "1500m"}}}], "cpu 2.5"),
+        (
+            [
+                {"resources": {"limits": {"cpu": "2"}}},
+                {"name": "more", "restartPolicy": "Always", "resources": {"limits": {"cpu": "1"}}},
+            ],
+            "cpu 3",
+        ),
+    ],
+)
+def test_each_initializer_is_held_against_the_limits_alone(
+    init_containers: list[dict[str, Any]], words: str
+) -> None:
+    trainer = {"name": "trainer", "resources": {"limits": {"cpu": "1"}}}
+    own = [{"name": "dataset-initializer"} | each for each in init_containers]
+    template = {"spec": {"containers": [trainer], "initContainers": own}}
+    made = world(runtime(max_resources={"cpu": "2"}), trainer=DOWNLOADS, podTemplate=template)
+    made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"limits": {"cpu": "64"}}
+    decision = made.look()
+    if words:
+        assert words in refused(decision)
+    else:
+        assert created(decision, "Job")
+
+
 @pytest.mark.parametrize("change", [{"image": "own:1"}, {"command": ["train"]}])
 def test_a_sidecar_that_runs_something_else_counts(change: dict[str, Any]) -> None:
     spec = {"initContainers": [{"name": "sidecar", **change}]}

@@ -1,4 +1,5 @@
-"""Facts: an init container gets its own download into the pod's volume, within the volume's limit;
+"""Facts: an init container gets its own download into the pod's volume, within what the
+volume has left;
 how it ends is its exit code, also on SIGTERM, and the message is where the operator reads it; the
 trainer then finds its paths there.
 """
@@ -100,6 +101,21 @@ def test_the_limit_of_the_volume_holds(
         report = pod(tmp_path, file.url)
         assert initialize(tmp_path) == ExitCode.DATA
     assert "allowed: 3 bytes" in report.read_text()
+
+
+def test_earlier_downloads_use_the_volume_too(
+    tmp_path: Path, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(names.DOWNLOAD_BYTES_VARIABLE, "10")
+    (volume / "earlier/folder").mkdir(parents=True)
+    earlier = volume / "earlier/folder/file"
+    earlier.write_bytes(bytes(4))
+    with served(CONTENT) as file:
+        report = pod(tmp_path, file.url)
+        assert initialize(tmp_path) == ExitCode.DATA
+        assert "allowed: 6 bytes" in report.read_text()
+        earlier.write_bytes(bytes(3))
+        assert initialize(tmp_path) == ExitCode.OK
 
 
 def test_sigterm_ends_it_while_it_waits(tmp_path: Path, volume: Path) -> None:
