@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +18,17 @@ class ServedFile:
 
     content: bytes
     has_ranges: bool = True
+    has_length: bool = True
     failures: list[int | str] = field(default_factory=list)
-    """For each coming request: a status code, `cut` (half of the content), `shift` (another range)
-    or `redirect`."""
+    """For each coming request: a status code, `cut` (half of the content), `cut N` (N bytes),
+    `reset` (half, then the connection is reset), `shift` (another range) or `redirect`."""
     authorization: str = ""
     """What a request must have; empty: anything."""
     redirect_to: str = ""
     requests: list[dict[str, str]] = field(default_factory=list)
     """Headers of each request."""
+    received: threading.Event = field(default_factory=threading.Event)
+    """Set by the test before a `reset`, which drops what the client has not read."""
     url: str = ""
 
 
@@ -76,6 +82,17 @@ def _answer(request: BaseHTTPRequestHandler, file: ServedFile) -> None:
     else:
         request.send_response(200)
     sent = file.content[start:]
-    request.send_header("Content-Length", str(len(sent)))
+    if file.has_length:
+        request.send_header("Content-Length", str(len(sent)))
     request.end_headers()
-    request.wfile.write(sent[: len(sent) // 2] if failure == "cut" else sent)
+    request.wfile.write(sent[: _sent_bytes(str(failure), len(sent))])
+    if failure == "reset":
+        file.received.wait(5)
+        reset = struct.pack("ii", 1, 0)
+        request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        os.close(request.connection.detach())  # before the server shuts it down in order
+
+
+def _sent_bytes(failure: str, size: int) -> int:
+    kind, _, count = failure.partition(" ")
+    return {"cut": int(count or size // 2), "reset": size // 2}.get(kind, size)

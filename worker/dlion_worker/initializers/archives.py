@@ -5,6 +5,7 @@ writing, as an archive's own figures may be wrong.
 """
 
 import lzma
+import os
 import stat
 import tarfile
 import zipfile
@@ -18,11 +19,48 @@ from dlion_api.errors import DataError
 
 MAX_ENTRIES: Final = 2_000_000
 MAX_NAME_LENGTH: Final = 1024
+MAX_COMPONENT_BYTES: Final = 255
+"""Of a name between slashes, as common file systems have it."""
+MAX_HEADER_BYTES: Final = 64 * 1024
+"""Of an entry's extended header in a tar archive, which is read into memory as a whole."""
 _CHUNK_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
 """Of a disk: an entry takes one at least."""
+_EXTENDED: Final = frozenset({
+    tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+})  # fmt: skip
 _Entry = tuple[str, IO[bytes] | None]
 """Name and content; None: a folder."""
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """Refuses headers that would take much memory, packed in few bytes.
+
+    `TarInfo` names these methods as the places to override. Errors other than TarError's own
+    subclasses would end the archive without a word.
+    """
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _EXTENDED:
+            size = self.size
+            if self.type == tarfile.XGLTYPE:  # it adds to those before it
+                size += sum(len(key) + len(value) for key, value in archive.pax_headers.items())
+            if size > MAX_HEADER_BYTES:
+                raise tarfile.TarError(
+                    f"a header has more than {MAX_HEADER_BYTES} bytes. Pack it without extended "
+                    "attributes"
+                )
+        header: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return header
+
+    def _proc_sparse(self, *_: object) -> tarfile.TarInfo:
+        """The old format: its map has any number of blocks."""
+        raise tarfile.TarError("it has a sparse file. Pack it without --sparse")
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        """The new format, likewise."""
+        self._proc_sparse()
 
 
 @dataclass(frozen=True)
@@ -65,7 +103,7 @@ class Archive:
             raise self._error(f"cannot be read: {error}") from error
 
     def _tar(self) -> Iterator[_Entry]:
-        with tarfile.open(self.path, mode="r:*") as archive:
+        with tarfile.open(self.path, mode="r:*", tarinfo=_BoundedHeader) as archive:
             for member in archive:
                 if not (member.isreg() or member.isdir()):
                     raise self._error(f"has {member.name!r:.200}, which is no file or folder")
@@ -84,6 +122,7 @@ class Archive:
     def _safe(self, name: str) -> PurePosixPath:
         path = PurePosixPath(name)
         is_strange = "\0" in name or "\\" in name or len(name) > MAX_NAME_LENGTH
+        is_strange |= any(len(os.fsencode(each)) > MAX_COMPONENT_BYTES for each in path.parts)
         if is_strange or path.is_absolute() or ".." in path.parts:
             raise self._error(f"has {name!r:.200}, which is no path within a folder")
         return path

@@ -11,10 +11,11 @@ import re
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -23,10 +24,14 @@ from dlion_api.errors import DataError, UnavailableError
 from dlion_worker.coordination.backoff import Backoff
 
 MAX_FAILURES: Final = 8
-"""Failed requests in a row, without a byte between them."""
+"""Failed requests in a row, none of which got further than those before."""
+MAX_RESTARTS: Final = 8
+"""How often a server may send the file from its first byte again: each time costs all of it."""
 TIMEOUT_S: Final = 30.0
 CHUNK_BYTES: Final = 1024 * 1024
-_TEMPORARY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TEMPORARY: Final = frozenset({408, 425, 429})
+_PERMANENT: Final = frozenset({501, 505})
+"""The server lacks the method or the version. Every other code from 500 on is temporary."""
 _UNAUTHORIZED: Final = frozenset({401, 403, 407})
 _LOG = logging.getLogger(__name__)
 
@@ -39,12 +44,17 @@ class _FailedRequestError(Exception):
 
 
 class _SecureRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects from https to http."""
+    """Refuses redirects from https to http. Credentials stay with scheme, host and port."""
 
     def redirect_request(self, req: Any, *rest: Any) -> urllib.request.Request | None:
         new = super().redirect_request(req, *rest)
-        if new is not None and req.type == "https" != new.type:
+        if new is None:
+            return None
+        before, after = _origin(req.full_url), _origin(new.full_url)
+        if before[0] == "https" != after[0]:
             raise DataError(f"{_shown(req.full_url)}: redirects to plain http. Use another address")
+        if before == after and (given := req.get_header("Authorization")):
+            new.add_unredirected_header("Authorization", given)
         return new
 
 
@@ -54,8 +64,9 @@ class HttpFile:
 
     url: str
     authorization: str = ""
-    """Value of the header. Servers that the first one redirects to do not get it."""
+    """Value of the header. Other servers that the first one redirects to do not get it."""
     pause: Callable[[float], None] = time.sleep
+    _restarts: int = field(default=0, init=False)
 
     def save(self, path: Path, *, max_bytes: int, on_progress: OnProgress) -> bool:
         """Complete the file at `path`, which may have its beginning.
@@ -65,15 +76,16 @@ class HttpFile:
         """
         is_resumed = path.exists() and path.stat().st_size > 0
         backoff, failures = Backoff(initial_s=0.5, max_s=30.0), 0
+        self._restarts = 0
         with path.open("ab") as file:
+            most_bytes = file.tell()
             while True:
-                before = file.tell()
                 try:
                     self._append(file, max_bytes, on_progress)
                     return is_resumed
                 except _FailedRequestError as error:
-                    if file.tell() > before:
-                        failures = 0
+                    if file.tell() > most_bytes:
+                        most_bytes, failures = file.tell(), 0
                         backoff.reset()
                     failures += 1
                     if failures > MAX_FAILURES:
@@ -93,8 +105,7 @@ class HttpFile:
                 return
             is_rest = response.status == 206 and _starts_at(response, have)
             if not is_rest:
-                file.truncate(0)
-                file.seek(0)
+                self._restart(file)
                 if response.status == 206:
                     raise _FailedRequestError("the server sent another range than asked for")
                 have = 0
@@ -111,6 +122,17 @@ class HttpFile:
             if total is not None and have < total:
                 raise _FailedRequestError(f"the connection ended after {have} of {total} bytes")
 
+    def _restart(self, file: IO[bytes]) -> None:
+        if file.tell():
+            self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            raise UnavailableError(
+                f"{_shown(self.url)}: the server sends no ranges, and the connection has ended "
+                f"{self._restarts} times. Use an address that takes range requests, or retry"
+            )
+        file.truncate(0)
+        file.seek(0)
+
     @contextmanager
     def _response(self, have: int) -> Iterator[http.client.HTTPResponse | None]:
         """The answer to a request for what follows `have` bytes; None: nothing follows."""
@@ -123,8 +145,11 @@ class HttpFile:
                 yield None
                 return
             raise self._failure(error.code, error.reason) from error
-        except (ValueError, http.client.InvalidURL) as error:
-            raise DataError(f"{_shown(self.url)}: {error}. Correct the address") from error
+        except (ValueError, http.client.InvalidURL):
+            # The error's text may have a header or a query, so it is neither shown nor chained.
+            raise DataError(
+                f"{_shown(self.url)}: is, or redirects to, no valid address. Correct the address"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
@@ -147,7 +172,7 @@ class HttpFile:
 
     def _failure(self, code: int, reason: str) -> Exception:
         status = f"HTTP {code} {reason}".strip()
-        if code in _TEMPORARY:
+        if code in _TEMPORARY or (code >= 500 and code not in _PERMANENT):
             return _FailedRequestError(status)
         advice = "Correct the address"
         if code in _UNAUTHORIZED:
@@ -163,13 +188,28 @@ class HttpFile:
 
 
 def authorization(environment: Mapping[str, str]) -> str:
-    """Return the header's value for the credentials in these variables; empty: there are none."""
+    """Return the header's value for the credentials in these variables; empty: there are none.
+
+    Raises: DataError, without the token, if it cannot stand in a header.
+    """
     token, user, password = (environment.get(each, "") for each in DOWNLOAD_CREDENTIALS.values())
-    if token:
-        return f"Bearer {token.strip()}"
+    if token := token.strip():
+        if re.fullmatch("[!-~]+", token) is None:
+            raise DataError(
+                "the token of a download must be one line of visible ASCII characters without "
+                "spaces. Correct the Secret's key token"
+            )
+        return f"Bearer {token}"
     if user or password:
-        return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+        both = f"{user}:{password}".encode(errors="surrogateescape")  # as the variables' bytes
+        return f"Basic {base64.b64encode(both).decode()}"
     return ""
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port. Raises: ValueError."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _shown(url: str) -> str:
@@ -189,6 +229,7 @@ def _length(response: http.client.HTTPResponse) -> int | None:
 
 def _read(response: http.client.HTTPResponse) -> bytes:
     try:
-        return response.read(CHUNK_BYTES)
+        # `read` waits for all of these bytes, and drops what it has where the connection breaks.
+        return response.read1(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise _FailedRequestError(str(error) or type(error).__name__) from error

@@ -5,9 +5,11 @@ a damaged archive too; of a refused archive nothing stays.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,37 @@ def test_a_zip_by_another_name_stays_as_it_is(tmp_path: Path, name: str) -> None
     assert (fetch(tmp_path, content, name) / name).read_bytes() == content
 
 
+def long_header(kind: bytes, count: int = 1) -> bytes:
+    """Extended headers of 40 KB each, then a file."""
+    content = io.BytesIO()
+    for each in range(count):
+        record = f"40000 comment{each}=".ljust(39_999, "x").encode() + b"\n"
+        header = tarfile.TarInfo("header")
+        header.type, header.size = kind, len(record)
+        content.write(header.tobuf() + record.ljust(40_448, b"\0"))
+    return content.getvalue() + tar({"a": b"1"})
+
+
+def huge_header(kind: bytes) -> bytes:
+    """A header that claims 400 MB and has 16 MB."""
+    header = tarfile.TarInfo("header")
+    header.type, header.size = kind, 400 * 10**6
+    return gzip.compress(header.tobuf() + bytes(16 * 10**6), 1)
+
+
+def sparse(version: str) -> bytes:
+    """A sparse file of the old or the new GNU format, whose map is empty."""
+    if version == "old":
+        return tar({"a": b""}, kind=tarfile.GNUTYPE_SPARSE)
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        member.size = 512
+        archive.addfile(member, io.BytesIO(b"0\n".ljust(512, b"\0")))
+    return content.getvalue()
+
+
 OUTSIDE, NO_FILE = "no path within a folder", "no file or folder"
 TWICE, DAMAGED = "two entries of one name", "cannot be read"
 HOSTILE: dict[str, tuple[str, bytes, str]] = {
@@ -96,6 +129,11 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a device": ("a.tar", tar({"a": b""}, kind=tarfile.CHRTYPE), NO_FILE),
     "a name twice": ("a.tar", tar({"a": b"1", "./a": b"2"}), TWICE),
     "a file as a folder": ("a.tar", tar({"a": b"1", "a/b": b"2"}), TWICE),
+    "a long part of a name": ("a.tar", tar({"a/" + "b" * 256: b"1"}), OUTSIDE),
+    "a long part in bytes": ("a.zip", zipped({"\u00e9" * 128: b"1"}), OUTSIDE),
+    "many global headers": ("a.tar", long_header(tarfile.XGLTYPE, 2), "more than 65536 bytes"),
+    "a sparse file": ("a.tar", sparse("old"), "sparse"),
+    "a new sparse file": ("a.tar", sparse("new"), "sparse"),
     "no archive": ("a.tar", b"no archive", DAMAGED),
     "half an archive": ("a.tar", tar(FILES)[:700], DAMAGED),
     "half of a packed one": ("a.tar.gz", tar(FILES, "w:gz")[:60], DAMAGED),
@@ -116,6 +154,25 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path: Path, case: s
         fetch(folder, content, name)
     assert not [each for each in folder.iterdir() if each.is_dir()]
     assert [each.name for each in tmp_path.iterdir()] == ["downloads"]
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+def test_a_huge_header_is_refused_before_it_is_in_memory(tmp_path: Path, kind: bytes) -> None:
+    content = huge_header(kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="a header has more than 65536 bytes"):
+            fetch(tmp_path, content, "a.tar.gz", max_bytes=10**6)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_headers_within_the_limit_are_read(tmp_path: Path, kind: bytes) -> None:
+    assert (fetch(tmp_path, long_header(kind), "a.tar") / "a").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ import pytest
 from dlion_api.cluster_names import DOWNLOAD_CREDENTIALS
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.spec.initializers import Download
-from dlion_worker.initializers.http_file import MAX_FAILURES, HttpFile, authorization
+from dlion_worker.initializers.http_file import (
+    MAX_FAILURES,
+    MAX_RESTARTS,
+    HttpFile,
+    authorization,
+)
 from dlion_worker.initializers.store import DownloadStore
 from file_server import ServedFile, served
 
@@ -104,7 +109,35 @@ def test_a_server_without_ranges_sends_all_again(tmp_path: Path, file: ServedFil
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("ranges", ["false", "none"])
+def test_a_server_that_starts_anew_again_and_again_is_given_up(
+    tmp_path: Path, file: ServedFile, ranges: str
+) -> None:
+    """Each cut is a byte further than the one before, or at the same place after a false range."""
+    if ranges == "none":
+        file.has_ranges, file.failures = False, [f"cut {100 + n}" for n in range(99)]
+    else:
+        file.failures = ["cut", "shift"] * 50
+    waits: list[float] = []
+    with pytest.raises(UnavailableError, match="retry"):
+        HttpFile(file.url, pause=waits.append).save(
+            tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+        )
+    assert len(file.requests) <= MAX_RESTARTS + 2
+
+
+def test_a_reset_connection_goes_on_where_it_stopped(tmp_path: Path, file: ServedFile) -> None:
+    file.failures = ["reset"]
+    HttpFile(file.url, pause=lambda _s: None).save(
+        tmp_path / "part",
+        max_bytes=10**9,
+        on_progress=lambda done, _total: file.received.set() if done == len(CONTENT) // 2 else None,
+    )
+    assert (tmp_path / "part").read_bytes() == CONTENT
+    assert file.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504, 507, 509, 522, 599])
 def test_a_temporary_failure_is_tried_again(tmp_path: Path, file: ServedFile, code: int) -> None:
     file.failures = [code] * MAX_FAILURES
     waits: list[float] = []
@@ -142,6 +175,7 @@ def test_a_server_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [(404, "HTTP 404 Not Found. Correct the address"), (410, "HTTP 410"), (401, "Name a Secret"),
+     (501, "HTTP 501"), (505, "HTTP 505"),
      (403, "token, or username and password")],
 )  # fmt: skip
 def test_a_permanent_failure_ends_it_at_once(
@@ -187,6 +221,15 @@ def test_credentials_are_sent_to_the_address_alone(tmp_path: Path, file: ServedF
     assert "Authorization" not in other.requests[0]
 
 
+def test_credentials_stay_within_their_origin(tmp_path: Path, file: ServedFile) -> None:
+    file.authorization, file.failures = "Bearer secret", ["redirect"]
+    file.redirect_to = file.url
+    HttpFile(file.url, "Bearer secret").save(
+        tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
+    )
+    assert (tmp_path / "part").read_bytes() == CONTENT
+
+
 def test_a_download_without_a_secret_gets_no_credentials(tmp_path: Path, file: ServedFile) -> None:
     environment = dict.fromkeys(DOWNLOAD_CREDENTIALS.values(), "secret")
     DownloadStore(tmp_path).fetch(download(file), environment=environment)
@@ -196,10 +239,26 @@ def test_a_download_without_a_secret_gets_no_credentials(tmp_path: Path, file: S
 @pytest.mark.parametrize(
     ("given", "header"),
     [({}, ""), ({"token": "a\n"}, "Bearer a"), ({"token": "a", "username": "b"}, "Bearer a"),
-     ({"username": "user", "password": "pass"}, "Basic dXNlcjpwYXNz")],
+     ({"username": "user", "password": "pass"}, "Basic dXNlcjpwYXNz"), ({"token": " \n"}, ""),
+     ({"username": "\udcff"}, "Basic /zo=")],
 )  # fmt: skip
 def test_credentials_become_a_header(given: dict[str, str], header: str) -> None:
     assert authorization({DOWNLOAD_CREDENTIALS[k]: v for k, v in given.items()}) == header
+
+
+@pytest.mark.parametrize("token", ["abc\nSECRET", "abc SECRET", "SECRET\x7f", "SECRET\u00e9"])
+def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(DataError, match="one line") as caught:
+        authorization({DOWNLOAD_CREDENTIALS["token"]: token})
+    assert "SECRET" not in str(caught.value)
+
+
+def test_no_header_is_in_a_message(tmp_path: Path, file: ServedFile) -> None:
+    with pytest.raises(DataError) as caught:
+        HttpFile(file.url, "Bearer abc\nSECRET").save(
+            tmp_path / "part", max_bytes=1, on_progress=lambda *_: None
+        )
+    assert "SECRET" not in str(caught.value)
 
 
 def test_no_query_is_in_a_message(tmp_path: Path, file: ServedFile) -> None:
