@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 
 @dataclass
@@ -33,8 +42,10 @@ class ServedFile:
 
 
 @contextmanager
-def served(content: bytes, name: str = "data.npz") -> Iterator[ServedFile]:
-    """Serve the content under that name at a free port."""
+def served(
+    content: bytes, name: str = "data.npz", certificate: Path | None = None
+) -> Iterator[ServedFile]:
+    """Serve the content under that name at a free port; over https with a certificate."""
     file = ServedFile(content)
 
     class Handler(BaseHTTPRequestHandler):
@@ -45,7 +56,13 @@ def served(content: bytes, name: str = "data.npz") -> Iterator[ServedFile]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    file.url = f"http://127.0.0.1:{server.server_port}/files/{name}"
+    scheme = "http"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "https"
+    file.url = f"{scheme}://127.0.0.1:{server.server_port}/files/{name}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -54,6 +71,30 @@ def served(content: bytes, name: str = "data.npz") -> Iterator[ServedFile]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def write_certificate(path: Path) -> Path:
+    """Write a key and its certificate for 127.0.0.1, which is its own authority."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "file server")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + certificate.public_bytes(pem))
+    return path
 
 
 def _answer(request: BaseHTTPRequestHandler, file: ServedFile) -> None:

@@ -4,7 +4,6 @@ Source: RFC 9110, section 14 (range requests). `urllib` takes proxies and certif
 environment (HTTPS_PROXY, SSL_CERT_FILE) and follows redirects.
 """
 
-import base64
 import http.client
 import logging
 import re
@@ -13,13 +12,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from dlion_api.cluster_names import DOWNLOAD_CREDENTIALS
 from dlion_api.errors import DataError, UnavailableError
 from dlion_worker.coordination.backoff import Backoff
 
@@ -33,6 +31,8 @@ _TEMPORARY: Final = frozenset({408, 425, 429})
 _PERMANENT: Final = frozenset({501, 505})
 """The server lacks the method or the version. Every other code from 500 on is temporary."""
 _UNAUTHORIZED: Final = frozenset({401, 403, 407})
+_EXPIRED: Final = frozenset({400, 401, 403, 410})
+"""What object stores answer to a presigned address after its time."""
 _LOG = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int | None], None]
@@ -71,8 +71,10 @@ class HttpFile:
     def save(self, path: Path, *, max_bytes: int, on_progress: OnProgress) -> bool:
         """Complete the file at `path`, which may have its beginning.
 
-        Return whether the beginning was there before. Raises: DataError if a retry does not help;
-        UnavailableError; OSError if the file cannot be written.
+        Return whether it is certainly what the server has. It may not be if its beginning was there
+        before, or if the server gives no length, as a broken connection then looks like the end.
+        Raises: DataError if a retry does not help; UnavailableError; OSError if the file cannot be
+        written.
         """
         is_resumed = path.exists() and path.stat().st_size > 0
         backoff, failures = Backoff(initial_s=0.5, max_s=30.0), 0
@@ -81,8 +83,8 @@ class HttpFile:
             most_bytes = file.tell()
             while True:
                 try:
-                    self._append(file, max_bytes, on_progress)
-                    return is_resumed
+                    has_length = self._append(file, max_bytes, on_progress)
+                    return has_length and not is_resumed
                 except _FailedRequestError as error:
                     if file.tell() > most_bytes:
                         most_bytes, failures = file.tell(), 0
@@ -97,12 +99,15 @@ class HttpFile:
                     _LOG.warning("%s: %s; retry in %.1f s", _shown(self.url), error, wait_s)
                 self.pause(wait_s)
 
-    def _append(self, file: IO[bytes], max_bytes: int, on_progress: OnProgress) -> None:
-        """Append what is missing; all of it, if the server sends no ranges."""
+    def _append(self, file: IO[bytes], max_bytes: int, on_progress: OnProgress) -> bool:
+        """Append what is missing; all of it, if the server sends no ranges.
+
+        Return whether the server gave the length.
+        """
         have = file.tell()
         with self._response(have) as response:
             if response is None:  # nothing is missing
-                return
+                return True
             is_rest = response.status == 206 and _starts_at(response, have)
             if not is_rest:
                 self._restart(file)
@@ -121,6 +126,7 @@ class HttpFile:
             file.flush()
             if total is not None and have < total:
                 raise _FailedRequestError(f"the connection ended after {have} of {total} bytes")
+            return total is not None
 
     def _restart(self, file: IO[bytes]) -> None:
         if file.tell():
@@ -177,6 +183,10 @@ class HttpFile:
         advice = "Correct the address"
         if code in _UNAUTHORIZED:
             advice = "Name a Secret with token, or username and password, in secretName"
+            if self.authorization:
+                advice = "Correct the credentials in the Secret of secretName"
+        if "?" in self.url and code in _EXPIRED:
+            advice = f"The address may have expired: get a new one. Else: {advice}"
         return DataError(f"{_shown(self.url)}: {status}. {advice}")
 
     def _check_size(self, size: int, max_bytes: int) -> None:
@@ -185,25 +195,6 @@ class HttpFile:
                 f"{_shown(self.url)}: is too large (given: {size} bytes or more; allowed: "
                 f"{max_bytes} bytes). Use a smaller file, or raise the limit (docs/data.md)"
             )
-
-
-def authorization(environment: Mapping[str, str]) -> str:
-    """Return the header's value for the credentials in these variables; empty: there are none.
-
-    Raises: DataError, without the token, if it cannot stand in a header.
-    """
-    token, user, password = (environment.get(each, "") for each in DOWNLOAD_CREDENTIALS.values())
-    if token := token.strip():
-        if re.fullmatch("[!-~]+", token) is None:
-            raise DataError(
-                "the token of a download must be one line of visible ASCII characters without "
-                "spaces. Correct the Secret's key token"
-            )
-        return f"Bearer {token}"
-    if user or password:
-        both = f"{user}:{password}".encode(errors="surrogateescape")  # as the variables' bytes
-        return f"Basic {base64.b64encode(both).decode()}"
-    return ""
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

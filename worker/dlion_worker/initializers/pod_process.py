@@ -15,6 +15,7 @@ from typing import Final
 from dlion_api.cluster_names import (
     DATASET_INITIALIZER,
     DOWNLOAD_BYTES_VARIABLE,
+    DOWNLOAD_CREDENTIALS,
 )
 from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
@@ -49,7 +50,10 @@ def _fetch(job: Job, role: str, environment: Mapping[str, str]) -> None:
         _LOG.info("%s: is there", download.file_name)
         return
     place = store.fetch(
-        download, environment=environment, on_progress=_ProgressLog(download.file_name)
+        download,
+        environment=environment,
+        variables=DOWNLOAD_CREDENTIALS,
+        on_progress=_ProgressLog(download.file_name),
     )
     _LOG.info("%s: verified, in %s", download.file_name, place)
 

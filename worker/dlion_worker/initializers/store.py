@@ -7,6 +7,7 @@ goes on from where it stopped.
 import fcntl
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from typing import Final
 from dlion_api.errors import DataError
 from dlion_api.spec.initializers import Download
 from dlion_worker.initializers.archives import Archive
-from dlion_worker.initializers.http_file import HttpFile, OnProgress, authorization
+from dlion_worker.initializers.credentials import authorization, local_variables
+from dlion_worker.initializers.http_file import HttpFile, OnProgress
 
 MAX_BYTES: Final = 256 * 1024**3
 _LOG = logging.getLogger(__name__)
@@ -40,13 +42,14 @@ class DownloadStore:
         download: Download,
         *,
         environment: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
         on_progress: OnProgress = lambda _done, _total: None,
     ) -> Path:
         """Return the folder of that download, after getting it if it is not there.
 
-        `environment` may hold credentials (`DOWNLOAD_CREDENTIALS`), for a download that names a
-        Secret: no other address gets them. Raises: DataError if a retry
-        does not help; UnavailableError; OSError.
+        `variables` of `environment` hold the credentials, by the keys of the Secret that the
+        download names; None: `local_variables`. Raises: DataError if a retry does not help;
+        UnavailableError; OSError.
         """
         place = self._place(download)
         if self.has(download):
@@ -54,7 +57,8 @@ class DownloadStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked(download):
             if not self.has(download):  # another process may have got it
-                header = authorization(environment) if download.secret_name else ""
+                by_key = variables or local_variables(download.secret_name)
+                header = authorization(download, environment, by_key)
                 packed = self._verified(download, HttpFile(download.url, header), on_progress)
                 self._put(download, packed)
         return place
@@ -71,20 +75,22 @@ class DownloadStore:
     def _verified(self, download: Download, source: HttpFile, on_progress: OnProgress) -> Path:
         """Return the complete file, with the right digest."""
         packed = self.folder / f".{download.sha256}.part"
+        is_first = True
         while True:
-            is_resumed = source.save(packed, max_bytes=self.max_bytes, on_progress=on_progress)
+            is_certain = source.save(packed, max_bytes=self.max_bytes, on_progress=on_progress)
             with packed.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest == download.sha256:
                 return packed
             size = packed.stat().st_size
             packed.unlink()
-            if not is_resumed:
+            if is_certain or not is_first:
                 raise DataError(
                     f"{download.file_name}: another SHA-256 than the manifest's (given: {digest}, "
                     f"of {size} bytes; expected: {download.sha256}). Correct url or sha256"
                 )
-            _LOG.warning("%s: changed since its beginning; once more", download.file_name)
+            is_first = False
+            _LOG.warning("%s: not whole, or changed; once more", download.file_name)
 
     def _put(self, download: Download, packed: Path) -> None:
         """Move the file, or what it holds, to its place, which appears as a whole."""
@@ -98,8 +104,11 @@ class DownloadStore:
             else:
                 packed.rename(staging / download.file_name)
             staging.chmod(0o755)
+            # Else a power loss may leave empty files in a folder that counts as verified. One call,
+            # as those for each of a million files take minutes.
+            os.sync()
+            packed.unlink(missing_ok=True)  # a process that ends after the rename would leave it
             staging.rename(self._place(download))
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        packed.unlink(missing_ok=True)

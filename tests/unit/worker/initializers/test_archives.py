@@ -81,6 +81,15 @@ def test_an_archive_is_unpacked(
     assert not list(tmp_path.glob(".*.part"))
 
 
+def test_an_archive_is_removed_before_its_files_count(tmp_path: Path) -> None:
+    """Else a process that ends in between leaves it for ever."""
+    content = tar(FILES)
+    (tmp_path / f"{hashlib.sha256(content).hexdigest()}-a.tar").write_bytes(b"in its place")
+    with pytest.raises(NotADirectoryError):
+        fetch(tmp_path, content, "a.tar")
+    assert not list(tmp_path.glob(".*.part"))
+
+
 @pytest.mark.parametrize("name", ["data.npz", "model.keras"])
 def test_a_zip_by_another_name_stays_as_it_is(tmp_path: Path, name: str) -> None:
     content = zipped(FILES)

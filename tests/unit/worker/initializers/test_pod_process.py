@@ -30,12 +30,13 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MODEL = {"url": "https://example.com/m.keras", "sha256": hashlib.sha256().hexdigest()}
 
 
-def pod(root: Path, url: str) -> Path:
+def pod(root: Path, url: str, **more: str) -> Path:
     """A pod's mounts. Returns its termination message."""
+    dataset = {"url": url, "sha256": SHA256, **more}
     document = changed(smallest(), {
         "spec.trainer.dataset": {"path": "data.npz", "format": "npz"},
         "spec.trainer.startFrom": "m.keras",
-        "spec.trainer.initializer": {"dataset": {"url": url, "sha256": SHA256}, "model": MODEL},
+        "spec.trainer.initializer": {"dataset": dataset, "model": MODEL},
     })  # fmt: skip
     for folder in ("etc/dlion", "dev"):
         (root / folder).mkdir(parents=True)
@@ -91,6 +92,12 @@ def test_a_failure_is_in_the_termination_message(tmp_path: Path, volume: Path) -
         assert initialize(tmp_path) == ExitCode.DATA
     assert report.read_text().startswith("data.npz: another SHA-256")
     assert not list(volume.glob(f"{SHA256}*"))
+
+
+def test_a_secret_that_is_not_there_may_come_later(tmp_path: Path, volume: Path) -> None:
+    report = pod(tmp_path, "https://127.0.0.1:1/data.npz", secretName="hub")
+    assert initialize(tmp_path) == ExitCode.UNAVAILABLE
+    assert "no credentials of Secret hub" in report.read_text()
 
 
 def test_the_limit_of_the_volume_holds(
