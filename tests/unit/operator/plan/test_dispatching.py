@@ -328,6 +328,15 @@ def copy_of_a_job(**spec: Any) -> World:
     return world
 
 
+def admitted_copy() -> World:
+    """A copy that owns its Workload, which has quota."""
+    world = copy_of_a_job()
+    own(world)
+    admit(world)
+    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    return world
+
+
 def own(world: World) -> None:
     assert world.queue is not None
     assert world.queue.workload is not None
@@ -359,10 +368,7 @@ def test_a_copy_owns_the_workload_that_is_named_and_runs_by_it() -> None:
 
 def test_a_copy_says_which_requests_kueue_does_not_count() -> None:
     """The manager has made the Workload without the worker cluster's DLionRuntime."""
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     running(world)
     assert "Kueue counts" not in ready_reason(world.look())[1]
     (container,) = world.jobs["small"]["spec"]["template"]["spec"]["containers"]
@@ -400,10 +406,7 @@ def test_a_copy_leaves_its_workload_to_kueue() -> None:
 
 
 def test_a_copy_reports_its_end_once_the_keeper_has_recorded_it() -> None:
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     running(world)
     say(world, "PodsReady", "True", "Started")
     world.end("small")
@@ -426,10 +429,7 @@ def test_a_copy_at_a_site_of_another_name_says_what_to_set() -> None:
 
 @pytest.mark.parametrize("defect", ["site", "manifest"])
 def test_a_copy_that_cannot_run_ends_its_workload_once_that_is_reported(defect: str) -> None:
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     if defect == "site":
         world.settings = replace(world.settings, site="plant-z")
         world.jobs.clear()
@@ -447,10 +447,7 @@ def test_a_copy_that_cannot_run_ends_its_workload_once_that_is_reported(defect: 
 
 
 def test_a_copy_that_cannot_be_read_keeps_its_quota_while_its_workers_run() -> None:
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     running(world)
     world.document["spec"]["trainer"] = 7
     for _ in range(2):
@@ -458,10 +455,7 @@ def test_a_copy_that_cannot_be_read_keeps_its_quota_while_its_workers_run() -> N
 
 
 def test_a_copy_whose_manifest_cannot_be_read_after_its_end_reports_that_end() -> None:
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     running(world)
     world.end("small")
     assert truths(world.look())["Succeeded"] == "True"
@@ -474,10 +468,7 @@ def test_a_copy_whose_manifest_cannot_be_read_after_its_end_reports_that_end() -
 
 def test_a_copy_that_has_ended_is_looked_at_until_its_workload_can_be_read() -> None:
     """Neither the manifest nor the Workload can be read: no watch tells when Kueue answers."""
-    world = copy_of_a_job()
-    own(world)
-    admit(world)
-    world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
+    world = admitted_copy()
     running(world)
     world.end("small")
     world.look()
