@@ -82,13 +82,19 @@ def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 @pytest.fixture
-def release(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
-    """The chart, installed; in the end uninstalled, if it still is, with the definition."""
-    install(helm, "dlion", SITE)
+def vacant(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
+    """A cluster without DLion, and one again in the end, also where the test or `install` fails."""
     yield helm
     uninstall_ours(helm)
     until(lambda: are_listed(kubectl))
     kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
+
+
+@pytest.fixture
+def release(vacant: Helm) -> Helm:
+    """The chart, installed."""
+    install(vacant, "dlion", SITE)
+    return vacant
 
 
 def are_listed(kubectl: Kubectl) -> bool:
@@ -105,8 +111,8 @@ def are_listed(kubectl: Kubectl) -> bool:
 
 
 def uninstall_ours(helm: Helm) -> None:
-    """Those of these tests that are installed."""
-    for name in set(RELEASES) & set(helm.run("list", "-n", NAMESPACE, "--short").split()):
+    """Those of these tests that are installed, or were left half installed."""
+    for name in set(RELEASES) & set(helm.run("list", "-n", NAMESPACE, "--all", "--short").split()):
         helm.run("uninstall", name, "-n", NAMESPACE)
 
 
@@ -129,11 +135,19 @@ def of_ours(kubectl: Kubectl) -> set[str]:
     return found - standing
 
 
-def until(true: Any, timeout_s: float = 30) -> None:
-    """Wait for it."""
-    deadline_s = time.monotonic() + timeout_s
+def until(true: Any) -> None:
+    """Wait for it: the garbage collector of a busy machine takes a minute at times."""
+    deadline_s = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.2)
+
+
+def until_left(kubectl: Kubectl, expected: set[str]) -> None:
+    """Wait until nothing else of ours is there."""
+    deadline_s = time.monotonic() + 120
+    while (found := of_ours(kubectl)) != expected:
+        assert time.monotonic() < deadline_s, f"{found - expected} stay, {expected - found} lack"
         time.sleep(0.2)
 
 
@@ -286,10 +300,10 @@ def test_an_upgrade_brings_other_settings_and_starts_the_operator_anew(
 
 
 def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
-    helm: Helm, kubectl: Kubectl
+    vacant: Helm, kubectl: Kubectl
 ) -> None:
-    until(lambda: of_ours(kubectl) == set(), 90)  # pods of an earlier test, where any run
-    said = install(helm, "dlion", SITE)
+    until_left(kubectl, set())  # pods of an earlier test, where any run
+    said = install(vacant, "dlion", SITE)
     for told in (
         "operator of site plant-a watches all namespaces",
         "kubectl -n dlion-system rollout status deployment/dlion-operator",
@@ -299,16 +313,16 @@ def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
     ):
         assert told in said
     job(kubectl)
-    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
-    until(lambda: of_ours(kubectl) == {f"CustomResourceDefinition {each}" for each in CRDS})
+    vacant.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    until_left(kubectl, {f"CustomResourceDefinition {each}" for each in CRDS})
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
     # The same release takes it up again, and may be told to take it away.
-    said = install(helm, "dlion", merged(NAMESPACED, nested("crds.keep", False)))
+    said = install(vacant, "dlion", merged(NAMESPACED, nested("crds.keep", False)))
     assert "watches namespaces ml, edge" in said
     assert "every job with it" in said
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
-    helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
-    until(lambda: of_ours(kubectl) == set())
+    vacant.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
+    until_left(kubectl, set())
 
 
 def test_a_second_release_is_refused_unless_it_leaves_the_definition_alone(

@@ -110,20 +110,27 @@ def test_a_job_from_its_start_to_its_end(client: dlion.Client, jobs: Jobs) -> No
     assert [(each.rank, each.name) for each in job.workers] == [
         (0, "plant-a/small-0"), (1, "plant-b/large-0"), (2, "plant-a/small-1"),
     ]  # fmt: skip
+    seen: list[dlion.Job] = []
+
+    def training_once_waiting_is_seen() -> None:
+        while not seen or seen[-1].state != "Waiting":
+            time.sleep(0.05)
+        write_status(jobs, "Training", READY)
+
     thread = later(
         lambda: write_status(jobs, "Waiting", condition("Ready", "False", "WaitingForPeers")),
-        lambda: write_status(jobs, "Training", READY),
-        lambda: write_status(jobs, "Succeeded", SUCCEEDED),
+        training_once_waiting_is_seen,
     )
-    seen: list[dlion.Job] = []
     training = client.wait_for_job_status(
-        "digits", {"Training"}, timeout_s=30, callback=seen.append
+        "digits", {"Training"}, timeout_s=60, callback=seen.append
     )
+    thread.join()
     assert (training.reason, training.message) == ("Training", "all train")
     assert (training.progress, training.eta_s) == (0.42, 90)
     assert (training.loss, training.accuracy, training.metrics) == (0.31, 0.92, {"auc": 0.5})
     assert [each.state for each in training.workers] == ["training", "starting", "training"]
-    ended = client.wait_for_job_status("digits", timeout_s=30, callback=seen.append)
+    thread = later(lambda: write_status(jobs, "Succeeded", SUCCEEDED))
+    ended = client.wait_for_job_status("digits", timeout_s=60, callback=seen.append)
     thread.join()
     assert (ended.state, ended.reason, ended.message) == (
         "Succeeded",

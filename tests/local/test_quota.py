@@ -102,6 +102,22 @@ def cores_used(pid: int, seconds: float) -> float:
     return ((process_cpu_s(pid) or 0.0) - before_s) / (time.monotonic() - started_s)
 
 
+def held_to(cores: float, pid: int) -> None:
+    """Proves that the quota is reached, to a tenth, and never passed by more.
+
+    A duty cycle holds on average: on a busy machine it stops a process up to 0.15 s late, and pays
+    that off afterwards.
+    """
+    seconds = 2.0
+
+    def used() -> float:
+        found = cores_used(pid, seconds)
+        assert found <= 1.1 * cores + 0.15 / seconds
+        return found
+
+    first_that_holds(used, lambda found: 0.9 * cores <= found <= 1.1 * cores)
+
+
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -109,18 +125,15 @@ def state_of(pid: int) -> str:
 def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
     cpu: CpuLimiter, supervisor: Supervisor
 ) -> None:
-    def used() -> float:
-        return cores_used(supervisor.child, 1.5)
-
     cpu.set_quota(RANK, 0.5)
     time.sleep(0.3)
     used_before_s = cpu.usage_s(RANK)[0]
-    assert 0.45 <= first_that_holds(used, lambda cores: cores >= 0.45) <= 0.55
+    held_to(0.5, supervisor.child)
     assert cpu.usage_s(RANK)[0] - used_before_s >= 0.6
     assert cpu.usage_s(RANK)[1] > 0
     cpu.set_quota(RANK, 0.2)
     time.sleep(0.2)
-    assert 0.18 <= first_that_holds(used, lambda cores: cores >= 0.18) <= 0.22
+    held_to(0.2, supervisor.child)
 
 
 def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) -> None:
@@ -128,8 +141,7 @@ def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) 
     os.kill(supervisor.child, signal.SIGKILL)
     child = supervisor.next_child()
     time.sleep(0.5)
-    cores = first_that_holds(lambda: cores_used(child, 1.5), lambda cores: cores >= 0.25)
-    assert cores <= 0.35
+    held_to(0.3, child)
 
 
 def test_before_and_after_its_quota_a_worker_runs_free(
