@@ -70,14 +70,22 @@ class Supervisor:
             "--",
         ]
         self._process = subprocess.Popen(
-            [*enter, sys.executable, "-c", SUPERVISE], stdout=subprocess.PIPE, text=True
+            [*enter, sys.executable, "-c", SUPERVISE],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
+        # A quota is the most, and a busy machine may give less: first to the session, where the
+        # kernel schedules sessions, then to the process.
+        sessions = Path(f"/proc/{self._process.pid}/autogroup")
+        if os.geteuid() == 0 and sessions.exists():
+            sessions.write_text("-15")
         self.child = self.next_child()
 
     def next_child(self) -> int:
         assert self._process.stdout is not None
         self.child = int(self._process.stdout.readline())
-        if os.geteuid() == 0:  # a quota is the most, and a busy machine may give less
+        if os.geteuid() == 0:
             os.setpriority(os.PRIO_PROCESS, self.child, -15)
         return self.child
 
