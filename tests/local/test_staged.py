@@ -69,3 +69,6 @@ def test_a_decoder_that_is_lost_for_good_fails_the_run(tmp_path: Path) -> None:
         1,
         "worker 0 has failed, and no other worker trains (topology staged)",
     )
+    messages = [event.message for event in run.events("ReplicaMissing")]
+    assert "no model is kept: of workers 1 none trains" in messages
+    assert not list(run.folder.rglob("model.keras"))

@@ -82,6 +82,8 @@ def test_the_loss_of_the_only_worker_that_trains_fails_the_run(runs: SimulatedCa
     assert stopped["message"] == (
         "worker 0 is gone for good, and no other worker trains (topology staged)"
     )
+    (untrained,) = run.events("ReplicaMissing")
+    assert untrained["message"] == "no model is kept: of workers 1, 2, 3 none trains"
 
 
 def test_a_silent_sensor_is_named_and_delays_the_start_for_a_while_only(

@@ -59,7 +59,12 @@ def save_final_models(
         snapshot = first_replica.snapshot_of(state)
         return evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
 
-    about, state = choose_model(job, replicas, accuracy_of=accuracy_of, stop_reason=stop_reason)
+    try:
+        about, state = choose_model(job, replicas, accuracy_of=accuracy_of, stop_reason=stop_reason)
+    except UnavailableError as error:
+        reporter = next(iter(workers.values())).parts.reporter
+        reporter.event(EventReason.REPLICA_MISSING, str(error), warning=True)
+        return
     sites = {worker.rank: worker.site for worker in job.workers()}
     for rank in sorted(site_leads(job, set(workers)), key=lambda r: sites[r]):
         site = sites[rank]

@@ -142,9 +142,8 @@ class Shutdown:
     def _save_model(
         self, replicas: list[CollectedReplica], results_dir: Path, stop_reason: str
     ) -> bool:
-        """Save the site's model. Return False if the saved one holds more replicas.
-
-        That happens if others of the site ended before this worker became its lead.
+        """Save the site's model. Return False if no replica was trained, or the saved model holds
+        more replicas: others of the site ended before this worker became its lead.
         """
         site = self.job.worker(self.rank).site
         since_s = time.time() - process_age_s()  # an older file is of an earlier run
@@ -152,9 +151,13 @@ class Shutdown:
             message = f"worker {self.rank}: the site's saved model has more replicas and is kept"
             self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
             return False
-        about, state = choose_model(
-            self.job, replicas, accuracy_of=self.accuracy_of, stop_reason=stop_reason
-        )
+        try:
+            about, state = choose_model(
+                self.job, replicas, accuracy_of=self.accuracy_of, stop_reason=stop_reason
+            )
+        except UnavailableError as error:
+            self.reporter.event(EventReason.REPLICA_MISSING, str(error), warning=True)
+            return False
         folder = save_site_model(about, state, save=self.save, results_dir=results_dir, site=site)
         self.reporter.event(
             EventReason.MODEL_SAVED,

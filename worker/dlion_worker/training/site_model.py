@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dlion_api.atomic_file import write_atomically
+from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_core.policies.interface import Flat
@@ -84,10 +85,14 @@ def choose_model(
     """Return the better of the average and the best replica, with its description.
 
     Only `candidates` are evaluated besides the average, and may be the best; None: all replicas.
-    `parallel` threads call `accuracy_of`.
+    `parallel` threads call `accuracy_of`. Raises: UnavailableError if no replica was trained: a
+    sensor's own has its initial weights.
     """
     collected = replicas  # features of workers that do not train are in the model, too
-    replicas = [one for one in collected if job.spec.exchange.trains(one.rank)] or collected
+    replicas = [one for one in collected if job.spec.exchange.trains(one.rank)]
+    if not replicas:
+        ranks = ", ".join(str(replica.rank) for replica in collected)
+        raise UnavailableError(f"no model is kept: of workers {ranks} none trains")
     trained = {one.rank for one in replicas}
     candidates = [one for one in candidates or () if one.rank in trained] or replicas
     averaged = average(replicas)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_worker.training.site_model import (
@@ -75,6 +76,8 @@ def test_a_sensor_publishes_the_decoder() -> None:
         staged, [own, decoder], accuracy_of=lambda _: 0.5, stop_reason="", candidates=[own]
     )
     assert (about.model, state.weights_D[0]) == ("replica 0", 5.0)
+    with pytest.raises(UnavailableError, match="of workers 2, 3 none trains"):
+        choose_model(staged, [own, replica(3, 1, 9)], accuracy_of=lambda _: 0.5, stop_reason="")
 
 
 def test_of_a_model_that_was_saved_before_only_a_final_one_of_this_run_counts(

@@ -97,6 +97,8 @@ class Publisher:
             self._publish(self._gather(sorted(peers)))
         except _ClosedError:
             return
+        except UnavailableError as error:
+            _LOG.warning("not published: %s", error)
         except OSError as error:
             self._failed(f"{storage_error_message(error)}; the previous model is kept")
         except ProgramError as error:
