@@ -1,7 +1,8 @@
 """Queued jobs beside a real API server with Kueue's own definitions, and with Kueue itself.
 
 Proves: the API server takes the Workload, and what an admission makes of Jobs and keeper; without
-Kueue's definitions a job says so, and is queued once they are there; nothing runs before the
+Kueue's definitions a job says so, and is queued once they are there, when the operator asks to be
+restarted for its watch; nothing runs before the
 admission; an evicted run ends its pods before its quota, and starts where the next flavors are; a
 suspended job leaves its queue; with Kueue's own manager (slow) two jobs for one quota run one after
 the other, the higher priority first, a job that is over frees its quota, a deactivated Workload
@@ -88,6 +89,13 @@ def test_a_run_is_admitted_evicted_and_admitted_elsewhere_as_a_whole(
         eventually(lambda: ready(kubectl)[0] == "QueueUnusable", what="QueueUnusable")
         assert "install Kueue 0.15 or newer" in ready(kubectl)[1]
         kueue.install(kubectl)
+        eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued without a restart")
+        eventually(lambda: operator.livez()[0] == 503, what="a restart asked for")
+        assert "Workloads are not watched yet" in operator.livez()[1]
+        operator.kill()  # as a kubelet would
+        operator.start()
+        assert operator.livez()[0] == 200
+        kubectl.run("delete", "dlj", "digits")
     toleration = {"key": "arm", "operator": "Exists", "effect": "NoSchedule"}
     kubectl.apply(
         queued(),

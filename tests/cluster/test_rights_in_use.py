@@ -177,7 +177,8 @@ class Life:
         self._age_the_authority()
         operator.start()
         eventually(lambda: self._known_by() != known_by, what="the pods told of it")
-        self._take_labels_off_the_keeper()
+        for kind in ("deployments", "persistentvolumeclaims"):
+            self._take_label_off(kind)
         end_workers(self.kubectl, "second")
         self.kubectl.wait("--for=condition=Succeeded", "dlj/second")
         named = {"mode": "Secret", "secretName": "plant-ca"}
@@ -199,12 +200,12 @@ class Life:
         patch = json.dumps({"data": data})
         self.system.run("patch", "secret", "dlion-authority", "--type=merge", "-p", patch)
 
-    def _take_labels_off_the_keeper(self) -> None:
-        """They are put back."""
-        chosen = ("deployments", "-l", "dlion.dev/job-name=second")
-        (keeper,) = self.kubectl.get(*chosen)["items"]
-        self.kubectl.run("label", "deployment", keeper["metadata"]["name"], f"{JOB_LABEL}-")
-        eventually(lambda: self.kubectl.get(*chosen)["items"], what="the keeper's label")
+    def _take_label_off(self, kind: str) -> None:
+        """It is put back."""
+        chosen = (kind, "-l", "dlion.dev/job-name=second")
+        (found,) = self.kubectl.get(*chosen)["items"]
+        self.kubectl.run("label", kind, found["metadata"]["name"], f"{JOB_LABEL}-")
+        eventually(lambda: self.kubectl.get(*chosen)["items"], what=f"the label of {kind}")
 
     def _known_by(self) -> set[str]:
         """What the pods of the jobs know the operator by."""

@@ -25,7 +25,7 @@ pytestmark = [
 
 SIZE = Size(jobs=30, workers=5, rest_s=20.0, probes=6)
 LISTS_AND_LEASES = 40
-"""At most, in twenty seconds: two rounds of lists of six kinds, and a Lease each five seconds."""
+"""At most, in twenty seconds: two rounds of lists of eight kinds, and a Lease each five seconds."""
 
 
 @pytest.mark.usefixtures("testbed_possible")

@@ -198,8 +198,10 @@ class Site:
         )
 
     def change(self, document: Document) -> None:
-        """The user applies that manifest, and the watch brings it."""
-        self.store.put(Kind.DLION_JOB, self.cluster._keep(document))
+        """Somebody writes a manifest or an object, and the watch by our label brings it."""
+        kept, kind = self.cluster._keep(document), Kind.of(document)
+        if kind is Kind.DLION_JOB or JOB_LABEL in kept["metadata"].get("labels", {}):
+            self.store.put(kind, kept)
 
     def lose(self, kind: Kind, name: str) -> None:
         """Somebody deletes that object, and the watch brings it."""

@@ -74,10 +74,6 @@ class ObjectApplier:
         """Objects for exposing workers that could not be applied, by worker Service."""
         return self._backoff.failed_objects()
 
-    def forget(self, kind: Kind, name: str) -> None:
-        """Look an object up before the next write to it: it is not as it was applied."""
-        self._applied.pop((kind, name), None)
-
     async def restore_labels(self, job: ObjectName) -> None:
         """Put back the labels of children that were known in the last pass. This must come before
         any decision: without its labels a child looks deleted.
@@ -333,7 +329,7 @@ class ObjectApplier:
         elif not metadata.get("deletionTimestamp"):
             await self._cluster.delete(kind, namespace, name, uid=live_uid)
             if kind not in WATCHED:
-                self.forget(kind, name)
+                self._applied.pop((kind, name), None)
 
     def _last_digest(self, key: ObjectKey) -> str | None:
         """The hash of what was applied. Empty: the object is gone. None: not known."""

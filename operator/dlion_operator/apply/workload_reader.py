@@ -1,17 +1,19 @@
-"""Read what Kueue reports of a queued job: its Workload, the assigned flavors, the priority class.
+"""What Kueue reports of a queued job: its Workload, the assigned flavors, the priority class.
 
-`reconcile` calls it before it decides, with one object per DLionJob. The Workload is polled by
-name, not watched: a watch of a kind that a cluster lacks would end the operator.
+`reconcile` calls it before it decides, with one object per DLionJob. The Workload is watched, also
+one that MultiKueue has made: it has our labels. Flavors and classes have no namespace, and are read
+by name.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError, SpecError
 from dlion_api.spec import Job, load_job
+from dlion_operator.apply.queue_classes import QueueClasses
 from dlion_operator.children.workload import pod_priority_class, rendered_site, workload_name
 from dlion_operator.kubernetes.client import (
     Document,
@@ -20,7 +22,8 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.kubernetes.store import owner_uids
+from dlion_operator.kubernetes.resync import NOT_FOUND
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, owner_uids
 from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import SiteRuntime
@@ -31,14 +34,6 @@ from dlion_operator.plan.runs import groups_of
 
 _LOG = logging.getLogger(__name__)
 
-READ_INTERVAL_S: Final = 4.0
-"""Shorter than the time between two passes over a job that waits in its queue."""
-MAX_READS_PER_S: Final = 20.0
-"""Over all jobs: while more than eighty are in queues, each is read less often. A first read, as
-after a restart, does not wait: its run is not served before."""
-ACTIVE_S: Final = 120.0
-"""A Workload that was not read for so long is that of a job without passes, as of one that ended.
-Longer than the interval of 2,000 queued jobs."""
 UNANSWERED_S: Final = 60.0
 """After this time without an answer a run is served all the same: Kueue's webhook, which converts
 Workloads, may be down for long."""
@@ -52,58 +47,39 @@ NOT_ENABLED = (
 )
 
 
-def read_interval_s(read_s: Iterable[float], now_s: float) -> float:
-    """Return the time between two reads of one job's Workload. `read_s`: when that of each job was
-    last read.
-
-    >>> read_interval_s([0.0] * 80, 1.0), read_interval_s([0.0] * 1000, 1.0)
-    (4.0, 50.0)
-    """
-    active = sum(now_s - each < ACTIVE_S for each in read_s)
-    return max(READ_INTERVAL_S, active / MAX_READS_PER_S)
-
-
 class _MissingError(DLionError):
     """An object that the Workload needs does not exist."""
 
 
 class WorkloadReader:
-    """The queue state of one job, as last read."""
+    """The queue state of one job."""
 
     def __init__(
-        self, cluster: KubernetesClient, settings: Settings, monotonic_s: Callable[[], float]
+        self,
+        cluster: KubernetesClient,
+        store: ClusterStore,
+        classes: QueueClasses,
+        settings: Settings,
+        monotonic_s: Callable[[], float],
     ) -> None:
         self._cluster = cluster
+        self._store = store
+        self._classes = classes
         self._settings = self._rendering = settings
         self._monotonic_s = monotonic_s
-        self._state = QueueState()
-        self.name = ""
-        """Of the Workload that was read last."""
-        self._read_for: object = None
-        """The manifest for which the state was read."""
-        self._again_s = self.read_s = float("-inf")
-        """Not before `_again_s` it is read again, after `read_s`."""
+        self._problem = ""
         self._unanswered_since_s: float | None = None
         self._flavors: dict[str, Document] = {}
         self._flavors_for: object = None
 
-    def invalidate(self) -> None:
-        """Read again in the next pass: the Workload is being written."""
-        self._again_s = float("-inf")
-
-    async def read(
-        self,
-        document: Document,
-        runtime: SiteRuntime | None,
-        interval_s: Callable[[], float],
-    ) -> QueueState | None:
+    async def read(self, document: Document, runtime: SiteRuntime | None) -> QueueState | None:
         """Return the state; None: the job has no queue, or it is this site's own and cannot be read
-        or does not run here. `runtime`: what the run's pods are made with. `interval_s`: until the
-        Workload is read again; asked only after a read, because it counts all jobs.
+        or does not run here. `runtime`: what the run's pods are made with.
 
         Raises: ServerError if the API server has not answered for a short time.
         """
-        labels = document["metadata"].get("labels") or {}
+        metadata = document["metadata"]
+        labels = metadata.get("labels") or {}
         if not labels.get(names.QUEUE_LABEL):
             return None
         if not self._settings.kueue:
@@ -111,20 +87,15 @@ class WorkloadReader:
         job, key = self._job_here(document), job_key(document)
         if job is None and not (is_dispatched(document) or is_copy(document)):
             return None
-        managed_by = str(document["spec"].get("managedBy"))
-        self.name = workload_name(key, labels, managed_by)
+        name = workload_name(key, labels, str(document["spec"].get("managedBy")))
         site = rendered_site(job, self._settings.site) if job else self._settings.site
         self._rendering = replace(self._settings, site=site, runtime=runtime)
-        wanted = (key, document["metadata"].get("generation"), labels)
-        if wanted != self._read_for or self._monotonic_s() >= self._again_s:
-            before = self._state.problem
-            self._state = await self._answered(document, job)
-            self._read_for = wanted  # not before: what was read for another run admits nothing
-            self.read_s = self._monotonic_s()
-            self._again_s = self.read_s + interval_s()
-            if self._state.problem and self._state.problem != before:
-                _LOG.warning("run %s: %s", key, self._state.problem)
-        return self._state
+        found = self._store.get(Kind.WORKLOAD, ObjectName(metadata["namespace"], name))
+        state = await self._answered(document, job, name, found)
+        if state.problem and state.problem != self._problem:
+            _LOG.warning("run %s: %s", key, state.problem)
+        self._problem = state.problem
+        return state
 
     def _job_here(self, document: Document) -> Job | None:
         """None: it cannot be read, or does not run here, which its status reports."""
@@ -134,48 +105,55 @@ class WorkloadReader:
             return None
         return job if groups_of(job, rendered_site(job, self._settings.site)) else None
 
-    async def _answered(self, document: Document, job: Job | None) -> QueueState:
+    async def _answered(
+        self, document: Document, job: Job | None, name: str, found: Document | None
+    ) -> QueueState:
         """The state, or after a while that it cannot be read: the run itself must go on."""
         try:
-            state = await self._read(document, job)
+            self._check_listed()
+            state = await self._read(document, job, found)
         except ServerError as error:
             now_s = self._monotonic_s()
             if self._unanswered_since_s is None:
                 self._unanswered_since_s = now_s
             if now_s - self._unanswered_since_s < UNANSWERED_S:
                 raise
-            return QueueState(
-                problem=f"Workload {self.name} cannot be read, see whether Kueue runs: {error}"
-            )
+            problem = f"Workload {name} cannot be read, see whether Kueue runs: {error}"
+            return QueueState(found, is_copy(document), problem)
+        except RequestRefusedError as error:
+            advice = "set kueue.enabled in the values of this site's chart"
+            problem = f"this site's operator may not queue jobs: {advice} ({error})"
+            problem = NOT_SERVED if error.code == NOT_FOUND else problem
+            return QueueState(found, is_copy(document), problem)
         self._unanswered_since_s = None
         return state
 
-    async def _read(self, document: Document, job: Job | None) -> QueueState:
-        found: Document | None = None
+    def _check_listed(self) -> None:
+        """Raises: RequestRefusedError, ServerError where Workloads are not known."""
+        match self._store.unlisted.get(Kind.WORKLOAD):
+            case RequestRefusedError(code=code) as error:
+                raise RequestRefusedError(str(error), code)
+            case DLionError() as error:
+                raise ServerError(str(error))
+
+    async def _read(
+        self, document: Document, job: Job | None, found: Document | None
+    ) -> QueueState:
         is_prebuilt = is_copy(document)
+        view = None if found is None else WorkloadView(found)
+        if view is not None and (problem := _foreign(view, document, is_prebuilt=is_prebuilt)):
+            return QueueState(problem=problem, is_prebuilt=is_prebuilt)
+        if job is None:
+            return QueueState(found, is_prebuilt)
         try:
-            namespace = document["metadata"]["namespace"]
-            found = await self._cluster.get(Kind.WORKLOAD, namespace, self.name)
-            if found is None and not await self._cluster.serves(Kind.WORKLOAD):
-                return QueueState(problem=NOT_SERVED)
-            view = None if found is None else WorkloadView(found)
-            if view is not None and (problem := _foreign(view, document, is_prebuilt=is_prebuilt)):
-                return QueueState(problem=problem, is_prebuilt=is_prebuilt)
-            if job is None:
-                return QueueState(found, is_prebuilt)
             if view is not None and view.may_run and not is_dispatched(document):
                 flavors = await self._assigned_flavors(view)
                 return QueueState(found, is_prebuilt, flavors=flavors)
             if is_prebuilt or (view is not None and (view.has_quota or view.is_finished)):
                 return QueueState(found, is_prebuilt)
             return QueueState(found, priority=await self._priority(job))
-        except RequestRefusedError as error:
-            advice = "set kueue.enabled in the values of this site's chart"
-            return QueueState(
-                problem=f"this site's operator may not queue jobs: {advice} ({error})"
-            )
         except _MissingError as error:
-            return QueueState(found, problem=str(error))
+            return QueueState(found, is_prebuilt, str(error))
 
     async def _assigned_flavors(self, view: WorkloadView) -> Mapping[str, Document]:
         """Read them once per admission: a change of a flavor moves no running pods.
@@ -185,7 +163,12 @@ class WorkloadReader:
         admission = (view.uid, view.admitted_since, tuple(view.all_flavors))
         if admission != self._flavors_for:
             self._flavors = {
-                name: await self._existing(Kind.RESOURCE_FLAVOR, name) for name in view.all_flavors
+                name: _existing(
+                    Kind.RESOURCE_FLAVOR,
+                    name,
+                    await self._cluster.get(Kind.RESOURCE_FLAVOR, "", name),
+                )
+                for name in view.all_flavors
             }
             self._flavors_for = admission
         return self._flavors
@@ -203,7 +186,7 @@ class WorkloadReader:
             kind, name = Kind.PRIORITY_CLASS, self._pod_priority_class(job)
         if not name:
             return None
-        value = (await self._existing(kind, name)).get("value")
+        value = _existing(kind, name, await self._classes.get(kind, name)).get("value")
         api_version, kind_name, _ = kind.value
         number = value if isinstance(value, int) and not isinstance(value, bool) else 0
         return PriorityOfQueue(api_version.partition("/")[0], kind_name, name, number)
@@ -214,13 +197,14 @@ class WorkloadReader:
         except (AttributeError, TypeError, ValueError, KeyError):
             return ""  # the podTemplate is malformed, which the job's status reports
 
-    async def _existing(self, kind: Kind, name: str) -> Document:
-        found = await self._cluster.get(kind, "", name)
-        if found is None:
-            label = names.QUEUE_PRIORITY_LABEL
-            hint = f", or change label {label}" if kind is Kind.WORKLOAD_PRIORITY_CLASS else ""
-            raise _MissingError(f"{kind.value[1]} {name} does not exist: create it{hint}")
-        return found
+
+def _existing(kind: Kind, name: str, found: Document | None) -> Document:
+    """Return the object that was found. Raises: _MissingError if there is none."""
+    if found is None:
+        label = names.QUEUE_PRIORITY_LABEL
+        hint = f", or change label {label}" if kind is Kind.WORKLOAD_PRIORITY_CLASS else ""
+        raise _MissingError(f"{kind.value[1]} {name} does not exist: create it{hint}")
+    return found
 
 
 def _foreign(view: WorkloadView, document: Document, *, is_prebuilt: bool) -> str:

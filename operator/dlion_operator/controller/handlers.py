@@ -4,7 +4,9 @@ Only `on.event` is used. Other handlers leave finalizers behind when the operato
 state in annotations.
 """
 
+import itertools
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,12 @@ from dlion_api.errors import DLionError
 from dlion_operator.controller.site_operator import SiteOperator
 from dlion_operator.kubernetes.api import PAGE
 from dlion_operator.kubernetes.client import Document, Kind
-from dlion_operator.kubernetes.resync import WATCHED
 from dlion_operator.kubernetes.store import job_of, name_of
 
 REQUEST_TIMEOUT_S = 30.0
+MAX_BACKOFF_S = 10.0
 WATCH_INACTIVITY_TIMEOUT_S = 70.0
 """A watch without an event or a bookmark for this long is opened again."""
-
-RESOURCES = {kind: (*kind.value[0].rpartition("/")[::2], kind.value[2]) for kind in WATCHED}
-"""What is watched, in kopf's terms (group, version, plural); children by our label."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -36,7 +35,7 @@ def build_registry(operator: SiteOperator) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=registry)
     async def started(settings: kopf.OperatorSettings, **_: Any) -> None:
-        _configure(settings)
+        _configure(settings, operator.watched)
         try:
             await operator.start()
         except (DLionError, OSError) as error:
@@ -54,9 +53,16 @@ def build_registry(operator: SiteOperator) -> kopf.OperatorRegistry:
             return _with_user_agent(_with_server_address(info))
         return _with_user_agent(kopf.login_with_kubeconfig(**keywords))
 
-    for kind, resource in RESOURCES.items():
-        _watch(kind, resource, operator, registry)
+    for kind in operator.watched:
+        _watch(kind, operator, registry)
     return registry
+
+
+def _resource(kind: Kind) -> tuple[str, str, str]:
+    """The kind in kopf's terms: group, version, plural."""
+    api_version, _, plural = kind.value
+    group, _, version = api_version.rpartition("/")
+    return group, version, plural
 
 
 def _with_server_address(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
@@ -81,16 +87,12 @@ def _with_user_agent(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | 
     return _NamedConnection(**{field.name: getattr(info, field.name) for field in fields(info)})
 
 
-def _watch(
-    kind: Kind,
-    resource: tuple[str, str, str],
-    operator: SiteOperator,
-    registry: kopf.OperatorRegistry,
-) -> None:
+def _watch(kind: Kind, operator: SiteOperator, registry: kopf.OperatorRegistry) -> None:
+    """Watch a kind, children by our label. Where its definition is missing, kopf only warns."""
     store = operator.store
     labels = None if kind is Kind.DLION_JOB else {JOB_LABEL: kopf.PRESENT}
 
-    @kopf.on.event(*resource, id=kind.name, labels=labels, registry=registry)
+    @kopf.on.event(*_resource(kind), id=kind.name, labels=labels, registry=registry)
     async def happened(event: Any, **_: Any) -> None:
         document: Document = dict(event["object"])
         known = store.get(kind, name_of(document))
@@ -101,6 +103,14 @@ def _watch(
         # A changed label may move an object from one job to another.
         for job in {job_of(kind, each) for each in (known, document) if each is not None}:
             operator.trigger(job)
+
+
+class _RequestBackoffs:
+    """Seconds between attempts of a request of kopf, without end: kopf would end this process where
+    Kueue's webhook, which converts Workloads, stays away for long."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 5.0), itertools.repeat(MAX_BACKOFF_S))
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -116,12 +126,13 @@ class _NoDiffs(kopf.DiffBaseStorage):
         """Nothing is kept."""
 
 
-def _configure(settings: kopf.OperatorSettings) -> None:
+def _configure(settings: kopf.OperatorSettings, watched: Iterable[Kind]) -> None:
     settings.posting.enabled = False  # our events are explicit (`event_recorder`)
     # Do not watch CRDs: that needs cluster-wide rights. If ours is missing, the first list of
-    # jobs fails.
+    # jobs fails. Kueue's may be installed later: then `health` asks for a restart.
     settings.scanning.disabled = True
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
+    settings.networking.error_backoffs = _RequestBackoffs()
     settings.watching.inactivity_timeout = WATCH_INACTIVITY_TIMEOUT_S
     settings.watching.server_timeout = 600
     # Of thousands of objects a page at a time is in memory, beside what the store keeps of them.
@@ -130,6 +141,6 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     # of what an event costs.
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.process.ultimate_exiting_timeout = 20
-    for kind, resource in RESOURCES.items():
+    for kind in watched:
         if kind is not Kind.DLION_JOB:
-            settings.watching.label_selectors[resource] = JOB_LABEL
+            settings.watching.label_selectors[_resource(kind)] = JOB_LABEL

@@ -48,6 +48,8 @@ class HealthMonitor:
             return f"watches missed changes in {rounds} rounds in a row"
         if self._resync.has_version_decreased:
             return "resource versions of the API server went back: watches must be restarted"
+        if self._resync.has_unwatched_kind:
+            return "Kueue was installed after the start: Workloads are not watched yet"
         return ""
 
 

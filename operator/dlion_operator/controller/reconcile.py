@@ -17,9 +17,10 @@ from dlion_api.names import SiteName
 from dlion_operator.apply.admission_policy import AdmissionPolicy
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
+from dlion_operator.apply.queue_classes import QueueClasses
 from dlion_operator.apply.runtime_reader import RuntimeReader
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch, telemetry_interval_s
-from dlion_operator.apply.workload_reader import WorkloadReader, read_interval_s
+from dlion_operator.apply.workload_reader import WorkloadReader
 from dlion_operator.controller.reconcile_state import ReconcileState
 from dlion_operator.kubernetes.client import (
     ConflictError,
@@ -42,7 +43,6 @@ from dlion_operator.plan.decisions import (
     JobEvent,
     OpenRun,
     StopRun,
-    is_about,
 )
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import read_node_state
@@ -88,6 +88,7 @@ class Reconciler:
         self._now = now
         self._monotonic_s = monotonic_s
         self._policy = AdmissionPolicy(cluster, settings.tenancy.admission_policy, monotonic_s)
+        self._classes = QueueClasses(cluster, monotonic_s)
         self._states: dict[ObjectName, ReconcileState] = {}
         self._terminating: dict[ObjectName, DurationTracker[str]] = {}
         """How long each pod has been terminating, also for jobs that are gone."""
@@ -157,14 +158,7 @@ class Reconciler:
 
     async def _read_queue(self, state: ReconcileState) -> None:
         runtime = state.runtime.runtime if state.runtime else None
-        state.queue = await state.workload.read(state.document, runtime, self._read_interval_s)
-        if state.queue is not None and state.queue.workload is None:
-            # It is not watched: another program may have deleted it.
-            state.applier.forget(Kind.WORKLOAD, state.workload.name)
-
-    def _read_interval_s(self) -> float:
-        read_s = (each.workload.read_s for each in self._states.values())
-        return read_interval_s(read_s, self._monotonic_s())
+        state.queue = await state.workload.read(state.document, runtime)
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""
@@ -230,7 +224,9 @@ class Reconciler:
         secret = NamedSecret(
             self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
         )
-        workload = WorkloadReader(self._cluster, self._settings, self._monotonic_s)
+        workload = WorkloadReader(
+            self._cluster, self._store, self._classes, self._settings, self._monotonic_s
+        )
         runtimes = RuntimeReader(self._cluster, self._settings, self._namespace, self._monotonic_s)
         return ReconcileState(document, applier, secret, workload, runtimes)
 
@@ -303,8 +299,6 @@ class Reconciler:
                     self._runs.close(key.namespace, key.name)
                 case _:
                     pass
-        if any(is_about(action, Kind.WORKLOAD) for action in decision.actions):
-            state.workload.invalidate()
         made = await state.applier.execute(decision.actions, key.namespace, create=create)
         self._runs.note(key, [*made, *decision.events])
         await self._post_events(made, state)

@@ -24,7 +24,7 @@ from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.api import KubernetesApi, connect
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.kubernetes.lease import LeasedCluster, Leases
-from dlion_operator.kubernetes.resync import Resync
+from dlion_operator.kubernetes.resync import Resync, watched_kinds
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
@@ -47,6 +47,7 @@ class SiteOperator:
         """`namespace` is the operator's own, `identity` its name among operators (`lease`).
         `kubeconfig` None: the cluster that it runs in."""
         self.store = ClusterStore()
+        self.watched = watched_kinds(queues_jobs=settings.kueue)
         self._settings = settings
         self._namespace = namespace
         self._identity = identity
@@ -96,12 +97,7 @@ class SiteOperator:
         self._parts.push_async_callback(leases.release)
         reconciler = self._reconcile(cluster, runs, leases)
 
-        def restored() -> None:
-            self._metrics.restores.inc()
-            reconciler.reset()
-
-        resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
-        await resync.load()
+        resync = await self._load_objects(cluster, reconciler)
         node = await self._federate(authority, server, runs)
 
         def replace_authority(successor: CertificateAuthority) -> None:
@@ -119,7 +115,8 @@ class SiteOperator:
                 watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
             )
         )
-        await self._serve(resync, node, (resync.run(), renewing, leases.run()))
+        tasks = (resync.run(), resync.list_missing(), renewing, leases.run())
+        await self._serve(resync, node, tasks)
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
 
     def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
@@ -148,6 +145,18 @@ class SiteOperator:
         self._queue = WorkQueue(reconcile, is_known, self._metrics.reconciled)
         self._parts.push_async_callback(self._queue.close)
         return reconciler
+
+    async def _load_objects(self, cluster: KubernetesApi, reconciler: Reconciler) -> Resync:
+        """Load the store, and return what compares it with lists from then on."""
+
+        def restored() -> None:
+            self._metrics.restores.inc()
+            reconciler.reset()
+
+        namespaces, kinds = self._settings.namespaces, self.watched
+        resync = Resync(cluster, self.store, namespaces, self.trigger, restored, kinds=kinds)
+        await resync.load()
+        return resync
 
     async def _federate(
         self, authority: CertificateAuthority, server: CoordinatorServer, runs: SiteRuns

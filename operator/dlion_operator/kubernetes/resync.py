@@ -9,6 +9,8 @@ Lease reveals it first (`suspect_restore`). So does a list with a lower version 
 or an object in a list that is older than the store's, though the list is not: writes since the
 restore may have passed the earlier versions. Then the store and all job states are rebuilt from
 lists.
+
+Workloads are Kueue's: where they cannot be listed, all other kinds are listed all the same.
 """
 
 import asyncio
@@ -19,7 +21,13 @@ from collections.abc import Callable, Sequence
 
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.errors import DLionError
-from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient, Listing
+from dlion_operator.kubernetes.client import (
+    Document,
+    Kind,
+    KubernetesClient,
+    Listing,
+    RequestRefusedError,
+)
 from dlion_operator.kubernetes.store import (
     ClusterStore,
     ObjectName,
@@ -33,12 +41,22 @@ from dlion_operator.kubernetes.store import (
 _LOG = logging.getLogger(__name__)
 
 RESYNC_INTERVAL_S = 60.0
+UNLISTED_RETRY_S = 10.0
 SETTLE_S = 5.0
 """Time that a watch event may take to arrive."""
 
 WATCHED = (
-    Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP
+    Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP,
+    Kind.CLAIM, Kind.NETWORK_POLICY, Kind.WORKLOAD,
 )  # fmt: skip
+"""Workloads only where the site may queue jobs (`watched_kinds`)."""
+NOT_FOUND = 404
+
+
+def watched_kinds(*, queues_jobs: bool) -> tuple[Kind, ...]:
+    """Return what the operator of a site watches. Without `queues_jobs` it has no right to watch
+    Workloads."""
+    return tuple(kind for kind in WATCHED if queues_jobs or kind is not Kind.WORKLOAD)
 
 
 class Resync:
@@ -49,19 +67,24 @@ class Resync:
         namespaces: Sequence[str],
         trigger: Callable[[ObjectName], None],
         on_restored: Callable[[], None] = lambda: None,
+        *,
+        kinds: Sequence[Kind] = WATCHED,
     ) -> None:
         """`namespaces`: empty means all. `on_restored` is called when versions have decreased:
-        after the store is rebuilt, and before any job is reconciled."""
+        after the store is rebuilt, and before any job is reconciled. `kinds`: what is watched."""
         self._cluster = cluster
         self._store = store
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._trigger = trigger
         self._on_restored = on_restored
+        self._kinds = kinds
         self._listed_at: dict[tuple[Kind, str | None], int] = {}
         self.has_version_decreased = False
         """Whether versions have decreased since the start: the watches may be silent."""
+        self.has_unwatched_kind = False
+        """Whether a kind is served that was not when the watches began: kopf does not watch it."""
         self._is_restore_suspected = asyncio.Event()
-        self._not_listed: dict[Kind, set[str]] = {kind: set() for kind in WATCHED}
+        self._not_listed: dict[Kind, set[str]] = {kind: set() for kind in kinds}
         self.stale_rounds = 0
         """Consecutive rounds that found a missed change."""
         self.confirmed_s = time.monotonic()
@@ -71,9 +94,40 @@ class Resync:
 
         Raises: DLionError if the API server does not answer.
         """
-        for kind in WATCHED:
-            for document in await self._list(kind):
+        for kind in self._kinds:
+            for document in await self._list_or_note(kind):
                 self._store.put(kind, document)
+
+    async def _list_or_note(self, kind: Kind) -> list[Document]:
+        """List whole objects; note in the store that Workloads cannot be listed, and why.
+
+        Raises: DLionError for other kinds.
+        """
+        try:
+            found = await self._list(kind)
+        except DLionError as error:
+            if kind is not Kind.WORKLOAD:
+                raise
+            self._store.unlisted[kind] = error
+            return []
+        self._store.unlisted.pop(kind, None)
+        return found
+
+    async def list_missing(self, every_s: float = UNLISTED_RETRY_S) -> None:
+        """List what could not be listed, as Workloads before Kueue is installed, without end."""
+        while True:
+            await asyncio.sleep(every_s)
+            for kind, error in tuple(self._store.unlisted.items()):
+                found = await self._list_or_note(kind)
+                if kind in self._store.unlisted:
+                    continue
+                _LOG.info("%s objects are known now", kind.value[1])
+                if isinstance(error, RequestRefusedError) and error.code == NOT_FOUND:
+                    self.has_unwatched_kind = True
+                for document in found:
+                    self._store.put(kind, document)
+                for name in self._store.jobs():
+                    self._trigger(name)
 
     def suspect_restore(self) -> None:
         """Rebuild the store soon: an object of the API server is older than it has been."""
@@ -98,11 +152,13 @@ class Resync:
         if self._is_restore_suspected.is_set():
             await self._reset()
             return
-        known = {kind: self._store.newest_version(kind) for kind in WATCHED}
+        known = {kind: self._store.newest_version(kind) for kind in self._kinds}
         before = dict(self._listed_at)
-        listings = {kind: await self._list(kind, metadata_only=True) for kind in WATCHED}
+        listings = await self._list_metadata()
         has_decreased = any(
-            at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()
+            at < max(before.get(key, 0), known[key[0]])
+            for key, at in self._listed_at.items()
+            if key[0] in listings
         )
         if has_decreased or any(self._has_older(kind, items) for kind, items in listings.items()):
             await self._reset()
@@ -116,6 +172,20 @@ class Resync:
             self._trigger(name)
         self.stale_rounds = self.stale_rounds + 1 if missed else 0
         self.confirmed_s = time.monotonic()
+
+    async def _list_metadata(self) -> dict[Kind, list[Document]]:
+        """List every kind, without Workloads where only these cannot be listed."""
+        listings = {}
+        for kind in self._kinds:
+            if kind in self._store.unlisted:
+                continue
+            try:
+                listings[kind] = await self._list(kind, metadata_only=True)
+            except DLionError as error:
+                if kind is not Kind.WORKLOAD:
+                    raise
+                _LOG.warning("the watch of Workloads could not be checked: %s", error)
+        return listings
 
     def _has_older(self, kind: Kind, items: list[Document]) -> bool:
         """Whether the list shows an object as it was before what the store knows of it.
@@ -134,14 +204,14 @@ class Resync:
 
     async def _reset(self) -> None:
         """Rebuild the store from new lists only."""
-        listings = {kind: await self._list(kind) for kind in WATCHED}
+        listings = {kind: await self._list_or_note(kind) for kind in self._kinds}
         _LOG.error(
             "resource versions of the API server went back: was its etcd restored? All "
             "data is read again"
         )
         jobs = set(self._store.jobs())
         self._store.replace_all(listings)
-        self._not_listed = {kind: set() for kind in WATCHED}
+        self._not_listed = {kind: set() for kind in self._kinds}
         self._is_restore_suspected.clear()
         # kopf continues its watches at the last version that it received. It lists again after a
         # 410 within a stream. Other errors end kopf, and so this process. But an API server may

@@ -5,10 +5,11 @@ Results of writes are added at once, so that the next pass sees them before thei
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlion_api.cluster_names import JOB_LABEL
+from dlion_api.errors import DLionError
 from dlion_operator.kubernetes.client import Document, Kind
 
 MAX_REMEMBERED = 4096
@@ -16,6 +17,10 @@ MAX_REMEMBERED = 4096
 
 POD_SPEC = ("nodeName",)
 """Fields of a pod's spec that the operator reads (`plan.observed.PodView`)."""
+CONTAINER = ("resources", "restartPolicy")
+"""Fields of a Workload's containers that the operator reads (`children.pod_requests`)."""
+METADATA_ONLY = frozenset({Kind.CLAIM, Kind.NETWORK_POLICY})
+"""Kinds of which the operator reads no more than that they exist, and whose they are."""
 
 MAX_SHARED_TEXT = 64
 """Characters: longer texts are seldom equal."""
@@ -35,6 +40,8 @@ class ClusterStore:
         self._gone: OrderedDict[str, int] = OrderedDict()
         """UID → resource version at deletion. An object that loses our label looks deleted, too; a
         newer version of it is an update."""
+        self.unlisted: dict[Kind, DLionError] = {}
+        """Kinds of which no object is known, and why they could not be listed."""
 
     def put(self, kind: Kind, document: Document) -> bool:
         """Store a document unless a newer version is known. Return whether it was stored."""
@@ -104,15 +111,35 @@ class ClusterStore:
 
 
 def _slim(kind: Kind, document: Document) -> Document:
-    """The object without what the operator does not read: `managedFields`, half of an object, and
-    of pods, most of all objects, all of the spec but the node. Thousands of objects share the names
-    of their fields and most of their values: each of these texts is kept once."""
+    """The object without what the operator does not read: `managedFields`, half of an object; of
+    pods, most of all objects, all of the spec but the node; of Workloads most of their pod
+    templates. Thousands of objects share the names of their fields and most of their values: each
+    of these texts is kept once."""
     metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
     slim = {**document, "metadata": metadata}
+    if kind in METADATA_ONLY:
+        slim = {k: v for k, v in slim.items() if k not in ("spec", "status")}
     if kind is Kind.POD and "spec" in document:
-        slim["spec"] = {k: v for k, v in document["spec"].items() if k in POD_SPEC}
+        slim["spec"] = _chosen(document["spec"], POD_SPEC)
+    if kind is Kind.WORKLOAD and "podSets" in document.get("spec", {}):
+        pod_sets = [_slim_pod_set(each) for each in document["spec"]["podSets"]]
+        slim["spec"] = {**document["spec"], "podSets": pod_sets}
     made: Document = _with_shared_texts(slim)
     return made
+
+
+def _slim_pod_set(pod_set: Document) -> Document:
+    spec = pod_set.get("template", {}).get("spec", {})
+    kept = {
+        part: [_chosen(container, CONTAINER) for container in spec[part]]
+        for part in ("initContainers", "containers")
+        if spec.get(part)
+    }
+    return {**pod_set, "template": {"spec": kept}}
+
+
+def _chosen(document: Document, fields: Collection[str]) -> Document:
+    return {name: value for name, value in document.items() if name in fields}
 
 
 def _with_shared_texts(value: Any) -> Any:

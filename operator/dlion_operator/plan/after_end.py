@@ -9,7 +9,6 @@ from typing import Any
 from dlion_api.status import ConditionType
 from dlion_operator.model.job_view import WorkerJobView, condition, job_key, parse_time
 from dlion_operator.model.settings import Settings
-from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decisions import Action, CloseRun, Decision, FinishRun
 from dlion_operator.plan.objects.garbage_collection import (
     delete_other_runs,
@@ -24,7 +23,7 @@ from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.open_run import open_run
 from dlion_operator.plan.queues.queueing import finish_workload, is_copy, release_quota
 from dlion_operator.plan.runs import Run
-from dlion_operator.plan.status_decision import REQUEUE_S, UNFINISHED_S
+from dlion_operator.plan.status_decision import REQUEUE_S
 
 MIN_RETENTION = timedelta(seconds=60)
 """The keeper records how the run ended before anything is deleted."""
@@ -41,7 +40,7 @@ def decide_after_end(run: Run, type_: str, time: str) -> Decision:
         *halt_jobs(run.jobs.values()),
         *delete_worker_services(run),
     ]
-    waits_s = []
+    waits_s: list[float] = []
     if age < MIN_RETENTION and run.queue is not None and run.queue.is_prebuilt:
         # MultiKueue deletes the job and its keeper once the Workload has finished.
         waits_s.append((MIN_RETENTION - age).total_seconds())
@@ -52,12 +51,7 @@ def decide_after_end(run: Run, type_: str, time: str) -> Decision:
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [open_run(run), finish]
     decision = _retain(run.observed, run.settings, actions, age)
-    return _soonest(decision, [*waits_s, *_workload_waits_s(run.queue, run.settings)])
-
-
-def _workload_waits_s(queue: QueueState | None, settings: Settings) -> list[float]:
-    """When to look again at a run whose Workload may still hold quota: it is not watched."""
-    return [UNFINISHED_S] if settings.kueue and queue is not None and queue.problem else []
+    return _soonest(decision, waits_s)
 
 
 def _soonest(decision: Decision, waits_s: list[float]) -> Decision:
@@ -80,8 +74,7 @@ def decide_unreadable_end(
         return _soonest(_retain(observed, settings, actions, age), [wait_s])
     succeeded = type_ == ConditionType.SUCCEEDED
     actions += release_quota(key, observed, settings, "the run is over", succeeded=succeeded)
-    decision = _retain(observed, settings, actions, age)
-    return _soonest(decision, _workload_waits_s(observed.queue, settings))
+    return _retain(observed, settings, actions, age)
 
 
 def _retain(

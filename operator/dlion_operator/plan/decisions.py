@@ -95,16 +95,6 @@ class CloseRun:
 Action = Apply | Create | Patch | Delete | OpenRun | StopRun | FinishRun | CloseRun
 
 
-def is_about(action: Action, kind: Kind) -> bool:
-    """Whether the action writes an object of that kind."""
-    match action:
-        case Apply(document) | Create(document):
-            return Kind.of(document) is kind
-        case Patch(of) | Delete(of):
-            return of is kind
-    return False
-
-
 @dataclass(frozen=True)
 class JobEvent:
     reason: str

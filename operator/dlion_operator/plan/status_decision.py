@@ -8,10 +8,6 @@ from dlion_operator.plan.outcome.event_selection import select_events
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 
 REQUEUE_S = 10.0
-QUEUE_POLL_S = 5.0
-"""The same while a job waits for Kueue, whose Workload is not watched."""
-UNFINISHED_S = 60.0
-"""The same while the Workload of a run that is over cannot be written."""
 
 
 def with_status(
@@ -26,6 +22,4 @@ def with_status(
         diagnosis.phase is JobPhase.SUSPENDED and is_alone and not is_held
     )
     looks_again = observed.terminating.documents or not is_idle
-    waits = observed.queue is not None and not observed.queue.may_run
-    requeue_s = QUEUE_POLL_S if waits else REQUEUE_S
-    return Decision(actions, status, events, requeue_s if looks_again else None)
+    return Decision(actions, status, events, REQUEUE_S if looks_again else None)

@@ -40,7 +40,7 @@ from dlion_operator.plan.queues.queueing import diagnose_queue, digest_of, is_co
 from dlion_operator.plan.queues.workload_conditions import finished, quota_conditions, status_patch
 from dlion_operator.plan.runs import Run, status_of_run
 from dlion_operator.plan.runtime_limits import runtime_blocker
-from dlion_operator.plan.status_decision import REQUEUE_S, UNFINISHED_S, with_status
+from dlion_operator.plan.status_decision import REQUEUE_S, with_status
 
 STOP_TIMEOUT: Final = timedelta(seconds=60)
 """Longest wait for the copy's workers after an eviction: its cluster may be out of reach."""
@@ -89,7 +89,7 @@ def decide_dispatch(observed: Observed, settings: Settings) -> Decision:
     if ended := end_condition(observed, key.run_id):
         return _decide_after_end(ended, observed, view, cleaning)
     if view is not None and _is_kueues(view, observed):
-        # From here on Kueue writes the status. It is read again: Kueue may evict the run.
+        # From here on Kueue writes the status. An evicted copy has a time limit for its end.
         actions = (*cleaning, *_held_actions(observed, view))
         return Decision(actions, requeue_after_s=REQUEUE_S)
     try:
@@ -115,8 +115,7 @@ def _decide_after_end(
     dispatch it again without quota, and an evicted one would keep its quota."""
     key, (type_, time) = job_key(observed.document), ended
     if view is None or view.is_finished:
-        cannot_read = observed.queue is not None and observed.queue.problem
-        return Decision(cleaning, requeue_after_s=UNFINISHED_S if cannot_read else None)
+        return Decision(cleaning)
     if view.run_id != key.run_id:
         return Decision((*cleaning, _delete(view)))
     age = observed.now - (parse_time(time) or observed.now - FINISH_AFTER)

@@ -78,9 +78,9 @@ def diagnose_queue(run: Run) -> Diagnosis | None:
 def _missing_prebuilt(run: Run) -> str:
     name = run.job.metadata.labels.get(names.QUEUE_PREBUILT_LABEL)
     return (
-        f"Workload {name}, which label {names.QUEUE_PREBUILT_LABEL} names, does not exist: delete"
-        " the job, which MultiKueue makes again where it still dispatches it; of a job of your own"
-        " remove the label"
+        f"Workload {name}, which label {names.QUEUE_PREBUILT_LABEL} names, does not exist or is of"
+        " no DLionJob: delete the job, which MultiKueue makes again where it still dispatches it;"
+        " of a job of your own remove the label"
     )
 
 

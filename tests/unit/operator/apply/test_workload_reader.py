@@ -1,18 +1,18 @@
 """What the operator reads of Kueue, against an API server in memory, as passes over one job.
 
-Proves: the Workload is made before any Job, and none without it; it is polled, seldom, and made
-anew where somebody deletes it; a cluster without Kueue, a site that may not queue, a refused or
-foreign Workload and missing classes end in the status with what to do, and are tried again;
-priority classes and flavors are read by name; a write that Kueue has overtaken is decided anew;
-an outage of Kueue
-keeps no run from being served; jobs without a queue ask for nothing.
+Proves: the Workload is made before any Job, and none without it; it is never read, only watched,
+and made anew where somebody deletes it; a cluster without Kueue, a site that may not queue, a
+refused or foreign Workload and missing classes end in the status with what to do, and are tried
+again; flavors are read once for an admission, and a priority class once a minute for all jobs; a
+write that Kueue has overtaken is decided anew; an outage of Kueue keeps no run from being served;
+jobs without a queue ask for nothing.
 Leaves out: a real API server and Kueue (tests/cluster/test_queueing.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
@@ -23,12 +23,8 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.kubernetes.store import ObjectName
-from operator_in_memory import KeptObjects, Site
+from operator_in_memory import READS, KeptObjects, Site
 from operator_world import SETTINGS, dlion_job
-
-if TYPE_CHECKING:
-    from dlion_operator.controller.reconcile_state import ReconcileState
 
 QUEUEING = replace(SETTINGS, kueue=True)
 NAME = "digits-116be6"
@@ -59,7 +55,7 @@ def later(site: Site, seconds: float = 5.0) -> None:
 def set_status(site: Site, **status: Any) -> None:
     """Kueue writes the Workload."""
     workload = site.cluster.objects[Kind.WORKLOAD, NAME]
-    site.cluster._keep({**workload, "status": {**workload.get("status", {}), **status}})
+    site.change({**workload, "status": {**workload.get("status", {}), **status}})
 
 
 def admit(site: Site) -> None:
@@ -99,13 +95,13 @@ def test_a_refused_workload_keeps_jobs_from_being_made() -> None:
 
 def test_a_cluster_without_kueue_is_named_and_asked_again() -> None:
     site = Site(queued(), settings=QUEUEING)
-    site.cluster.unserved = {Kind.WORKLOAD}
+    site.store.unlisted[Kind.WORKLOAD] = RequestRefusedError("404 page not found", 404)
     site.look()
     reason, message = ready(site)
     assert reason == "QueueUnusable"
     assert "install Kueue 0.15 or newer" in message
     assert (Kind.WORKLOAD, NAME) not in site.cluster.objects
-    site.cluster.unserved = set()
+    del site.store.unlisted[Kind.WORKLOAD]
     later(site)
     assert (Kind.WORKLOAD, NAME) in site.cluster.objects
     assert ready(site)[0] == "Queued"
@@ -116,38 +112,33 @@ def test_a_site_that_may_not_queue_says_which_value_to_set() -> None:
     site.look()
     assert ready(site)[0] == "QueueUnusable"
     assert "set kueue.enabled" in ready(site)[1]
-    asked = [kind for _, kind in site.cluster.requests]
-    assert "WORKLOAD" not in asked
     (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
     assert job["spec"]["suspend"] is True
 
 
 def test_missing_rights_are_named() -> None:
-    def refuse(verb: str, document: Document) -> None:
-        if document["kind"] == "WORKLOAD":
-            raise RequestRefusedError("workloads is forbidden", 403)
-
     site = Site(queued(), settings=QUEUEING)
-    site.cluster.refuse = refuse
+    site.store.unlisted[Kind.WORKLOAD] = RequestRefusedError("workloads is forbidden", 403)
     site.look()
     reason, message = ready(site)
     assert reason == "QueueUnusable"
     assert "workloads is forbidden" in message
 
 
-def test_a_workload_of_another_owner_admits_nothing() -> None:
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [({"dlion.dev/job-name": "other"}, "QueueUnusable"), ({}, "Forbidden")],
+    ids=["watched", "found when it is made"],
+)
+def test_a_workload_of_another_owner_admits_nothing(labels: dict[str, str], reason: str) -> None:
     site = Site(queued(), settings=QUEUEING)
-    keep(
-        site.cluster,
-        Kind.WORKLOAD,
-        NAME,
-        status={"conditions": ADMITTED},
-    )
+    metadata = {"name": NAME, "namespace": "default", "labels": labels}
+    site.change(Kind.WORKLOAD.document(metadata, status={"conditions": ADMITTED}))
     site.look()
-    assert ready(site)[0] == "QueueUnusable"
-    assert "has another owner" in ready(site)[1]
-    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
-    assert job["spec"]["suspend"] is True
+    assert ready(site)[0] == reason
+    assert "has another owner: delete or rename it" in ready(site)[1]
+    jobs = [d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB]
+    assert all(job["spec"]["suspend"] for job in jobs)
 
 
 @pytest.mark.parametrize(
@@ -202,57 +193,59 @@ def test_flavors_are_read_once_per_admission() -> None:
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"arch": "arm64"}
     for _ in range(5):
         later(site)
-        assert ("get", "WORKLOAD") in site.cluster.requests
-        assert ("get", "RESOURCE_FLAVOR") not in site.cluster.requests
+        assert site.cluster.requests == []
 
 
-def test_a_burst_of_passes_asks_for_the_workload_once() -> None:
-    site = Site(queued(), settings=QUEUEING)
+def test_a_job_that_waits_or_runs_asks_for_nothing() -> None:
+    """Not even after the ten minutes in which objects that are not watched are looked up."""
+    settings = replace(
+        QUEUEING,
+        keeper=replace(QUEUEING.keeper, size="1Gi"),
+        network_policies=replace(QUEUEING.network_policies, enabled=True),
+    )
+    site = Site(queued(), settings=settings)
     site.look()
+    made = {kind for kind, _ in site.cluster.objects}
     later(site)
-    for _ in range(10):
-        site.look()
-        assert ("get", "WORKLOAD") not in site.cluster.requests
-
-
-def test_many_queued_jobs_share_the_reads_of_a_second() -> None:
-    site = Site(queued(), settings=QUEUEING)
-    site.look()
-    (state,) = site._reconciler._states.values()
-    site._reconciler._states |= {ObjectName("default", f"job-{i}"): state for i in range(399)}
-
-    def reads(after_s: float) -> bool:
-        later(site, after_s)
-        return ("get", "WORKLOAD") in site.cluster.requests
-
-    assert reads(5.0)
-    assert not reads(19.0)
-    assert reads(1.0)
-
-
-def test_only_a_read_counts_the_other_jobs() -> None:
-    """Passes are more with each job, and reads are not: all would take the square of the jobs."""
-    site = Site(queued(), settings=QUEUEING)
-    site.look()
+    assert {Kind.WORKLOAD, Kind.NETWORK_POLICY} <= made
+    for _ in range(3):
+        later(site, 601)
+        assert site.cluster.requests == []
+    admit(site)
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
     later(site)
-    site._reconciler._states[ObjectName("default", "other")] = cast("ReconcileState", None)
+    later(site)
+    assert Kind.CLAIM in {kind for kind, _ in site.cluster.objects}
+    for _ in range(3):
+        later(site, 601)
+        assert not {verb for verb, _ in site.cluster.requests} & set(READS)
+
+
+def test_a_class_is_read_once_a_minute_whoever_waits() -> None:
+    site = Site(queued(**{"kueue.x-k8s.io/priority-class": "urgent"}), settings=QUEUEING)
+    keep(site.cluster, Kind.WORKLOAD_PRIORITY_CLASS, "urgent", value=700)
     site.look()
-    with pytest.raises(AttributeError):
-        later(site)
+    for _ in range(5):
+        later(site, 10)
+        assert site.cluster.requests == []
+    site.reset()  # another job of the same class
+    later(site, 0)
+    assert ("get", "WORKLOAD_PRIORITY_CLASS") not in site.cluster.requests
+    later(site, 11)
+    assert ("get", "WORKLOAD_PRIORITY_CLASS") in site.cluster.requests
 
 
 def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
-    def fail(_verb: str, document: Document) -> None:
-        if document["kind"] == "WORKLOAD":
-            raise ServerError("conversion webhook for kueue.x-k8s.io/v1beta1 failed")
-
     site = Site(queued(), settings=QUEUEING)
     site.look()
     admit(site)
     keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
     later(site)
     again = Site(cluster=site.cluster, settings=QUEUEING)
-    site.cluster.refuse = fail
+    (workload,) = again.store.all(Kind.WORKLOAD)
+    again.store.remove(Kind.WORKLOAD, workload)
+    outage = ServerError("conversion webhook for kueue.x-k8s.io/v1beta1 failed")
+    again.store.unlisted[Kind.WORKLOAD] = outage
     with pytest.raises(ServerError):
         again.look()
     assert again.runs.open_runs == []
@@ -261,34 +254,16 @@ def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
     assert "conversion webhook" in ready(again)[1]
     (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
     assert job["spec"]["suspend"] is False, "its pods run on"
-    site.cluster.refuse = lambda _verb, _document: None
+    del again.store.unlisted[Kind.WORKLOAD]
+    set_status(again)
     later(again)
     assert "conversion webhook" not in ready(again)[1]
-
-
-def test_what_was_read_of_an_earlier_run_admits_no_other() -> None:
-    def fail(_verb: str, document: Document) -> None:
-        if document["kind"] == "WORKLOAD":
-            raise ServerError("too many requests")
-
-    document = queued()
-    site = Site(document, settings=QUEUEING)
-    site.look()
-    admit(site)
-    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
-    later(site)
-    document["spec"]["runId"] = "2"
-    site.change(document)
-    site.cluster.refuse = fail
-    for _ in range(2):
-        with pytest.raises(ServerError):
-            later(site, 0.1)
 
 
 def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
-    del site.cluster.objects[Kind.WORKLOAD, NAME]
+    site.lose(Kind.WORKLOAD, NAME)
     later(site)
     assert (Kind.WORKLOAD, NAME) in site.cluster.objects
 
@@ -337,28 +312,27 @@ OF_RUN = {"dlion.dev/job-name": "digits", "dlion.dev/run-id": "1"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "owner"),
+    ("labels", "owner", "why"),
     [
-        ({}, ""),
-        ({**OF_RUN, "dlion.dev/job-name": "other"}, ""),
-        ({**OF_RUN, "dlion.dev/run-id": "0"}, ""),
-        (OF_RUN, "another's"),
+        ({}, "", "does not exist or is of no DLionJob"),
+        ({**OF_RUN, "dlion.dev/job-name": "other"}, "", "is of another job"),
+        ({**OF_RUN, "dlion.dev/run-id": "0"}, "", "is of another job"),
+        (OF_RUN, "another's", "is of another job"),
     ],
 )
 def test_a_named_workload_of_another_job_or_run_admits_nothing(
-    labels: dict[str, str], owner: str
+    labels: dict[str, str], owner: str, why: str
 ) -> None:
     site = Site(queued(**{PREBUILT: "theirs"}), settings=QUEUEING)
     owners = [{"uid": owner}] if owner else []
-    there = Kind.WORKLOAD.document(
-        {"name": "theirs", "labels": labels, "ownerReferences": owners},
-        status={"conditions": ADMITTED},
-    )
-    site.cluster._keep(there)
+    metadata = {
+        "name": "theirs", "namespace": "default", "labels": labels, "ownerReferences": owners
+    }  # fmt: skip
+    site.change(Kind.WORKLOAD.document(metadata, status={"conditions": ADMITTED}))
     site.look()
     reason, message = ready(site)
     assert reason == "QueueUnusable"
-    assert f"Workload theirs, which label {PREBUILT} names, is of another job" in message
+    assert f"Workload theirs, which label {PREBUILT} names, {why}" in message
     kept = site.cluster.objects[Kind.WORKLOAD, "theirs"]
     assert kept["metadata"]["ownerReferences"] == owners
     (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
@@ -368,7 +342,8 @@ def test_a_named_workload_of_another_job_or_run_admits_nothing(
 def test_a_named_workload_of_the_run_is_owned_and_needs_no_class() -> None:
     classes = {"kueue.x-k8s.io/priority-class": "urgent"}  # the manager has read it
     site = Site(queued(**{PREBUILT: "digits-dispatch"}, **classes), settings=QUEUEING)
-    site.cluster._keep(Kind.WORKLOAD.document({"name": "digits-dispatch", "labels": OF_RUN}))
+    metadata = {"name": "digits-dispatch", "namespace": "default", "labels": OF_RUN}
+    site.change(Kind.WORKLOAD.document(metadata))
     site.look()
     (owner,) = site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]["metadata"]["ownerReferences"]
     assert owner["uid"] == "u-1"
@@ -385,7 +360,7 @@ def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None
     assert [kind for verb, kind in site.cluster.writes() if verb == "create"] == ["Workload"]
     workload = site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]
     assigned = [{"name": "keeper", "count": 1, "flavors": {"cpu": "arm"}}]
-    site.cluster._keep(
+    site.change(
         {
             **workload,
             "status": {"conditions": ADMITTED, "admission": {"podSetAssignments": assigned}},
@@ -393,7 +368,7 @@ def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None
     )
     later(site)
     assert ("get", "RESOURCE_FLAVOR") not in site.cluster.requests
-    del site.cluster.objects[Kind.WORKLOAD, "digits-dispatch"]  # somebody deletes it
+    site.lose(Kind.WORKLOAD, "digits-dispatch")
     later(site)
     assert (Kind.WORKLOAD, "digits-dispatch") in site.cluster.objects
 
@@ -416,9 +391,11 @@ def test_the_workload_of_a_dispatched_job_that_cannot_be_read_is_looked_up(owner
     document["spec"] |= {"managedBy": "kueue.x-k8s.io/multikueue", "trainer": 7}
     site = Site(document, settings=QUEUEING)
     name = "digits-dispatch"
-    metadata = {"name": name, "labels": OF_RUN, "ownerReferences": [{"uid": owner}]}
+    metadata = {
+        "name": name, "namespace": "default", "labels": OF_RUN, "ownerReferences": [{"uid": owner}]
+    }  # fmt: skip
     quota = [{"type": "QuotaReserved", "status": "True"}]
-    site.cluster._keep(
+    site.change(
         Kind.WORKLOAD.document(metadata, status={"conditions": quota, "clusterName": "edge-1"})
     )
     site.look()

@@ -134,7 +134,6 @@ def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
 
 
 def test_what_a_restored_cluster_lacks_is_made_anew() -> None:
-    """A claim is not watched: that it was made is only remembered."""
     settings = replace(SETTINGS, keeper=replace(SETTINGS.keeper, size="1Gi"))
     site = Site(dlion_job(), settings=settings)
     site.look()

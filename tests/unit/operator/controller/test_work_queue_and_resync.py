@@ -2,7 +2,8 @@
 
 Proves: one look at a time per job, news during a look leads to another, errors wait longer and
 longer, a job that is gone ends its loop; a list that holds what the picture has not is taken over
-and counted, a vanished object goes after two lists, and two such rounds are an illness.
+and counted, a vanished object goes after two lists, and two such rounds are an illness; an outage
+or a later installation of Kueue hides no other kind; of large objects what is not read is dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from typing import Any
 
 import pytest
 
-from dlion_api.errors import UnavailableError
+from dlion_api.errors import DLionError, UnavailableError
 from dlion_operator.controller.health import HealthMonitor
 from dlion_operator.controller.metrics import OperatorMetrics
 from dlion_operator.controller.work_queue import BATCH_DELAY_S, MAX_CONCURRENT, WorkQueue
-from dlion_operator.kubernetes.client import Document, Kind, Listing, ServerError
-from dlion_operator.kubernetes.resync import WATCHED, Resync
+from dlion_operator.kubernetes.client import (
+    Document,
+    Kind,
+    Listing,
+    RequestRefusedError,
+    ServerError,
+)
+from dlion_operator.kubernetes.resync import WATCHED, Resync, watched_kinds
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.backoff import FIRST_WAIT_S, MAX_WAIT_S, backoff_s
 
@@ -42,6 +49,10 @@ def pod(version: int, name: str = "p-0") -> Document:
     document = job(version, uid=f"uid-{name}", name=name)
     document["metadata"]["labels"] = {"dlion.dev/job-name": "digits"}
     return document
+
+
+def workload(version: int) -> Document:
+    return pod(version, name="digits-116be6")
 
 
 # ---- loops -----------------------------------------------------------------------------------
@@ -252,6 +263,7 @@ class Lists:
         self.version = 100
         self.failures = 0
         """How many of the next requests fail."""
+        self.unlistable: dict[Kind, DLionError] = {}
         self.whole: list[Kind] = []
         """Kinds of which whole objects were listed, in order."""
 
@@ -266,6 +278,8 @@ class Lists:
         if self.failures:
             self.failures -= 1
             raise ServerError("no answer")
+        if kind in self.unlistable:
+            raise self.unlistable[kind]
         if not metadata_only:
             self.whole.append(kind)
         items = [dict(item) for item in self.items[kind]]
@@ -314,6 +328,39 @@ def test_of_a_pod_only_what_the_operator_reads_is_kept() -> None:
     store.put(Kind.SERVICE, pod(5) | {"spec": {"ports": []}})
     (service,) = store.of_job(Kind.SERVICE, NAME)
     assert service["spec"] == {"ports": []}
+
+
+def test_of_a_workload_what_its_pods_request_is_kept() -> None:
+    store = ClusterStore()
+    container = {"image": "worker:1", "env": [{"name": "A"}], "resources": {"limits": {"cpu": "2"}}}
+    template = {
+        "metadata": {"labels": {"team": "vision"}},
+        "spec": {
+            "volumes": [{"name": "data"}],
+            "initContainers": [{**container, "restartPolicy": "Always"}],
+            "containers": [container],
+        },
+    }
+    pod_set = {"name": "keeper", "count": 1, "template": template}
+    spec = {"active": True, "priority": 7, "queueName": "edge", "podSets": [pod_set]}
+    conditions = [{"type": "Admitted", "status": "True"}]
+    store.put(Kind.WORKLOAD, workload(5) | {"spec": spec, "status": {"conditions": conditions}})
+    (kept,) = store.of_job(Kind.WORKLOAD, NAME)
+    resources = {"resources": container["resources"]}
+    counted = {
+        "initContainers": [{**resources, "restartPolicy": "Always"}], "containers": [resources]
+    }  # fmt: skip
+    assert kept["spec"] == {**spec, "podSets": [{**pod_set, "template": {"spec": counted}}]}
+    assert kept["status"] == {"conditions": conditions}
+
+
+@pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.NETWORK_POLICY])
+def test_of_what_is_made_once_only_the_metadata_is_kept(kind: Kind) -> None:
+    store = ClusterStore()
+    store.put(kind, pod(5) | {"spec": {"egress": []}, "status": {"phase": "Bound"}})
+    (kept,) = store.of_job(kind, NAME)
+    assert not {"spec", "status"} & kept.keys()
+    assert kept["metadata"]["labels"] == pod(5)["metadata"]["labels"]
 
 
 def test_equal_texts_of_objects_are_kept_once() -> None:
@@ -429,18 +476,99 @@ def test_an_object_that_changes_while_it_is_listed_is_no_sign_of_a_restore() -> 
     assert resync._has_older(Kind.DLION_JOB, lists.items[Kind.DLION_JOB])
 
 
+UNSERVED = RequestRefusedError("404 page not found", 404)
+OUTAGE = ServerError("conversion webhook failed")
+
+
+@pytest.mark.parametrize("error", [UNSERVED, OUTAGE, RequestRefusedError("forbidden", 403)])
+def test_workloads_that_cannot_be_listed_keep_nothing_from_being_known(error: DLionError) -> None:
+    lists, store, triggered, is_known = Lists(), ClusterStore(), list[ObjectName](), asyncio.Event()
+    lists.items[Kind.DLION_JOB] = [job(5)]
+    lists.unlistable = {Kind.WORKLOAD: error}
+    cluster: Any = lists
+
+    def trigger(name: ObjectName) -> None:
+        triggered.append(name)
+        is_known.set()
+
+    resync = Resync(cluster, store, (), trigger)
+
+    async def listed() -> None:
+        await resync.load()
+        assert store.unlisted == {Kind.WORKLOAD: error}
+        await resync.run_once(0)
+        assert (resync.stale_rounds, triggered) == (0, [])
+        missing = asyncio.create_task(resync.list_missing(every_s=0.001))
+        await asyncio.sleep(0.02)
+        assert (store.unlisted, triggered) == ({Kind.WORKLOAD: error}, [])
+        lists.unlistable, lists.items[Kind.WORKLOAD] = {}, [workload(7)]
+        async with asyncio.timeout(5):
+            await is_known.wait()
+        missing.cancel()
+
+    asyncio.run(listed())
+    assert (triggered, store.unlisted) == ([NAME], {})
+    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1
+    assert resync.has_unwatched_kind is (error is UNSERVED), "kopf finds kinds when it starts"
+
+
+def test_an_outage_of_kueue_alone_hides_no_other_change() -> None:
+    lists, store, resync, triggered = checked()
+    lists.items[Kind.WORKLOAD] = [workload(7)]
+    asyncio.run(resync.load())
+    store.put(Kind.WORKLOAD, workload(120))
+    lists.unlistable = {Kind.WORKLOAD: OUTAGE}
+    lists.items[Kind.DLION_JOB], lists.version = [job(130)], 140
+    asyncio.run(resync.run_once(0))
+    assert (triggered, resync.has_version_decreased) == ([NAME], False)
+    assert store.unlisted == {}, "what was known of Workloads holds"
+    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1
+
+
+def test_a_restore_during_an_outage_of_kueue_leaves_workloads_unknown() -> None:
+    lists, store, resync, _ = checked()
+    lists.items[Kind.WORKLOAD] = [workload(90)]
+    asyncio.run(resync.load())
+    lists.unlistable = {Kind.WORKLOAD: OUTAGE}
+    resync.suspect_restore()
+    asyncio.run(resync.run_once(0))
+    assert store.unlisted == {Kind.WORKLOAD: OUTAGE}
+    assert store.all(Kind.WORKLOAD) == ()
+
+
+def test_other_kinds_that_cannot_be_listed_end_the_start() -> None:
+    lists, _, resync, _ = checked()
+    lists.unlistable = {Kind.CLAIM: UNSERVED}
+    with pytest.raises(RequestRefusedError):
+        asyncio.run(resync.load())
+
+
+def test_a_site_that_may_not_queue_jobs_lists_no_workloads() -> None:
+    lists, store, triggered = Lists(), ClusterStore(), list[ObjectName]()
+    cluster: Any = lists
+    kinds = watched_kinds(queues_jobs=False)
+    asyncio.run(Resync(cluster, store, (), triggered.append, kinds=kinds).load())
+    assert lists.whole == [kind for kind in WATCHED if kind is not Kind.WORKLOAD]
+    assert watched_kinds(queues_jobs=True) == WATCHED
+
+
 def test_watches_that_may_be_silent_are_an_illness() -> None:
-    async def judge(*, gone_back: bool) -> str:
-        resync: Any = SimpleNamespace(stale_rounds=0, has_version_decreased=gone_back)
+    async def judge(*, gone_back: bool = False, is_unwatched: bool = False) -> str:
+        resync: Any = SimpleNamespace(
+            stale_rounds=0, has_version_decreased=gone_back, has_unwatched_kind=is_unwatched
+        )
         return HealthMonitor(OperatorMetrics(), resync).unhealthy_reason()
 
-    assert asyncio.run(judge(gone_back=False)) == ""
+    assert asyncio.run(judge()) == ""
     assert "went back" in asyncio.run(judge(gone_back=True))
+    assert "Kueue was installed" in asyncio.run(judge(is_unwatched=True))
 
 
 def test_two_rounds_in_a_row_are_an_illness() -> None:
     async def judge(rounds: int) -> str:
-        resync: Any = SimpleNamespace(stale_rounds=rounds, has_version_decreased=False)
+        resync: Any = SimpleNamespace(
+            stale_rounds=rounds, has_version_decreased=False, has_unwatched_kind=False
+        )
         return HealthMonitor(OperatorMetrics(), resync).unhealthy_reason()
 
     assert asyncio.run(judge(1)) == ""

@@ -254,8 +254,8 @@ def test_the_words_of_kueue_are_bounded_in_the_status() -> None:
     assert max(len(each["message"]) for each in held if each["type"] != "Evicted") <= 1024
 
 
-def test_a_run_that_stopped_is_looked_at_until_its_workload_can_be_told() -> None:
-    """It would hold its quota, and no watch tells when Kueue answers again."""
+def test_a_run_that_stopped_ends_its_workload_once_that_is_known() -> None:
+    """It would hold its quota. All jobs have a pass when Workloads can be listed (`resync`)."""
     world = queued()
     submitted(world)
     admit(world)
@@ -265,7 +265,7 @@ def test_a_run_that_stopped_is_looked_at_until_its_workload_can_be_told() -> Non
     workload, world.queue = world.queue, QueueState(problem="cannot be read")
     world.look()
     world.run = None
-    assert world.look().requeue_after_s == pytest.approx(60)
+    assert patches(world.look(), Kind.WORKLOAD) == []
     world.queue = workload
     decision = world.look()
     assert by_type(workload_status(decision))["Finished"] == ("True", "Succeeded")
@@ -278,7 +278,7 @@ def test_a_suspended_run_is_looked_at_until_its_workload_can_be_deleted() -> Non
     world.look()
     world.document["spec"]["suspend"] = True
     workload, world.queue = world.queue, QueueState(problem="cannot be read")
-    assert world.look().requeue_after_s == pytest.approx(5)
+    assert world.look().requeue_after_s == pytest.approx(10)
     world.queue = workload
     decision = world.look()
     assert deleted(decision, Kind.WORKLOAD) == [name]

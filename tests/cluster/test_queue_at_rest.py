@@ -1,0 +1,115 @@
+"""Many queued jobs beside a real API server with Kueue's own definitions.
+
+Proves: while fifty jobs wait, the operator asks for nothing on behalf of any of them, and changes
+nothing, for longer than a round of its lists; the admission of one starts its Jobs without waiting
+for the next pass.
+Leaves out: Kueue itself, in whose place the test admits (test_queueing), and pods.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kueue
+from fault_proxy import FaultProxy
+from operator_process import OperatorProcess
+from podless_jobs import manifest
+from trained_jobs import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fault_proxy import Request
+    from testbed.kubectl import Kubectl
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("nobody_runs_pods"),
+]
+JOBS = 50
+REST_S = 65.0
+"""Longer than the time between two rounds of lists."""
+ADMITTED = tuple(f"job-{number:02}" for number in range(0, JOBS, 7))
+MOST_S = 3.0
+"""On a busy machine. Without an event it would be five: a waiting job has a pass every ten."""
+
+
+def queued(name: str) -> dict[str, Any]:
+    document = manifest(name)
+    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
+    return document
+
+
+def waiting(kubectl: Kubectl) -> int:
+    """How many jobs say that they wait in their queue."""
+    statuses = (each.get("status") or {} for each in kubectl.get("dlj")["items"])
+    conditions = (each for status in statuses for each in status.get("conditions") or ())
+    return sum((each["type"], each["reason"]) == ("Ready", "Queued") for each in conditions)
+
+
+def starts(proxy: FaultProxy, name: str, since: int) -> list[Request]:
+    """The patches of that job's Jobs."""
+    return [
+        each
+        for each in proxy.requests[since:]
+        if each.method == "PATCH" and f"/jobs/{name}-" in each.path
+    ]
+
+
+def delay_s(kubectl: Kubectl, proxy: FaultProxy, name: str) -> float:
+    """From the request that admits a job until that by which the operator starts one of its
+    Jobs."""
+    since = len(proxy.requests)
+    kueue.admit(replace(kubectl, kubeconfig=proxy.kubeconfig), name, "arm")
+    found = eventually(lambda: starts(proxy, name, since), what=f"{name} started")
+    admitted = next(
+        each
+        for each in proxy.requests[since:]
+        if each.method == "PATCH" and f"/workloads/{name}-" in each.path
+    )
+    return float(found[0].at_s - admitted.at_s)
+
+
+def test_fifty_queued_jobs_ask_for_nothing_and_start_when_they_are_admitted(
+    kubectl: Kubectl, tmp_path: Path
+) -> None:
+    if not kubectl.knows("workloads.kueue.x-k8s.io"):
+        kueue.install(kubectl)
+    kubectl.apply(kueue.resource_flavor("arm", {"arch": "arm"}))
+    home = kubectl.namespace
+    with (
+        FaultProxy(kubectl.kubeconfig, tmp_path) as proxy,
+        OperatorProcess(
+            tmp_path,
+            proxy.kubeconfig,
+            namespaces=(home,),
+            namespace=home,
+            settings={"kueue": True, "networkPolicies": {"enabled": True}},
+        ) as operator,
+    ):
+        alone_mb = operator.memory_mb()
+        kubectl.apply(*(queued(f"job-{number:02}") for number in range(JOBS)))
+        eventually(lambda: waiting(kubectl) == JOBS, within_s=180, what="all queued")
+        eventually(lambda: proxy.is_quiet(5.0), what="the operator at rest")
+        before = len(proxy.requests)
+        time.sleep(REST_S)
+        asked = proxy.requests[before:]
+        of_jobs = [str(each) for each in asked if "/job-" in each.path]
+        print(
+            f"{JOBS} queued jobs, {REST_S:g} s: {len(asked)} requests, {len(of_jobs)} about a job;"
+            f" {operator.memory_mb():.0f} MB, {alone_mb:.0f} MB without jobs"
+        )
+        assert of_jobs == []
+        assert [str(each) for each in asked if each.writing] == []
+
+        delays_s = sorted(delay_s(kubectl, proxy, name) for name in ADMITTED)
+        print("admission to start, s: " + ", ".join(f"{each:.2f}" for each in delays_s))
+        assert statistics.median(delays_s) < MOST_S
+        assert operator.metric('dlion_operator_reconciles_total{result="defect"}') == 0
