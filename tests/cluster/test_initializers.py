@@ -2,8 +2,9 @@
 
 Proves, with a real API server and in a kubelet's place: it takes the Job of a group with
 initializers; an end that no retry helps fails the job at once with the container's message, and
-after another one there is a new pod, which is counted. With pods: a job trains on an archive that
-it gets from a server in the cluster, and one with a wrong digest has failed and names it.
+after another one there is a new pod, which is counted; a rule for failed downloads decides instead,
+whatever the exit code. With pods: a job trains on an archive that it gets from a server in the
+cluster, and one with a wrong digest has failed and names it.
 
 Left out: the decisions one by one (tests/unit/operator), how a file is downloaded (tests/unit),
 rights to a download's Secret (test_tenancy).
@@ -23,6 +24,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import trained_jobs
+from dlion_api.cluster_names import GROUP_LABEL
 from podless_jobs import conditions, manifest, workers
 from testbed.project_images import Target
 from trained_jobs import eventually, status_of
@@ -47,20 +49,22 @@ def trainer(url: str, sha256: str = SHA256) -> dict[str, Any]:
     }
 
 
-def fail(kubectl: Kubectl, code: int, message: str) -> None:
-    """In a kubelet's place: the initializers of all living pods have ended so."""
+def fail(kubectl: Kubectl, code: int, message: str, *groups: str) -> None:
+    """In a kubelet's place: the initializers of all living pods, or of these groups', have ended
+    so."""
     ended = {"exitCode": code, "reason": "Error", "message": message, "startedAt": TIME,
              "finishedAt": TIME}  # fmt: skip
     status = {"phase": "Failed", "initContainerStatuses": [
         {"name": DATASET, "image": "x", "imageID": "x", "ready": False, "restartCount": 0,
          "state": {"terminated": ended}}]}  # fmt: skip
-    for pod in living(kubectl):
+    for pod in living(kubectl, *groups):
         kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
                     "--type=merge", "-p", json.dumps({"status": status}))  # fmt: skip
 
 
-def living(kubectl: Kubectl) -> list[dict[str, Any]]:
-    return [pod for pod in workers(kubectl) if pod["status"]["phase"] != "Failed"]
+def living(kubectl: Kubectl, *groups: str) -> list[dict[str, Any]]:
+    pods = [pod for pod in workers(kubectl) if pod["status"]["phase"] != "Failed"]
+    return [pod for pod in pods if not groups or pod["metadata"]["labels"][GROUP_LABEL] in groups]
 
 
 @pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
@@ -83,6 +87,33 @@ def test_a_retry_gets_another_pod_and_a_wrong_address_none(kubectl: Kubectl) -> 
     _, reason, message = conditions(kubectl)["Failed"]
     assert reason == "InitializerFailed"
     assert f"{DATASET} ended with 66 (DATA): https://example.com/d.tar.gz: HTTP 404" in message
+
+
+@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
+def test_a_rule_decides_what_follows_a_failed_download(kubectl: Kubectl) -> None:
+    rules = [
+        {"onEnds": ["InitializerFailed"], "groups": ["small"], "action": "Ignore"},
+        {"onEnds": ["InitializerFailed"], "action": "FailRun"},
+    ]
+    job = manifest(small=1, trainer=trainer("https://example.com/d.tar.gz"), failureRules=rules)
+    kubectl.apply(job)
+    eventually(lambda: len(living(kubectl)) == 2)
+    (first,) = living(kubectl, "small")
+    fail(kubectl, 66, "https://example.com/d.tar.gz: HTTP 404 Not Found", "small")
+
+    def others() -> list[dict[str, Any]]:
+        found = living(kubectl, "small")
+        return [pod for pod in found if pod["metadata"]["uid"] != first["metadata"]["uid"]]
+
+    (second,) = eventually(others, within_s=90, what="another pod")
+    count = "batch.kubernetes.io/job-index-ignored-failure-count"
+    assert second["metadata"]["annotations"][count] == "1"
+    fail(kubectl, 69, "example.com: connection refused", "large")
+    eventually(lambda: conditions(kubectl)["Failed"][0] == "True")
+    _, reason, message = conditions(kubectl)["Failed"]
+    assert (reason, message.partition("; ")[0]) == (
+        "FailedByRule", "failureRules[1] is FailRun for InitializerFailed"
+    )  # fmt: skip
 
 
 def archive() -> bytes:

@@ -21,6 +21,8 @@ from operator_world import SETTINGS, World, dlion_job, ready_reason
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 CODES = {end: kind.codes[0] if kind.codes else int(ExitCode.FAILED) for end, kind in ENDS.items()}
+WITHOUT_TRAINER: tuple[WorkerEnd, ...] = ("Disrupted", "InitializerFailed")
+"""Ends that no exit code of a trainer tells."""
 
 
 def table(heading: str) -> list[list[str]]:
@@ -36,10 +38,12 @@ def test_the_page_has_every_end_as_it_is() -> None:
     assert list(rows) == list(ENDS)
     for end, kind in ENDS.items():
         code, meaning, action, retried = rows[end]
-        expected = {"Crashed": "1 and others", "Disrupted": "any"}.get(end, str(CODES[end]))
+        expected = {"Crashed": "1 and others", **dict.fromkeys(WITHOUT_TRAINER, "any")}.get(
+            end, str(CODES[end])
+        )
         assert (code, meaning, action) == (expected, kind.meaning, f"`{kind.action}`"), end
         assert retried == ("yes" if is_retried(end) else "no"), end
-        assert end == "Disrupted" or end_of_exit(CODES[end]) == end
+        assert end in WITHOUT_TRAINER or end_of_exit(CODES[end]) == end
 
 
 def is_retried(end: WorkerEnd) -> bool:
@@ -55,6 +59,8 @@ def is_retried(end: WorkerEnd) -> bool:
         world.pods["small-0"]["status"]["conditions"] = [
             {"type": "DisruptionTarget", "status": "True"}
         ]
+    if end == "InitializerFailed":
+        world.fail_download("small", 0, CODES[end])
     return ready_reason(world.look())[0] == "Retrying"
 
 

@@ -106,6 +106,8 @@ ACCEPTED = [
     Case("restarts after errors of the program, and the run's end after too many", {RULES: [
         {"onEnds": ["ProgramFailed"], "action": "Restart"},
         {"onEnds": ["RestartsExceeded"], "action": "FailRun"}]}),
+    Case("restarts without end while a server of downloads is away", {RULES: [
+        {"onEnds": ["InitializerFailed"], "action": "Ignore"}]}),
     Case("retries at one site", {"spec.sites": [_site("s")], "spec.maxRetries": 3}),
     Case("64 sites", {"spec.sites": [_site(f"s{i}") for i in range(64)]}),
     Case("a program in a module", {PROGRAM: {"module": "pkg.mod"}}),

@@ -219,6 +219,15 @@ class World:
             "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
         }
 
+    def fail_download(self, group: str, index: int, exit_code: int) -> None:
+        """That pod's data set could not be downloaded."""
+        ended = {"exitCode": exit_code, "message": "d.zip: refused"}
+        name = names.DATASET_INITIALIZER
+        self.pods[f"{group}-{index}"]["status"] = {
+            "phase": "Failed",
+            "initContainerStatuses": [{"name": name, "state": {"terminated": ended}}],
+        }
+
     def succeed(self, group: str, index: int, report: EndReport | None = None) -> None:
         """That pod's trainer has ended in order, and left that report."""
         ended = {"exitCode": 0, "message": report.to_json() if report else ""}

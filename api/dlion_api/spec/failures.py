@@ -32,6 +32,7 @@ WorkerEnd = Literal[
     "Diverged",
     "InvalidSpec",
     "RestartsExceeded",
+    "InitializerFailed",
     "Disrupted",
 ]
 """How a worker ended, where that was neither in order nor on request."""
@@ -52,7 +53,8 @@ class EndKind:
     """One way in which a worker ends."""
 
     codes: tuple[int, ...]
-    """Exit codes of its trainer; empty: others than those of all ends, or a pod's condition."""
+    """Exit codes of its trainer; empty: others than those of all ends, of an init container, or a
+    pod's condition."""
     action: FailureAction
     """What follows if no rule matches."""
     meaning: str
@@ -76,6 +78,11 @@ ENDS: Final[Mapping[WorkerEnd, EndKind]] = {
     "RestartsExceeded": EndKind(
         (ExitCode.RESTARTS,), "FailWorker", "it ended more often than `maxRestarts` allows"
     ),
+    "InitializerFailed": EndKind(
+        (),
+        "Restart",
+        "a download of `trainer.initializer` failed, in its init container",
+    ),
     "Disrupted": EndKind(
         (),
         "Ignore",
@@ -83,7 +90,8 @@ ENDS: Final[Mapping[WorkerEnd, EndKind]] = {
         " node",
     ),
 }
-"""Every end, with what follows by default."""
+"""Every end, with what follows by default. An initializer that failed with a fatal exit code is not
+started again by default."""
 
 _UNMATCHED = frozenset(
     {
@@ -104,7 +112,8 @@ class FailureRule:
 
     on_ends: tuple[WorkerEnd, ...] = setting(
         "ends of a worker. Disrupted: its pod has the condition DisruptionTarget, whatever the exit"
-        " code; Killed: SIGKILL, as for want of memory.",
+        " code; Killed: SIGKILL, as for want of memory; InitializerFailed: a download failed,"
+        " whatever the exit code.",
         unique=True,
         min_items=1,
         max_items=len(ENDS),

@@ -8,7 +8,14 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
-from dlion_api.spec.failures import ENDS, NAMED_CODES, FailureAction, FailureRule, action_after
+from dlion_api.spec.failures import (
+    ENDS,
+    NAMED_CODES,
+    FailureAction,
+    FailureRule,
+    action_after,
+    matching_rule,
+)
 from dlion_api.spec.sites import Group, Resources
 from dlion_operator.children.initializers import (
     downloads,
@@ -191,9 +198,16 @@ def _failure_rules(job: Job, group: Group) -> list[Document]:
         if not rule.groups or group.name in rule.groups:
             made += _rules_for_exits(rule)
     made.append(_exit_rule("FailIndex", "In", _FATAL))
+    is_ruled = matching_rule(rules, "InitializerFailed", group.name) is not None
+    action = _POD_ACTIONS[action_after(rules, "InitializerFailed", group.name)]
+    on_request = [int(ExitCode.INTERRUPTED)]
     for name in downloads(job):
-        made.append(_exit_rule("Ignore", "In", [int(ExitCode.INTERRUPTED)], name))
-        made.append(_exit_rule("FailIndex", "In", _FATAL, name))
+        made.append(_exit_rule("Ignore", "In", on_request, name))
+        made.append(
+            _exit_rule(action, "NotIn", on_request, name)
+            if is_ruled
+            else _exit_rule("FailIndex", "In", _FATAL, name)
+        )
     return made
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.endings import describe_exit
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec.failures import WorkerEnd
 from dlion_operator.model.job_view import Document, parse_time
 
 _NAMES = (names.DATASET_INITIALIZER, names.MODEL_INITIALIZER)
@@ -48,6 +50,13 @@ def failed_initializer(pod: Document) -> InitializerEnd | None:
         if code := ended.get("exitCode"):
             return InitializerEnd(name, int(code), str(ended.get("message") or ""))
     return None
+
+
+def end_of_initializer(pod: Document) -> WorkerEnd | None:
+    """Return the end of a worker whose initializer failed. None: none did, or on request."""
+    ended = failed_initializer(pod)
+    is_on_request = ended is None or ended.exit_code == ExitCode.INTERRUPTED
+    return None if is_on_request else "InitializerFailed"
 
 
 def initialized_at(pod: Document) -> datetime | None:

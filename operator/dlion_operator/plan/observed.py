@@ -23,7 +23,7 @@ from dlion_operator.model.job_view import (
 from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.pki.job_authority import NamedAuthority
-from dlion_operator.plan.initializer_state import failed_initializer
+from dlion_operator.plan.initializer_state import end_of_initializer, failed_initializer
 from dlion_operator.plan.node_states import NodeState
 
 
@@ -250,12 +250,13 @@ class PodView(ObjectView):
 
     @property
     def end(self) -> WorkerEnd | None:
-        """How it failed. None: it did not, or on request, or before its trainer began."""
+        """How it failed. None: it did not, or on request, or before any container began."""
         if self.phase != "Failed":
             return None
         if self.disruption:
             return "Disrupted"
-        return None if self.trainer_exit is None else end_of_exit(self.trainer_exit)
+        code = self.trainer_exit
+        return end_of_initializer(self.document) if code is None else end_of_exit(code)
 
     @property
     def disruption(self) -> str:

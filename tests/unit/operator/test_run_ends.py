@@ -39,7 +39,15 @@ from dlion_operator.plan.decisions import (
     StopRun,
 )
 from dlion_operator.plan.observed import RunView
-from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
+from operator_world import (
+    SETTINGS,
+    TRAINER,
+    World,
+    dlion_job,
+    ready_reason,
+    stamp,
+    truths,
+)
 
 SIGKILL, SIGSEGV = 137, 139
 CODES: dict[WorkerEnd, int | None] = {
@@ -52,10 +60,12 @@ CODES: dict[WorkerEnd, int | None] = {
     "Diverged": 75,
     "InvalidSpec": 65,
     "RestartsExceeded": 76,
+    "InitializerFailed": None,
     "Disrupted": None,
 }
-"""An exit code of each end."""
-RESTARTED = {"Crashed", "Killed", "Unavailable"}
+"""An exit code of each end; None: no trainer's."""
+RESTARTED: set[WorkerEnd] = {"Crashed", "Killed", "Unavailable", "InitializerFailed"}
+DATASET = {"url": "https://example.com/d.npz", "sha256": "0123456789abcdef" * 4}
 POD_ACTIONS = {"Restart": "Count", "Ignore": "Ignore", "FailWorker": "FailIndex",
                "FailRun": "FailIndex"}  # fmt: skip
 
@@ -65,15 +75,27 @@ def rule(end: str, action: str, *groups: str) -> dict[str, Any]:
 
 
 def pod_rules(*rules: dict[str, Any], group: str = "small") -> list[dict[str, Any]]:
-    """The podFailurePolicy of that group's Job."""
-    job = load_job(dlion_job({group: 2, "other": 1}, failureRules=list(rules)))
+    """The podFailurePolicy of that group's Job, whose pods download a data set and a model."""
+    trainer = {
+        **TRAINER,
+        "dataset": {"path": "d.npz", "format": "npz"},
+        "startFrom": "m.keras",
+        "initializer": {"dataset": DATASET, "model": DATASET},
+    }
+    job = load_job(dlion_job({group: 2, "other": 1}, failureRules=list(rules), trainer=trainer))
     made = next(each for each in job.spec.sites[0].groups if each.name == group)
     document = worker_job(job, made, SETTINGS, {"uid": "u-1", "name": "digits"})
     return list(document["spec"]["podFailurePolicy"]["rules"])
 
 
-def judged(rules: list[dict[str, Any]], code: int | None, *, disrupted: bool = False) -> str:
-    """What Kubernetes does with a failed pod, whose trainer ended with that code.
+def judged(
+    rules: list[dict[str, Any]],
+    code: int | None,
+    *,
+    disrupted: bool = False,
+    container: str = "trainer",
+) -> str:
+    """What Kubernetes does with a failed pod, whose container ended with that code.
 
     Source: the documentation of podFailurePolicy. The first rule that matches counts; without one
     the pod is counted. Exit code 0 never matches.
@@ -84,13 +106,34 @@ def judged(rules: list[dict[str, Any]], code: int | None, *, disrupted: bool = F
         wanted = each.get("onExitCodes")
         if wanted is None or not code:
             continue
-        assert wanted["containerName"] == "trainer"
+        if wanted["containerName"] != container:
+            continue
         assert wanted["values"] == sorted(set(wanted["values"]))
         assert 0 < len(wanted["values"]) <= 255
         assert wanted["operator"] == "NotIn" or 0 not in wanted["values"]
         if (code in wanted["values"]) == (wanted["operator"] == "In"):
             return str(each["action"])
     return "Count"
+
+
+def judged_by_end(rules: list[dict[str, Any]], end: WorkerEnd) -> str:
+    if end == "InitializerFailed":
+        return judged(rules, ExitCode.UNAVAILABLE, container=names.MODEL_INITIALIZER)
+    return judged(rules, CODES[end] or SIGKILL, disrupted=end == "Disrupted")
+
+
+@pytest.mark.parametrize("container", [names.DATASET_INITIALIZER, names.MODEL_INITIALIZER])
+def test_a_rule_for_downloads_holds_whatever_their_exit_code(container: str) -> None:
+    for action in get_args(FailureAction):
+        rules = pod_rules(rule("InitializerFailed", action), rule("DataFailed", "FailRun"))
+        for code in (1, 65, 66, 69, 74, SIGKILL):
+            assert judged(rules, code, container=container) == POD_ACTIONS[action]
+        assert judged(rules, ExitCode.INTERRUPTED, container=container) == "Ignore"
+        assert judged(rules, ExitCode.DATA) == "FailIndex"
+    elsewhere = pod_rules(rule("InitializerFailed", "Ignore", "other"))
+    for rules in (pod_rules(), elsewhere, pod_rules(rule("DataFailed", "Ignore"))):
+        assert judged(rules, ExitCode.DATA, container=container) == "FailIndex"
+        assert judged(rules, ExitCode.UNAVAILABLE, container=container) == "Count"
 
 
 def test_every_end_has_a_row() -> None:
@@ -101,7 +144,7 @@ def test_every_exit_code_is_of_one_end_or_of_none() -> None:
     ends = {code: end_of_exit(code) for code in range(256)}
     assert {ends[code] for code in (0, 2, 73, 77, 79, 80, 124, 130)} == {None}
     assert {end: ends[code] for end, code in CODES.items() if code} == {
-        end: end for end in CODES if end != "Disrupted"
+        end: end for end, code in CODES.items() if code
     }
     others = set(ends) - set(NAMED_CODES)
     assert {ends[code] for code in others} == {"Crashed"}
@@ -111,9 +154,9 @@ def test_every_exit_code_is_of_one_end_or_of_none() -> None:
 @pytest.mark.parametrize("end", CODES)
 def test_without_rules_everything_is_as_it_was(end: WorkerEnd) -> None:
     """Crashes are counted, ends by Kubernetes are not, and the rest is final."""
-    code, disrupted = CODES[end] or ExitCode.INTERRUPTED, end == "Disrupted"
+    disrupted = end == "Disrupted"
     expected = "Count" if end in RESTARTED else "Ignore" if disrupted else "FailIndex"
-    assert judged(pod_rules(), code, disrupted=disrupted) == expected
+    assert judged_by_end(pod_rules(), end) == expected
     assert POD_ACTIONS[ENDS[end].action] == expected
     assert judged(pod_rules(), ExitCode.INTERRUPTED) == "Ignore"
     for fatal in (2, 73, 77, 79, 80, 124):
@@ -131,11 +174,10 @@ def test_without_rules_everything_is_as_it_was(end: WorkerEnd) -> None:
 )
 def test_kubernetes_gets_the_rule_for_each_end(end: WorkerEnd, action: str) -> None:
     rules = pod_rules(rule(end, action))
-    code, disrupted = CODES[end], end == "Disrupted"
-    assert judged(rules, code or SIGKILL, disrupted=disrupted) == POD_ACTIONS[action]
-    for other, other_code in CODES.items():
-        if other not in (end, "Disrupted"):
-            assert judged(rules, other_code) == POD_ACTIONS[ENDS[other].action], other
+    assert judged_by_end(rules, end) == POD_ACTIONS[action]
+    for other in CODES:
+        if other != end:
+            assert judged_by_end(rules, other) == POD_ACTIONS[ENDS[other].action], other
     # An end on request is never counted, however the rules are.
     assert judged(rules, ExitCode.INTERRUPTED) == "Ignore"
 
@@ -208,7 +250,10 @@ def carry_out(world: World, decision: Decision) -> None:
 
 def fail_for_good(world: World, group: str, index: int, end: WorkerEnd) -> None:
     """A worker's last pod has ended so, and its index has failed."""
-    world.fail(group, index, CODES[end] or ExitCode.INTERRUPTED)
+    if end == "InitializerFailed":
+        world.fail_download(group, index, ExitCode.UNAVAILABLE)
+    else:
+        world.fail(group, index, CODES[end] or ExitCode.INTERRUPTED)
     if end == "Disrupted":
         world.pods[f"{group}-{index}"]["status"]["conditions"] = [
             {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
@@ -248,6 +293,13 @@ def test_a_worker_without_restarts_left_has_exceeded_them(end: WorkerEnd) -> Non
     assert stops(world.look()) == [
         "small-0 failed for good, and failureRules[0] is FailRun for RestartsExceeded"
     ]
+
+
+def test_a_download_that_was_interrupted_is_no_failed_one() -> None:
+    world = training(failureRules=[rule("InitializerFailed", "FailRun")])
+    world.fail_download("small", 0, ExitCode.INTERRUPTED)
+    world.jobs["small"]["status"]["failedIndexes"] = "0"
+    assert stops(world.look()) == []
 
 
 def test_a_pod_that_a_node_refuses_uses_restarts_up_too() -> None:
