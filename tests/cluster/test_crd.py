@@ -392,6 +392,7 @@ KEPT = {
     "a URL must not have a user or a password: anyone who reads the job would": "a downloaded data"
     " set",
     "credentials need https": "a downloaded encoder, with a Secret",
+    "an s3:// address needs secretName": "a data set in S3",
     "with an encoder, training starts from a new model and its data do not grow": "sensors and a"
     " decoder",
 }

@@ -14,6 +14,10 @@ _SEGMENT: Final = r'[!-"$-.0->@-~]'
 """A visible ASCII character without `/`, `?` and `#`."""
 _HOST: Final = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
 _USER: Final = r"https?://[^/]*@.*"
+_BUCKET: Final = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_HTTP: Final = rf'https?://({_SEGMENT}*@)?{_HOST}/({_SEGMENT}*/)*{_SEGMENT}+(\?[!-"$-~]*)?'
+_S3: Final = rf"s3://{_BUCKET}/({_SEGMENT}+/)*{_SEGMENT}+"
+_S3_SCHEME: Final = "s3://"
 ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 
@@ -24,8 +28,9 @@ class Download:
     url: str = setting(
         "address of the file. A file that ends in .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz or .zip is"
         " unpacked.",
-        pattern=rf'https?://({_SEGMENT}*@)?{_HOST}/({_SEGMENT}*/)*{_SEGMENT}+(\?[!-"$-~]*)?',
-        pattern_description="http:// or https://, a host, and a path that ends in a file's name",
+        pattern=f"{_HTTP}|{_S3}",
+        pattern_description="http:// or https://, a host, and a path that ends in a file's name; or"
+        " s3://, a bucket, and such a path",
         max_length=URL_LENGTH,
         hashed=False,
     )
@@ -36,8 +41,9 @@ class Download:
         max_length=64,
     )
     secret_name: str = setting(
-        "Secret in the job's namespace with the key token, or username and password; empty: none."
-        " dlion run takes them from the environment (docs/data.md).",
+        "Secret in the job's namespace with the key token, or username and password, or for s3://"
+        " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; empty: none. dlion run takes them from the"
+        " environment (docs/data.md).",
         default="",
         **OPTIONAL_OBJECT_NAME_FORM,
         hashed=False,
@@ -52,11 +58,19 @@ class Download:
             advice="Put them into a Secret, and name it in secretName.",
         ),
         Rule(
-            cel="self.secretName == '' || self.url.startsWith('https://')",
+            cel="self.secretName == '' || !self.url.startsWith('http://')",
             message="credentials need https",
-            holds=lambda it: not it.secret_name or it.url.startswith("https://"),
+            holds=lambda it: not it.secret_name or not it.url.startswith("http://"),
             reads=("secretName", "url"),
             advice="Use an https:// address, or leave secretName out.",
+        ),
+        Rule(
+            cel=f"self.secretName != '' || !self.url.startsWith('{_S3_SCHEME}')",
+            message="an s3:// address needs secretName",
+            holds=lambda it: it.secret_name != "" or not it.url.startswith(_S3_SCHEME),
+            reads=("secretName", "url"),
+            advice="Name a Secret that has the keys, or use the https:// address of a public"
+            " object.",
         ),
     )
 
@@ -75,6 +89,10 @@ class Download:
     def folder_name(self) -> str:
         """Of the folder that it is kept in: other names of the same file have other folders."""
         return f"{self.sha256}-{self.file_name}"
+
+    @property
+    def is_s3(self) -> bool:
+        return self.url.startswith(_S3_SCHEME)
 
     @property
     def is_archive(self) -> bool:

@@ -15,6 +15,7 @@ import cert_manager
 import flux
 import kueue
 import route_kinds
+import s3_gateway
 from dlion_api.errors import DLionError
 from gitops.argo_cd import APPLICATIONS
 from gitops.judge import VERDICTS
@@ -210,6 +211,7 @@ def build() -> None:
     click.echo(cert_manager.build())
     click.echo(route_kinds.build())
     click.echo(kueue.definitions())
+    click.echo(s3_gateway.build())
 
 
 @main.command("build-flux")

@@ -4,16 +4,17 @@ Links, devices and encrypted files are refused: no data set needs them. Sizes ar
 writing, as an archive's own figures may be wrong.
 """
 
+import io
 import lzma
 import os
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, Any, ClassVar, Final
 
 from dlion_api.errors import DataError
 
@@ -23,6 +24,9 @@ MAX_COMPONENT_BYTES: Final = 255
 """Of a name between slashes, as common file systems have it."""
 MAX_HEADER_BYTES: Final = 64 * 1024
 """Of an entry's extended header in a tar archive, which is read into memory as a whole."""
+MAX_XZ_MEMORY_BYTES: Final = 128 * 1024**2
+"""For unpacking. `xz -9` needs 65 MiB; a file may ask for 4 GiB in its first bytes."""
+_XZ_SIGNATURE: Final = b"\xfd7zXZ\0"
 _CHUNK_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
 """Of a disk: an entry takes one at least."""
@@ -30,6 +34,57 @@ _EXTENDED: Final = frozenset({
     tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 })  # fmt: skip
+
+
+class _TarWithoutXz(tarfile.TarFile):
+    """Has no reader of LZMA, whose memory would have no limit."""
+
+    OPEN_METH: ClassVar[Mapping[str, str]] = {
+        kind: method for kind, method in tarfile.TarFile.OPEN_METH.items() if kind != "xz"
+    }
+
+
+class _BoundedXz(io.RawIOBase):
+    """Unpacks an .xz file within a limit of memory, which `lzma.LZMAFile` does not have."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._stream = self._new_stream()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises: LZMAError; EOFError if the file ends within a stream."""
+        while True:
+            if self._stream.eof:  # another one may follow
+                packed = (self._stream.unused_data or self._file.read(_CHUNK_BYTES)).lstrip(b"\0")
+                if not packed:
+                    return 0
+                self._stream = self._new_stream()
+            else:
+                packed = self._file.read(_CHUNK_BYTES) if self._stream.needs_input else b""
+                if self._stream.needs_input and not packed:
+                    raise EOFError("it ends too early")
+            try:
+                unpacked = self._stream.decompress(packed, max_length=len(buffer))
+            except lzma.LZMAError as error:
+                if "Memory usage limit" not in str(error):
+                    raise
+                raise lzma.LZMAError(
+                    f"it needs more than {MAX_XZ_MEMORY_BYTES // 1024**2} MiB of memory. Pack it "
+                    "with xz -9 or less"
+                ) from error
+            if unpacked:
+                buffer[: len(unpacked)] = unpacked
+                return len(unpacked)
+
+    @staticmethod
+    def _new_stream() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=MAX_XZ_MEMORY_BYTES)
+
+
 _Entry = tuple[str, IO[bytes] | None]
 """Name and content; None: a folder."""
 
@@ -103,13 +158,22 @@ class Archive:
             raise self._error(f"cannot be read: {error}") from error
 
     def _tar(self) -> Iterator[_Entry]:
-        with tarfile.open(self.path, mode="r:*", tarinfo=_BoundedHeader) as archive:
+        with self.path.open("rb") as file, self._opened_tar(file) as archive:
             for member in archive:
                 if not (member.isreg() or member.isdir()):
                     raise self._error(f"has {member.name!r:.200}, which is no file or folder")
                 yield member.name, archive.extractfile(member) if member.isreg() else None
                 # Else it keeps every header in memory. It is not in the types.
                 archive.members = []  # type: ignore[attr-defined]
+
+    def _opened_tar(self, file: IO[bytes]) -> tarfile.TarFile:
+        """Open the archive, whatever its compression. Raises: TarError and those of its format."""
+        is_xz = file.read(len(_XZ_SIGNATURE)) == _XZ_SIGNATURE
+        file.seek(0)
+        if not is_xz:
+            return _TarWithoutXz.open(fileobj=file, mode="r:*", tarinfo=_BoundedHeader)
+        unpacked = io.BufferedReader(_BoundedXz(file), _CHUNK_BYTES)
+        return tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_BoundedHeader)
 
     def _zip(self) -> Iterator[_Entry]:
         with zipfile.ZipFile(self.path) as archive:

@@ -49,3 +49,28 @@ def authorization(
         "the key token, or username and password. Without a cluster, set "
         f"{local['token']}, or {local['username']} and {local['password']}"
     )
+
+
+def s3_credentials(
+    download: Download, environment: Mapping[str, str], variables: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the values of the Secret's keys; empty: not set.
+
+    Raises: UnavailableError if the access key is missing; DataError, without the value, if one
+    cannot stand in a request.
+    """
+    given = {key: environment.get(name, "").strip() for key, name in variables.items()}
+    for key, value in given.items():
+        if key.startswith("AWS_") and re.fullmatch("[!-~]*", value) is None:
+            raise DataError(
+                f"Secret {download.secret_name}: {key} must be one line of visible ASCII "
+                "characters without spaces. Correct it"
+            )
+    if given["AWS_ACCESS_KEY_ID"] and given["AWS_SECRET_ACCESS_KEY"]:
+        return given
+    local = local_variables(download.secret_name)
+    raise UnavailableError(
+        f"{download.file_name}: no access key in Secret {download.secret_name}. Create it with "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Without a cluster, set "
+        f"{local['AWS_ACCESS_KEY_ID']} and {local['AWS_SECRET_ACCESS_KEY']}"
+    )

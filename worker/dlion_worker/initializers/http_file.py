@@ -1,4 +1,4 @@
-"""Gets one file over HTTP: goes on where it stopped, retries, and bounds the size.
+"""Gets one file over HTTP: goes on where it stopped, retries, and bounds size and waiting.
 
 Source: RFC 9110, section 14 (range requests). `urllib` takes proxies and certificates from the
 environment (HTTPS_PROXY, SSL_CERT_FILE) and follows redirects.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_worker.coordination.backoff import Backoff
@@ -26,6 +26,11 @@ MAX_FAILURES: Final = 8
 MAX_RESTARTS: Final = 8
 """How often a server may send the file from its first byte again: each time costs all of it."""
 TIMEOUT_S: Final = 30.0
+"""Of one read from the connection."""
+RATE_WINDOW_S: Final = 60.0
+MIN_BYTES_PER_S: Final = 1024
+"""Mean over a window. Slower requests have failed: a byte now and then keeps them within
+`TIMEOUT_S`."""
 CHUNK_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = frozenset({408, 425, 429})
 _PERMANENT: Final = frozenset({501, 505})
@@ -33,6 +38,9 @@ _PERMANENT: Final = frozenset({501, 505})
 _UNAUTHORIZED: Final = frozenset({401, 403, 407})
 _EXPIRED: Final = frozenset({400, 401, 403, 410})
 """What object stores answer to a presigned address after its time."""
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+"""OpenSSL's reasons where a server answers a handshake without TLS."""
+_MAX_ANSWER_BYTES: Final = 64 * 1024
 _LOG = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int | None], None]
@@ -41,6 +49,27 @@ OnProgress = Callable[[int, int | None], None]
 
 class _FailedRequestError(Exception):
     """A request failed; another may succeed."""
+
+
+class _SlowRequestError(_FailedRequestError):
+    """The server sends, and too slowly: what came does not count as progress."""
+
+
+class RequestSigner(Protocol):
+    """Signs each request for a file, and explains refusals (`s3_object.S3Object`)."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where requests go, for messages."""
+        ...
+
+    def signed_url(self) -> str:
+        """Return the address of one request."""
+        ...
+
+    def explain(self, answer: bytes, server_time: str) -> str:
+        """Return what the refusal's body and Date header tell, and what to do."""
+        ...
 
 
 class _SecureRedirects(urllib.request.HTTPRedirectHandler):
@@ -65,7 +94,10 @@ class HttpFile:
     url: str
     authorization: str = ""
     """Value of the header. Other servers that the first one redirects to do not get it."""
+    signer: RequestSigner | None = None
+    """Gives the address of each request; None: it is `url`."""
     pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
     _restarts: int = field(default=0, init=False)
 
     def save(self, path: Path, *, max_bytes: int, on_progress: OnProgress) -> bool:
@@ -86,17 +118,18 @@ class HttpFile:
                     has_length = self._append(file, max_bytes, on_progress)
                     return has_length and not is_resumed
                 except _FailedRequestError as error:
-                    if file.tell() > most_bytes:
+                    is_slow = isinstance(error, _SlowRequestError)
+                    if file.tell() > most_bytes and not is_slow:
                         most_bytes, failures = file.tell(), 0
                         backoff.reset()
                     failures += 1
                     if failures > MAX_FAILURES:
                         raise UnavailableError(
-                            f"{_shown(self.url)}: {error}; {failures} requests failed. Check the "
+                            f"{self._name}: {error}; {failures} requests failed. Check the "
                             "address and the network, then retry: it continues"
                         ) from error
                     wait_s = backoff.next_s()
-                    _LOG.warning("%s: %s; retry in %.1f s", _shown(self.url), error, wait_s)
+                    _LOG.warning("%s: %s; retry in %.1f s", self._name, error, wait_s)
                 self.pause(wait_s)
 
     def _append(self, file: IO[bytes], max_bytes: int, on_progress: OnProgress) -> bool:
@@ -118,11 +151,13 @@ class HttpFile:
             total = None if length is None else have + length
             self._check_size(total or 0, max_bytes)
             on_progress(have, total)
+            rate = _RateWindow(self.clock)
             while chunk := _read(response):
                 have += len(chunk)
                 self._check_size(have, max_bytes)
                 file.write(chunk)
                 on_progress(have, total)
+                rate.add(len(chunk))
             file.flush()
             if total is not None and have < total:
                 raise _FailedRequestError(f"the connection ended after {have} of {total} bytes")
@@ -133,7 +168,7 @@ class HttpFile:
             self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise UnavailableError(
-                f"{_shown(self.url)}: the server sends no ranges, and the connection has ended "
+                f"{self._name}: the server sends no ranges, and the connection has ended "
                 f"{self._restarts} times. Use an address that takes range requests, or retry"
             )
         file.truncate(0)
@@ -146,29 +181,35 @@ class HttpFile:
         try:
             response = opener.open(self._request(have), timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            error.close()
+            answer = _answer(error)
             if error.code == 416 and have:
                 yield None
                 return
-            raise self._failure(error.code, error.reason) from error
+            raise self._failure(error, answer) from error
         except (ValueError, http.client.InvalidURL):
             # The error's text may have a header or a query, so it is neither shown nor chained.
             raise DataError(
-                f"{_shown(self.url)}: is, or redirects to, no valid address. Correct the address"
+                f"{self._name}: is, or redirects to, no valid address. Correct the address"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise DataError(
-                    f"{_shown(self.url)}: its certificate is not trusted: {reason.verify_message}. "
+                    f"{self._name}: its certificate is not trusted: {reason.verify_message}. "
                     "Name its authority in SSL_CERT_FILE"
+                ) from error
+            if isinstance(reason, ssl.SSLError) and reason.reason in _NOT_TLS:
+                raise DataError(
+                    f"{self._name}: the server has no TLS at this port. Correct the port, or use"
+                    " http://"
                 ) from error
             raise _FailedRequestError(str(reason) or type(reason).__name__) from error
         with response:
             yield response
 
     def _request(self, have: int) -> urllib.request.Request:
-        request = urllib.request.Request(self.url)  # noqa: S310 - the manifest's rules
+        url = self.url if self.signer is None else self.signer.signed_url()
+        request = urllib.request.Request(url)  # noqa: S310 - the manifest's rules
         request.add_header("Accept-Encoding", "identity")
         if have:
             request.add_header("Range", f"bytes={have}-")
@@ -176,10 +217,14 @@ class HttpFile:
             request.add_unredirected_header("Authorization", self.authorization)
         return request
 
-    def _failure(self, code: int, reason: str) -> Exception:
-        status = f"HTTP {code} {reason}".strip()
+    def _failure(self, error: urllib.error.HTTPError, answer: bytes) -> Exception:
+        code = error.code
+        status = f"HTTP {code} {error.reason}".strip()
         if code in _TEMPORARY or (code >= 500 and code not in _PERMANENT):
             return _FailedRequestError(status)
+        if self.signer is not None:
+            explained = self.signer.explain(answer, error.headers.get("Date", ""))
+            return DataError(f"{self._name}: {status}: {explained}")
         advice = "Correct the address"
         if code in _UNAUTHORIZED:
             advice = "Name a Secret with token, or username and password, in secretName"
@@ -187,14 +232,38 @@ class HttpFile:
                 advice = "Correct the credentials in the Secret of secretName"
         if "?" in self.url and code in _EXPIRED:
             advice = f"The address may have expired: get a new one. Else: {advice}"
-        return DataError(f"{_shown(self.url)}: {status}. {advice}")
+        return DataError(f"{self._name}: {status}. {advice}")
+
+    @property
+    def _name(self) -> str:
+        """For messages."""
+        at = "" if self.signer is None else f" at {self.signer.endpoint}"
+        return f"{_shown(self.url)}{at}"
 
     def _check_size(self, size: int, max_bytes: int) -> None:
         if size > max_bytes:
             raise DataError(
-                f"{_shown(self.url)}: is too large (given: {size} bytes or more; allowed: "
+                f"{self._name}: is too large (given: {size} bytes or more; allowed: "
                 f"{max_bytes} bytes). Use a smaller file, or raise the limit (docs/data.md)"
             )
+
+
+class _RateWindow:
+    """Holds the rate of one request against the least, window by window."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start_s, self._bytes = clock(), 0
+
+    def add(self, count: int) -> None:
+        """Raises: _SlowRequestError."""
+        self._bytes += count
+        elapsed_s = self._clock() - self._start_s
+        if elapsed_s < RATE_WINDOW_S:
+            return
+        if self._bytes < MIN_BYTES_PER_S * elapsed_s:
+            raise _SlowRequestError(f"only {self._bytes} bytes in {elapsed_s:.0f} s")
+        self._start_s, self._bytes = self._clock(), 0
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -216,6 +285,15 @@ def _starts_at(response: http.client.HTTPResponse, have: int) -> bool:
 def _length(response: http.client.HTTPResponse) -> int | None:
     given = response.headers.get("Content-Length", "")
     return int(given) if given.isdecimal() else None
+
+
+def _answer(error: urllib.error.HTTPError) -> bytes:
+    """The beginning of a refusal's body, if it comes."""
+    with error:
+        try:
+            return error.read(_MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException):
+            return b""
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

@@ -19,8 +19,13 @@ from typing import Final
 from dlion_api.errors import DataError
 from dlion_api.spec.initializers import Download
 from dlion_worker.initializers.archives import Archive
-from dlion_worker.initializers.credentials import authorization, local_variables
+from dlion_worker.initializers.credentials import (
+    authorization,
+    local_variables,
+    s3_credentials,
+)
 from dlion_worker.initializers.http_file import HttpFile, OnProgress
+from dlion_worker.initializers.s3_object import S3Object
 
 MAX_BYTES: Final = 256 * 1024**3
 _LOG = logging.getLogger(__name__)
@@ -58,9 +63,8 @@ class DownloadStore:
         with self._locked(download):
             if not self.has(download):  # another process may have got it
                 by_key = variables or local_variables(download.secret_name)
-                header = authorization(download, environment, by_key)
-                packed = self._verified(download, HttpFile(download.url, header), on_progress)
-                self._put(download, packed)
+                source = _source(download, environment, by_key)
+                self._put(download, self._verified(download, source, on_progress))
         return place
 
     def _place(self, download: Download) -> Path:
@@ -112,3 +116,12 @@ class DownloadStore:
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
+
+
+def _source(
+    download: Download, environment: Mapping[str, str], variables: Mapping[str, str]
+) -> HttpFile:
+    if not download.is_s3:
+        return HttpFile(download.url, authorization(download, environment, variables))
+    credentials = s3_credentials(download, environment, variables)
+    return HttpFile(download.url, signer=S3Object.of(download, credentials))

@@ -106,7 +106,11 @@ def test_each_has_its_own_secret() -> None:
     dataset, model, _ = pod()["initContainers"]
     sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in model["env"]]
     assert [(each["name"], each["key"]) for each in filter(None, sources)] == [
-        ("hub", "token"), ("hub", "username"), ("hub", "password")
+        ("hub", key)
+        for key in (
+            "token", "username", "password", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL",
+        )
     ]  # fmt: skip
     assert "secretKeyRef" not in str(dataset) + str(pod()["containers"])
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import lzma
 import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +47,21 @@ def zipped(entries: dict[str, bytes], mode: int = 0o100644) -> bytes:
     return content.getvalue()
 
 
+def two_streams(content: bytes) -> bytes:
+    """As `cat a.xz b.xz` makes it, with padding between them."""
+    return lzma.compress(content[:700]) + b"\0" * 4 + lzma.compress(content[700:]) + b"\0" * 8
+
+
+def large_dictionary() -> bytes:
+    """An .xz file whose first block asks for a dictionary of 1 GiB."""
+    packed = bytearray(tar(FILES, "w:xz"))
+    size = (packed[12] + 1) * 4
+    header = packed[12 : 12 + size - 4]
+    header[header.index(b"\x21\x01") + 2] = 36
+    packed[12 : 12 + size] = header + zlib.crc32(header).to_bytes(4, "little")
+    return bytes(packed)
+
+
 def encrypted() -> bytes:
     content = bytearray(zipped({"a": b"1"}))
     for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -66,6 +83,8 @@ def fetch(folder: Path, content: bytes, name: str, **more: int) -> Path:
         ("data.tgz", lambda files: tar(files, "w:gz")),
         ("data.tar.bz2", lambda files: tar(files, "w:bz2")),
         ("data.tar.xz", lambda files: tar(files, "w:xz")),
+        ("data.tar.xz", lambda files: two_streams(tar(files))),
+        ("data.tar", lambda files: tar(files, "w:xz")),
         ("data.zip", zipped),
     ],
 )
@@ -146,6 +165,10 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "no archive": ("a.tar", b"no archive", DAMAGED),
     "half an archive": ("a.tar", tar(FILES)[:700], DAMAGED),
     "half of a packed one": ("a.tar.gz", tar(FILES, "w:gz")[:60], DAMAGED),
+    "half of an xz": ("a.tar.xz", tar(FILES, "w:xz")[:120], DAMAGED),
+    "an xz of another format": ("a.tar.xz", lzma.compress(tar(FILES), lzma.FORMAT_ALONE), DAMAGED),
+    "a large dictionary": ("a.tar.xz", large_dictionary(), "more than 128 MiB of memory"),
+    "a parent in an xz": ("a.tar.xz", tar({"../evil": b"1"}, "w:xz"), OUTSIDE),
     "a parent in a zip": ("a.zip", zipped({"../evil": b"1"}), OUTSIDE),
     "backslashes": ("a.zip", zipped({"a\\..\\evil": b"1"}), OUTSIDE),
     "a link in a zip": ("a.zip", zipped({"a": b"/etc/passwd"}, 0o120777), NO_FILE),
@@ -186,8 +209,12 @@ def test_headers_within_the_limit_are_read(tmp_path: Path, kind: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.zip", zipped({"a": bytes(10**6)})), ("a.tar.gz", tar({"a": bytes(10**6)}, "w:gz"))],
-    ids=["zip", "tar"],
+    [
+        ("a.zip", zipped({"a": bytes(10**6)})),
+        ("a.tar.gz", tar({"a": bytes(10**6)}, "w:gz")),
+        ("a.tar.xz", tar({"a": bytes(10**6)}, "w:xz")),
+    ],
+    ids=["zip", "tar", "xz"],
 )
 def test_an_archive_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, name: str, content: bytes

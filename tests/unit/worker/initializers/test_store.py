@@ -8,6 +8,7 @@ Left out: archives (test_archives), proxies and certificates, which are urllib's
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -155,6 +156,16 @@ def test_a_lasting_failure_ends_it_and_keeps_what_is_there(
         )
     assert len(file.requests) == MAX_FAILURES + 1
     assert (tmp_path / "part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+    tmp_path: Path, file: ServedFile
+) -> None:
+    file.failures = ["cut 1"] * 99
+    times_s = itertools.count(step=29)
+    source = HttpFile(file.url, pause=lambda _s: None, clock=lambda: 10 * next(times_s))
+    with pytest.raises(UnavailableError, match="only 1 bytes in 290 s; 9 requests failed"):
+        source.save(tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None)
 
 
 def test_a_server_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
