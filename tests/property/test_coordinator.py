@@ -28,6 +28,7 @@ from dlion_operator.coordinator.events import (
 from dlion_operator.coordinator.messages import (
     access_event,
     checked_size,
+    download_event,
     join_event,
     report_event,
 )
@@ -38,7 +39,7 @@ JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
 
 
-@given(st.binary(max_size=300), st.sampled_from(["sign", "join", "report", "follow"]))
+@given(st.binary(max_size=300), st.sampled_from(["sign", "join", "report", "download", "follow"]))
 def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> None:
     try:
         if call == "sign":
@@ -53,6 +54,10 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
             follow = wire.FollowRequest.FromString(content)
             checked_size(follow)
             access_event(follow, Bearer("uid"))
+        elif call == "download":
+            download = wire.DownloadReport.FromString(content)
+            checked_size(download)
+            download_event(download, Bearer("uid"))
         else:
             report = wire.ProgressReport.FromString(content)
             checked_size(report)

@@ -379,6 +379,58 @@ class ReportReply(_message.Message):
 Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
 
 @_typing.final
+class DownloadReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    token: _builtins.str
+    container: _builtins.str
+    """the init container that downloads"""
+    done_bytes: _builtins.int
+    total_bytes: _builtins.int
+    """0: the server does not tell"""
+    @_builtins.property
+    def worker(self) -> Global___Worker: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        worker: Global___Worker | None = ...,
+        token: _builtins.str = ...,
+        container: _builtins.str = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "done_bytes", b"done_bytes", "run", b"run", "token", b"token", "total_bytes", b"total_bytes", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadReport: _TypeAlias = DownloadReport  # noqa: Y015
+
+@_typing.final
+class DownloadReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadReply: _TypeAlias = DownloadReply  # noqa: Y015
+
+@_typing.final
 class FollowRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

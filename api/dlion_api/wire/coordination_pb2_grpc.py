@@ -50,6 +50,11 @@ class CoordinationStub:
                 request_serializer=dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.SerializeToString,
                 response_deserializer=dlion__api_dot_wire_dot_coordination__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.ReportDownload = channel.unary_unary(
+                '/dlion.v1alpha1.Coordination/ReportDownload',
+                request_serializer=dlion__api_dot_wire_dot_coordination__pb2.DownloadReport.SerializeToString,
+                response_deserializer=dlion__api_dot_wire_dot_coordination__pb2.DownloadReply.FromString,
+                _registered_method=True)
         self.Follow = channel.unary_stream(
                 '/dlion.v1alpha1.Coordination/Follow',
                 request_serializer=dlion__api_dot_wire_dot_coordination__pb2.FollowRequest.SerializeToString,
@@ -82,6 +87,13 @@ class CoordinationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportDownload(self, request, context):
+        """Tells how much a worker that has not joined yet has downloaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Follow(self, request, context):
         """Streams new records to the site's keeper, which writes the result folder.
         """
@@ -106,6 +118,11 @@ def add_CoordinationServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.FromString,
                     response_serializer=dlion__api_dot_wire_dot_coordination__pb2.ReportReply.SerializeToString,
+            ),
+            'ReportDownload': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportDownload,
+                    request_deserializer=dlion__api_dot_wire_dot_coordination__pb2.DownloadReport.FromString,
+                    response_serializer=dlion__api_dot_wire_dot_coordination__pb2.DownloadReply.SerializeToString,
             ),
             'Follow': grpc.unary_stream_rpc_method_handler(
                     servicer.Follow,
@@ -195,6 +212,33 @@ class Coordination:
             '/dlion.v1alpha1.Coordination/Report',
             dlion__api_dot_wire_dot_coordination__pb2.ProgressReport.SerializeToString,
             dlion__api_dot_wire_dot_coordination__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportDownload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dlion.v1alpha1.Coordination/ReportDownload',
+            dlion__api_dot_wire_dot_coordination__pb2.DownloadReport.SerializeToString,
+            dlion__api_dot_wire_dot_coordination__pb2.DownloadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,7 +32,7 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
     ),
     Reason.WORKERS_STARTING: ("Wait for the pods", "dlion watch {name}"),
     Reason.INITIALIZING: (
-        "Wait for the downloads; the init container's log has the progress",
+        "Wait for the downloads; the message has the progress",
         _INITIALIZER_LOGS,
     ),
     Reason.QUEUED: ("Wait, or raise the queue's quota", "kubectl get workloads"),

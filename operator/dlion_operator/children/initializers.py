@@ -7,7 +7,7 @@ from typing import Any, Final
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
 from dlion_api.spec.initializers import Download, Initializer
-from dlion_api.spec.sites import Resources
+from dlion_api.spec.sites import Group, Resources
 from dlion_operator.children.pods import container, mount
 from dlion_operator.kubernetes.client import Document
 from dlion_operator.kubernetes.quantities import parse_quantity
@@ -24,7 +24,7 @@ def downloads(job: Job) -> Mapping[str, Download]:
     return {name: download for name, download in both.items() if download is not None}
 
 
-def initializers(job: Job, settings: Settings) -> list[Document]:
+def initializers(job: Job, group: Group, settings: Settings) -> list[Document]:
     """Return an init container for each download. `with_templates` gives it what the templates
     decide."""
     made = []
@@ -34,6 +34,7 @@ def initializers(job: Job, settings: Settings) -> list[Document]:
         one["terminationMessagePolicy"] = "FallbackToLogsOnError"
         one["env"] += [
             {"name": names.DOWNLOADS_VARIABLE, "value": names.DOWNLOADS_DIR},
+            {"name": names.GROUP_VARIABLE, "value": group.name},
             *_credentials(download),
         ]
         made.append(one)

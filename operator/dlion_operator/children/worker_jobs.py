@@ -258,7 +258,7 @@ def _pod(job: Job, group: Group, settings: Settings) -> Document:
         settings,
         names.run_name(job.key),
         containers=[with_downloads(trainer, job)],
-        init_containers=[*initializers(job, settings), sidecar],
+        init_containers=[*initializers(job, group, settings), sidecar],
         volumes=[
             {"name": "shared", "emptyDir": {"sizeLimit": settings.scratch.shared}},
             {"name": "state", "emptyDir": {"sizeLimit": settings.scratch.state}},

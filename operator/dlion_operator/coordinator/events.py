@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.pki.token_bindings import Bearer, Proof
 
 
@@ -48,6 +49,15 @@ class ReportReceived:
     records: tuple[ProgressRecord, ...]
     finished: bool
     now_s: float
+
+
+@dataclass(frozen=True)
+class DownloadReported:
+    """A worker that has not joined reported its download."""
+
+    worker: WorkerIdentity
+    bearer: Bearer | None
+    progress: DownloadProgress
 
 
 class CallRefusedError(Exception):

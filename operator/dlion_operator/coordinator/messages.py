@@ -9,6 +9,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dlion_api.cluster_names import DATASET_INITIALIZER, MODEL_INITIALIZER
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Membership
@@ -23,9 +24,15 @@ from dlion_api.protocol.refusals import (
 )
 from dlion_api.protocol.trust import FOLLOWING, JOINING, proof_statement
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import AccessRequested, JoinRequested, ReportReceived
+from dlion_operator.coordinator.events import (
+    AccessRequested,
+    DownloadReported,
+    JoinRequested,
+    ReportReceived,
+)
 from dlion_operator.coordinator.feed import RecordBatch
 from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.pki.token_bindings import Bearer, Proof
 
 ProvedRequest = (
@@ -57,7 +64,7 @@ def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Pro
     return Proof(key.public_bytes(*form), proof.count)
 
 
-_COUNTERS = ("incarnation", "known_version", "sequence")
+_COUNTERS = ("incarnation", "known_version", "sequence", "done_bytes", "total_bytes")
 _TEXTS = (
     "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
 )  # fmt: skip
@@ -65,8 +72,13 @@ _TEXTS = (
 KEEPER_ROLE = "keeper"
 ROLES = ("trainer", "sidecar", KEEPER_ROLE)
 
+INITIALIZERS = (DATASET_INITIALIZER, MODEL_INITIALIZER)
+
 WorkerRequest = (
-    coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.ProgressReport
+    coordination_pb2.SignRequest
+    | coordination_pb2.JoinRequest
+    | coordination_pb2.ProgressReport
+    | coordination_pb2.DownloadReport
 )
 Request = WorkerRequest | coordination_pb2.FollowRequest
 
@@ -82,7 +94,7 @@ def checked_size(request: Request) -> None:
         check_length(name, getattr(request, name))
     for name in filter(fields.__contains__, _COUNTERS):
         _counter(name, getattr(request, name))
-    if not isinstance(request, coordination_pb2.ProgressReport):
+    if not isinstance(request, coordination_pb2.ProgressReport | coordination_pb2.DownloadReport):
         longest = max(len(request.proof.key_der), len(request.proof.signature))
         if longest > MAX_PROOF_BYTES:
             raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
@@ -95,6 +107,8 @@ def checked_size(request: Request) -> None:
         _checked_sign(request)
     elif isinstance(request, coordination_pb2.ProgressReport):
         _checked_report(request)
+    elif isinstance(request, coordination_pb2.DownloadReport):
+        _checked_download(request)
 
 
 def caller_of(request: Request) -> WorkerIdentity | KeeperIdentity:
@@ -161,6 +175,14 @@ def report_event(
     )
 
 
+def download_event(
+    request: coordination_pb2.DownloadReport, bearer: Bearer | None
+) -> DownloadReported:
+    """Convert a size-checked request."""
+    progress = DownloadProgress(request.container, request.done_bytes, request.total_bytes)
+    return DownloadReported(worker_of(request), bearer, progress)
+
+
 def membership_update(
     membership: Membership,
     *,
@@ -220,6 +242,13 @@ def _checked_report(request: coordination_pb2.ProgressReport) -> None:
         raise ContractError(
             f"report of {len(texts)} records, {request.ByteSize()} bytes; allowed: "
             f"{MAX_RECORDS_PER_REPORT} records, {MAX_REPORT_BYTES} bytes"
+        )
+
+
+def _checked_download(request: coordination_pb2.DownloadReport) -> None:
+    if request.container not in INITIALIZERS:
+        raise ContractError(
+            f"container {request.container!r:.80}; allowed: {', '.join(INITIALIZERS)}"
         )
 
 

@@ -31,6 +31,7 @@ from dlion_operator.coordinator.messages import (
     Request,
     access_event,
     caller_of,
+    download_event,
     followed_records,
     join_event,
     membership_update,
@@ -191,6 +192,12 @@ class ServedRun:
         event = report_event(request, bearer=bearer, now_s=time.monotonic())
         self._carry_out(self.state.report(event), map(_one_line, request.records_json))
         return coordination_pb2.ReportReply(stop_reason=self.state.stop_reason)
+
+    async def report_download(
+        self, request: coordination_pb2.DownloadReport
+    ) -> coordination_pb2.DownloadReply:
+        self.state.download(download_event(request, await self._bearer(request)))
+        return coordination_pb2.DownloadReply()
 
     async def follow(
         self, request: coordination_pb2.FollowRequest

@@ -19,6 +19,7 @@ from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifi
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CALLS = 16_384
@@ -134,6 +135,9 @@ class CoordinatorServer:
 
     def membership(self, run: JobKey) -> Membership:
         return self.runs[run].state.membership()
+
+    def downloads(self, run: JobKey) -> Mapping[str, DownloadProgress]:
+        return dict(self.runs[run].state.downloads)
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
         """Use `authority` for its site's workers and for this server's certificate."""

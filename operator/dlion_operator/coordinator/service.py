@@ -80,6 +80,12 @@ class CoordinationService:
             "Sign": (*answer, ServedRun.sign, wire.SignRequest, wire.SignResponse),
             "Join": (*stream, ServedRun.join, wire.JoinRequest, wire.MembershipUpdate),
             "Report": (*answer, ServedRun.report, wire.ProgressReport, wire.ReportReply),
+            "ReportDownload": (
+                *answer,
+                ServedRun.report_download,
+                wire.DownloadReport,
+                wire.DownloadReply,
+            ),
             "Follow": (*stream, ServedRun.follow, wire.FollowRequest, wire.FollowedRecords),
         }
         methods = {

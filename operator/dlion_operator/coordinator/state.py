@@ -17,12 +17,14 @@ from dlion_operator.coordinator.events import (
     AccessRequested,
     CallRefusedError,
     Deliver,
+    DownloadReported,
     EndStream,
     Instruction,
     JoinRequested,
     Publish,
     ReportReceived,
 )
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.model.rate_limiter import RateLimiter
 from dlion_operator.pki.token_bindings import TokenBindings
 
@@ -58,6 +60,8 @@ class CoordinatorState:
     def __init__(self, job: JobKey, workers: Sequence[WorkerIdentity], spec_hash: str) -> None:
         self.job = job
         self.stop_reason = ""
+        self.downloads: dict[str, DownloadProgress] = {}
+        """The last report of each worker's download, by the worker's name."""
         self._expected = {worker.rank: worker for worker in workers}
         self._spec_hash = spec_hash
         self._version = 0
@@ -138,6 +142,10 @@ class CoordinatorState:
             worker.has_ended = True
             instructions.append(self._change_state(worker, MemberState.FINISHED))
         return tuple(instructions)
+
+    def download(self, event: DownloadReported) -> None:
+        self._check_caller(event)
+        self.downloads[event.worker.name] = event.progress
 
     def expect(self, workers: Sequence[WorkerIdentity]) -> tuple[Instruction, ...]:
         """Set the manifest's workers; the remaining ones keep their ranks."""
@@ -235,7 +243,9 @@ class CoordinatorState:
         self._version += 1
         return Publish()
 
-    def _check_caller(self, event: AccessRequested | JoinRequested | ReportReceived) -> None:
+    def _check_caller(
+        self, event: AccessRequested | JoinRequested | ReportReceived | DownloadReported
+    ) -> None:
         """Refuse a caller that is neither a worker of this run nor one of its keepers."""
         caller = event.worker
         if isinstance(caller, KeeperIdentity):

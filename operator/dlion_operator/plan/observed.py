@@ -13,6 +13,7 @@ from dlion_api.protocol.revocation import Revocation, RevocationInEffect, parse_
 from dlion_api.spec.failures import WorkerEnd, end_of_exit
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.model.job_view import (
     Document,
     ObjectView,
@@ -114,6 +115,8 @@ class RunView:
     """Trust bundles of each site's workers, where the job names an authority."""
     revocations: tuple[RevocationInEffect, ...] = ()
     """Of all sites, by name."""
+    downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
+    """The last report of each worker's init container, by the worker's name."""
 
 
 EMPTY_RUN_VIEW = RunView(open_s=0.0)

@@ -321,6 +321,7 @@ class SiteRuns:
             linked=served.progress.linked(membership),
             bundles=served.bundles,
             revocations=served.revocations.all(),
+            downloads=self._server.downloads(run),
         )
         own, federation = self._authority.site, self._federation
         if federation is None:

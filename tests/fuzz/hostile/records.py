@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
+from dlion_api.cluster_names import DATASET_INITIALIZER
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol import measurements, progress, records, sidecar_protocol
@@ -35,6 +36,7 @@ from dlion_operator.coordinator.events import CallRefusedError, JoinRequested
 from dlion_operator.coordinator.messages import (
     access_event,
     checked_size,
+    download_event,
     join_event,
     membership_update,
     report_event,
@@ -138,7 +140,7 @@ def _right_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
 def _right_request(chance: random.Random) -> Message:
     worker = wire.Worker(rank=0, site=SITE, group="small", index=0)
     common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
-    match chance.randrange(3):
+    match chance.randrange(4):
         case 0:
             csr_pem = b"-----BEGIN"
             return wire.SignRequest(csr_pem=csr_pem, role="trainer",
@@ -147,6 +149,9 @@ def _right_request(chance: random.Random) -> Message:
             return wire.JoinRequest(incarnation=1, exchange_address="h:1", spec_hash="hash",
                                     known_version=1, proof=_right_proof(JOINING),
                                     **common)  # fmt: skip
+        case 2:
+            return wire.DownloadReport(container=DATASET_INITIALIZER, done_bytes=1, total_bytes=2,
+                                       **common)  # fmt: skip
         case _:
             texts = [records.record_to_json(record) for record in PROGRESS[:2]]
             return wire.ProgressReport(incarnation=1, sequence=1, records_json=texts, **common)
@@ -190,6 +195,8 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
             state.admit(access_event(request, bearer))
         elif isinstance(request, wire.JoinRequest):
             state.join(join_event(request, stream=2, bearer=bearer))
+        elif isinstance(request, wire.DownloadReport):
+            state.download(download_event(request, bearer))
         else:
             state.report(report_event(request, bearer=bearer, now_s=0.0))
         word = "taken"

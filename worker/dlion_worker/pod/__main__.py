@@ -120,7 +120,7 @@ def _initialize(pod: Pod, options: argparse.Namespace) -> int:
     """Get a download in this process."""
     from dlion_worker.initializers.pod_process import initialize
 
-    initialize(pod.job, options.role, os.environ, under_root(pod.root, options.end_report))
+    initialize(pod, options.role, under_root(pod.root, options.end_report))
     return ExitCode.OK
 
 

@@ -9,7 +9,7 @@ from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.initializer_state import failed_initializer, running_initializer
 from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_problems
 from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue
-from dlion_operator.plan.observed import PodProblem, RunView, first_of
+from dlion_operator.plan.observed import PodProblem, PodView, RunView, first_of
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.training_history import has_trained
 from dlion_operator.plan.queues.queueing import diagnose_queue
@@ -203,11 +203,18 @@ def _initializing(run: Run) -> str:
     if not pods:
         return ""
     (first, its_container), *_ = pods
-    listed = first_of([f"{pod.worker} ({name})" for pod, name in pods], MAX_LISTED)
+    shown = [f"{pod.worker} ({name}{_progress(run, pod, name)})" for pod, name in pods]
+    listed = first_of(shown, MAX_LISTED)
     count = f"{len(pods)} of {run.trusted_size} workers download their data or model"
-    hint = f"see `kubectl logs {first.name} -c {its_container}` for the progress"
+    hint = f"see `kubectl logs {first.name} -c {its_container}`"
     failed = [pod.failure for pod in run.pods if failed_initializer(pod.document)]
     return join_messages([f"{count}: {listed}", hint, *failed])
+
+
+def _progress(run: Run, pod: PodView, initializer: str) -> str:
+    """How much that initializer has downloaded. Empty: it has not reported yet."""
+    progress = run.view.downloads.get(f"{run.site}/{pod.worker}")
+    return f", {progress}" if progress is not None and progress.container == initializer else ""
 
 
 def _not_linked_message(run: Run) -> str:

@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", ["Sign", "Join", "Report", "Follow"])
+@pytest.mark.parametrize("name", ["Sign", "Join", "Report", "ReportDownload", "Follow"])
 def test_a_call_without_a_request_ends(name: str) -> None:
     async def body() -> None:
         server = CoordinatorServer("127.0.0.1:0", None)

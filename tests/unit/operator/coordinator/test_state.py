@@ -21,6 +21,7 @@ from dlion_operator.coordinator.events import (
     AccessRequested,
     CallRefusedError,
     Deliver,
+    DownloadReported,
     EndStream,
     Instruction,
     JoinRequested,
@@ -28,6 +29,7 @@ from dlion_operator.coordinator.events import (
     ReportReceived,
 )
 from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.model.rate_limiter import BURST_RECORDS, RECORDS_PER_S
 from dlion_operator.pki.token_bindings import Bearer, Proof
 
@@ -339,3 +341,15 @@ def test_a_lost_worker_that_is_no_longer_wanted_is_not_waited_for() -> None:
     state.expect(WORKERS)
     assert states(state) == ["Lost"]
     assert refused(state, join(1, stream=3)) is None
+
+
+def test_the_last_report_of_a_download_counts_and_only_its_own_worker_tells_it() -> None:
+    state = coordinator()
+    first, last = (DownloadProgress("dataset-initializer", done, 9) for done in (1, 2))
+    for progress in (first, last):
+        state.download(DownloadReported(WORKERS[0], SHOWN, progress))
+    stranger = WorkerIdentity(Rank(7), SiteName("plant-a"), "small", 7)
+    for caller, bearer in ((WORKERS[0], NOT_ITS_OWN), (stranger, SHOWN)):
+        with pytest.raises(CallRefusedError):
+            state.download(DownloadReported(caller, bearer, first))
+    assert state.downloads == {"plant-a/small-0": last}

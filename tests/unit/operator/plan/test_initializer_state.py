@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.plan.decisions import Decision
+from dlion_operator.plan.observed import RunView
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
 DOWNLOAD = {"url": "https://example.com/d.zip", "sha256": "0" * 64}
@@ -66,8 +68,19 @@ def test_a_job_that_downloads_waits_however_long_it_takes(seconds: float) -> Non
     assert reason == "Initializing"
     assert "2 of 2 workers download" in message
     assert "small-0 (dataset-initializer), small-1 (model-initializer)" in message
-    assert "-c dataset-initializer` for the progress" in message
+    assert "-c dataset-initializer`" in message
     assert (truths(decision)["Reconciling"], truths(decision)["Stalled"]) == ("True", "False")
+
+
+def test_the_progress_is_that_of_the_download_under_way() -> None:
+    world = world_of()
+    report(world, "small-0", RUNNING, WAITING)
+    report(world, "small-1", ended(0), RUNNING)
+    told = DownloadProgress("dataset-initializer", 1_400_000_000, 3_200_000_000)
+    workers = ("plant-a/small-0", "plant-a/small-1")
+    world.run = RunView(open_s=60.0, downloads=dict.fromkeys(workers, told))
+    _, message = ready_reason(world.look())
+    assert "small-0 (dataset-initializer, 44% of 3.2 GB), small-1 (model-initializer)" in message
 
 
 def test_between_two_downloads_it_still_downloads() -> None:

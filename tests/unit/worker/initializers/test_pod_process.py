@@ -42,6 +42,7 @@ def pod(root: Path, url: str, **more: str) -> Path:
         (root / folder).mkdir(parents=True)
     config = PodConfig(document, "plant-a", "dlion.example:7443", "keeper:7442")
     (root / "etc/dlion/pod.json").write_text(config.to_json())
+    (root / "etc/dlion/ca.pem").touch()
     return root / "dev/termination-log"
 
 
@@ -56,6 +57,10 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a pod of the first worker keeps its downloads."""
+    monkeypatch.setenv(names.GROUP_VARIABLE, "small")
+    monkeypatch.setenv(names.INDEX_VARIABLE, "0")
+    monkeypatch.setenv(names.POD_IP_VARIABLE, "127.0.0.1")
     monkeypatch.setenv(names.DOWNLOADS_VARIABLE, str(tmp_path / "downloads"))
     return tmp_path / "downloads"
 
