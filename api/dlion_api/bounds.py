@@ -6,9 +6,7 @@ three digits and three dashes, 60 of the allowed 63. The DNS name in its certifi
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
-
-from dlion_api.document import Limits
+from typing import Any, Final
 
 JOB_NAME_LENGTH: Final = 32
 GROUP_NAME_LENGTH: Final = 16
@@ -21,6 +19,8 @@ MAX_WORKERS_PER_GROUP: Final = 999
 MAX_CLASSES: Final = 1000
 PATH_LENGTH: Final = 1024
 IMAGE_LENGTH: Final = 512
+MAX_PAIRS: Final = 256
+"""Of sites, in a status: all pairs of up to 16."""
 INT32_MAX: Final = 2**31 - 1
 
 LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -41,10 +41,3 @@ OPTIONAL_OBJECT_NAME_FORM: Final[Mapping[str, Any]] = {
     "pattern": f"({OBJECT_NAME_FORM['pattern']})?",
 }
 """The same, or empty."""
-
-ClassLabel = Annotated[int, Limits(minimum=0, maximum=MAX_CLASSES - 1)]
-LabelValue = Annotated[str, Limits(max_length=63)]
-AnnotationValue = Annotated[str, Limits(max_length=256 * 1024)]
-"""The API server's limit for all annotations of an object; `kubectl apply` stores the whole
-manifest in one."""
-VariablePattern = Annotated[str, Limits(min_length=1, max_length=256)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from dlion.errors import JobEndedError, JobTimeoutError
 from dlion.job import JobSnapshot
 from dlion_api.errors import Problem, SpecError
-from dlion_api.status import State
+from dlion_api.status_names import State
 
 if TYPE_CHECKING:
     from dlion.kubernetes_backend import KubernetesBackend

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Final, Literal
 
-from dlion_api.status import State
+from dlion_api.status_names import State
 
 BackendName = Literal["local", "simulated", "kubernetes"]
 ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})

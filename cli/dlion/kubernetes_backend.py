@@ -23,7 +23,7 @@ from dlion_api.errors import (
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import load_job
-from dlion_api.status import ConditionType, State
+from dlion_api.status_names import ConditionType, State
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.documents import mapping_of

@@ -23,7 +23,7 @@ from dlion_api.protocol.progress import (
 )
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job, load_job
-from dlion_api.status import Reason, State
+from dlion_api.status_names import Reason, State
 from dlion_cli.comparison.child_processes import final_message
 from dlion_cli.inputs.manifests import read_document
 from dlion_cli.terminal.failures import INTERRUPTED

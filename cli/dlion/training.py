@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dlion.client import Client
 from dlion.job import JobSnapshot
 from dlion_api.errors import DataError, UnavailableError
-from dlion_api.status import State
+from dlion_api.status_names import State
 
 if TYPE_CHECKING:
     from dlion.manifests import ManifestLike, Sites

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from dlion_api.errors import ProgramError
 from dlion_cli.terminal.failures import exit_code_of, message_of
@@ -81,6 +82,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), cmd_name
         raise_on_signals()  # the imports that take long are over
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands or options with this prefix. Unlike click's, it imports no command."""
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from dlion_api.status.conditions import State
+from dlion_api.status_names import State
 from dlion_operator.controller.work_queue import DEFECT, ERROR, OK
 
 if TYPE_CHECKING:

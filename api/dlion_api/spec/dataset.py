@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from dlion_api.bounds import MAX_CLASSES, MAX_SITES, PATH_LENGTH, SITE_NAME_LENGTH, ClassLabel
-from dlion_api.document import Rule, at_most_one, optional, setting
+from dlion_api.bounds import MAX_CLASSES, MAX_SITES, PATH_LENGTH, SITE_NAME_LENGTH
+from dlion_api.document import Limits, Rule, at_most_one, optional, setting
 
+ClassLabel = Annotated[int, Limits(minimum=0, maximum=MAX_CLASSES - 1)]
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
 """Placeholders in `path` and `evaluationPath` that each worker replaces with its own values."""
 _PLACEHOLDER = "|".join(name.strip("{}") for name in PATH_PLACEHOLDERS)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from dlion_api.bounds import (
     INT32_MAX,
@@ -17,10 +17,8 @@ from dlion_api.bounds import (
     OPTIONAL_OBJECT_NAME_FORM,
     RUN_ID_LENGTH,
     SERVICE_LABEL_FORM,
-    AnnotationValue,
-    LabelValue,
 )
-from dlion_api.document import Rule, TransitionRule, optional, parse, setting, to_document
+from dlion_api.document import Limits, Rule, TransitionRule, optional, parse, setting, to_document
 from dlion_api.errors import Problem
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import ranks
@@ -37,10 +35,14 @@ from dlion_api.spec.policies import (
 )
 from dlion_api.spec.robustness import ROBUSTNESS_RULES
 from dlion_api.spec.running import Checkpoint, Network, Tls
-from dlion_api.spec.sites import WORKERS_CEL, Site, workers_of
+from dlion_api.spec.sites import WORKERS_CEL, LabelValue, Site, workers_of
 from dlion_api.spec.topologies import TOPOLOGY_RULES
 from dlion_api.spec.trainer import Trainer
 from dlion_api.spec.transitions import JOB_TRANSITIONS
+
+AnnotationValue = Annotated[str, Limits(max_length=256 * 1024)]
+"""The API server's limit for all annotations of an object; `kubectl apply` stores the whole
+manifest in one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from dlion_api.bounds import (
     GROUP_NAME_LENGTH,
@@ -11,9 +11,10 @@ from dlion_api.bounds import (
     MAX_GROUPS_PER_SITE,
     MAX_WORKERS_PER_GROUP,
     SITE_NAME_LENGTH,
-    LabelValue,
 )
-from dlion_api.document import optional, setting
+from dlion_api.document import Limits, optional, setting
+
+LabelValue = Annotated[str, Limits(max_length=63)]
 
 
 @dataclass(frozen=True, kw_only=True)

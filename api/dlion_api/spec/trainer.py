@@ -1,19 +1,19 @@
 """`spec.trainer`: model, data, optimizer, evaluation and stop rules."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias, get_args
 
 from dlion_api.bounds import (
     IMAGE_LENGTH,
     INT32_MAX,
     OBJECT_NAME_FORM,
     PATH_LENGTH,
-    VariablePattern,
 )
-from dlion_api.document import Rule, exactly_one, optional, setting
+from dlion_api.document import Limits, Rule, exactly_one, optional, setting
 from dlion_api.spec.dataset import Dataset
 from dlion_api.spec.initializers import Initializer
 
+VariablePattern = Annotated[str, Limits(min_length=1, max_length=256)]
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
 BUILTINS: Final[tuple[str, ...]] = get_args(Builtin)
 

@@ -3,10 +3,9 @@
 Not here: the decision which condition is true (the operator's), and telemetry (metrics).
 """
 
-from dlion_api.status.conditions import Condition, ConditionType, Reason, State, state_of
+from dlion_api.status.conditions import Condition, state_of
 from dlion_api.status.model import (
     INITIAL_STATUS,
-    MAX_PAIRS,
     MAX_REVOKED,
     AttemptStatus,
     LinkStatus,
@@ -17,10 +16,10 @@ from dlion_api.status.model import (
     Status,
     TrainerStatus,
 )
+from dlion_api.status_names import ConditionType, Reason, State
 
 __all__ = [
     "INITIAL_STATUS",
-    "MAX_PAIRS",
     "MAX_REVOKED",
     "AttemptStatus",
     "Condition",

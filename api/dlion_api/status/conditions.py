@@ -1,14 +1,11 @@
-"""Condition types and reasons, which are API and never renamed, and the state derived from them.
-
-Source: metav1.Condition; kstatus for `Reconciling` and `Stalled`; the rest ours.
-"""
+"""A condition of a job, in the form of metav1.Condition, and the state derived from conditions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Literal
 
 from dlion_api.document import setting
+from dlion_api.status_names import ConditionType, Reason, State
 
 TIME: Mapping[str, Any] = {
     "pattern": "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -17,80 +14,6 @@ TIME: Mapping[str, Any] = {
     "max_length": 64,
 }
 """Limits of a field with a time."""
-
-
-class ConditionType(StrEnum):
-    """Condition types of a job; each is True, False or Unknown."""
-
-    READY = "Ready"  # the summary: the job does what its spec requests
-    RECONCILING = "Reconciling"  # the operator is still working on it
-    STALLED = "Stalled"  # waiting will not help
-    SUSPENDED = "Suspended"
-    PEERS_CONNECTED = "PeersConnected"
-    SPEC_CONSISTENT = "SpecConsistent"  # all sites have the same manifest
-    DEGRADED = "Degraded"  # trains, but without some workers or without a keeper
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
-class Reason(StrEnum):
-    """Reason of a condition's status."""
-
-    PENDING = "Pending"
-    WORKERS_STARTING = "WorkersStarting"
-    INITIALIZING = "Initializing"
-    WAITING_FOR_PEERS = "WaitingForPeers"
-    BELOW_QUORUM = "BelowQuorum"
-    TRAINING = "Training"
-    PEERS_LOST = "PeersLost"
-    SPEC_DIFFERS = "SpecDiffers"
-    SUSPENDED = "Suspended"
-    NOT_SELECTED = "NotSelected"
-    COMPLETED = "Completed"
-    INVALID_SPEC = "InvalidSpec"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-    RESTARTS_EXCEEDED = "RestartsExceeded"
-    PROGRAM_FAILED = "ProgramFailed"
-    WORKERS_FAILED = "WorkersFailed"
-    INITIALIZER_FAILED = "InitializerFailed"
-    QUEUED = "Queued"
-    QUEUE_INACTIVE = "QueueInactive"
-    QUEUE_UNUSABLE = "QueueUnusable"
-    RUNTIME_UNAVAILABLE = "RuntimeUnavailable"
-    RUNTIME_LIMIT_EXCEEDED = "RuntimeLimitExceeded"
-    FORBIDDEN = "Forbidden"
-    IMAGE_UNAVAILABLE = "ImageUnavailable"
-    UNSCHEDULABLE = "Unschedulable"
-    PODS_REFUSED = "PodsRefused"
-    CONTAINER_BROKEN = "ContainerBroken"
-    NOT_JOINING = "NotJoining"
-    NOT_LINKED = "NotLinked"
-    NOT_EXPOSED = "NotExposed"
-    NO_AUTHORITY = "NoAuthority"
-    UPKEEP_FAILING = "UpkeepFailing"
-    KEEPER_UNAVAILABLE = "KeeperUnavailable"
-    MODEL_LOST = "ModelLost"
-    ENDED_EARLY = "EndedEarly"
-    PARTIAL = "Partial"
-    POLICY_DENIED = "PolicyDenied"
-    RETRYING = "Retrying"
-    FAILED_BY_RULE = "FailedByRule"
-    WORKERS_REVOKED = "WorkersRevoked"
-    TEMPLATE_NOT_ALLOWED = "TemplateNotAllowed"
-    NAMESPACE_EXCLUDED = "NamespaceExcluded"
-
-
-class State(StrEnum):
-    """One word for the printer column, derived from the conditions; not for decisions."""
-
-    PENDING = "Pending"
-    WAITING = "Waiting"
-    TRAINING = "Training"
-    DEGRADED = "Degraded"
-    SUSPENDED = "Suspended"
-    NOT_SELECTED = "NotSelected"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
 
 
 @dataclass(frozen=True, kw_only=True)

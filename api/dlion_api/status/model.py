@@ -6,14 +6,12 @@ The CRD's status schema is generated from it. It is small; telemetry goes to met
 from dataclasses import dataclass
 from typing import Literal
 
-from dlion_api.bounds import INT32_MAX, MAX_SITES, RUN_ID_LENGTH, SITE_NAME_LENGTH
+from dlion_api.bounds import INT32_MAX, MAX_PAIRS, MAX_SITES, RUN_ID_LENGTH, SITE_NAME_LENGTH
 from dlion_api.document import optional, setting
 from dlion_api.protocol.revocation import MAX_REASON_CHARACTERS
 from dlion_api.status.conditions import TIME, Condition
 
 SHORT = 64
-MAX_PAIRS = 256
-"""All pairs of up to 16 sites."""
 HASH_LENGTH = 64
 MAX_REVOKED = 256
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlion_api import cluster_names
 from dlion_api.errors import DeniedError, Problem, SpecError, UnavailableError
@@ -19,7 +19,9 @@ from dlion_cli.cluster.client import (
     api_path,
 )
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_cli.inputs.program_files import PackedProgram
+
+if TYPE_CHECKING:
+    from dlion_cli.inputs.program_files import PackedProgram
 
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dlion_api.cluster_names import COMPONENT_LABEL, JOB_LABEL, WORKER
-from dlion_api.status import Reason
+from dlion_api.status_names import Reason
 
 NO_PROBLEM: Final = frozenset(
     {Reason.TRAINING, Reason.COMPLETED, Reason.NOT_SELECTED, Reason.SUSPENDED, Reason.QUEUED}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dlion_api.names import KIND
 from dlion_api.reasons import EventReason
-from dlion_api.status import Reason
+from dlion_api.status_names import Reason
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.findings.container_messages import creation_problem

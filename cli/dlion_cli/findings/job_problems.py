@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from dlion_api.bounds import MAX_PAIRS
 from dlion_api.cluster_names import (
     DATASET_INITIALIZER,
     MODEL_INITIALIZER,
@@ -11,7 +12,7 @@ from dlion_api.cluster_names import (
     QUEUE_LABEL,
     dispatched_workload_name,
 )
-from dlion_api.status import MAX_PAIRS, ConditionType, Reason, State
+from dlion_api.status_names import ConditionType, Reason, State
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.findings.condition_advice import ADVICE, NO_PROBLEM
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity, one_line

@@ -1,14 +1,18 @@
 """Result folders that commands for jobs of a cluster take instead of a job, and their JSON."""
 
+from __future__ import annotations
+
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlion_api.errors import DataError
 from dlion_results.run_folder.layout import JOB
-from dlion_results.run_folder.listing import StoredRun
+
+if TYPE_CHECKING:
+    from dlion_results.run_folder.listing import StoredRun
 
 
 def local_folder(name: str) -> Path | None:

@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.names import Rank
-from dlion_api.spec import Job
 from dlion_cli.inputs.named_folder import require_folder
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource
 from dlion_cli.terminal.formatting import printable
@@ -27,6 +26,9 @@ from dlion_results.run_folder.layout import EVENTS, LOGS
 from dlion_results.run_folder.lock import is_held
 from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.regular_files import opened
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
 
 _POLL_INTERVAL_S: Final = 0.3
 _BLOCK_BYTES: Final = 64 * 1024

@@ -9,7 +9,7 @@ from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT, TRAINER_CONTA
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, Resources, Site
-from dlion_api.status.conditions import Reason
+from dlion_api.status_names import Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome

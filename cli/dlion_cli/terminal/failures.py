@@ -1,7 +1,6 @@
 """Maps errors to exit codes and messages of the command line; the only place that does."""
 
 import logging
-from importlib import metadata
 from typing import Final
 
 from dlion_api.errors import DLionError
@@ -57,6 +56,8 @@ def message_of(error: BaseException) -> str:
 
 def install_advice(extra: str) -> str:
     """How to install what the extra names."""
+    from importlib import metadata  # takes long, and few commands need it
+
     wheel = f"dist/dlion-{metadata.version('dlion')}-py3-none-any.whl"
     return f"Install it: pip install '{wheel}[{extra}]' (`make dist` builds the wheel)"
 

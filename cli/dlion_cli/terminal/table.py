@@ -1,7 +1,4 @@
-"""Prints the result of a run: a table, or the summary as JSON (docs/results.md).
-
-Owns the style of tables without borders, too.
-"""
+"""Prints the result of a run: a table, or the summary as JSON (docs/results.md)."""
 
 import json
 from collections.abc import Mapping
@@ -21,16 +18,6 @@ from dlion_cli.terminal.formatting import (
 )
 from dlion_results.run_folder.stored_values import UNREADABLE
 from dlion_results.summary.time_use import time_sentences
-
-
-def plain_table(*titles: str, folded: str = "") -> Table:
-    """A table without borders; a last column with the title `folded` takes several lines."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    if folded:
-        table.add_column(folded, overflow="fold")
-    return table
 
 
 def print_result(

@@ -12,7 +12,7 @@ from dlion_api.errors import UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient, event_time, is_about
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.terminal.formatting import format_duration
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import age_of, text
 
 _WATCH_S: Final = 60

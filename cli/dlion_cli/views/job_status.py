@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL
 from dlion_api.exit_codes import ExitCode
-from dlion_api.status import ConditionType, Reason
-from dlion_api.status.metric_names import is_of_program
+from dlion_api.status_names import ConditionType, Reason, is_of_program
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, format_remaining, printable
 

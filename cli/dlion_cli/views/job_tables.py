@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dlion_api.status import ConditionType
+from dlion_api.status_names import ConditionType
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.terminal.formatting import UNKNOWN
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import ConditionView, JobStatus, age_of, text
 
 _STATE_STYLES = {

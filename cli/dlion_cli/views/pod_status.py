@@ -14,7 +14,7 @@ from rich.text import Text
 from dlion_api import cluster_names as names
 from dlion_api.errors import SpecError
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import JobStatus, age_of, text
 
 _STYLES = {

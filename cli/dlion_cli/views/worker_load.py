@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlion_cli.cluster.worker_metrics import WorkerMetrics
 from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent, format_rate
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import text
 
 _BYTES_PER_MBIT = 125_000.0

@@ -14,7 +14,6 @@ from dlion_api.bounds import (
     MAX_SITES,
     OPTIONAL_OBJECT_NAME_FORM,
     SITE_NAME_LENGTH,
-    LabelValue,
 )
 from dlion_api.cluster_names import (
     COORDINATOR_PORT,
@@ -24,7 +23,7 @@ from dlion_api.cluster_names import (
 )
 from dlion_api.document import Rule, parse, setting
 from dlion_api.errors import Problem, SpecError
-from dlion_api.spec.sites import Resources
+from dlion_api.spec.sites import LabelValue, Resources
 from dlion_operator.model.site_runtime import SiteRuntime
 from dlion_operator.model.tenancy import NetworkSettings, ScratchSizes, Tenancy
 

@@ -21,8 +21,8 @@ from dlion_api.reasons import EventReason
 from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus
-from dlion_api.status.metric_names import program_metric_name
 from dlion_api.status.model import SHORT
+from dlion_api.status_names import program_metric_name
 from dlion_operator.federation.reports import LinksTo
 
 PACE_STEPS = 32

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from dlion_api.bounds import MAX_WORKERS_PER_GROUP
+from dlion_api.bounds import MAX_PAIRS, MAX_WORKERS_PER_GROUP
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job
 from dlion_api.spec.policies import DECODER
-from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus
+from dlion_api.status import LinkStatus, PairStatus
 from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import LinksTo, ReportedWorkers, RunReport, SpecFingerprint

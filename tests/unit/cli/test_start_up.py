@@ -1,27 +1,70 @@
-"""Commands of a cluster start without what they do not need.
+"""Commands start without what they do not need.
 
-Proves: no module of such a command imports the manifest's classes, which take a fifth of its start;
-nor the Kubernetes client, TensorFlow or asyncio.
+Proves: no module of a command that reads a cluster imports the classes of a manifest, which take a
+fifth of its start; those that print no table do not import rich; none imports the Kubernetes
+client, which takes half, before it connects, nor TensorFlow or asyncio. To list the commands or to
+complete their names imports none of them.
 Leaves out: the time itself (benchmarks/command_start.py).
 """
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 
 import pytest
 
-UNNEEDED = ("dlion_api.spec", "kubernetes", "tensorflow", "asyncio")
+NEVER = ("asyncio", "kubernetes", "numpy", "pydantic", "tensorflow", "urllib3")
+MANIFEST = ("dlion_api.document", "dlion_api.spec")
+CLUSTER = "dlion_cli.commands.cluster."
 
 
-@pytest.mark.parametrize("command", ["get", "top", "describe", "events", "wait", "scale"])
-def test_a_command_of_a_cluster_starts_without_what_it_does_not_need(command: str) -> None:
-    code = (
-        f"import sys, dlion_cli.command_line, dlion_cli.commands.cluster.{command}; "
-        f"print([name for name in {UNNEEDED!r} if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("commands", "unneeded"),
+    [
+        (("describe", "events", "fetch", "get", "top", "wait"), MANIFEST),
+        (("delete", "logs", "scale", "suspend_resume"), (*MANIFEST, "rich")),
+        (("submit",), ("rich",)),
+    ],
+)
+def test_a_command_of_a_cluster_starts_without_what_it_does_not_need(
+    commands: tuple[str, ...], unneeded: tuple[str, ...]
+) -> None:
+    code = f"""
+import importlib, sys
+for command in {commands!r}:
+    importlib.import_module({CLUSTER!r} + command)
+    print([command, [name for name in {(*NEVER, *unneeded)!r} if name in sys.modules]])
+"""
+    for line in output_of("import dlion_cli.command_line" + code).splitlines():
+        command, imported = ast.literal_eval(line)
+        assert imported == [], command
+
+
+@pytest.mark.parametrize("line", [None, "dlion "])
+def test_the_list_of_commands_imports_none_of_them(line: str | None) -> None:
+    completing = {"_DLION_COMPLETE": "bash_complete", "COMP_WORDS": str(line), "COMP_CWORD": "1"}
+    code = f"""
+import sys
+sys.argv = ["dlion", *{[] if line else ["--help"]}]
+from dlion_cli.command_line import run
+try:
+    run(None)
+finally:  # completion exits
+    print([name for name in sys.modules if name.startswith("dlion_cli.commands.")])
+"""
+    *listed, imported = output_of(code, completing if line else {}).splitlines()
+    assert "plain,describe" in listed or any(each.split()[:1] == ["describe"] for each in listed)
+    assert imported == "[]"
+
+
+def output_of(code: str, environment: dict[str, str] | None = None) -> str:
+    """What Python prints."""
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert ended.stdout == "[]\n"
+        [sys.executable, "-c", code],
+        env={**os.environ, **(environment or {})},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return ended.stdout

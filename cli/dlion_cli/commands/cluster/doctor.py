@@ -16,7 +16,7 @@ from dlion_cli.preflight_checks.timed_checks import TimedCheck, run_checks
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import install_advice
 from dlion_cli.terminal.formatting import printable
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 
 _WORDS: Final = {
     CheckOutcome.OK: ("ok", "green"),

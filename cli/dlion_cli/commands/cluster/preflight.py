@@ -20,7 +20,7 @@ from dlion_cli.inputs.manifests import STDIN, read_job, source_of
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 
 _STYLES: Final = {
     CheckOutcome.OK: "green",

@@ -18,7 +18,6 @@ from dlion_cli.inputs.manifests import read_documents, source_of
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.job_watch import watch_to_end
 
 
 @click.command()
@@ -75,7 +74,11 @@ def submit(
         except DLionError as error:
             click.echo(f"dlion: {message_of(error)}", err=True)
             code = code or exit_code_of(error)
-    for place, name in submitted if wait else ():
+    if not wait:
+        return code
+    from dlion_cli.views.job_watch import watch_to_end  # with rich, which takes long
+
+    for place, name in submitted:
         ended = watch_to_end(
             place, name, output="json" if output == "json" else "text", timeout_s=timeout_s
         )

@@ -4,7 +4,7 @@ import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.status import ConditionType
+from dlion_api.status_names import ConditionType
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus

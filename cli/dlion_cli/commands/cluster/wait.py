@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.status import ConditionType, Reason
+from dlion_api.status_names import ConditionType, Reason
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.cluster.documents import mapping_of, mappings_in

@@ -20,7 +20,7 @@ from dlion_cli.terminal.formatting import (
     format_percent,
     printable,
 )
-from dlion_cli.terminal.table import plain_table
+from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import age
 from dlion_results.run_folder.listing import MAX_FOLDERS, ResultFinder, StoredRun, StoredState
 

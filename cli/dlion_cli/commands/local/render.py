@@ -14,7 +14,7 @@ from dlion_api import cluster_names as names
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job, Runtime, load_job
-from dlion_api.status import ConditionType
+from dlion_api.status_names import ConditionType
 from dlion_cli.cluster.kubeconfig import DEFAULT_NAMESPACE
 from dlion_cli.cluster.submission import valid_manifest
 from dlion_cli.inputs.chart_values import read_values, settings_of

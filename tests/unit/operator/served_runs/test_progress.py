@@ -21,7 +21,7 @@ from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import EvaluationRecord, LinkRecord, StepRecord
 from dlion_api.spec import Job, load_job
-from dlion_api.status.metric_names import is_of_program
+from dlion_api.status_names import is_of_program
 from dlion_operator.federation.reports import LinksTo
 from dlion_operator.served_runs.progress import RunProgress
 

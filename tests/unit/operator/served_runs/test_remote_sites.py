@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dlion_api.bounds import MAX_PAIRS
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.spec import load_job
-from dlion_api.status import MAX_PAIRS, LinkStatus
+from dlion_api.status import LinkStatus
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
 from dlion_operator.federation.reports import (
     LinksTo,
