@@ -42,7 +42,8 @@ class YamlDocument:
 def parse_any_documents(text: str | bytes, *, source: str) -> list[YamlDocument]:
     """Parse the documents of a text, without empty ones. Raises `SpecError`; no retry helps."""
     if len(text) > MAX_BYTES:
-        problem = Problem("(document)", "is too large", f"{len(text)} bytes", f"{MAX_BYTES} bytes")
+        # Without its size: readers of files stop at the limit.
+        problem = Problem("(document)", "is too large", allowed=f"up to {MAX_BYTES} bytes")
         raise SpecError([problem], source=source)
     builder = _Builder()
     try:
@@ -52,7 +53,10 @@ def parse_any_documents(text: str | bytes, *, source: str) -> list[YamlDocument]
         raise SpecError([*builder.duplicates, error.problem], source=source) from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", -1) + 1
-        problem = _unreadable(error.problem or "", line or None)
+        what = error.problem or ""
+        if error.problem_mark is not None and _character_at(text, error.problem_mark) == "\t":
+            what = "a tab indents the line, and YAML allows spaces only"
+        problem = _unreadable(what, line or None)
         raise SpecError([*builder.duplicates, problem], source=source) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([_unreadable(str(error), None)], source=source) from None
@@ -90,6 +94,13 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def _unreadable(what: str, line: int | None) -> Problem:
     return Problem("(document)", f"is not YAML: {what}", line=line, advice="Check the indentation.")
+
+
+def _character_at(text: str | bytes, mark: Any) -> str:
+    """The character that the parser stopped at; empty at the end of the text."""
+    decoded = text.decode(errors="replace") if isinstance(text, bytes) else text
+    lines = decoded.split("\n")
+    return lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
 
 
 def _line(event: Any) -> int:

@@ -100,6 +100,7 @@ def test_aliases_and_merges_are_unfolded() -> None:
     [
         ("a: 1\nb: 2\na: 3\n", "line 3: a: stands twice, first in line 1"),
         ("a: [1\nb: 2", "line 2: (document): is not YAML"),
+        ("é: 1\nb:\n\tc: 2\n", "line 3: (document): is not YAML: a tab indents the line"),
         ("a: *unknown", "line 1: a: *unknown is not known"),
         ("a: &x [*x]", "line 1: a[0]: *x is not known"),
         ("a: !!python/object/apply:os.system [x]", "line 1: a: has the tag"),
@@ -109,7 +110,7 @@ def test_aliases_and_merges_are_unfolded() -> None:
         ("a: \x07", "is not YAML"),
         (b"a: \xff\xfe", "is not YAML"),
         ("[" * 5000, "line 1: (document): is nested deeper than 64 levels"),
-        ("a: " + "x" * 2**20, "is too large"),
+        ("a: " + "x" * 2**20, "is too large; allowed: up to 1048576 bytes"),
     ],
 )
 def test_bad_text_is_refused_with_its_line(text: str | bytes, said: str) -> None:
