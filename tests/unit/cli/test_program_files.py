@@ -119,6 +119,19 @@ def test_a_program_whose_data_fail_is_found(
     assert main(["validate", "--no-run", manifest]) == 0
 
 
+def test_a_folder_without_samples_is_no_fault_of_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    dataset = {"path": "images", "format": "images"}
+    manifest = own_job(tmp_path, PROBABILITIES.text, dataset=dataset)
+    assert main(["validate", manifest, "--data-root", str(tmp_path)]) == ExitCode.DATA
+    error = capsys.readouterr().err
+    assert "spec.trainer.dataset.path: " in error
+    assert "no images found" in error
+    assert "Traceback" not in error
+
+
 def test_a_program_that_ends_its_process_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

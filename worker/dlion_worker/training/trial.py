@@ -81,7 +81,7 @@ def main() -> None:
         )
         answer = {"exitCode": 0, "text": found}
     except (DLionError, OSError) as error:
-        if error.__cause__ is not None:
+        if isinstance(error, ProgramError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         code = error.exit_code if isinstance(error, DLionError) else ExitCode.DATA
         answer = {"exitCode": int(code), "text": str(error)}

@@ -153,8 +153,10 @@ def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Probl
         return f"its program trains: {text}", [], code
     is_of_data = re.search(r"load_data\(.*failed", text)
     advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
-    field = "file" if program.file else "module"
-    return "", [Problem(f"spec.trainer.program.{field}", text, advice=advice)], code
+    field = f"program.{'file' if program.file else 'module'}"
+    if code is ExitCode.DATA and job.spec.trainer.dataset.path:
+        field = "dataset.path"
+    return "", [Problem(f"spec.trainer.{field}", text, advice=advice)], code
 
 
 def _is_environment(value: object) -> bool:

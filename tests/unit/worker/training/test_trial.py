@@ -55,6 +55,14 @@ def test_what_a_run_would_find_later_is_found(
         tried(tmp_path, make_job, PROBABILITIES.text.replace(*change))
 
 
+def test_wrong_values_are_named_without_a_traceback(tmp_path: Path, make_job: Any) -> None:
+    """It would have no line of the user's."""
+    text = PROBABILITIES.text.replace("return x, np", "return x[:0], np")
+    with pytest.raises(ProgramError, match=r"load_data\('train'.*: wrong shapes") as caught:
+        tried(tmp_path, make_job, text)
+    assert caught.value.__cause__ is None
+
+
 def test_an_optimizer_that_is_missing_is_found(tmp_path: Path, make_job: Any) -> None:
     with pytest.raises(ProgramError, match=r"it has no optimizer\(\)"):
         tried(tmp_path, make_job, PROBABILITIES.text, "program")

@@ -178,9 +178,12 @@ def _labels(y: NDArray[Any], source: str) -> Labels:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]  # keras.datasets return [N, 1]
     if y.dtype.kind not in "iub":
+        advice = "Turn one-hot rows into numbers with argmax"
+        if y.dtype.kind != "f":
+            advice = "Give each class a number, the same one at all sites"
         raise DataError(
             f"{source}: labels must be class numbers (given: {y.dtype}; allowed: integers from 0). "
-            "Turn one-hot rows into numbers with argmax"
+            f"{advice}"
         )
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
         raise DataError(

@@ -276,4 +276,4 @@ def _user_samples(program: TrainingProgram, split: str, site: str, number: int) 
     try:
         return checked_targets(result[0], result[1], f"program {program.name}: {call}")
     except DataError as error:
-        raise ProgramError(str(error)) from error
+        raise ProgramError(str(error)) from None  # the traceback has no line of the user's
