@@ -226,6 +226,7 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
             ExitCode.USAGE,
             "'--seconds': nan is no finite number",
         ),
+        (["run", DIGITS, "--certificate-life", "9" * 14], ExitCode.USAGE, "10<=x<=2147483647"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is(

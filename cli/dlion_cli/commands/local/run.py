@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from dlion_api.bounds import INT32_MAX
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_cli.inputs.manifests import STDIN, read_job
@@ -83,7 +84,7 @@ MIN_CERTIFICATE_LIFE_S = 10
     help="Limit links by relays and CPU by a duty cycle, even as root.",
 )  # fmt: skip
 @click.option(
-    "--certificate-life", type=click.IntRange(min=MIN_CERTIFICATE_LIFE_S), metavar="SECONDS",
+    "--certificate-life", type=click.IntRange(MIN_CERTIFICATE_LIFE_S, INT32_MAX), metavar="SECONDS",
     default=int(LIFE.total_seconds()),
     help="Lifetime of workers' certificates (default 86400). Workers renew them at half of it, "
     "without delaying iterations.",
