@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from dlion_api.bounds import JOB_NAME_LENGTH
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec.trainer import BUILTINS, Trainer
@@ -143,12 +144,16 @@ def job_document(
 
     >>> job_document("My_Model", {}, 1, None)["metadata"]
     {'name': 'my-model'}
+    >>> job_document("3d_unet", {}, 1, None)["metadata"]
+    {'name': 'job-3d-unet'}
     """
     name = _NO_NAME.sub("-", name.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"job-{name}"
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": name[:50].rstrip("-") or "job"},
+        "metadata": {"name": name[:JOB_NAME_LENGTH].rstrip("-")},
         "spec": {
             "sites": site_list(1 if sites is None else sites, workers),
             "trainer": dict(trainer),
@@ -160,11 +165,13 @@ def site_list(sites: Sites, workers: int | None) -> list[dict[str, Any]]:
     """`spec.sites`: so many sites, those of these names, or with these numbers of workers each."""
     if isinstance(sites, int):
         sites = [f"site-{number}" for number in range(1, sites + 1)]
-    if not isinstance(sites, Mapping):
-        sites = dict.fromkeys([sites] if isinstance(sites, str) else sites, workers or 1)
+    if isinstance(sites, Mapping):
+        counts = [*sites.items()]
+    else:
+        count = 1 if workers is None else workers
+        counts = [(name, count) for name in ([sites] if isinstance(sites, str) else sites)]
     return [
-        {"name": name, "groups": [{"name": "workers", "workers": count}]}
-        for name, count in sites.items()
+        {"name": name, "groups": [{"name": "workers", "workers": count}]} for name, count in counts
     ]
 
 

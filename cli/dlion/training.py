@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dlion.client import Client
 from dlion.job import JobSnapshot
-from dlion_api.errors import DataError, UnavailableError
+from dlion_api.errors import DataError, Problem, SpecError, UnavailableError
 from dlion_api.status_names import State
 
 if TYPE_CHECKING:
     from dlion.manifests import ManifestLike, Sites
+
+
+_OF_FIT: Final = {
+    "epochs": 'stop={"maxEpochs": N}',
+    "batch_size": 'batching={"globalBatchSize": {"initial": N}}, of all workers together',
+    "validation_data": "data=(x, y, test_x, test_y)",
+    "callbacks": "a program with callbacks() (docs/own-programs.md)",
+}
 
 
 def train(
@@ -50,6 +59,7 @@ def train(
     from dlion import manifests
     from dlion.live_display import live_display
 
+    _reject_of_fit(fields)
     changes = dict(fields)
     if policy is not None:
         changes["exchange"] = {**changes.get("exchange", {}), "policy": policy}
@@ -81,6 +91,17 @@ def train(
         raise
 
 
+def _reject_of_fit(fields: Mapping[str, Any]) -> None:
+    """Raises: SpecError for arguments of Keras' `fit()`, with the field that has their meaning."""
+    problems = [
+        Problem(name, "is an argument of fit()", advice=f"Give {_OF_FIT[name]}")
+        for name in fields
+        if name in _OF_FIT
+    ]
+    if problems:
+        raise SpecError(problems, source="train")
+
+
 def load_model(job: JobSnapshot | str | Path, *, site: str | None = None) -> Any:
     """The saved Keras model of an ended job, or of a result folder or `.keras` file.
 
@@ -103,6 +124,8 @@ def load_model(job: JobSnapshot | str | Path, *, site: str | None = None) -> Any
 
 
 def _model_file(path: Path, site: str | None) -> Path:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder. Name a result folder or a .keras file")
     if path.suffix == ".keras":
         return path
     from dlion_results.run_folder.models import read_models

@@ -222,6 +222,8 @@ def test_none_removes_a_field_and_texts_are_those_of_the_command() -> None:
         ("digits", {"builtin": "digits"}),
         ("my_package.model", {"module": "my_package.model"}),
         ("some/Program_2.py", {"file": str(Path("some/Program_2.py").resolve())}),
+        ("3d_unet.py", {"file": str(Path("3d_unet.py").resolve())}),
+        (f"{'long_' * 9}name.py", {"file": str(Path(f"{'long_' * 9}name.py").resolve())}),
     ],
 )
 def test_a_program_makes_a_manifest(program: str, field: dict[str, str]) -> None:
@@ -250,6 +252,12 @@ def test_sites_are_a_number_names_or_workers_by_name() -> None:
     assert workers(["a", "b"], 3) == {"a": 3, "b": 3}
     assert workers("a", None) == {"a": 1}
     assert workers({"a": 2, "b": 1}, 9) == {"a": 2, "b": 1}
+    assert workers("a", 0) == {"a": 0}, "the manifest's validation refuses it"
+
+
+def test_a_site_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.SpecError, match=r"spec\.sites\[1\]\.name"):
+        dlion.train("digits", sites=["a", "a"], stop={"maxSteps": 1}, root=tmp_path)
 
 
 def test_fields_change_a_manifest_and_keep_the_rest() -> None:
@@ -269,6 +277,8 @@ def test_a_program_without_an_end_says_what_to_give(tmp_path: Path) -> None:
         dlion.train("digits", sites=2, root=tmp_path)
     with pytest.raises(errors.SpecError, match=r"spec\.unheardOf"):
         dlion.train("digits", stop={"maxSteps": 1}, unheard_of=1, root=tmp_path)
+    with pytest.raises(errors.SpecError, match=r"epochs: .*maxEpochs.*\n.*batch_size: .*initial"):
+        dlion.train("digits", epochs=3, batch_size=32, root=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -465,6 +465,9 @@ def test_no_model_says_when_there_is_one(tmp_path: Path, client: dlion.Client) -
     make(tmp_path, Ending("x"))
     with pytest.raises(UnavailableError, match="has no model"):
         dlion.load_model(client.get_job(NAME))
+    for path in (tmp_path / "none", tmp_path / "none.keras"):
+        with pytest.raises(DataError, match=r"none.*: no such file or folder"):
+            dlion.load_model(path)
     of_a_cluster = dlion.Job(name="digits", backend="kubernetes", state="Succeeded")
     with pytest.raises(UnavailableError, match="dlion fetch digits"):
         dlion.load_model(of_a_cluster)

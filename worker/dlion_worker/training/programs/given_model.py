@@ -12,6 +12,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from dlion_api.errors import Problem, ProgramError, SpecError
+from dlion_api.plain_text import error_text
 from dlion_worker.training.building import call_arguments, tensors
 from dlion_worker.training.framework import keras, tf
 
@@ -92,7 +93,7 @@ def check_fits(model: Any, x_B: NDArray[Any], class_count: int) -> None:
     try:
         outputs = model(tensors(x_B), **call_arguments(model, training=False))
     except Exception as error:  # layers raise any type
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(error_text(error).split())[:300]
         form = ", ".join(x_B.dtype.names or ()) or list(x_B.shape[1:])
         raise ProgramError(
             f"{name}: does not take these samples (given: {form} for each): {text}"
