@@ -393,6 +393,10 @@ KEPT = {
     " set",
     "credentials need https": "a downloaded encoder, with a Secret",
     "an s3:// address needs secretName": "a data set in S3",
+    "privacy needs knowledgeTransfer none: it shares losses without noise": "privacy",
+    "privacy is not for topology staged, whose sensors send features of samples": "privacy",
+    "privacy needs data that neither grow nor lose near-duplicates: else a sample would decide"
+    " about others": "privacy",
     "with an encoder, training starts from a new model and its data do not grow": "sensors and a"
     " decoder",
 }

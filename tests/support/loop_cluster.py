@@ -134,6 +134,8 @@ class Replica:
 class Stream:
     """Counts: the next batch is the next number."""
 
+    passes = None
+
     def __init__(self) -> None:
         self.place = 0
 

@@ -70,6 +70,10 @@ GBS, EXCHANGE, GROUP = "spec.batching.globalBatchSize", "spec.exchange", "spec.s
 PROGRAM, TRANSFER, SYNC = "spec.trainer.program", "spec.knowledgeTransfer", "spec.synchronization"
 
 RULES, INITIALIZER = "spec.failureRules", "spec.trainer.initializer"
+PRIVACY = {
+    "spec.trainer.privacy": {"clipNorm": 1, "noiseMultiplier": 2},
+    f"{TRANSFER}.policy": "none",
+}
 PATH_DATA = {"path": "x", "format": "npz"}
 DOWNLOAD = {"url": "https://example.com/d.zip", "sha256": "0123456789abcdef" * 4}
 
@@ -132,6 +136,7 @@ ACCEPTED = [
     Case("an integer where a number may stand", {f"{OPTIMIZER}.learningRate": 1}),
     Case("an integral float where an integer may stand", {"spec.minSites": 2.0}),
     Case("nesterov with momentum", {f"{OPTIMIZER}.nesterov": True}),
+    Case("privacy", PRIVACY),
     Case("frozen variables", {"spec.trainer.freeze": ["encoder*", "conv2d/kernel"]}),
     Case("several ends", {STOP: {"maxSeconds": 60, "targetAccuracy": 0.9, "maxEpochs": 3}}),
     Case("an endless run", {STOP: {"continuous": True}}),
@@ -272,6 +277,17 @@ REFUSED = [
     Case("an unknown optimizer", {OPTIMIZER: {"name": "adamw"}}, f"{OPTIMIZER}.name"),
     Case("a number that is none", {f"{OPTIMIZER}.learningRate": math.nan}, f"{OPTIMIZER}.learningRate"),
     Case("an infinite number", {f"{OPTIMIZER}.learningRate": math.inf}, f"{OPTIMIZER}.learningRate"),
+    Case("privacy with shared losses", PRIVACY | {f"{TRANSFER}.policy": "best2all"}, "spec.trainer.privacy", "rule"),
+    Case("privacy of sensors", PRIVACY | {"spec.trainer.encoder": "encoder.keras",
+         EXCHANGE: {"policy": "staged", "topology": "staged"}}, "spec.trainer.privacy", "rule"),
+    Case("privacy of data that grow", PRIVACY | {DATASET: {"path": "images", "format": "images",
+         "evaluationPath": "held-out", "watch": True}}, "spec.trainer.privacy", "rule"),
+    Case("privacy without near-duplicates", PRIVACY | {f"{DATASET}.dropNearDuplicates": True},
+         "spec.trainer.privacy", "rule"),
+    Case("privacy without noise", {"spec.trainer.privacy": {"clipNorm": 1, "noiseMultiplier": 0},
+         f"{TRANSFER}.policy": "none"}, "spec.trainer.privacy.noiseMultiplier"),
+    Case("half of privacy", {"spec.trainer.privacy": {"clipNorm": 1}, f"{TRANSFER}.policy": "none"},
+         "spec.trainer.privacy.noiseMultiplier"),
     Case("no end", {STOP: GONE}, STOP),
     Case("an empty end", {STOP: {}}, STOP, "rule"),
     Case("an end that is not one", {STOP: {"continuous": False}}, STOP, "rule"),

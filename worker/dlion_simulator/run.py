@@ -47,7 +47,7 @@ from dlion_worker.initializers.folders import model_root
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
-from dlion_worker.training.model import FlatModel
+from dlion_worker.training.private.model import model_of
 from dlion_worker.training.programs.compiled import unused_optimizer
 from dlion_worker.training.staged.sensor import local_replica, local_stream
 
@@ -182,7 +182,7 @@ class Simulation:
         self._program = programs.load(trainer.program, directory=self._program_root)
         first = self._job.workers()[0]
         data = self._loaded[first.rank] = self._data(first)
-        self._template_model = FlatModel.of_data(self._program, data, trainer)
+        self._template_model = model_of(self._program, data, trainer, is_repeatable=True)
         if trainer.start_from:
             start = model_root(trainer, self._data_root) / trainer.start_from
             self._template_model.load_keras(start)

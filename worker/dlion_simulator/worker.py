@@ -347,6 +347,7 @@ class VirtualWorker:
             took,
             training_set_samples=parts.counted_training_samples(),
             weights_hash=weights_hash(parts.replica.model.weights_D) if has_hash else "",
+            passes=parts.stream.passes,
         )
         self.report_links()
         self._report_to_sidecar(took)

@@ -59,6 +59,9 @@ class StepRecord:
     """In the exchange's thread, beside `wall_s`: cutting messages into frames."""
     link_receive_s: float | None = None
     """There, too: checking frames and joining them to messages."""
+    passes: int | None = None
+    """Passes over its own samples that this incarnation has begun; None: not counted, as without
+    `trainer.privacy`."""
 
     @property
     def began_s(self) -> float:

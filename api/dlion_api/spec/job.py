@@ -33,6 +33,7 @@ from dlion_api.spec.policies import (
     KnowledgeTransfer,
     Synchronization,
 )
+from dlion_api.spec.privacy import PRIVACY_RULES
 from dlion_api.spec.robustness import ROBUSTNESS_RULES
 from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import WORKERS_CEL, LabelValue, Site, workers_of
@@ -244,6 +245,7 @@ class Spec:
         ),
         *TOPOLOGY_RULES,
         *ROBUSTNESS_RULES,
+        *PRIVACY_RULES,
         *FAILURE_RULES,
     )
 

@@ -12,6 +12,7 @@ from dlion_api.bounds import (
 from dlion_api.document import Limits, Rule, exactly_one, optional, setting
 from dlion_api.spec.dataset import Dataset
 from dlion_api.spec.initializers import Initializer
+from dlion_api.spec.privacy import Privacy
 
 VariablePattern = Annotated[str, Limits(min_length=1, max_length=256)]
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
@@ -169,6 +170,9 @@ class Trainer:
     optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
     seed: int = setting("seed of all random numbers.", default=1, minimum=0, maximum=INT32_MAX)
     evaluation: Evaluation = setting("when replicas are evaluated.", default=Evaluation())
+    privacy: Privacy | None = optional(
+        "differential privacy of single samples (docs/privacy.md). Default: none."
+    )
     freeze: tuple[VariablePattern, ...] = setting(
         "variables that are neither trained nor exchanged: shell-style patterns of their names.",
         default=(),

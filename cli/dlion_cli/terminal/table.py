@@ -17,6 +17,7 @@ from dlion_cli.terminal.formatting import (
     printable,
 )
 from dlion_results.run_folder.stored_values import UNREADABLE
+from dlion_results.summary.privacy import privacy_sentence
 from dlion_results.summary.time_use import time_sentences
 
 
@@ -47,7 +48,9 @@ def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType
         if not summary["steps"]:  # the rows would be empty
             return [Text(_title(summary), style="bold red")]
         table = result_table(summary, width)
-        sentences = [*metric_sentences(summary), *time_sentences(summary)]
+        sentences = [
+            *metric_sentences(summary), *_privacy(summary), *time_sentences(summary)
+        ]  # fmt: skip
         return [table, *(Text(printable(each)) for each in sentences)]
     except (*UNREADABLE, ArithmeticError, IndexError) as error:
         return [Text(f"The figures of the run are damaged: {error!r:.200}", style="yellow")]
@@ -137,6 +140,11 @@ def metric_sentences(summary: Mapping[str, Any]) -> list[str]:
     return [f"Metrics (mean over replicas): {', '.join(texts)}"] if texts else []
 
 
+def _privacy(summary: Mapping[str, Any]) -> list[str]:
+    sentence = privacy_sentence(summary["workers"])
+    return [sentence] if sentence else []
+
+
 def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
     lines = []
     target = summary["target"]
@@ -155,7 +163,9 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
             f"Drift between replicas: {drift['last']:.3f} in the last of {drift['comparisons']:,} "
             f"comparisons, {drift['max']:.3f} at most"
         )
-    lines += map(printable, [*metric_sentences(summary), *time_sentences(summary)])
+    lines += map(
+        printable, [*metric_sentences(summary), *_privacy(summary), *time_sentences(summary)]
+    )
     reasons = [each["quarantine"] for each in summary["workers"] if each["quarantine"]]
     lines += [f"Quarantined: {printable(reason)}" for reason in reasons]
     if summary["events"]["warnings"]:

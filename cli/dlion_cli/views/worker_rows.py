@@ -1,5 +1,6 @@
 """Recent rates and the state of each worker, for the live view."""
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -149,7 +150,8 @@ class WorkerRow:
         return self._steps[-1].end_s - self._steps[0].end_s + self._steps[0].wall_s
 
     def _add_step(self, record: StepRecord) -> None:
-        self.iteration, self.loss = record.iteration, record.loss
+        self.iteration = record.iteration
+        self.loss = None if math.isnan(record.loss) else record.loss  # with privacy
         self.batch = record.local_batch_size
         if self.first_step_s is None:
             self.first_step_s = record.time_s - record.wall_s

@@ -290,8 +290,14 @@ class StepCycle:
         return self._parts.job.spec.batching.global_batch_size.initial
 
     def report_step(
-        self, took: StepDuration, *, training_set_samples: int, weights_hash: str
+        self,
+        took: StepDuration,
+        *,
+        training_set_samples: int,
+        weights_hash: str,
+        passes: int | None = None,
     ) -> None:
+        """`passes`: as in the record."""
         parts, progress = self._parts, self.progress
         self._iteration_s = took.wall_s
         parts.reporter.step(
@@ -313,6 +319,7 @@ class StepCycle:
                 weights_hash=weights_hash,
                 epochs=progress.epochs(training_set_samples),
                 waited_for=tuple(sorted(self._awaited)[:MAX_AWAITED]),
+                passes=passes,
                 # Microseconds are enough, and half as many digits.
                 **{name: round(seconds, 6) for name, seconds in vars(took.phases).items()},
             )

@@ -1,8 +1,8 @@
 """The row of figures below the headline: of one run, or of a few side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
 from dlion_results.report.runs import LoadedRun
@@ -41,6 +41,8 @@ def tiles(runs: Sequence[LoadedRun]) -> list[Tile]:
         "Workers": _workers,
         "Time use": _time_use,
     }
+    if any(map(most_spent, runs)):
+        figures["Privacy"] = _privacy
     return [Tile(name, tuple(map(value, runs))) for name, value in figures.items()]
 
 
@@ -104,6 +106,22 @@ def _workers(run: LoadedRun) -> TileValue:
     if restarts:
         note += f", {restarts} restart{'s' * (restarts != 1)}"
     return TileValue(whole(len(run.workers)), note)
+
+
+def most_spent(run: LoadedRun) -> Mapping[str, Any] | None:
+    """The privacy of the worker with the largest ε; None: no worker accounts for it."""
+    known = [worker["privacy"] for worker in run.summary["workers"] if worker["privacy"]]
+    return max(known, key=lambda spent: spent["epsilon"], default=None)
+
+
+def _privacy(run: LoadedRun) -> TileValue:
+    spent = most_spent(run)
+    if spent is None:
+        return TileValue("none")
+    return TileValue(
+        f"ε ≤ {figure(spent['epsilon'])}",
+        f"at δ = {spent['delta']:g}, of the worker with most uses of a sample, {spent['uses']:,}",
+    )
 
 
 def _time_use(run: LoadedRun) -> TileValue:

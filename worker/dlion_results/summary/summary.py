@@ -25,6 +25,7 @@ from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.culprit import find_culprit, run_use
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.privacy import privacy_spent
 from dlion_results.summary.tally import (
     LinkTally,
     RunTally,
@@ -99,7 +100,10 @@ def summarise(
         "levels": [level_reached(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
         "workers": [
-            _worker(worker, known.get(worker.rank) or find_worker(job, worker.rank))
+            {
+                **_worker(worker, known.get(worker.rank) or find_worker(job, worker.rank)),
+                "privacy": privacy_spent(job.spec.trainer.privacy, worker),
+            }
             for worker in workers
         ],
         "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},

@@ -115,6 +115,8 @@ class WorkerTally:
     """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
+    passes: dict[int, int] = field(default_factory=dict)
+    """Passes over its samples that each incarnation has begun, where privacy is accounted."""
     quarantine: str = ""
     """Why it was shut out of the run (`exchange.quarantine`); empty: it was not."""
     sent_bytes: int = 0
@@ -145,6 +147,12 @@ class WorkerTally:
         """Samples over wall time from the start of the first step to the end of the last."""
         return self.samples / self.span_s if self.span_s > 0 else 0.0
 
+    @property
+    def sample_uses(self) -> int:
+        """How often it may have used one sample. An incarnation counts a pass more than it has
+        reported: that of steps which were not reported or abandoned at its end."""
+        return sum(passes + 1 for passes in self.passes.values())
+
     def add_step(self, record: StepRecord) -> None:
         batch = record.local_batch_size
         self.batch_min = min(self.batch_min, batch) if self.steps else batch
@@ -153,6 +161,9 @@ class WorkerTally:
         self.steps += 1
         self.samples += batch
         self.incarnations.add(record.incarnation)
+        if record.passes is not None:
+            known = self.passes.get(record.incarnation, 0)
+            self.passes[record.incarnation] = max(known, record.passes)
         self.started_s = min(self.started_s, record.began_s)
         self.last_step_s = max(self.last_step_s, record.time_s)
         self.last_iteration = record.iteration

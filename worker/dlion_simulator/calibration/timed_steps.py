@@ -13,6 +13,7 @@ from dlion_api.spec import Job, Optimizer
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
+from dlion_worker.training.private.model import model_of
 
 RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
 
@@ -24,7 +25,7 @@ def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int]
     trainer, identity = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
     data = datasets.load(job, identity, program=program, data_root=data_root)
-    model = FlatModel.of_data(program, data, trainer)
+    model = model_of(program, data, trainer)
     stream = datasets.BatchStream(data, seed=trainer.seed, rank=identity.rank)
     return _step(model, trainer.optimizer, stream.next)
 

@@ -342,6 +342,7 @@ class TrainingLoop:
                 took,
                 training_set_samples=self._training_set_samples(),
                 weights_hash=weights_hash(parts.replica.model.weights_D) if has_hash else "",
+                passes=parts.stream.passes,
             )
         parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()

@@ -4,7 +4,7 @@ without effect."""
 import os
 from pathlib import Path
 
-from dlion_api.names import WorkerIdentity
+from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
@@ -12,10 +12,12 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.initializers.folders import model_root
-from dlion_worker.training.datasets import BatchStream
+from dlion_worker.training.datasets import BatchStream, DataSet
 from dlion_worker.training.model import FlatModel
+from dlion_worker.training.private.model import model_of
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.programs.compiled import unused_optimizer
+from dlion_worker.training.programs.program import TrainingProgram
 
 FOLDER = "callbacks"
 """In the folder of results: one folder for each worker, which callbacks write into."""
@@ -28,10 +30,17 @@ def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart:
         reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
 
 
-def load_start_model(model: FlatModel, trainer: Trainer, data_root: Path) -> None:
-    """Take over the weights of `trainer.startFrom`, if there is one. Raises: DataError."""
+def first_model(
+    program: TrainingProgram, data: DataSet, trainer: Trainer, rank: Rank, data_root: Path
+) -> FlatModel:
+    """The manifest's model, with the weights of `trainer.startFrom`, if there is one.
+
+    Raises: ProgramError, DataError.
+    """
+    model = model_of(program, data, trainer, rank=rank)
     if trainer.start_from:
         model.load_keras(model_root(trainer, data_root) / trainer.start_from)
+    return model
 
 
 def make_callbacks(

@@ -42,7 +42,7 @@ from dlion_worker.trainer.background.speed_probing import compile_functions, mea
 from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
-from dlion_worker.trainer.program_parts import load_start_model, make_callbacks, report_unused
+from dlion_worker.trainer.program_parts import first_model, make_callbacks, report_unused
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.trainer.shutdown import Shutdown, announce_departure
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
@@ -51,7 +51,7 @@ from dlion_worker.training import datasets, programs
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
-from dlion_worker.training.model import FlatModel, Snapshot
+from dlion_worker.training.model import Snapshot
 from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
 from dlion_worker.training.staged.sensor import local_replica, local_stream
@@ -145,8 +145,7 @@ class Worker:
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
-        model = FlatModel.of_data(program, self._data, trainer, rank=self._rank)
-        load_start_model(model, trainer, root)
+        model = first_model(program, self._data, trainer, self._rank, root)
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
         )

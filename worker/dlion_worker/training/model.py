@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +127,7 @@ class FlatModel:
     @classmethod
     def of_data(
         cls, program: TrainingProgram, data: DataSet, trainer: Trainer, *, rank: int = 0
-    ) -> FlatModel:
+    ) -> Self:
         """The manifest's model, for samples as in the data set. Raises: ProgramError."""
         model = cls(
             program,

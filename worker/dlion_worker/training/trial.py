@@ -6,6 +6,7 @@ reads a request from standard input and writes its answer to a file, both JSON.
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.keras_optimizer import make_optimizer
-from dlion_worker.training.model import FlatModel
+from dlion_worker.training.private.model import model_of
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.programs.compiled import unused_optimizer
 
@@ -37,7 +38,7 @@ def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
     trainer, worker = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
     data = datasets.load(job, worker, program=program, data_root=data_root)
-    model = FlatModel.of_data(program, data, trainer)
+    model = model_of(program, data, trainer)
     stream = datasets.BatchStream(data, seed=trainer.seed, rank=worker.rank)
     samples, progress = min(MAX_BATCH, data.samples), JobProgress()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # callbacks may write
@@ -65,9 +66,10 @@ def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
         model.save_keras(Path("model.keras"))
     size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
     note = unused_optimizer(model.program, trainer.optimizer)
+    loss = "" if math.isnan(step.loss) else f": loss {step.loss:.4g}"
     return (
         f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
-        f"samples with {kind}; one batch trained: loss {step.loss:.4g}{note and f'. Note: {note}'}"
+        f"samples with {kind}; one batch trained{loss}{note and f'. Note: {note}'}"
     )
 
 

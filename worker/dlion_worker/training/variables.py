@@ -66,6 +66,12 @@ class ModelVariables:
 
     # ---- values
 
+    @property
+    def traces(self) -> list[str]:
+        """Paths of the state that is neither frozen nor random: what training may leave there."""
+        pairs = zip(self._state, self._is_frozen, strict=True)
+        return [each.path for each, frozen in pairs if not (frozen or _is_random(each))]
+
     def read_weights(self, out_D: Flat) -> None:
         """Copy the Keras variables' values into the flat vector."""
         for part, variable in zip(self.layout.slices(), self._trained, strict=True):
@@ -103,7 +109,7 @@ class ModelVariables:
         """The state with every random generator set from (seed, rank, position)."""
         result = list(state)
         for i, variable in enumerate(self._state):
-            if variable.path.endswith(_SEED_STATE):
+            if _is_random(variable):
                 seed_state = np.random.SeedSequence([seed, rank, i]).generate_state(2)
                 result[i] = tf.constant(seed_state.astype(variable.dtype))
         return result
@@ -125,6 +131,10 @@ class ModelVariables:
     def with_counters(self, state: Sequence[Any], counters: NDArray[np.int64]) -> list[Any]:
         """The state with the rest replaced."""
         return _replaced(state, self._counting, counters, "counters")
+
+
+def _is_random(variable: Any) -> bool:
+    return bool(variable.path.endswith(_SEED_STATE))
 
 
 def _frozen_paths(paths: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:

@@ -21,7 +21,13 @@ MakeJob = Callable[..., Job]
 def make_job() -> MakeJob:
     """A job with two sites of 2 + 1 workers; keywords are fields of `trainer.dataset`."""
 
-    def make(*, trainer: dict[str, Any] | None = None, workers: int = 2, **dataset: Any) -> Job:
+    def make(
+        *,
+        trainer: dict[str, Any] | None = None,
+        workers: int = 2,
+        spec: dict[str, Any] | None = None,
+        **dataset: Any,
+    ) -> Job:
         sites = [
             {"name": "plant-a", "groups": [{"name": "small", "workers": workers}]},
             {"name": "plant-b", "groups": [{"name": "big", "workers": 1}]},
@@ -39,6 +45,7 @@ def make_job() -> MakeJob:
                         "stop": {"maxSteps": 1},
                         **(trainer or {}),
                     },
+                    **(spec or {}),
                 },
             }
         )

@@ -7,6 +7,7 @@ start or where it happens, and a failure has the user's line.
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,14 @@ class Trained:
             own_samples=lambda: self.own_samples,
         )
 
-    def train(self, steps: int, *, samples: int = 5) -> None:
+    def train(self, steps: int, *, samples: int = 5, loss: float | None = None) -> None:
         self.called.training_begins()
         for _ in range(steps):
             self.called.step_begins()
             result = self.model.step(X[:samples], Y[:samples])
             self.model.weights_D -= np.float32(0.1) * result.gradient_D
             self.own_samples += samples
-            self.called.step_ended(float(self.own_samples), samples)
+            self.called.step_ended(self.own_samples if loss is None else loss, samples)
         self.called.training_ended(RESULT)
 
 
@@ -100,6 +101,13 @@ def test_hooks_are_called_in_the_order_of_keras() -> None:
         ("on_test_end", {"loss": 0.25, "accuracy": 0.5, "mae": 3.0}),
         ("on_train_end", {"loss": 15.0}),
     ]
+
+
+def test_an_unknown_loss_is_in_no_logs() -> None:
+    told = Told()
+    Trained(told, callbacks.TerminateOnNaN()).train(2, loss=math.nan)
+    assert ("on_train_batch_end", 1, {}) in told.calls
+    assert ("on_epoch_end", 0, {}) in told.calls
 
 
 def test_a_resumed_worker_goes_on_in_its_epoch() -> None:

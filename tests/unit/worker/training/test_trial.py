@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def tried(folder: Path, make_job: Any, text: str, optimizer: str = "sgd") -> str:
+def tried(
+    folder: Path, make_job: Any, text: str, optimizer: str = "sgd", privacy: Any = None
+) -> str:
     (folder / "mine.py").write_text(text)
     trainer = {"program": {"file": "mine.py"}, "dataset": {}, "optimizer": {"name": optimizer}}
-    return try_program(make_job(trainer=trainer), data_root=folder, program_root=folder)
+    trainer["privacy"] = privacy
+    job = make_job(trainer=trainer, spec={"knowledgeTransfer": {"policy": "none"}})
+    return try_program(job, data_root=folder, program_root=folder)
 
 
 @pytest.mark.parametrize("own", OWN_PROGRAMS, ids=lambda own: own.name)
@@ -66,3 +70,19 @@ def test_wrong_values_are_named_without_a_traceback(tmp_path: Path, make_job: An
 def test_an_optimizer_that_is_missing_is_found(tmp_path: Path, make_job: Any) -> None:
     with pytest.raises(ProgramError, match=r"it has no optimizer\(\)"):
         tried(tmp_path, make_job, PROBABILITIES.text, "program")
+
+
+def test_a_private_program_is_tried_without_its_loss(tmp_path: Path, make_job: Any) -> None:
+    privacy = {"clipNorm": 1, "noiseMultiplier": 1}
+    assert "one batch trained: loss" in tried(tmp_path, make_job, PROBABILITIES.text)
+    found = tried(tmp_path, make_job, PROBABILITIES.text, privacy=privacy)
+    assert found.endswith("one batch trained")
+
+
+def test_statistics_of_batches_are_found_with_privacy(tmp_path: Path, make_job: Any) -> None:
+    text = PROBABILITIES.text.replace(
+        "layers.Dense(16,", "layers.BatchNormalization(), layers.Dense(16,"
+    )
+    tried(tmp_path, make_job, text)
+    with pytest.raises(ProgramError, match="privacy does not go with variables"):
+        tried(tmp_path, make_job, text, privacy={"clipNorm": 1, "noiseMultiplier": 1})

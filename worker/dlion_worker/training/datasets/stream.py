@@ -6,7 +6,7 @@ randomness follows (seed, rank, epoch).
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class BatchStream:
         with self._lock:
             return len(self._order)
 
+    @property
+    def passes(self) -> int | None:
+        """Passes that training has begun since the last `restore`; None: not counted."""
+        return None
+
     def keys(self) -> frozenset[str]:
         """Keys of the parts in the stream."""
         with self._lock:
@@ -65,7 +70,7 @@ class BatchStream:
                 if self._position >= len(self._order):
                     self._epoch += 1
                     self._position = 0
-                    self._set_order(self._shuffled())
+                    self._set_order(self._next_order(pieces))
                 piece = self._order[self._position : self._position + missing]
                 pieces.append(piece)
                 self._position += len(piece)
@@ -138,6 +143,10 @@ class BatchStream:
     def _shuffled(self) -> NDArray[np.int64]:
         live = np.sort(np.concatenate(list(self._rows.values())))
         return np.random.default_rng([self._seed, self._rank, self._epoch]).permutation(live)
+
+    def _next_order(self, drawn: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:  # noqa: ARG002
+        """The order of an epoch that begins after these rows of the same batch."""
+        return self._shuffled()
 
     def _set_order(self, order_N: NDArray[np.int64]) -> None:
         self._order = self._order_room = order_N

@@ -4,6 +4,7 @@ They watch the training of one worker: they may read the model, and must not ste
 training in Keras has a field of the manifest here, since all workers must do the same.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -83,12 +84,18 @@ class TrainingCallbacks:
             self._call("on_train_batch_begin", self._batch)
 
     def step_ended(self, loss: float, samples: int) -> None:
-        """After the update of a local batch of `samples`, whose mean loss this is."""
+        """After the update of a local batch of `samples`, whose mean loss this is.
+
+        NaN: it is not known, as with `trainer.privacy`.
+        """
         if not self._callbacks:
             return
-        self._loss_sum += loss * samples
-        self._counted += samples
-        self._call("on_train_batch_end", self._batch, logs={"loss": loss})
+        logs = {}
+        if not math.isnan(loss):
+            logs["loss"] = loss
+            self._loss_sum += loss * samples
+            self._counted += samples
+        self._call("on_train_batch_end", self._batch, logs=logs)
         self._batch += 1
         while self._own_samples() >= self._epoch_end:
             self._call("on_epoch_end", self._epoch, logs=self._epoch_logs())

@@ -17,6 +17,7 @@ from dlion_worker.training.datasets import BatchStream, DataSet
 from dlion_worker.training.datasets.dataset import Samples
 from dlion_worker.training.keras_optimizer import ModelOptimizer
 from dlion_worker.training.model import FlatModel, StepResult
+from dlion_worker.training.private.stream import PrivateStream
 from dlion_worker.training.replica import LocalReplica
 
 
@@ -58,8 +59,12 @@ class SensorReplica(LocalReplica):
 
 def local_stream(job: Job, rank: Rank, data: DataSet) -> BatchStream:
     """The stream of that worker's samples. Raises: DataError where there is none."""
-    trains = job.spec.exchange.trains(rank)
-    return (BatchStream if trains else SensorStream)(data, seed=job.spec.trainer.seed, rank=rank)
+    kind: type[BatchStream] = BatchStream
+    if not job.spec.exchange.trains(rank):
+        kind = SensorStream
+    elif job.spec.trainer.privacy is not None:
+        kind = PrivateStream
+    return kind(data, seed=job.spec.trainer.seed, rank=rank)
 
 
 def local_replica(

@@ -1,0 +1,66 @@
+"""`spec.trainer.privacy`: noise that hides each single sample in what leaves its worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dlion_api.document import Rule, setting
+
+if TYPE_CHECKING:
+    from dlion_api.spec.job import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Gaussian noise on clipped gradients of single samples (docs/privacy.md)."""
+
+    clip_norm: float = setting(
+        "largest norm of one sample's gradient; a larger one is scaled down to it.",
+        above=0,
+        maximum=10**6,
+    )
+    noise_multiplier: float = setting(
+        "standard deviation of the noise on the sum of a batch's gradients, relative to clipNorm.",
+        minimum=0.1,
+        maximum=1000,
+    )
+    delta: float = setting(
+        "the δ that the reported ε holds for; well below 1 / samples of a worker.",
+        default=1e-5,
+        minimum=1e-12,
+        maximum=0.1,
+    )
+
+
+def _is_off(spec: Spec) -> bool:
+    return spec.trainer.privacy is None
+
+
+PRIVACY_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        cel="!has(self.trainer.privacy) || self.knowledgeTransfer.policy == 'none'",
+        message="privacy needs knowledgeTransfer none: it shares losses without noise",
+        holds=lambda it: _is_off(it) or it.knowledge_transfer.policy == "none",
+        reads=("trainer.privacy", "knowledgeTransfer.policy"),
+        advice="Set knowledgeTransfer.policy: none.",
+    ),
+    Rule(
+        cel="!has(self.trainer.privacy) || self.exchange.topology != 'staged'",
+        message="privacy is not for topology staged, whose sensors send features of samples",
+        holds=lambda it: _is_off(it) or it.exchange.topology != "staged",
+        reads=("trainer.privacy", "exchange.topology"),
+        advice="Set another exchange.topology, or leave privacy out.",
+    ),
+    Rule(
+        cel="!has(self.trainer.privacy) ||"
+        " !(self.trainer.dataset.watch || self.trainer.dataset.dropNearDuplicates)",
+        message="privacy needs data that neither grow nor lose near-duplicates: else a sample would"
+        " decide about others",
+        holds=lambda it: (
+            _is_off(it) or not (it.trainer.dataset.watch or it.trainer.dataset.drop_near_duplicates)
+        ),
+        reads=("trainer.privacy", "trainer.dataset.watch", "trainer.dataset.dropNearDuplicates"),
+        advice="Leave out watch and dropNearDuplicates, or privacy.",
+    ),
+)
