@@ -1,7 +1,7 @@
 """Facts: a run is opened once; another count of workers is taken over in mid-run and counts for the
 target, and who failed for good does not; a run of the same job with another id closes the one
 before; a renewed authority is what pods are told to trust; the operator's events come to the
-keeper once each. With a real coordinator without a port.
+keeper once each; how much workers have downloaded is seen. With a real coordinator without a port.
 
 Left out: calls over gRPC (tests/local/test_coordinator_runs.py), figures (test_progress).
 """
@@ -15,7 +15,10 @@ from dlion_api.protocol.progress import EvaluationRecord, EventRecord
 from dlion_api.protocol.records import record_from_json
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.coordinator.events import DownloadReported
+from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.token_bindings import Bearer
 from dlion_operator.plan.decisions import JobEvent, OpenRun
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -145,6 +148,17 @@ def test_a_new_run_of_a_job_closes_the_one_before() -> None:
         runs.open(OpenRun(each, each.workers(), spec_hash="", age_s=0.0))
     assert list(server.runs) == [job(run_id="2").key]
     assert runs.view(job().key) is None
+
+
+def test_reports_of_downloads_are_seen() -> None:
+    runs, server, _ = site()
+    runs.open(OpenRun(job(), job().workers(), spec_hash="", age_s=0.0))
+    progress = DownloadProgress("model-initializer", 1, 0)
+    reported = DownloadReported(job().workers()[1], Bearer(), progress)
+    server.runs[job().key].state.download(reported)
+    view = runs.view(job().key)
+    assert view is not None
+    assert view.downloads == {"plant-a/g-1": progress}
 
 
 def test_a_renewed_authority_is_what_pods_are_told_to_trust() -> None:
