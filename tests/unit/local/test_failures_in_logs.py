@@ -48,6 +48,24 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
     assert read_failure(ExitCode.DATA, log).traceback == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("2026-01-31 12:00:00,001 INFO dlion_worker.transport.client: link to b: closed", "ended"),
+        ("2026-01-31 12:00:00,001 WARNING dlion_worker.trainer: no space", "exit code 3: no space"),
+        ("terminate called", "exit code 3: terminate called"),
+    ],
+)
+def test_a_line_that_only_informs_is_no_cause(tmp_path: Path, line: str, told: str) -> None:
+    """Of a program that calls os._exit(3)."""
+    log = tmp_path / "log"
+    log.write_text(f"{line}\n{START}\n")
+    failure = read_failure(3, log)
+    assert failure.code == ExitCode.FAILED
+    assert told in failure.message
+    assert "link to" not in failure.message
+
+
 def test_the_last_of_several_counts(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"{FIRST}\n{RECORD}once\n{SECOND}\n{RECORD}twice\n")

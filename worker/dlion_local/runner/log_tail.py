@@ -21,7 +21,7 @@ _MAX_TRACEBACK = 16 * 1024
 def last_error_in_log(log: Path, *, any_line: bool = False) -> str:
     """The last error in the log, as one line; empty if there is none.
 
-    With `any_line`, fall back to the last line.
+    With `any_line`, fall back to the last line (`last_line`).
     """
     lines = log_tail(log)
     return last_error(lines) or (last_line(lines) if any_line else "")
@@ -63,9 +63,11 @@ def last_error(lines: Sequence[str]) -> str:
 
 
 def last_line(lines: Sequence[str]) -> str:
-    """The last non-empty line, without date, level and logger."""
+    """The last non-empty line, without date, level and logger; empty if it only informs."""
     line = next((line for line in reversed(lines) if line.strip()), "")
     record = _RECORD.match(line)
+    if record is not None and record["level"] in {"INFO", "DEBUG"}:
+        return ""
     return " ".join((line if record is None else record["message"]).split())[:_MAX_CHARACTERS]
 
 

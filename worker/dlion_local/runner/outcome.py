@@ -35,8 +35,8 @@ class RunOutcome:
 def read_failure(code: int, log: Path) -> WorkerFailure:
     """The failure of a worker's supervisor, with the worker's last error.
 
-    For an unknown exit code any last line of the log is better than none; for a signal, only
-    lines that belong to it.
+    For an unknown exit code the last line of the log may be a library's; for a signal, only lines
+    that belong to it count.
     """
     if code in set(ExitCode):
         is_program = code == ExitCode.PROGRAM
@@ -47,4 +47,7 @@ def read_failure(code: int, log: Path) -> WorkerFailure:
         how, message = signal_name(number), cause_of_signal(log_tail(log), number)
     else:
         how, message = f"exit code {code}", last_error_in_log(log, any_line=True)
+        message = (
+            message or "the program or a library ended the process, without an error in its log"
+        )
     return WorkerFailure(ExitCode.FAILED, f"{how}{': ' if message else ''}{message}")
