@@ -32,8 +32,10 @@ from dlion_api.exit_codes import ExitCode
 from local_run import blobs, job_document
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+TWO_STEPS = {"maxSteps": 2}
 STEP_S, LATENCY_S = 0.5, 0.1
 
 
@@ -141,13 +143,15 @@ def nobody_can_continue(folder: Path) -> list[str]:
     return words(folder, DIGITS, environment, *flags)
 
 
-def with_program(folder: Path, out: Path, *, fails: bool) -> list[str]:
-    """Two steps of two workers. Its results are in `out`."""
+def with_program(
+    folder: Path, out: Path, *, fails: bool, stop: Mapping[str, int] = TWO_STEPS
+) -> list[str]:
+    """Two workers. Its results are in `out`."""
     job, program = folder / "job.yaml", blobs(folder)
     source = (folder / "program.py").read_text()
     if fails:
         (folder / "program.py").write_text(f"{source}\nraise ValueError('boom')\n")
-    trainer = {"program": program, "stop": {"maxSteps": 2}}
+    trainer = {"program": program, "stop": dict(stop)}
     job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
     environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
     return [*words(folder, job, environment), "--out", str(out)]
@@ -156,8 +160,9 @@ def with_program(folder: Path, out: Path, *, fails: bool) -> list[str]:
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
     folder = tmp_path_factory.mktemp("failures")
-    stuck, wrong, right, two = (folder / name for name in ("stuck", "wrong", "right", "two"))
-    for one in (stuck, wrong, right, two):
+    names = ("stuck", "wrong", "right", "two", "brief")
+    stuck, wrong, right, two, brief = (folder / name for name in names)
+    for one in (stuck, wrong, right, two, brief):
         one.mkdir()
     environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
     commands = {
@@ -165,8 +170,18 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand
         "two": words(two, DIGITS, environment),
         "wrong": with_program(wrong, wrong / "out", fails=True),
         "right": with_program(right, wrong / "out", fails=False),
+        "brief": with_program(brief, brief / "out", fails=False, stop={"maxSeconds": 3}),
     }
     return run_commands(folder, commands)
+
+
+def test_a_run_that_was_too_slow_to_learn_says_how_fast_a_core_is(
+    failures: dict[str, EndedCommand],
+) -> None:
+    """Else it looks like a model that learns nothing."""
+    assert failures["brief"].exit_code == ExitCode.OK
+    assert "iterations: a core computes 10 samples/s here" in failures["brief"].stderr
+    assert "calibrate" not in failures["right"].stderr
 
 
 def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
@@ -76,6 +76,9 @@ class FinishedSimulation:
     simulated: Json
     """The content of `simulation.json`: where and how it was simulated."""
 
+
+_FEW_ITERATIONS: Final = 20
+"""With fewer, accuracies tell nothing yet."""
 
 Show = Callable[[SimulationRequest, FinishedSimulation], None]
 
@@ -284,4 +287,13 @@ def print_simulation(request: SimulationRequest, finished: FinishedSimulation) -
         click.echo(
             f"simulated {simulated['virtualSeconds']:.1f} s in {simulated['wallSeconds']:.1f} s; "
             f"trace {simulated['traceHash']}"
+        )
+    iterations = summary["ending"]["iteration"]
+    is_slow = request.calibration is None and iterations < _FEW_ITERATIONS
+    if is_slow and str(summary["ending"]["stop_reason"]).startswith("maxSeconds"):
+        click.echo(
+            f"dlion: only {iterations} iterations: a core computes "
+            f"{simulated['samplesPerSPerCore']:g} samples/s here (the environment's "
+            "samplesPerSPerCore). `dlion calibrate FILE` measures the job's own speed",
+            err=True,
         )
