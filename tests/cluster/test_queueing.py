@@ -57,6 +57,19 @@ def queued(name: str = "digits", *, cpu: str = "1", **labels: str) -> dict[str, 
     return document
 
 
+def install_kueue(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    """Has the API server know its kinds. An operator that has started without them asks for a
+    restart, and gets it as from a kubelet."""
+    if kubectl.knows("workloads.kueue.x-k8s.io"):
+        return
+    kueue.install(kubectl)
+    eventually(lambda: operator.livez()[0] == 503, what="a restart asked for")
+    assert "Workloads are not watched yet" in operator.livez()[1]
+    operator.kill()
+    operator.start()
+    assert operator.livez()[0] == 200
+
+
 def ready(kubectl: Kubectl, name: str = "digits") -> tuple[str, str]:
     """Reason and message."""
     conditions = (kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
@@ -88,13 +101,8 @@ def test_a_run_is_admitted_evicted_and_admitted_elsewhere_as_a_whole(
         kubectl.apply(queued())
         eventually(lambda: ready(kubectl)[0] == "QueueUnusable", what="QueueUnusable")
         assert "install Kueue 0.15 or newer" in ready(kubectl)[1]
-        kueue.install(kubectl)
-        eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued without a restart")
-        eventually(lambda: operator.livez()[0] == 503, what="a restart asked for")
-        assert "Workloads are not watched yet" in operator.livez()[1]
-        operator.kill()  # as a kubelet would
-        operator.start()
-        assert operator.livez()[0] == 200
+        install_kueue(kubectl, operator)
+        eventually(lambda: ready(kubectl)[0] == "Queued", what="Queued")
         kubectl.run("delete", "dlj", "digits")
     toleration = {"key": "arm", "operator": "Exists", "effect": "NoSchedule"}
     kubectl.apply(
@@ -152,8 +160,7 @@ def test_a_run_is_admitted_evicted_and_admitted_elsewhere_as_a_whole(
 def test_more_groups_than_a_workload_takes_are_refused(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
-    if not kubectl.knows("workloads.kueue.x-k8s.io"):
-        kueue.install(kubectl)
+    install_kueue(kubectl, operator)
     document = queued()
     groups = [{"name": f"g{number}", "workers": 1} for number in range(8)]
     document["spec"]["sites"][0]["groups"] = groups
@@ -174,7 +181,7 @@ def test_kueue_itself_runs_two_jobs_one_after_the_other(
     folder = kueue.built()
     if folder is None:
         pytest.skip("Kueue is not built yet: run `tools/testbed build-kueue`")
-    kueue.install(kubectl)
+    install_kueue(kubectl, operator)
     label = "kueue.x-k8s.io/priority-class"
     kubectl.apply(
         resource_flavor("arm", {"arch": "arm"}),

@@ -1,8 +1,8 @@
 """Read the DLionRuntime that a job uses, in the operator's own namespace.
 
 `reconcile` calls it before it decides, with one object per DLionJob. A runtime is polled by name
-while a run waits to start, and not watched: a watch of a kind that a cluster lacks would end the
-operator. Once a run has Jobs, these carry its runtime, and nothing is read.
+while a run waits to start, and not watched: the operator has no right to list runtimes. Once a run
+has Jobs, these carry its runtime, and nothing is read.
 """
 
 import logging
