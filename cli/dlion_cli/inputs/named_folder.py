@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,15 +14,30 @@ from dlion_results.run_folder.layout import JOB
 if TYPE_CHECKING:
     from dlion_results.run_folder.listing import StoredRun
 
+RUNS: Final = "runs"
+"""Where `dlion run` makes folders."""
+
 
 def local_folder(name: str) -> Path | None:
-    """The result folder that NAME is; None: it is a job of a cluster."""
+    """The result folder that NAME is; None: it is a job of a cluster.
+
+    `dlion ls` lists folders without their path, so a hint tells how to name one.
+    """
     given = click.get_current_context().params
     if any(given.get(option) for option in ("context", "kubeconfig", "namespace")):
         return None
-    path = Path(name)
-    is_path = "/" in name or (path.is_dir() and (path / JOB).exists())
-    return path if is_path else None
+    if "/" in name or _is_result_folder(Path(name)):
+        return Path(name)
+    if _is_result_folder(Path(RUNS, name)):
+        click.echo(f"dlion: for the result folder write {RUNS}/{name}", err=True)
+    return None
+
+
+def _is_result_folder(path: Path) -> bool:
+    try:
+        return (path / JOB).exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def require_folder(path: Path) -> None:

@@ -373,8 +373,9 @@ def test_explain_of_an_unknown_field(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_init_writes_is_valid(
     template: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = tmp_path / "new"
+    target = tmp_path / "new one"
     assert main(["init", str(target), "--template", template]) == 0
+    assert f"dlion validate '{target / 'job.yaml'}'\n" in capsys.readouterr().out
     assert main(["validate", str(target / "job.yaml")]) == 0
     assert main(["init", str(target), "--template", template]) == ExitCode.USAGE
     assert "--force" in capsys.readouterr().err

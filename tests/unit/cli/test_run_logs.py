@@ -88,7 +88,8 @@ def test_a_folder_is_named_with_and_without_a_slash(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["digits", "--context", "there"], ["other"], ["digits", "-n", "ml"]]
+    "arguments",
+    [["digits", "--context", "there"], ["other"], ["digits", "-n", "ml"], ["x" * 300]],
 )
 def test_anything_else_is_a_job_of_a_cluster(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -96,6 +97,16 @@ def test_anything_else_is_a_job_of_a_cluster(
     assert folder.is_dir()
     assert main(["logs", *arguments]) == 66
     assert "no kubeconfig file" in capsys.readouterr().err
+
+
+def test_a_name_that_ls_shows_is_told_with_its_path(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = folder.parent / "runs" / "mine"
+    listed.mkdir(parents=True)
+    (listed / "job.yaml").touch()
+    assert main(["logs", "mine"]) == 66
+    assert "for the result folder write runs/mine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`dlion init`: create a manifest and a program to start from."""
 
+import shlex
 from importlib import resources
 from pathlib import Path
 
@@ -30,5 +31,6 @@ def init(directory: Path, template: str, force: bool) -> None:
         text = (source / f"{name}.tmpl").read_text(encoding="utf-8")
         (directory / name).write_text(text, encoding="utf-8")
         click.echo(f"wrote {directory / name}")
-    click.echo(f"next: dlion validate {directory / 'job.yaml'}")
-    click.echo(f"      dlion run {directory / 'job.yaml'}")
+    manifest = shlex.quote(str(directory / "job.yaml"))
+    click.echo(f"next: dlion validate {manifest}")
+    click.echo(f"      dlion run {manifest}")
