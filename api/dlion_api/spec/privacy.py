@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from dlion_api.document import Rule, setting
 
 if TYPE_CHECKING:
     from dlion_api.spec.job import Spec
+
+
+MIN_NOISE_MULTIPLIER: Final = 0.01
+"""Its ε is in the thousands; with much less it cannot be computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +26,24 @@ class Privacy:
     )
     noise_multiplier: float = setting(
         "standard deviation of the noise on the sum of a batch's gradients, relative to clipNorm.",
-        minimum=0.1,
         maximum=1000,
     )
     delta: float = setting(
         "the δ that the reported ε holds for; well below 1 / samples of a worker.",
         default=1e-5,
-        minimum=1e-12,
+        above=0,
         maximum=0.1,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        # No minimum of the schema: API servers compare an integer with its whole part, here 0.
+        Rule(
+            cel=f"self.noiseMultiplier >= {MIN_NOISE_MULTIPLIER}",
+            message=f"a noiseMultiplier below {MIN_NOISE_MULTIPLIER} protects nothing",
+            holds=lambda it: it.noise_multiplier >= MIN_NOISE_MULTIPLIER,
+            reads=("noiseMultiplier",),
+            advice="Set 1 or more, or leave privacy out.",
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import StepRecord
-from dlion_api.spec.privacy import Privacy
+from dlion_api.spec.privacy import MIN_NOISE_MULTIPLIER, Privacy
 from dlion_results.summary.privacy import epsilon, privacy_sentence, privacy_spent
 from dlion_results.summary.tally import WorkerTally
 
@@ -62,7 +62,7 @@ def test_uses_cost_and_noise_saves() -> None:
     assert costs == sorted(set(costs))
     assert epsilon(_privacy(3.1), 10) < epsilon(_privacy(3.0), 10)
     assert epsilon(_privacy(1000.0, 0.1), 1) == 0.0
-    assert math.isfinite(epsilon(_privacy(0.1, 1e-12), 10**6))
+    assert math.isfinite(epsilon(_privacy(MIN_NOISE_MULTIPLIER, 1e-300), 10**9))
 
 
 def _step(incarnation: int, passes: int | None) -> StepRecord:
