@@ -1,7 +1,8 @@
 """Facts: install.sh of a bundle pushes its images to a real registry, by skopeo, crane or podman,
 whichever the PATH has; what the registry then has is the image of the bundle, under the chart's
 names. A registry that does not answer ends it with 69, what was done, and how to log in; a second
-run is no error. The bundle's chart is an OCI artefact there after `helm push`, the same bytes.
+run is no error. One reference serves two architectures after `crane index append`, as images.md
+has it. The bundle's chart is an OCI artefact there after `helm push`, the same bytes.
 
 The registry and crane are one program that Go builds once (go-containerregistry). skopeo and podman
 are tried where this machine has them. Left out: TLS and logins of registries.
@@ -150,3 +151,38 @@ def podman_needs(folder: Path) -> dict[str, str]:
     settings = {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"), "TMPDIR": str(folder)}
     given = os.environ.get("CONTAINERS_CONF")  # where this machine's podman has its helpers
     return settings | ({"CONTAINERS_CONF": given} if given else {})
+
+
+def test_one_reference_serves_both_architectures(
+    crane: Path, registry: str, tmp_path: Path
+) -> None:
+    where = f"{registry}/both"
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [crane, *arguments, "--insecure"], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    digests = []
+    for architecture in ("amd64", "arm64"):
+        made = tmp_path / architecture
+        archive = write_small_bundle(made, f"linux/{architecture}", content=architecture.encode())
+        bundle = extracted(archive, made / "unpacked")
+        (programs := made / "bin").mkdir()
+        (programs / "crane").symlink_to(crane)
+        for name in TOOLS:
+            (programs / name).symlink_to(shutil.which(name) or "/nowhere")
+        options = ("--images-only", "--insecure-registry", f"--registry={where}")
+        subprocess.run(
+            ["sh", bundle / "install.sh", *options],
+            env={"PATH": str(programs), "HOME": str(tmp_path)}, capture_output=True, check=True,
+        )  # fmt: skip
+        digests.append(run("digest", f"{where}/dlion-worker:0.1.0"))
+    assert len(set(digests)) == 2
+    members = [f"--manifest={where}/dlion-worker@{digest}" for digest in digests]
+    run("index", "append", *members, f"--tag={where}/dlion-worker:0.1.0")
+    for architecture in ("amd64", "arm64"):
+        platform_ = f"--platform=linux/{architecture}"
+        config = json.loads(run("config", platform_, f"{where}/dlion-worker:0.1.0"))
+        assert config["architecture"] == architecture

@@ -43,7 +43,7 @@ def _plan(arguments: argparse.Namespace) -> BundlePlan:
     if builder == "testbed" and arguments.base:
         raise BundleError("BUILDER=testbed has a base of its own: leave BASE out")
     require_platform(platform, builder)
-    base = testbed_base() if builder == "testbed" else arguments.base or BASE
+    base = testbed_base(platform) if builder == "testbed" else arguments.base or BASE
     if "@sha256:" not in base:
         progress(f"note: the base {base} is named without a digest; a release sets BASE=")
     return BundlePlan(version, platform, builder, base, source_date_epoch_s())

@@ -101,7 +101,7 @@ def build_layout(builder: str, request: BuildRequest, layout: Path) -> None:
     }[builder](request, layout)
 
 
-def testbed_base() -> str:
+def testbed_base(platform: str) -> str:
     """The name of the testbed's stand-in for the base image, made if it is not there.
 
     Raises: BundleError.
@@ -113,7 +113,7 @@ def testbed_base() -> str:
 
     try:
         with alone():
-            return make_base_image()
+            return make_base_image(platform.partition("/")[2])
     except UnavailableError as error:
         raise BundleError(str(error)) from None
 

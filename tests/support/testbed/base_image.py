@@ -50,21 +50,25 @@ class MachineSettings:
         return hashlib.sha256(told + self.certificates).hexdigest()[:12]
 
 
-def make_base_image() -> str:
+def make_base_image(architecture: str = "") -> str:
     """Make it, unless it is there with this machine's settings; return its name.
 
-    Raises: UnavailableError.
+    `architecture` is Debian's name of one that this machine emulates; empty: its own. Raises:
+    UnavailableError.
     """
     settings = machine_settings()
-    reference = f"localhost/testbed-base:{settings.key}"
+    own = _run("dpkg", "--print-architecture").strip()
+    name = architecture or own
+    suffix = "" if name == own else f"-{name}"
+    reference = f"localhost/testbed-base{suffix}:{settings.key}"
     if not has_image(reference):
         with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="base-") as made:
             folder = Path(made)
-            _debootstrap(folder / "root", settings)
+            _debootstrap(folder / "root", settings, name)
             _add_settings(folder / "root", settings)
             _run("tar", "--create", f"--file={folder}/root.tar", f"--directory={folder}/root", ".")
             (folder / "Dockerfile").write_text('FROM scratch\nADD root.tar /\nCMD ["bash"]\n')
-            buildah("bud", f"--tag={reference}", str(folder))
+            buildah("bud", f"--platform=linux/{name}", f"--tag={reference}", str(folder))
     return reference
 
 
@@ -98,11 +102,12 @@ def _pip_settings() -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
-def _debootstrap(root: Path, settings: MachineSettings) -> None:
+def _debootstrap(root: Path, settings: MachineSettings, architecture: str) -> None:
     # In a mount namespace of its own: what it mounts below `root` goes when it ends.
     _run(
         "unshare", "--mount", "--propagation=private",
-        "debootstrap", "--variant=minbase", _SUITE, str(root), settings.mirror,
+        "debootstrap", f"--arch={architecture}", "--variant=minbase", _SUITE, str(root),
+        settings.mirror,
     )  # fmt: skip
     for name in _LEFT_OUT:
         for path in (root / name).iterdir():

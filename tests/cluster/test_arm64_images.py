@@ -1,0 +1,118 @@
+"""Images for 64-bit ARM, built and started where the kernel runs them by qemu.
+
+Proves: `make bundle PLATFORM=linux/arm64` says what to install where nothing emulates that
+architecture; with the emulation the Dockerfile builds the images of operator and sidecar on a base
+of arm64, their packages are of that architecture, and their programs start.
+
+Leaves out: the worker's image, whose installation of TensorFlow takes the emulation half an hour; a
+node of that architecture; docker and podman as builders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from testbed.base_image import make_base_image
+from testbed.buildah import buildah
+from testbed.project_images import alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+HANDLER = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
+EMULATE = f"""set -e
+mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
+cd /proc/sys/fs/binfmt_misc
+[ -e qemu-aarch64 ] && mine= || mine=yes
+[ -z "$mine" ] || cat {HANDLER} > register
+echo ready
+read -r end || true
+[ -z "$mine" ] || echo -1 > qemu-aarch64
+"""
+"""Registers the kernel's handler, and removes it when standard input ends."""
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+]
+
+
+@pytest.fixture(scope="module")
+def emulation(testbed_possible: None) -> Iterator[None]:
+    """The kernel runs programs of arm64."""
+    assert testbed_possible is None
+    if not HANDLER.exists():
+        pytest.skip("no qemu-aarch64: install it (Debian: qemu-user-static)")
+    unshare = ["unshare", "--mount", "--propagation=private", "sh", "-c", EMULATE]
+    with subprocess.Popen(
+        unshare, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        yield
+        assert holder.stdin is not None
+        holder.stdin.close()
+
+
+@pytest.fixture(scope="module", params=["operator", "sidecar"])
+def image(emulation: None, request: pytest.FixtureRequest) -> str:
+    """Built from the tree as it stands; the layers stay in buildah's storage."""
+    assert emulation is None
+    reference = f"localhost/dlion-{request.param}:arm64"
+    with alone():
+        base = make_base_image("arm64")
+        buildah(
+            "bud", "--layers", "--pull-never", "--network=host", "--format=docker",
+            "--platform=linux/arm64", f"--target={request.param}", f"--tag={reference}",
+            f"--build-arg=BASE={base}", str(ROOT), timeout_s=3000,
+        )  # fmt: skip
+    return reference
+
+
+@contextmanager
+def container(image: str) -> Iterator[str]:
+    """A container of that image, in buildah's storage."""
+    name = f"arm64-{uuid.uuid4().hex[:8]}"
+    buildah("from", "--pull-never", f"--name={name}", image)
+    try:
+        yield name
+    finally:
+        buildah("rm", name)
+
+
+def test_without_the_emulation_a_bundle_says_what_to_install(tmp_path: Path) -> None:
+    if Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists():
+        pytest.skip("this machine emulates arm64 already")
+    options = ["--builder=testbed", "--platform=linux/arm64", f"--out={tmp_path}"]
+    done = subprocess.run(
+        [str(ROOT / ".venv/bin/python"), "-m", "bundle", *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "does not emulate arm64. Install the emulation (Debian: qemu-user-static" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_is_of_arm64_and_its_program_starts(image: str) -> None:
+    about = json.loads(buildah("inspect", "--type=image", image))
+    assert about["OCIv1"]["architecture"] == "arm64"
+    command = about["OCIv1"]["config"]["Entrypoint"]
+    with container(image) as name:
+        packages = buildah("run", name, "--", "dpkg-query", "--show", "-f", "${Architecture} ")
+        assert set(packages.split()) == {"all", "arm64"}
+        machine = buildah(
+            "run", name, "--", "python", "-c", "import grpc, os; print(os.uname()[4])"
+        )
+        assert machine == "aarch64\n"
+        assert buildah("run", name, "--", *command, "--help").startswith("usage:")
