@@ -49,7 +49,7 @@ class HealthMonitor:
         if self._resync.has_version_decreased:
             return "resource versions of the API server went back: watches must be restarted"
         if self._resync.has_unwatched_kind:
-            return "Kueue was installed after the start: Workloads are not watched yet"
+            return "Kueue was installed or upgraded after the start: Workloads are not watched yet"
         return ""
 
 

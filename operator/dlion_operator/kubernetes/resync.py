@@ -85,6 +85,8 @@ class Resync:
         """Whether a kind is served that was not when the watches began: kopf does not watch it."""
         self._is_restore_suspected = asyncio.Event()
         self._not_listed: dict[Kind, set[str]] = {kind: set() for kind in kinds}
+        self._unserved: set[Kind] = set()
+        """Kinds that gave a 404, whatever errors followed: an upgrade of Kueue gives several."""
         self.stale_rounds = 0
         """Consecutive rounds that found a missed change."""
         self.confirmed_s = time.monotonic()
@@ -108,22 +110,26 @@ class Resync:
         except DLionError as error:
             if kind is not Kind.WORKLOAD:
                 raise
-            self._store.unlisted[kind] = error
+            self._note_unlisted(kind, error)
             return []
         self._store.unlisted.pop(kind, None)
         return found
+
+    def _note_unlisted(self, kind: Kind, error: DLionError) -> None:
+        self._store.unlisted[kind] = error
+        if isinstance(error, RequestRefusedError) and error.code == NOT_FOUND:
+            self._unserved.add(kind)
 
     async def list_missing(self, every_s: float = UNLISTED_RETRY_S) -> None:
         """List what could not be listed, as Workloads before Kueue is installed, without end."""
         while True:
             await asyncio.sleep(every_s)
-            for kind, error in tuple(self._store.unlisted.items()):
+            for kind in tuple(self._store.unlisted):
                 found = await self._list_or_note(kind)
                 if kind in self._store.unlisted:
                     continue
                 _LOG.info("%s objects are known now", kind.value[1])
-                if isinstance(error, RequestRefusedError) and error.code == NOT_FOUND:
-                    self.has_unwatched_kind = True
+                self.has_unwatched_kind |= kind in self._unserved
                 for document in found:
                     self._store.put(kind, document)
                 for name in self._store.jobs():

@@ -512,6 +512,29 @@ def test_workloads_that_cannot_be_listed_keep_nothing_from_being_known(error: DL
     assert resync.has_unwatched_kind is (error is UNSERVED), "kopf finds kinds when it starts"
 
 
+def test_a_kind_that_was_once_not_served_is_unwatched_whatever_errors_followed() -> None:
+    """An upgrade of Kueue: its new version is served before its webhook runs."""
+    lists, store, is_known = Lists(), ClusterStore(), asyncio.Event()
+    lists.items[Kind.DLION_JOB], lists.unlistable = [job(5)], {Kind.WORKLOAD: UNSERVED}
+    cluster: Any = lists
+    resync = Resync(cluster, store, (), lambda _: is_known.set())
+
+    async def upgraded() -> None:
+        await resync.load()
+        missing = asyncio.create_task(resync.list_missing(every_s=0.001))
+        for error in (OUTAGE, RequestRefusedError("forbidden", 403)):
+            lists.unlistable = {Kind.WORKLOAD: error}
+            await asyncio.sleep(0.02)
+            assert store.unlisted == {Kind.WORKLOAD: error}
+        lists.unlistable = {}
+        async with asyncio.timeout(5):
+            await is_known.wait()
+        missing.cancel()
+
+    asyncio.run(upgraded())
+    assert resync.has_unwatched_kind
+
+
 def test_an_outage_of_kueue_alone_hides_no_other_change() -> None:
     lists, store, resync, triggered = checked()
     lists.items[Kind.WORKLOAD] = [workload(7)]
