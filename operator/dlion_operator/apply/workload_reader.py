@@ -129,7 +129,7 @@ class WorkloadReader:
         return state
 
     def _check_listed(self) -> None:
-        """Raises: RequestRefusedError, ServerError where Workloads are not known."""
+        """Raises: RequestRefusedError, ServerError where Workloads cannot be listed."""
         match self._store.unlisted.get(Kind.WORKLOAD):
             case RequestRefusedError(code=code) as error:
                 raise RequestRefusedError(str(error), code)

@@ -10,7 +10,8 @@ or an object in a list that is older than the store's, though the list is not: w
 restore may have passed the earlier versions. Then the store and all job states are rebuilt from
 lists.
 
-Workloads are Kueue's: where they cannot be listed, all other kinds are listed all the same.
+Workloads are Kueue's: where they cannot be listed, all other kinds are listed all the same. What is
+known of Workloads stays, and `list_missing` tries again.
 """
 
 import asyncio
@@ -90,6 +91,7 @@ class Resync:
         self.stale_rounds = 0
         """Consecutive rounds that found a missed change."""
         self.confirmed_s = time.monotonic()
+        """When all kinds were last listed, or all but Workloads where these could not be."""
 
     async def load(self) -> None:
         """Load all objects before any decision: incomplete data would mislead it.
@@ -190,6 +192,7 @@ class Resync:
             except DLionError as error:
                 if kind is not Kind.WORKLOAD:
                     raise
+                self._note_unlisted(kind, error)
                 _LOG.warning("the watch of Workloads could not be checked: %s", error)
         return listings
 

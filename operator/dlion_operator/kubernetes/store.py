@@ -41,7 +41,7 @@ class ClusterStore:
         """UID → resource version at deletion. An object that loses our label looks deleted, too; a
         newer version of it is an update."""
         self.unlisted: dict[Kind, DLionError] = {}
-        """Kinds of which no object is known, and why they could not be listed."""
+        """Kinds that could not be listed, and why. What is known of them may be out of date."""
 
     def put(self, kind: Kind, document: Document) -> bool:
         """Store a document unless a newer version is known. Return whether it was stored."""

@@ -544,8 +544,30 @@ def test_an_outage_of_kueue_alone_hides_no_other_change() -> None:
     lists.items[Kind.DLION_JOB], lists.version = [job(130)], 140
     asyncio.run(resync.run_once(0))
     assert (triggered, resync.has_version_decreased) == ([NAME], False)
-    assert store.unlisted == {}, "what was known of Workloads holds"
-    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1
+    assert store.unlisted == {Kind.WORKLOAD: OUTAGE}, "users are told"
+    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1, "what was known of Workloads holds"
+
+
+def test_after_an_outage_of_kueue_workloads_are_listed_and_still_watched() -> None:
+    lists, store, is_known = Lists(), ClusterStore(), asyncio.Event()
+    lists.items[Kind.DLION_JOB], lists.items[Kind.WORKLOAD] = [job(5)], [workload(7)]
+    cluster: Any = lists
+    resync = Resync(cluster, store, (), lambda _: is_known.set())
+
+    async def passed() -> None:
+        await resync.load()
+        lists.unlistable = {Kind.WORKLOAD: OUTAGE}
+        await resync.run_once(0)
+        lists.unlistable, lists.items[Kind.WORKLOAD] = {}, [workload(9)]
+        missing = asyncio.create_task(resync.list_missing(every_s=0.001))
+        async with asyncio.timeout(5):
+            await is_known.wait()
+        missing.cancel()
+
+    asyncio.run(passed())
+    (known,) = store.all(Kind.WORKLOAD)
+    assert (known["metadata"]["resourceVersion"], store.unlisted) == ("9", {})
+    assert not resync.has_unwatched_kind
 
 
 def test_a_restore_during_an_outage_of_kueue_leaves_workloads_unknown() -> None:
