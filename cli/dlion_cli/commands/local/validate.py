@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
 
 from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
@@ -22,6 +23,7 @@ from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, sou
 from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root, require_data
 from dlion_cli.terminal import options
+from dlion_cli.terminal.awaited_child import run_child
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
 from dlion_worker.supervisor.parent_death import bound_to_parent
@@ -50,7 +52,8 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     the program fails.
     """
     base = data_root if runs_programs else None
-    results = [result for file in files for result in _check_file(file, base)]
+    console = None if output == "json" else Console(stderr=True)
+    results = [result for file in files for result in _check_file(file, base, console)]
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
@@ -60,8 +63,8 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     return next((code for code in first if code in codes), max(codes))
 
 
-def _check_file(file: str, data_root: Path | None) -> list[dict[str, Any]]:
-    """`data_root`: for programs' data; None: programs are not run."""
+def _check_file(file: str, data_root: Path | None, console: Console | None) -> list[dict[str, Any]]:
+    """`data_root`: for programs' data; None: programs are not run. `console`: for progress."""
     source = source_of(file)
     root = None if file == STDIN else Path(file)
     try:
@@ -72,9 +75,11 @@ def _check_file(file: str, data_root: Path | None) -> list[dict[str, Any]]:
         problem = Problem("(file)", str(error).removeprefix(f"{source}: "))
         return [_result(source, problems=(problem,), code=ExitCode.DATA)]
     if len(documents) == 1:
-        return [_check_document(documents[0], source, root, data_root)]
+        return [_check_document(documents[0], source, root, data_root, console)]
     return [
-        _check_document(document, f"{source}#{number}", root, data_root, is_alone=file == STDIN)
+        _check_document(
+            document, f"{source}#{number}", root, data_root, console, is_alone=file == STDIN
+        )
         for number, document in enumerate(documents, start=1)
     ]
 
@@ -84,6 +89,7 @@ def _check_document(
     source: str,
     path: Path | None,
     data_root: Path | None,
+    console: Console | None,
     *,
     is_alone: bool = True,
 ) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def _check_document(
     if root is None and job.spec.trainer.program.file:
         note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
-        note, problems, code = _try_program(job, root, data_root)
+        note, problems, code = _try_program(job, root, data_root, console)
     note = ", ".join(filter(None, (note, refused_by_default(job))))
     lines = document.lines
     located = tuple(replace(one, line=lines.get(one.path)) for one in problems)
@@ -109,7 +115,9 @@ def _check_document(
     )
 
 
-def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Problem], ExitCode]:
+def _try_program(
+    job: Job, root: Path, data_root: Path, console: Console | None
+) -> tuple[str, list[Problem], ExitCode]:
     """Run a user's program on one batch, in a process of its own.
 
     Return a note, and the problem with its exit code if the program or its data fail.
@@ -134,11 +142,13 @@ def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Probl
         }
         # A file: a pipe would be open for as long as processes that the program started.
         with (Path(folder) / "output").open("w+b") as printed:
-            ended = subprocess.run(
+            ended = run_child(
                 bound_to_parent([sys.executable, "-P", "-m", "dlion_worker.training.trial"]),
-                input=json.dumps(request).encode(),
-                stdout=printed,
-                stderr=subprocess.STDOUT,
+                given=json.dumps(request).encode(),
+                output=printed,
+                waits_for=f"{escape(given)}: importing TensorFlow, loading data and training one "
+                "batch (--no-run skips this)",
+                console=console,
             )
             printed.seek(0)
             if text := printed.read().decode(errors="replace").rstrip():
@@ -146,7 +156,7 @@ def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Probl
         if answer.is_file():
             found = json.loads(answer.read_text(encoding="utf-8"))
         else:
-            text = f"program {given}: it ended its process with exit code {ended.returncode}"
+            text = f"program {given}: it ended its process with exit code {ended}"
             found = {"exitCode": ExitCode.PROGRAM, "text": text}
     text, code = found["text"], ExitCode(found["exitCode"])
     if code is ExitCode.OK:
