@@ -61,10 +61,11 @@ class Client:
                 kubeconfig=kubeconfig, context=context, namespace=namespace
             )
         else:
+            from dlion.arguments import path_argument
             from dlion.local_backend import LocalBackend
 
             kind: Literal["local", "simulated"] = "local" if backend == "local" else "simulated"
-            self._backend = LocalBackend(kind, Path(root))
+            self._backend = LocalBackend(kind, path_argument("root", root, source="Client"))
 
     def train(
         self,
@@ -133,6 +134,7 @@ class Client:
         data_root: str | Path,
         detach: bool,
     ) -> JobSnapshot:
+        from dlion.arguments import path_argument
         from dlion.manifests import assignments_of
 
         return self._backend.train(
@@ -140,7 +142,7 @@ class Client:
             assignments_of(assignments),
             project=project,
             environment=None if environment is None else str(environment),
-            data_root=Path(data_root),
+            data_root=path_argument("data_root", data_root, source="train"),
             detach=detach,
         )
 

@@ -208,6 +208,8 @@ class LocalBackend:
         program_root: Path,
         data_root: Path,
     ) -> None:
+        if not data_root.is_dir():
+            raise DataError(f"data_root: {data_root}: there is no such folder")
         if problems := program_problems(job, program_root):
             raise SpecError(problems, source=source)
         if self._kind == "local":

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from dlion_api.bounds import JOB_NAME_LENGTH
+from dlion.arguments import check_assignments, wrong_argument
+from dlion_api.bounds import JOB_NAME_LENGTH, MAX_SITES
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec.trainer import BUILTINS, Trainer
@@ -94,6 +95,7 @@ def assignments_of(given: Assignments | None) -> list[str]:
         return []
     if isinstance(given, str):
         return [given]
+    check_assignments(given)
     if not isinstance(given, Mapping):
         if wrong := [each for each in given if not isinstance(each, str)]:
             raise SpecError([Problem("set", "must be path=value", repr(wrong[0]))])
@@ -162,7 +164,16 @@ def job_document(
 
 
 def site_list(sites: Sites, workers: int | None) -> list[dict[str, Any]]:
-    """`spec.sites`: so many sites, those of these names, or with these numbers of workers each."""
+    """`spec.sites`: so many sites, those of these names, or with these numbers of workers each.
+
+    Raises: SpecError for another type, or more sites than a job has.
+    """
+    is_number = isinstance(sites, int) and not isinstance(sites, bool)
+    if not (is_number or isinstance(sites, str | Mapping | Sequence)) or (
+        isinstance(sites, int) and sites > MAX_SITES
+    ):
+        allowed = f"their number up to {MAX_SITES}, a list of names, or numbers of workers by name"
+        raise wrong_argument("sites", "are no sites", sites, allowed, source="train")
     if isinstance(sites, int):
         sites = [f"site-{number}" for number in range(1, sites + 1)]
     if isinstance(sites, Mapping):

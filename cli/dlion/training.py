@@ -57,20 +57,24 @@ def train(
         trained = dlion.load_model(job)
     """
     from dlion import manifests
+    from dlion.arguments import check_program_name, fields_argument
     from dlion.live_display import live_display
 
     _reject_of_fit(fields)
     changes = dict(fields)
-    if policy is not None:
-        changes["exchange"] = {**changes.get("exchange", {}), "policy": policy}
-    if validation_split is not None:
-        share = {"evaluationFraction": validation_split}
-        changes["dataset"] = {**changes.get("dataset", {}), **share}
+    for field, name, value in (
+        ("exchange", "policy", policy),
+        ("dataset", "evaluationFraction", validation_split),
+    ):
+        if value is not None:
+            others = fields_argument(field, changes.get(field, {}), source="train")
+            changes[field] = {**others, name: value}
     client = Client(backend, root=root)
     project = client._project(model_or_manifest, data)  # noqa: SLF001 - of this package
     if project is not None:
         given = project.manifest(sites, workers, changes)
     elif manifests.is_program(model_or_manifest):
+        check_program_name(str(model_or_manifest))
         document = manifests.program_manifest(str(model_or_manifest), sites, workers)
         given = manifests.read_manifest(manifests.with_fields(document, changes))
     else:

@@ -18,6 +18,7 @@ import yaml
 
 import dlion
 from dlion import errors, manifests
+from dlion.arguments import check_program_name
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import load_job
 from dlion_cli.inputs.manifests import apply_set
@@ -327,3 +328,60 @@ def test_what_is_no_assignment_name_or_folder_is_an_error_of_ours(tmp_path: Path
     with pytest.raises(errors.DLionError, match="cannot make the result folder") as raised:
         dlion.Client("local", root=tmp_path / "file").train(str(ROOT / "examples" / "digits.yaml"))
     assert raised.value.exit_code == ExitCode.STORAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sites": 3.5}, r"sites: are no sites \(given: 3.5\); allowed: their number up to 64"),
+        ({"sites": True}, r"sites: .*given: True"),
+        ({"sites": 10**12}, r"sites: .*given: 10{12}"),
+        ({"exchange": "full", "policy": "full"}, r"exchange: has no fields \(given: 'full'\)"),
+        ({"dataset": 5, "validation_split": 0.2}, r"dataset: has no fields \(given: 5\)"),
+        ({"dataset": 5}, r"dataset: must be a mapping \(given: 5\)"),
+        ({"data_root": 5}, r"data_root: is no path \(given: 5\); allowed: a str or"),
+        ({"root": 5}, r"root: is no path \(given: 5\)"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.SpecError, match=message):
+        dlion.train("digits", stop={"maxSteps": 1}, **({"root": tmp_path} | arguments))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_data_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError, match=r"data_root: .*there is no such folder"):
+        dlion.train("digits", stop={"maxSteps": 1}, root=tmp_path, data_root=tmp_path / "none")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_fields_to_set_are_a_dict_or_a_list(tmp_path: Path) -> None:
+    wrong: Any = 5
+    with pytest.raises(errors.SpecError, match=r"set: has no fields to set \(given: 5\)"):
+        dlion.Client(root=tmp_path).train(smallest(), set=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("digitz", "Did you mean digits?"), ("jobs", "Did you mean job.yaml?"), ("x" * 9, "")],
+)
+def test_a_misspelt_program_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    (tmp_path / "job.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.SpecError, match="no built-in program, module or file") as raised:
+        dlion.train(name, stop={"maxSteps": 1}, root=tmp_path / "runs")
+    assert str(raised.value).endswith(hint or ".yaml file")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_module_that_is_there_is_a_programs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "digitz.py").touch()
+    monkeypatch.chdir(tmp_path)
+    check_program_name("digitz")
+    check_program_name("email.mime")
