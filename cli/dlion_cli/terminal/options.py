@@ -28,7 +28,8 @@ result_folder: Final = click.option(
 )  # fmt: skip
 
 data_root: Final = click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
+    "--data-root", type=click.Path(path_type=Path, file_okay=False, exists=True), default=Path(),
+    metavar="DIR",
     help="Base of relative paths of data and startFrom (a program's path is relative to the "
     "manifest). Default: the working directory.",
 )  # fmt: skip

@@ -227,6 +227,8 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
             "'--seconds': nan is no finite number",
         ),
         (["run", DIGITS, "--certificate-life", "9" * 14], ExitCode.USAGE, "10<=x<=2147483647"),
+        (["run", DIGITS, "--data-root", "/proc/x"], ExitCode.USAGE, "'/proc/x' does not exist"),
+        (["init", "/proc/x"], ExitCode.STORAGE, "dlion: /proc/x: the template cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is(

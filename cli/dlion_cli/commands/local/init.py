@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from dlion_results.run_folder.storage import StorageError
+
 TEMPLATES = {"image": ("job.yaml", "program.py"), "digits": ("job.yaml",)}
 
 
@@ -19,18 +21,24 @@ TEMPLATES = {"image": ("job.yaml", "program.py"), "digits": ("job.yaml",)}
 def init(directory: Path, template: str, force: bool) -> None:
     """Create job.yaml in DIRECTORY, and program.py for a model of your own."""
     names = TEMPLATES[template]
-    existing = [name for name in names if (directory / name).exists()]
-    if existing and not force:
-        raise click.UsageError(
-            f"{', '.join(existing)}: already in {directory}; name another directory, or use"
-            " --force to overwrite"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
     source = resources.files("dlion_cli") / "templates" / template
-    for name in names:
-        text = (source / f"{name}.tmpl").read_text(encoding="utf-8")
-        (directory / name).write_text(text, encoding="utf-8")
-        click.echo(f"wrote {directory / name}")
+    try:
+        existing = [name for name in names if (directory / name).exists()]
+        if existing and not force:
+            raise click.UsageError(
+                f"{', '.join(existing)}: already in {directory}; name another directory, or use"
+                " --force to overwrite"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            text = (source / f"{name}.tmpl").read_text(encoding="utf-8")
+            (directory / name).write_text(text, encoding="utf-8")
+            click.echo(f"wrote {directory / name}")
+    except OSError as error:
+        raise StorageError(
+            f"{directory}: the template cannot be written: {error.strerror}. Name a folder that "
+            "you may write to, on a disk with free space"
+        ) from error
     manifest = shlex.quote(str(directory / "job.yaml"))
     click.echo(f"next: dlion validate {manifest}")
     click.echo(f"      dlion run {manifest}")
