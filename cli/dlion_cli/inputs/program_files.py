@@ -64,8 +64,13 @@ def program_problems(job: Job, root: Path) -> list[Problem]:
     `root`: the folder in which it is looked up. A program that comes with `trainer.image` is not
     looked for.
     """
+    return [] if job.spec.trainer.image else file_problems(job, root)
+
+
+def file_problems(job: Job, root: Path) -> list[Problem]:
+    """As `program_problems`, also for a program that an image should have."""
     file = job.spec.trainer.program.file
-    if not file or job.spec.trainer.image:
+    if not file:
         return []
     path = root / file
     if not path.is_file():

@@ -7,9 +7,10 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.spec import Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_cli.inputs.manifests import STDIN
+from dlion_cli.inputs.program_files import file_problems
 from dlion_results.run_folder.storage import stored_program_root
 from dlion_worker.initializers.folders import dataset_root, model_root
-from dlion_worker.program_modules import find_modules, parse_file
+from dlion_worker.program_modules import parse_file
 
 
 def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
@@ -63,19 +64,14 @@ def find_program_root(job: Job, file: Path, resume: Path | None) -> Path:
 def require_program(job: Job, root: Path) -> None:
     """Raises: ProgramError for what each worker would fail with later.
 
-    That is a missing file, or a file of the program that is not Python or cannot be imported.
+    That is a missing file, a file of the program that is not Python or cannot be imported, or a
+    program without model or data.
     """
     program = job.spec.trainer.program.file
-    if program and not (root / program).is_file():
-        raise ProgramError(
-            f"spec.trainer.program.file: no such file: {root / program}. Paths are relative to the "
-            "manifest; `dlion init` creates a template"
-        )
-    if program:
-        path = (root / program).resolve()
-        parse_file(path)
-        if problems := find_modules(path).problems:
-            raise ProgramError("\n".join(problems))
+    if program and (root / program).is_file():
+        parse_file((root / program).resolve())  # its error shows the line
+    if problems := file_problems(job, root):
+        raise ProgramError("\n".join(map(str, problems)))
 
 
 def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path, Path]]:

@@ -39,7 +39,7 @@ def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str
     return program, [problem.message for problem in problems]
 
 
-@pytest.mark.parametrize("command", ["validate", "submit"])
+@pytest.mark.parametrize("command", ["validate", "submit", "run"])
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -66,9 +66,9 @@ def test_a_wrong_program_is_found_before_anything_is_done(
         [command, str(manifest), *(["--kubeconfig", "none"] if command == "submit" else [])]
     )
     error = " ".join(capsys.readouterr().err.split())
-    assert code == ExitCode.SPEC
-    assert "line " in error
-    assert "spec.trainer.program.file: " in error
+    assert code == (ExitCode.SPEC if command == "submit" else ExitCode.PROGRAM)
+    assert command == "run" or "line " in error
+    assert command == "run" or "spec.trainer.program.file: " in error
     assert said in error
     assert "kubeconfig" not in error
 

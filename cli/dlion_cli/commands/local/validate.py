@@ -49,7 +49,7 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     batch of the first worker's data; with --no-run it is only parsed.
 
     The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
-    the program fails.
+    the program is missing, has no build_model(), or fails.
     """
     base = data_root if runs_programs else None
     console = None if output == "json" else Console(stderr=True)
@@ -102,7 +102,7 @@ def _check_document(
         return _result(source, problems=error.problems)
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
-    note, code = "", ExitCode.SPEC
+    note, code = "", ExitCode.PROGRAM
     if root is None and job.spec.trainer.program.file:
         note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
