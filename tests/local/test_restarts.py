@@ -53,24 +53,24 @@ def test_a_failure_rule_ends_the_run_at_the_first_such_end(tmp_path: Path) -> No
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "words", "code"),
     [
-        ("os.abort()", "signal SIGABRT"),
-        pytest.param("os._exit(9)", "exit code 9", marks=pytest.mark.slow),
+        ("os.abort()", "signal SIGABRT", ExitCode.FAILED),
+        pytest.param("os._exit(9)", "exit code 9", ExitCode.PROGRAM, marks=pytest.mark.slow),
     ],
     ids=["signal", "code"],
 )
-def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str) -> None:
+def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code: ExitCode) -> None:
     trainer = {"program": blobs(tmp_path, more=ENDS.format(how=how)), "stop": {"maxSteps": 60}}
     with LocalRun(tmp_path, job_document(1, trainer=trainer, maxRestarts=2)) as run:
         run.wait_until(lambda: run.events("TrainerEnded"), "the first restart is told")
         run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal", 5)
         assert run.process.poll() is None, "while the run goes on"
-        assert run.finish() == ExitCode.FAILED, run.terminal()
+        assert run.finish() == code, run.terminal()
     (failed,) = run.events("WorkerFailed")
     how = words.removeprefix("signal ")
     assert failed.message.startswith(
-        f"ended for good with FAILED (1): {how}: terminate called after throwing"
+        f"ended for good with {code.name} ({int(code)}): {how}: terminate called after throwing"
     )
     first, second = run.events("TrainerEnded")
     assert (first.rank, first.warning) == (0, True)

@@ -61,7 +61,8 @@ def test_a_line_that_only_informs_is_no_cause(tmp_path: Path, line: str, told: s
     log = tmp_path / "log"
     log.write_text(f"{line}\n{START}\n")
     failure = read_failure(3, log)
-    assert failure.code == ExitCode.FAILED
+    assert failure.code == ExitCode.PROGRAM, "no exit code of DLion"
+    assert read_failure(134, log).code == ExitCode.FAILED, "a signal"
     assert told in failure.message
     assert "link to" not in failure.message
 

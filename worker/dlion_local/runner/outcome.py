@@ -35,8 +35,8 @@ class RunOutcome:
 def read_failure(code: int, log: Path) -> WorkerFailure:
     """The failure of a worker's supervisor, with the worker's last error.
 
-    For an unknown exit code the last line of the log may be a library's; for a signal, only lines
-    that belong to it count.
+    An exit code that DLion does not use is the program's own, or of a library that it calls, and so
+    may be the last line of the log. For a signal, only lines that belong to it count.
     """
     if code in set(ExitCode):
         is_program = code == ExitCode.PROGRAM
@@ -44,10 +44,9 @@ def read_failure(code: int, log: Path) -> WorkerFailure:
         return WorkerFailure(ExitCode(code), last_error_in_log(log), traceback)
     if is_by_signal(code):
         number = code - 128
-        how, message = signal_name(number), cause_of_signal(log_tail(log), number)
-    else:
-        how, message = f"exit code {code}", last_error_in_log(log, any_line=True)
-        message = (
-            message or "the program or a library ended the process, without an error in its log"
-        )
-    return WorkerFailure(ExitCode.FAILED, f"{how}{': ' if message else ''}{message}")
+        message = cause_of_signal(log_tail(log), number)
+        how = f"{signal_name(number)}{': ' if message else ''}{message}"
+        return WorkerFailure(ExitCode.FAILED, how)
+    message = last_error_in_log(log, any_line=True)
+    message = message or "the program or a library ended the process, without an error in its log"
+    return WorkerFailure(ExitCode.PROGRAM, f"exit code {code}: {message}")
