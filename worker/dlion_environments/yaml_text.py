@@ -53,10 +53,12 @@ def parse_any_documents(text: str | bytes, *, source: str) -> list[YamlDocument]
         raise SpecError([*builder.duplicates, error.problem], source=source) from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", -1) + 1
-        what = error.problem or ""
+        what, advice = error.problem or "", "Check the indentation."
+        if "cannot start any token" in what:
+            advice = "Put a value that begins with this character in quotes."
         if error.problem_mark is not None and _character_at(text, error.problem_mark) == "\t":
             what = "a tab indents the line, and YAML allows spaces only"
-        problem = _unreadable(what, line or None)
+        problem = _unreadable(what, line or None, advice)
         raise SpecError([*builder.duplicates, problem], source=source) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([_unreadable(str(error), None)], source=source) from None
@@ -92,8 +94,8 @@ def single_document(documents: list[YamlDocument], *, source: str) -> YamlDocume
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _unreadable(what: str, line: int | None) -> Problem:
-    return Problem("(document)", f"is not YAML: {what}", line=line, advice="Check the indentation.")
+def _unreadable(what: str, line: int | None, advice: str = "Check the indentation.") -> Problem:
+    return Problem("(document)", f"is not YAML: {what}", line=line, advice=advice)
 
 
 def _character_at(text: str | bytes, mark: Any) -> str:

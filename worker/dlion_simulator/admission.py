@@ -174,6 +174,6 @@ class VirtualAdmission:
         worker = self._worker
         worker.parts.reporter.event(
             EventReason.TRAINING_STARTED,
-            f"linked with {len(worker.inbox.linked)} workers",
+            f"linked workers: {len(worker.inbox.linked)}",
             iteration=worker.progress.iteration,
         )

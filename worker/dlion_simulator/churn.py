@@ -114,7 +114,7 @@ class ChurnController:
             worker.inbox.link_epochs = dict.fromkeys(self._connections.linked(rank), 1)
             worker.start_at(0)
             worker.parts.reporter.event(
-                EventReason.TRAINING_STARTED, f"linked with {len(worker.inbox.link_epochs)} workers"
+                EventReason.TRAINING_STARTED, f"linked workers: {len(worker.inbox.link_epochs)}"
             )
 
     def schedule_absences(self) -> list[ScheduledEvent]:

@@ -167,7 +167,7 @@ class _Reader:
             return self.read(shape.shape, value, _join(path, shape.name))
         if not shape.required:
             return shape.declared.default
-        fault = FaultError("is missing", "", _wanted(shape), f"It is {shape.declared.doc}")
+        fault = FaultError("is missing", "", _wanted(shape), f"Meaning: {shape.declared.doc}")
         return self.note(_join(path, shape.name), fault)
 
     def _check(self, rule: Rule, made: Any, path: str, problems: list[Problem]) -> None:

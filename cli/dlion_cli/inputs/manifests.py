@@ -78,7 +78,7 @@ def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str,
         try:
             _assign(changed, assignment)
         except _CannotSetError as error:
-            problems.append(Problem(assignment, str(error), advice=error.advice))
+            problems.append(Problem(assignment or "''", str(error), advice=error.advice))
     if problems:
         raise SpecError(problems, source="--set")
     return changed

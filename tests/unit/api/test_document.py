@@ -147,6 +147,7 @@ def test_what_is_missing_bears_the_line_of_what_is_around_it() -> None:
     (problem,) = problems({"owner": "ann", "wheels": [{"spokes": 3}]}, lines)
     assert (problem.path, problem.line) == ("wheels[0].name", 4)
     assert str(problem).startswith("line 4: wheels[0].name: is missing; allowed: a string.")
+    assert ". Meaning: " in str(problem)
 
 
 def test_a_rule_is_asked_only_about_sound_fields() -> None:

@@ -31,7 +31,7 @@ from dlion_cli.inputs.manifests import (
     reject_cluster_authority,
 )
 from dlion_environments.loading import load_environment
-from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents
+from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents, parse_documents
 from example_counts import examples
 from local_run import job_document
 
@@ -245,16 +245,24 @@ def test_an_authority_of_a_clusters_is_refused_without_one(tls: dict[str, str]) 
 
 
 def test_set_says_everything_that_is_wrong() -> None:
-    bad = ["x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
+    bad = ["", "x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
            "trainer[0]=1", "a={"]  # fmt: skip
     with pytest.raises(SpecError) as caught:
         apply_set(yaml.safe_load(NESTED), bad)
     said = {problem.path: problem.message for problem in caught.value.problems}
-    assert list(said) == bad
+    assert list(said) == ["''", *bad[1:]]
     assert "out of range: the list has 2" in said["sites[9].name=a"]
     assert "is a list" in said["sites.name=a"]
     assert "is a single value" in said["trainer.seed.x=1"]
     assert "not YAML" in said["a={"]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"), [("a: @x\n", "in quotes"), ("a: [1\n", "Check the indentation")]
+)
+def test_advice_on_yaml_fits_what_is_wrong(text: str, advice: str) -> None:
+    with pytest.raises(SpecError, match=advice):
+        parse_documents(text, source="job.yaml")
 
 
 @pytest.mark.parametrize(("text", "run_id"), [("2", "2"), ("007", "007"), ('"3"', "3"), ("b", "b")])

@@ -260,7 +260,7 @@ class Worker:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
             linked = len(self._inbox.linked)
-            self._report(EventReason.TRAINING_STARTED, f"linked with {linked} workers")
+            self._report(EventReason.TRAINING_STARTED, f"linked workers: {linked}")
         if snapshot is None:
             measure_and_share_speed(
                 self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())

@@ -140,9 +140,9 @@ def _made(program: TrainingProgram) -> tuple[Any, Any]:
     what = f"program {program.name}: {program.optimizer_name}"
     is_scaling = isinstance(given, keras.optimizers.LossScaleOptimizer)
     if not isinstance(given, keras.optimizers.Optimizer) or is_scaling:
-        raise ProgramError(
-            f"{what} must be a keras.optimizers.Optimizer (given: {type(given).__name__})"
-        )
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        advice = f". Return {given.__name__}(), an object of it" if isinstance(given, type) else ""
+        raise ProgramError(f"{what} must be a keras.optimizers.Optimizer (given: {kind}){advice}")
     if refused := [name for name in _REFUSED if getattr(given, name, None)]:
         raise ProgramError(
             f"{what} may not use {refused[0].strip('_')}: all weights are updated as one vector, "

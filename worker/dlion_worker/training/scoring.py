@@ -156,7 +156,12 @@ class Scoring:
             fits = len(shape) == len(target_shape) + 1
             fits = fits and (self._is_binary or shape[-1] >= self._class_count)
             allowed = f"{[*target_shape, self._class_count]}, a logit or probability for each of "
-            allowed += f"{self._class_count} classes. Turn one-hot rows into numbers with argmax"
+            allowed += f"{self._class_count} classes. "
+            allowed += (
+                "Give the last layer more outputs, or correct the labels: they count from 0"
+                if len(shape) == len(target_shape) + 1
+                else "Turn one-hot rows into numbers with argmax"
+            )
         if not fits:
             raise ProgramError(
                 f"program {program.name}: the model's output has the wrong shape (given: "

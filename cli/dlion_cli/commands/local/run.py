@@ -160,20 +160,24 @@ def run(
             click.echo(f"dlion: {problem}", err=True)
         if ended.problems and ended.ending.reason != EndReason.PARTIAL:
             click.echo(f"dlion: logs are in {folder.path / 'logs'}", err=True)
-        _print_resume_command(ended, resume_here(), folder)
+        print_resume_command(ended, resume_here(), folder.path, out)
         return ended.exit_code
 
 
-def _print_resume_command(ended: RunResult, command: str, folder: ResultFolder) -> None:
-    """Print the command that continues an unfinished run, as the last line."""
+def print_resume_command(ended: RunResult, command: str, folder: Path, out: Path | None) -> None:
+    """Print the command that continues an unfinished run, as the last line.
+
+    `out`: the result folder that the user has named, if any.
+    """
     if ended.ending.reason == EndReason.COMPLETED:
         return
     if not command:
-        click.echo("dlion: no checkpoint was saved: start again with another --out", err=True)
+        again = "" if out is None else " with another --out"
+        click.echo(f"dlion: no checkpoint was saved: start again{again}", err=True)
         return
     if ended.ending.reason == EndReason.PARTIAL:
         click.echo(
-            f"dlion: logs are in {folder.path / 'logs'}. With a later trainer.stop "
+            f"dlion: logs are in {folder / 'logs'}. With a later trainer.stop "
             "(--set trainer.stop.maxSteps=N) all workers continue:",
             err=True,
         )

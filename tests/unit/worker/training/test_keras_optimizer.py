@@ -129,6 +129,7 @@ def test_it_is_what_the_manifests_sgd_is() -> None:
     [
         (None, r"has no optimizer\(\)"),
         (lambda: "adam", r"must be a keras.optimizers.Optimizer \(given: str\)"),
+        (lambda: optimizers.SGD, r"given: the class SGD\)\. Return SGD\(\), an object"),
         (lambda: 1 / 0, r"optimizer\(\) failed at .*ZeroDivisionError"),
         (lambda: optimizers.Lamb(0.01), "uses norms or shapes of layers"),
         (lambda: optimizers.Muon(0.01), "uses norms or shapes of layers"),

@@ -298,6 +298,8 @@ def test_shapes_of_targets_must_be_the_outputs() -> None:
     model_of(*reshaped, classes=0, target_shape=(3, 1, 2))
     with pytest.raises(ProgramError, match=r"allowed: \[3, 2\].*with argmax"):
         model_of(dense(3), classes=2, target_shape=(3,))
+    with pytest.raises(ProgramError, match="more outputs, or correct the labels: they count from"):
+        model_of(dense(3), classes=4)
 
 
 @pytest.mark.parametrize(
