@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 import time
@@ -293,6 +294,8 @@ def _remove(path: Path) -> None:
 
 def _new_lines(file: BinaryIO, *, is_last: bool) -> Iterator[str]:
     """Whole lines from the file's position on; with `is_last` also one without its end."""
+    if file.tell() > os.fstat(file.fileno()).st_size:  # its beginning was dropped
+        file.seek(0)
     while line := file.readline(_MAX_LINE_BYTES):
         is_whole = line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES
         if not is_whole and not is_last:

@@ -390,6 +390,17 @@ def test_logs_are_read_by_rank(tmp_path: Path, client: dlion.Client) -> None:
         client.get_job_logs(NAME, worker=None)
 
 
+def test_a_log_that_is_cut_is_followed(running: Path, client: dlion.Client) -> None:
+    (running / "state").mkdir()  # of a run, not a simulation
+    (running / "logs").mkdir()
+    log = running / "logs" / "worker-0.log"
+    log.write_text("a longer line\n")
+    lines = client.get_job_logs(running.name, worker=0, follow=True)
+    assert next(lines) == "a longer line"
+    log.write_text("the rest\n")
+    assert next(lines) == "the rest"
+
+
 def test_metrics_are_the_records(tmp_path: Path, client: dlion.Client) -> None:
     summary = json.loads((make(tmp_path, Ending("x")) / "summary.json").read_text())
     frame = client.get_job_metrics(NAME)

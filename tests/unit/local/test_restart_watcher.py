@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlion_api.names import Rank
+from dlion_local.runner.log_limit import MAX_LOG_BYTES
 from dlion_local.runner.restart_watcher import RestartWatcher
 
 
@@ -108,6 +109,16 @@ def test_a_torn_line_waits_for_its_end_and_a_programs_own_lines_count_for_nothin
     told.add('{"time": 1}\n{"time" no JSON\n' + line[:20])
     assert told.words == []
     told.add(line[20:])
+    assert len(told.words) == 1
+
+
+def test_a_restart_in_a_log_that_is_cut_is_told_once(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.add(("x" * 200_000 + "\n") * (MAX_LOG_BYTES // 200_000 + 2))
+    assert told.log.stat().st_size < MAX_LOG_BYTES
+    told.add(supervisor("restarting", code=3, wait_s=1.0, restart=1, most=3))
+    for _ in range(MAX_LOG_BYTES >> 20):
+        told.restarts.poll()
     assert len(told.words) == 1
 
 

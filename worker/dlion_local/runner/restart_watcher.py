@@ -1,13 +1,14 @@
 """Reports restarts of trainers, from the logs of their supervisors.
 
 A supervisor logs a JSON line when its trainer has ended and will be restarted. The trainer's last
-output precedes it.
+output precedes it. Logs that are too long are cut here, where it is known how far they were read.
 """
 
 import json
 import signal
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.plain_text import without_escapes
 from dlion_api.reasons import EventReason
+from dlion_local.runner.log_limit import cut_log
 from dlion_local.runner.log_tail import last_error, last_line
 
 _MAX_READ_BYTES = 1_048_576
@@ -48,7 +50,7 @@ class RestartWatcher:
         self._logs[rank] = _Log(log, log.stat().st_size if log.exists() else 0)
 
     def poll(self) -> None:
-        """Report each restart since the last call."""
+        """Report each restart since the last call, and cut logs that are too long."""
         for rank, log in self._logs.items():
             for line in _new_lines(log):
                 if (record := _supervisor_record(line)) is None:
@@ -57,6 +59,7 @@ class RestartWatcher:
                     self._warn(rank, EventReason.TRAINER_ENDED, _restart_message(record, log.lines))
                 elif record.get("supervisor") == "started":
                     log.lines.clear()
+            _cut(log)
 
 
 def _new_lines(log: _Log) -> list[str]:
@@ -73,6 +76,14 @@ def _new_lines(log: _Log) -> list[str]:
     *lines, log.rest = (log.rest + chunk).split(b"\n")
     log.rest = log.rest[-_MAX_READ_BYTES:]
     return [without_escapes(line.decode("utf-8", "replace")) for line in lines]
+
+
+def _cut(log: _Log) -> None:
+    with suppress(OSError):  # a full disk, or a folder that is gone, ends the run elsewhere
+        dropped = cut_log(log.path)
+        if dropped > log.offset:
+            log.rest = b""
+        log.offset = max(0, log.offset - dropped)
 
 
 def _supervisor_record(line: str) -> dict[str, Any] | None:
