@@ -103,10 +103,7 @@ _ADAPTIVE_ADVICE: Final[Mapping[str, str]] = {
         "Rounds follow the links already: see what else runs on these machines, measure the links "
         "(dlion preflight --bandwidth)"
     ),
-    _LINK_ADVICE: (
-        "It sends what the link carries already: raise network.bandwidthFraction, or give the link "
-        "more bandwidth"
-    ),
+    _LINK_ADVICE: "It sends what the link carries already: give the link more bandwidth",
     _SLOW_ADVICE: "Let batches follow the capacities (batching.policy), or give it more cores",
     _PHASES["select"][2]: _FEWER_ADVICE,
     _PHASES["decode"][2]: _FEWER_ADVICE,
