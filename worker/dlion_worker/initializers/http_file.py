@@ -10,27 +10,28 @@ import re
 import ssl
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final, Protocol
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_worker.coordination.backoff import Backoff
+from dlion_worker.initializers.http_opener import (
+    FailedRequestError,
+    SlowRequestError,
+    http_opener,
+    shown,
+)
 
 MAX_FAILURES: Final = 8
 """Failed requests in a row, none of which got further than those before."""
 MAX_RESTARTS: Final = 8
 """How often a server may send the file from its first byte again: each time costs all of it."""
 TIMEOUT_S: Final = 30.0
-"""Of one read from the connection."""
-RATE_WINDOW_S: Final = 60.0
-MIN_BYTES_PER_S: Final = 1024
-"""Mean over a window. Slower requests have failed: a byte now and then keeps them within
-`TIMEOUT_S`."""
+"""Of one read from the connection. `http_opener` bounds the time of all reads."""
 CHUNK_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = frozenset({408, 425, 429})
 _PERMANENT: Final = frozenset({501, 505})
@@ -45,14 +46,6 @@ _LOG = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int | None], None]
 """Takes the bytes so far, and those of the whole file if they are known."""
-
-
-class _FailedRequestError(Exception):
-    """A request failed; another may succeed."""
-
-
-class _SlowRequestError(_FailedRequestError):
-    """The server sends, and too slowly: what came does not count as progress."""
 
 
 class RequestSigner(Protocol):
@@ -70,21 +63,6 @@ class RequestSigner(Protocol):
     def explain(self, answer: bytes, server_time: str) -> str:
         """Return what the refusal's body and Date header tell, and what to do."""
         ...
-
-
-class _SecureRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects from https to http. Credentials stay with scheme, host and port."""
-
-    def redirect_request(self, req: Any, *rest: Any) -> urllib.request.Request | None:
-        new = super().redirect_request(req, *rest)
-        if new is None:
-            return None
-        before, after = _origin(req.full_url), _origin(new.full_url)
-        if before[0] == "https" != after[0]:
-            raise DataError(f"{_shown(req.full_url)}: redirects to plain http. Use another address")
-        if before == after and (given := req.get_header("Authorization")):
-            new.add_unredirected_header("Authorization", given)
-        return new
 
 
 @dataclass
@@ -117,8 +95,8 @@ class HttpFile:
                 try:
                     has_length = self._append(file, max_bytes, on_progress)
                     return has_length and not is_resumed
-                except _FailedRequestError as error:
-                    is_slow = isinstance(error, _SlowRequestError)
+                except FailedRequestError as error:
+                    is_slow = isinstance(error, SlowRequestError)
                     if file.tell() > most_bytes and not is_slow:
                         most_bytes, failures = file.tell(), 0
                         backoff.reset()
@@ -145,22 +123,20 @@ class HttpFile:
             if not is_rest:
                 self._restart(file)
                 if response.status == 206:
-                    raise _FailedRequestError("the server sent another range than asked for")
+                    raise FailedRequestError("the server sent another range than asked for")
                 have = 0
             length = _length(response)
             total = None if length is None else have + length
             self._check_size(total or 0, max_bytes)
             on_progress(have, total)
-            rate = _RateWindow(self.clock)
             while chunk := _read(response):
                 have += len(chunk)
                 self._check_size(have, max_bytes)
                 file.write(chunk)
                 on_progress(have, total)
-                rate.add(len(chunk))
             file.flush()
             if total is not None and have < total:
-                raise _FailedRequestError(f"the connection ended after {have} of {total} bytes")
+                raise FailedRequestError(f"the connection ended after {have} of {total} bytes")
             return total is not None
 
     def _restart(self, file: IO[bytes]) -> None:
@@ -177,9 +153,8 @@ class HttpFile:
     @contextmanager
     def _response(self, have: int) -> Iterator[http.client.HTTPResponse | None]:
         """The answer to a request for what follows `have` bytes; None: nothing follows."""
-        opener = urllib.request.build_opener(_SecureRedirects)
         try:
-            response = opener.open(self._request(have), timeout=TIMEOUT_S)
+            response = http_opener(self.clock).open(self._request(have), timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             answer = _answer(error)
             if error.code == 416 and have:
@@ -203,7 +178,7 @@ class HttpFile:
                     f"{self._name}: the server has no TLS at this port. Correct the port, or use"
                     " http://"
                 ) from error
-            raise _FailedRequestError(str(reason) or type(reason).__name__) from error
+            raise FailedRequestError(str(reason) or type(reason).__name__) from error
         with response:
             yield response
 
@@ -221,7 +196,7 @@ class HttpFile:
         code = error.code
         status = f"HTTP {code} {error.reason}".strip()
         if code in _TEMPORARY or (code >= 500 and code not in _PERMANENT):
-            return _FailedRequestError(status)
+            return FailedRequestError(status)
         if self.signer is not None:
             explained = self.signer.explain(answer, error.headers.get("Date", ""))
             return DataError(f"{self._name}: {status}: {explained}")
@@ -238,7 +213,7 @@ class HttpFile:
     def _name(self) -> str:
         """For messages."""
         at = "" if self.signer is None else f" at {self.signer.endpoint}"
-        return f"{_shown(self.url)}{at}"
+        return f"{shown(self.url)}{at}"
 
     def _check_size(self, size: int, max_bytes: int) -> None:
         if size > max_bytes:
@@ -246,35 +221,6 @@ class HttpFile:
                 f"{self._name}: is too large (given: {size} bytes or more; allowed: "
                 f"{max_bytes} bytes). Use a smaller file, or raise the limit (docs/data.md)"
             )
-
-
-class _RateWindow:
-    """Holds the rate of one request against the least, window by window."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._start_s, self._bytes = clock(), 0
-
-    def add(self, count: int) -> None:
-        """Raises: _SlowRequestError."""
-        self._bytes += count
-        elapsed_s = self._clock() - self._start_s
-        if elapsed_s < RATE_WINDOW_S:
-            return
-        if self._bytes < MIN_BYTES_PER_S * elapsed_s:
-            raise _SlowRequestError(f"only {self._bytes} bytes in {elapsed_s:.0f} s")
-        self._start_s, self._bytes = self._clock(), 0
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port. Raises: ValueError."""
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _shown(url: str) -> str:
-    """Without the query, which may hold a signature."""
-    return url.partition("?")[0]
 
 
 def _starts_at(response: http.client.HTTPResponse, have: int) -> bool:
@@ -289,10 +235,10 @@ def _length(response: http.client.HTTPResponse) -> int | None:
 
 def _answer(error: urllib.error.HTTPError) -> bytes:
     """The beginning of a refusal's body, if it comes."""
-    with error:
+    with closing(error):  # `with error` fails after too many redirects, which are closed
         try:
             return error.read(_MAX_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException, SlowRequestError):
             return b""
 
 
@@ -301,4 +247,4 @@ def _read(response: http.client.HTTPResponse) -> bytes:
         # `read` waits for all of these bytes, and drops what it has where the connection breaks.
         return response.read1(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise _FailedRequestError(str(error) or type(error).__name__) from error
+        raise FailedRequestError(str(error) or type(error).__name__) from error
