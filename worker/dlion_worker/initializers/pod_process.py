@@ -55,7 +55,8 @@ def _fetch(pod: Pod, role: str) -> None:
             on_progress=_ProgressLog(download.file_name, reports),
         )
     finally:
-        reports.close()
+        if reports is not None:
+            reports.close()
     _LOG.info("%s: verified, in %s", download.file_name, place)
 
 
@@ -68,16 +69,20 @@ def _max_bytes(environment: Mapping[str, str], folder: Path) -> int:
     return max(0, int(given) - sum(file.stat().st_size for file in whole if file.is_file()))
 
 
-def _reports(pod: Pod, role: str) -> DownloadReports:
-    """Raises: SpecError, OSError."""
-    config = pod.worker_config(listen_host="", state_dir=under_root(pod.root, names.SHARED_DIR))
-    return DownloadReports(config, pod.job.key, pod.worker(), role)
+def _reports(pod: Pod, role: str) -> DownloadReports | None:
+    """None: the pod lacks what reports need, as with a Job of an operator that had none."""
+    try:
+        config = pod.worker_config(listen_host="", state_dir=under_root(pod.root, names.SHARED_DIR))
+        return DownloadReports(config, pod.job.key, pod.worker(), role)
+    except (DLionError, OSError) as error:
+        _LOG.warning("progress is not reported: %s", error)
+        return None
 
 
 class _ProgressLog:
-    """Logs and reports the progress of one download, at an interval."""
+    """Logs and, if it can, reports the progress of one download, at an interval."""
 
-    def __init__(self, name: str, reports: DownloadReports) -> None:
+    def __init__(self, name: str, reports: DownloadReports | None) -> None:
         self._name, self._reports, self._next_s = name, reports, 0.0
 
     def __call__(self, done: int, total: int | None) -> None:
@@ -87,4 +92,5 @@ class _ProgressLog:
         self._next_s = now_s + REPORT_INTERVAL_S
         of = f" of {total / 1e6:.1f} MB ({done / max(total, 1):.0%})" if total else " MB"
         _LOG.info("%s: %.1f%s", self._name, done / 1e6, of)
-        self._reports.send(done, total)
+        if self._reports is not None:
+            self._reports.send(done, total)

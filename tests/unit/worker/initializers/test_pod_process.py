@@ -82,6 +82,21 @@ def test_the_trainer_finds_what_was_downloaded(
     assert "data.npz: 0.0 of 0.0 MB (100%)" in caplog.text
 
 
+def test_a_pod_without_what_reports_need_downloads_all_the_same(
+    tmp_path: Path,
+    volume: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a Job of an earlier operator, whose init containers know no group."""
+    monkeypatch.delenv(names.GROUP_VARIABLE)
+    with served(CONTENT) as file:
+        pod(tmp_path, file.url)
+        assert initialize(tmp_path) == ExitCode.OK
+    assert (volume / f"{SHA256}-data.npz" / "data.npz").read_bytes() == CONTENT
+    assert "progress is not reported" in caplog.text
+
+
 def test_paths_start_at_their_downloads(tmp_path: Path, volume: Path) -> None:
     pod(tmp_path, "http://example.com/data.npz")
     trainer = load_job(PodConfig.load(tmp_path / "etc/dlion/pod.json").job_document).spec.trainer
