@@ -179,7 +179,8 @@ def download_event(
     request: coordination_pb2.DownloadReport, bearer: Bearer | None
 ) -> DownloadReported:
     """Convert a size-checked request."""
-    progress = DownloadProgress(request.container, request.done_bytes, request.total_bytes)
+    pod_uid = bearer.pod_uid if bearer else ""
+    progress = DownloadProgress(request.container, request.done_bytes, request.total_bytes, pod_uid)
     return DownloadReported(worker_of(request), bearer, progress)
 
 

@@ -10,6 +10,8 @@ class DownloadProgress:
     done_bytes: int
     total_bytes: int
     """0: unknown."""
+    pod_uid: str = ""
+    """UID of the pod that reported it: a worker's next pod downloads again. Empty: of no pod."""
 
     def __str__(self) -> str:
         """For users.

@@ -212,9 +212,11 @@ def _initializing(run: Run) -> str:
 
 
 def _progress(run: Run, pod: PodView, initializer: str) -> str:
-    """How much that initializer has downloaded. Empty: it has not reported yet."""
+    """How much that pod's initializer has downloaded. Empty: it has not reported yet."""
     progress = run.view.downloads.get(f"{run.site}/{pod.worker}")
-    return f", {progress}" if progress is not None and progress.container == initializer else ""
+    if progress is None or (progress.container, progress.pod_uid) != (initializer, pod.uid):
+        return ""
+    return f", {progress}"
 
 
 def _not_linked_message(run: Run) -> str:

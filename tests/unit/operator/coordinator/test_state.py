@@ -17,6 +17,7 @@ from dlion_api.protocol.membership import MemberState
 from dlion_api.protocol.progress import EventRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.protocol.trust import FOLLOWING
+from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
     AccessRequested,
     CallRefusedError,
@@ -28,6 +29,7 @@ from dlion_operator.coordinator.events import (
     Publish,
     ReportReceived,
 )
+from dlion_operator.coordinator.messages import download_event
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.model.rate_limiter import BURST_RECORDS, RECORDS_PER_S
@@ -353,3 +355,9 @@ def test_the_last_report_of_a_download_counts_and_only_its_own_worker_tells_it()
         with pytest.raises(CallRefusedError):
             state.download(DownloadReported(caller, bearer, first))
     assert state.downloads == {"plant-a/small-0": last}
+
+
+def test_a_report_of_a_download_names_its_pod() -> None:
+    request = coordination_pb2.DownloadReport(container="dataset-initializer", done_bytes=1)
+    assert download_event(request, Bearer("of the pod")).progress.pod_uid == "of the pod"
+    assert download_event(request, NOT_ITS_OWN).progress.pod_uid == ""

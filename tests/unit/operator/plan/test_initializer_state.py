@@ -76,11 +76,25 @@ def test_the_progress_is_that_of_the_download_under_way() -> None:
     world = world_of()
     report(world, "small-0", RUNNING, WAITING)
     report(world, "small-1", ended(0), RUNNING)
-    told = DownloadProgress("dataset-initializer", 1_400_000_000, 3_200_000_000)
-    workers = ("plant-a/small-0", "plant-a/small-1")
-    world.run = RunView(open_s=60.0, downloads=dict.fromkeys(workers, told))
+    downloads = {
+        f"plant-a/{name}": DownloadProgress(
+            "dataset-initializer", 1_400_000_000, 3_200_000_000, pod["metadata"]["uid"]
+        )
+        for name, pod in world.pods.items()
+    }
+    world.run = RunView(open_s=60.0, downloads=downloads)
     _, message = ready_reason(world.look())
     assert "small-0 (dataset-initializer, 44% of 3.2 GB), small-1 (model-initializer)" in message
+
+
+@pytest.mark.parametrize("uid", ["", "of the pod before"])
+def test_the_progress_of_an_earlier_pod_is_not_shown(uid: str) -> None:
+    world = world_of()
+    report(world, "small-0", RUNNING, WAITING)
+    told = DownloadProgress("dataset-initializer", 2_900_000_000, 3_200_000_000, uid)
+    world.run = RunView(open_s=60.0, downloads={"plant-a/small-0": told})
+    _, message = ready_reason(world.look())
+    assert "small-0 (dataset-initializer)" in message
 
 
 def test_between_two_downloads_it_still_downloads() -> None:
