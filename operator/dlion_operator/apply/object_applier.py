@@ -321,9 +321,12 @@ class ObjectApplier:
         """Look the object up, and delete it if this job owns it. An empty `uid` matches any."""
         if self._last_digest((kind, name)) == "":
             return
+        known = self._store.get(kind, ObjectName(namespace, name))
         live = await self._cluster.get(kind, namespace, name)
         metadata = (live or {}).get("metadata", {})
         live_uid = str(metadata.get("uid", ""))
+        if known is not None and live_uid != str(known["metadata"].get("uid", "")):
+            self._store.remove(kind, known)  # else a deleted Workload admits the run once resumed
         if live is None or self._owner_uid not in owner_uids(live) or uid not in ("", live_uid):
             self._applied[kind, name] = ("", self._monotonic_s())
         elif not metadata.get("deletionTimestamp"):

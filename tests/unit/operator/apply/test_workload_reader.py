@@ -268,6 +268,26 @@ def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
     assert (Kind.WORKLOAD, NAME) in site.cluster.objects
 
 
+def test_a_deleted_workload_admits_no_resumed_run() -> None:
+    """Though the watch has not told yet that it is gone."""
+    document = queued()
+    site = Site(document, settings=QUEUEING)
+    keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
+    site.look()
+    admit(site)
+    document["spec"]["suspend"] = True
+    site.change(document)
+    for _ in range(3):
+        later(site)
+    assert (Kind.WORKLOAD, NAME) not in site.cluster.objects
+    document["spec"]["suspend"] = False
+    site.change(document)
+    later(site)
+    assert "status" not in site.cluster.objects[Kind.WORKLOAD, NAME], "it queues again"
+    (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
+    assert job["spec"]["suspend"] is True
+
+
 def test_a_write_that_kueue_has_overtaken_is_decided_anew() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
