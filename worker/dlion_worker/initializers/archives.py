@@ -181,6 +181,11 @@ class Archive:
                 kind = stat.S_IFMT(member.external_attr >> 16)
                 if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                     raise self._error(f"has {member.filename!r:.200}, which is no file or folder")
+                if member.compress_type == zipfile.ZIP_LZMA:  # it may ask for 4 GiB
+                    raise self._error(
+                        f"has {member.filename!r:.200}, packed with LZMA, whose memory has no "
+                        "limit. Pack it with Deflate, or as .tar.xz"
+                    )
                 yield member.filename, None if member.is_dir() else archive.open(member)
 
     def _safe(self, name: str) -> PurePosixPath:

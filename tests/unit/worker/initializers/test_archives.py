@@ -229,3 +229,11 @@ def test_an_archive_of_too_many_entries_is_refused(
     monkeypatch.setattr(archives, "MAX_ENTRIES", 2)
     with pytest.raises(DataError, match="more than 2 entries"):
         fetch(tmp_path, tar(FILES), "a.tar")
+
+
+def test_a_zip_whose_memory_has_no_limit_is_refused(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npz", b"1" * 1000)
+    with pytest.raises(DataError, match=r"'a.npz', packed with LZMA.* Pack it with Deflate"):
+        fetch(tmp_path, content.getvalue(), "data.zip")
