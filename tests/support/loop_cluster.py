@@ -134,7 +134,7 @@ class Replica:
 class Stream:
     """Counts: the next batch is the next number."""
 
-    passes = None
+    passes = earlier_passes = None
 
     def __init__(self) -> None:
         self.place = 0

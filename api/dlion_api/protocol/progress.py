@@ -62,6 +62,9 @@ class StepRecord:
     passes: int | None = None
     """Passes over its own samples that this incarnation has begun; None: not counted, as without
     `trainer.privacy`."""
+    earlier_passes: int | None = None
+    """Those of this worker's earlier starts, reported or not, as its folder has them; None: not
+    kept."""
 
     @property
     def began_s(self) -> float:

@@ -1,5 +1,6 @@
 """Facts: ε of a summary is that of Gaussian mechanisms in sequence, by the closed form and by two
-other accountants; a use more is never cheaper; restarts add up; a run without privacy has none.
+other accountants; a use more is never cheaper; restarts add up, also those that reported no step; a
+run without privacy has none.
 
 Left out: that steps keep to what is accounted (tests/unit/worker/training/test_private_model.py).
 """
@@ -14,7 +15,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import StepRecord
+from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec.privacy import MIN_NOISE_MULTIPLIER, Privacy
 from dlion_results.summary.privacy import epsilon, privacy_sentence, privacy_spent
 from dlion_results.summary.tally import WorkerTally
@@ -65,11 +67,12 @@ def test_uses_cost_and_noise_saves() -> None:
     assert math.isfinite(epsilon(_privacy(MIN_NOISE_MULTIPLIER, 1e-300), 10**9))
 
 
-def _step(incarnation: int, passes: int | None) -> StepRecord:
+def _step(incarnation: int, passes: int | None, earlier: int | None = None) -> StepRecord:
     return StepRecord(
         time_s=1.0, rank=Rank(0), incarnation=incarnation, iteration=1, loss=math.nan,
         local_batch_size=8, global_batch_size=8, learning_rate=0.1, compute_s=0.1, wall_s=0.1,
         cpu_s=0.1, exchange_cpu_s=0.0, waited_s=0.0, samples=8, passes=passes,
+        earlier_passes=earlier,
     )  # fmt: skip
 
 
@@ -83,6 +86,25 @@ def test_every_start_counts_its_passes_and_one_that_it_may_not_have_reported() -
     }  # fmt: skip
     assert worker.loss_count == 0
     assert privacy_spent(None, worker) is None
+
+
+def _ready() -> EventRecord:
+    return EventRecord(1.0, Rank(0), 0, EventReason.WORKER_READY, "incarnation 8 is ready to train")
+
+
+def test_starts_that_reported_no_step_count() -> None:
+    worker = WorkerTally(Rank(0))
+    worker.add_event(_ready())
+    worker.add_step(_step(7, 1, 0))
+    for _ in range(5):  # each is killed between its first message and its first report
+        worker.add_event(_ready())
+    assert worker.sample_uses == (1 + 1) + 5
+    worker.add_event(_ready())
+    worker.add_step(_step(13, 1, 9))  # one of them had begun four passes
+    worker.add_step(_step(13, 2, 9))
+    assert worker.sample_uses == 9 + 2 + 1
+    worker.add_step(_step(20, 1, 0))  # in a new folder
+    assert worker.sample_uses == 12 + 1 + 1
 
 
 def test_the_sentence_names_the_worker_that_spent_most() -> None:

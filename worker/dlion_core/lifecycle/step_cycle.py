@@ -296,8 +296,9 @@ class StepCycle:
         training_set_samples: int,
         weights_hash: str,
         passes: int | None = None,
+        earlier_passes: int | None = None,
     ) -> None:
-        """`passes`: as in the record."""
+        """`passes`, `earlier_passes`: as in the record."""
         parts, progress = self._parts, self.progress
         self._iteration_s = took.wall_s
         parts.reporter.step(
@@ -320,6 +321,7 @@ class StepCycle:
                 epochs=progress.epochs(training_set_samples),
                 waited_for=tuple(sorted(self._awaited)[:MAX_AWAITED]),
                 passes=passes,
+                earlier_passes=earlier_passes,
                 # Microseconds are enough, and half as many digits.
                 **{name: round(seconds, 6) for name, seconds in vars(took.phases).items()},
             )

@@ -115,8 +115,11 @@ class WorkerTally:
     """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
-    passes: dict[int, int] = field(default_factory=dict)
-    """Passes over its samples that each incarnation has begun, where privacy is accounted."""
+    passes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Passes over its samples that each incarnation has begun, and those before it, as far as its
+    folder has them; where privacy is accounted."""
+    unreported_starts: int = 0
+    """Starts that were ready to train since its last record of a step."""
     quarantine: str = ""
     """Why it was shut out of the run (`exchange.quarantine`); empty: it was not."""
     sent_bytes: int = 0
@@ -150,8 +153,12 @@ class WorkerTally:
     @property
     def sample_uses(self) -> int:
         """How often it may have used one sample. An incarnation counts a pass more than it has
-        reported: that of steps which were not reported or abandoned at its end."""
-        return sum(passes + 1 for passes in self.passes.values())
+        reported: that of steps which were not reported or abandoned at its end. One that has
+        reported none counts a pass, until a later one tells how many there were."""
+        uses = 0
+        for _, (passes, earlier) in sorted(self.passes.items()):
+            uses = max(uses, earlier) + passes + 1
+        return uses + self.unreported_starts
 
     def add_step(self, record: StepRecord) -> None:
         batch = record.local_batch_size
@@ -161,9 +168,11 @@ class WorkerTally:
         self.steps += 1
         self.samples += batch
         self.incarnations.add(record.incarnation)
+        self.unreported_starts = 0
         if record.passes is not None:
-            known = self.passes.get(record.incarnation, 0)
-            self.passes[record.incarnation] = max(known, record.passes)
+            known, earlier = self.passes.get(record.incarnation, (0, 0))
+            earlier = max(earlier, record.earlier_passes or 0)
+            self.passes[record.incarnation] = max(known, record.passes), earlier
         self.started_s = min(self.started_s, record.began_s)
         self.last_step_s = max(self.last_step_s, record.time_s)
         self.last_iteration = record.iteration
@@ -208,11 +217,12 @@ class WorkerTally:
                 curve.append(record.time_s, value)
 
     def add_event(self, record: EventRecord) -> None:
-        """Follow whether it is shut out: a resumed run accepts it again."""
+        """Follow its starts, and whether it is shut out: a resumed run accepts it again."""
         if record.reason == EventReason.WORKER_QUARANTINED:
             self.quarantine = record.message
         elif record.reason == EventReason.WORKER_READY:
             self.quarantine = ""
+            self.unreported_starts += 1
 
     @property
     def last_metrics(self) -> dict[str, float]:

@@ -343,6 +343,7 @@ class TrainingLoop:
                 training_set_samples=self._training_set_samples(),
                 weights_hash=weights_hash(parts.replica.model.weights_D) if has_hash else "",
                 passes=parts.stream.passes,
+                earlier_passes=parts.stream.earlier_passes,
             )
         parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()

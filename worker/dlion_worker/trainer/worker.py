@@ -149,7 +149,7 @@ class Worker:
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
         )
-        self._stream = local_stream(self._job, self._rank, self._data)
+        self._stream = local_stream(self._job, self._rank, self._data, self._config.state_dir)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
         report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
         self._callbacks = make_callbacks(

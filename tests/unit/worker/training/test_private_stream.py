@@ -1,5 +1,6 @@
 """Facts: no batch of a private stream has a sample twice; a sample is used as often as `passes`
-says, at most, and some sample that often; what was drawn before a restored position does not count.
+says, at most, and some sample that often; what was drawn before a restored position does not count;
+a pass is on disk before the batch that begins it, and a later start knows of it.
 
 Left out: shuffles, and all that other streams do (test_batch_stream.py).
 """
@@ -7,22 +8,25 @@ Left out: shuffles, and all that other streams do (test_batch_stream.py).
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlion_api.errors import DataError
 from dlion_worker.training.datasets import DataSet
-from dlion_worker.training.private.stream import PrivateStream
+from dlion_worker.training.private.stream import PASSES_FILE, PrivateStream
 from example_counts import examples
 
 
-def _stream(count: int, seed: int = 1) -> PrivateStream:
+def _stream(count: int, seed: int = 1, folder: Path | None = None) -> PrivateStream:
     number = np.arange(count, dtype=np.int32)
     samples = np.stack([number, number], axis=1).astype(np.float32), number
     held_out = np.zeros((1, 2), np.float32), np.zeros(1, np.int32)
     data = DataSet({"all": samples}, *held_out, class_count=count, training_set_samples=count)
-    return PrivateStream(data, seed=seed, rank=0)
+    return PrivateStream(data, seed=seed, rank=0, state_dir=str(folder) if folder else None)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -58,3 +62,33 @@ def test_what_was_drawn_before_a_restored_position_does_not_count() -> None:
     resumed.restore(middle)
     resumed.next(7)
     assert resumed.passes == 2
+
+
+def test_passes_outlive_a_start_that_reports_none(tmp_path: Path) -> None:
+    killed = _stream(10, folder=tmp_path)
+    begin = killed.state()
+    for _ in range(5):
+        killed.next(7)  # as a probe of the speed does
+    killed.restore(begin)
+    for passes in (1, 2):
+        killed.next(7)
+        assert _stream(10, folder=tmp_path).earlier_passes == passes
+    later = _stream(10, folder=tmp_path)
+    later.restore(begin)
+    later.next(7)
+    assert (later.earlier_passes, later.passes) == (2, 1)
+    assert _stream(10, folder=tmp_path).earlier_passes == 3
+    assert _stream(10).earlier_passes is None
+
+
+@pytest.mark.parametrize("content", [b"", b"-1\n", b"many", b"\xff", b"9" * 5000])
+def test_a_damaged_count_of_passes_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / PASSES_FILE).write_bytes(content)
+    with pytest.raises(DataError, match=r"passes is damaged: .*Restore it"):
+        _stream(10, folder=tmp_path)
+
+
+def test_a_pass_that_cannot_be_kept_is_not_trained_on(tmp_path: Path) -> None:
+    stream = _stream(10, folder=tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        stream.next(7)

@@ -55,6 +55,11 @@ class BatchStream:
         """Passes that training has begun since the last `restore`; None: not counted."""
         return None
 
+    @property
+    def earlier_passes(self) -> int | None:
+        """Those that earlier starts of this worker may have begun; None: not kept."""
+        return None
+
     def keys(self) -> frozenset[str]:
         """Keys of the parts in the stream."""
         with self._lock:

@@ -57,14 +57,17 @@ class SensorReplica(LocalReplica):
         return StepResult(0.0, np.zeros(0, np.float32), finite=True, features=features)
 
 
-def local_stream(job: Job, rank: Rank, data: DataSet) -> BatchStream:
-    """The stream of that worker's samples. Raises: DataError where there is none."""
-    kind: type[BatchStream] = BatchStream
+def local_stream(job: Job, rank: Rank, data: DataSet, state_dir: str | None = None) -> BatchStream:
+    """The stream of that worker's samples. `state_dir`: what must outlive this start lies there.
+
+    Raises: DataError where there is no sample, or that folder has no readable count of passes.
+    """
+    seed = job.spec.trainer.seed
     if not job.spec.exchange.trains(rank):
-        kind = SensorStream
-    elif job.spec.trainer.privacy is not None:
-        kind = PrivateStream
-    return kind(data, seed=job.spec.trainer.seed, rank=rank)
+        return SensorStream(data, seed=seed, rank=rank)
+    if job.spec.trainer.privacy is not None:
+        return PrivateStream(data, seed=seed, rank=rank, state_dir=state_dir)
+    return BatchStream(data, seed=seed, rank=rank)
 
 
 def local_replica(
