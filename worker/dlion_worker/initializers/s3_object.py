@@ -2,9 +2,10 @@
 
 `obstore` makes the signature (docs/decisions/0064-objects-in-s3.md), `http_file` sends the request.
 Keys, region and server come from the download's Secret alone: no variable, file or metadata service
-of the machine is asked.
+of the machine is asked for them. obstore reads other `AWS_` variables, and refuses malformed ones.
 """
 
+import os
 import re
 import urllib.parse
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 import obstore
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from dlion_api.errors import DataError
@@ -47,9 +49,12 @@ _ADVICE: Final[Mapping[str, str]] = {
     "AuthorizationQueryParametersError": _WRONG_REGION,
     "InvalidRegion": _WRONG_REGION,
     "AccessDenied": "Give the key the right s3:GetObject. The object may also be missing",
+    "RequestTimeTooSkewed": "Set the clock of this machine, or the server's",
     "InvalidObjectState": "Restore the object from the archive first",
 }
 """What to do, by the error codes of S3."""
+_CLOCK_CODES: Final = frozenset({"AccessDenied", "SignatureDoesNotMatch", "RequestTimeTooSkewed"})
+"""What a server may answer where one of the two clocks is wrong."""
 _ADVICE_WITHOUT_CODE: Final = (
     "This is no answer of S3. Correct AWS_ENDPOINT_URL, http:// or https:// included"
 )
@@ -105,12 +110,24 @@ class S3Object:
         )
 
     def signed_url(self) -> str:
-        """Return a URL that gets the object, for the next minutes."""
-        return obstore.sign(self._store, "GET", self.key, EXPIRES_IN)
+        """Return a URL that gets the object, for the next minutes.
+
+        Raises: DataError if obstore refuses the server's address, or a variable of the machine.
+        """
+        try:
+            return obstore.sign(self._store, "GET", self.key, EXPIRES_IN)
+        except BaseError as error:
+            what = str(error).partition("\n")[0]
+            given = ", ".join(sorted(name for name in os.environ if name.startswith("AWS_")))
+            unset = f", or unset a wrong one of the variables {given}" if given else ""
+            raise DataError(
+                f"s3://{self.bucket}/{self.key}: no request can be made: {what}. Correct "
+                f"AWS_ENDPOINT_URL in Secret {self.secret_name}{unset}"
+            ) from None
 
     @cached_property
     def _store(self) -> S3Store:
-        """All that could come from variables of the machine is given here."""
+        """What decides on a request is given here: variables of the machine do not count."""
         return S3Store(
             self.bucket,
             region=self.region,
@@ -141,7 +158,7 @@ class S3Object:
         if match is None:
             return f"{_ADVICE_WITHOUT_CODE} (Secret {self.secret_name})"
         code = match[1].decode()
-        if not code.startswith("NoSuch") and (advice := _clock_advice(server_time)):
+        if code in _CLOCK_CODES and (advice := _clock_advice(server_time)):
             return f"{code}. {advice}"
         advice = _ADVICE.get(code, "Correct the address or the keys")
         return f"{code}. {advice} (Secret {self.secret_name})"

@@ -80,6 +80,22 @@ def test_the_machines_own_variables_do_not_count(monkeypatch: pytest.MonkeyPatch
     assert "Security-Token" not in url
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "variable"),
+    [("https://store.example:99999", ""), ("https://store.example", "AWS_UNSIGNED_PAYLOAD"),
+     ("https://store.example", "AWS_CHECKSUM_ALGORITHM")],
+)  # fmt: skip
+def test_what_obstore_refuses_is_named(
+    endpoint: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable:
+        monkeypatch.setenv(variable, "malformed")
+    with pytest.raises(DataError, match="Correct AWS_ENDPOINT_URL in Secret hub") as caught:
+        s3_object({**KEYS, "AWS_ENDPOINT_URL": endpoint}).signed_url()
+    assert variable in str(caught.value)
+    assert not [each for each in ("\n", "AKIA", "PRIVATE") if each in str(caught.value)]
+
+
 @pytest.mark.parametrize("missing", [[*KEYS], ["AWS_ACCESS_KEY_ID"], ["AWS_SECRET_ACCESS_KEY"]])
 def test_a_secret_without_keys_fails_before_a_request(missing: list[str]) -> None:
     given = {key: " \n" if key in missing else value for key, value in KEYS.items()}
@@ -134,6 +150,13 @@ def test_a_wrong_clock_is_named(hours: int, side: str) -> None:
     explained = s3_object(KEYS).explain(b"<Code>AccessDenied</Code>", server_time)
     assert explained.startswith("AccessDenied. The clock here is ")
     assert f"s {side} the server's: set it" in explained
+
+
+@pytest.mark.parametrize("code", ["PermanentRedirect", "InvalidAccessKeyId", "NoSuchKey"])
+def test_a_clock_that_decides_nothing_is_not_named(code: str) -> None:
+    server_time = format_datetime(datetime.now(UTC) + timedelta(hours=1))
+    explained = s3_object(KEYS).explain(f"<Code>{code}</Code>".encode(), server_time)
+    assert "clock" not in explained
 
 
 def test_an_object_is_kept_as_any_download(tmp_path: Path) -> None:
