@@ -37,7 +37,7 @@ UID = 65532
 MOST_BYTES = {
     Target.OPERATOR: 350_000_000,
     Target.SIDECAR: 350_000_000,
-    Target.WORKER: 1_500_000_000,
+    Target.WORKER: 1_550_000_000,
 }
 WRITABLE = ("/tmp", "/run/dlion", "/var/lib/dlion")
 ROOTS = {
