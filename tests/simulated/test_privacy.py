@@ -66,7 +66,8 @@ def test_a_private_job_learns_and_reports_its_epsilon(tmp_path: Path) -> None:
         own = [each for each in steps if each["rank"] == worker["rank"]]
         passes = math.ceil(sum(each["local_batch_size"] for each in own) / 400)
         assert own[-1]["passes"] == passes
-        spent = {"uses": passes + 1, "epsilon": epsilon(privacy, passes + 1), "delta": 1e-5}
+        cost = epsilon(privacy, passes + 1)
+        spent = {"uses": passes + 1, "epsilon": cost, "delta": 1e-5, "complete": True}
         assert worker["privacy"] == spent
         assert worker["mean_loss"] is worker["last_loss"] is None
     largest = max(worker["privacy"]["epsilon"] for worker in summary["workers"])

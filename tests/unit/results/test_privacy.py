@@ -1,5 +1,6 @@
 """Facts: ε of a summary is that of Gaussian mechanisms in sequence, by the closed form and by two
 other accountants; a use more is never cheaper; restarts add up, also those that reported no step; a
+worker without a record is unknown, and missed records make ε a lower bound, also in the report; a
 run without privacy has none.
 
 Left out: that steps keep to what is accounted (tests/unit/worker/training/test_private_model.py).
@@ -8,6 +9,8 @@ Left out: that steps keep to what is accounted (tests/unit/worker/training/test_
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -16,10 +19,16 @@ from dp_accounting.rdp import RdpAccountant
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord, StepRecord
-from dlion_api.reasons import EventReason
+from dlion_api.reasons import RECORDS_MISSED, EventReason
+from dlion_api.spec import load_job
 from dlion_api.spec.privacy import MIN_NOISE_MULTIPLIER, Privacy
+from dlion_results.report.page import render
+from dlion_results.report.runs import LoadedRun
+from dlion_results.report.tiles import tiles
 from dlion_results.summary.privacy import epsilon, privacy_sentence, privacy_spent
-from dlion_results.summary.tally import WorkerTally
+from dlion_results.summary.summary import Ending, summarise
+from dlion_results.summary.tally import RunTally, WorkerTally
+from synthetic_run import Story, description
 
 
 def _privacy(multiplier: float, delta: float = 1e-5) -> Privacy:
@@ -81,11 +90,11 @@ def test_every_start_counts_its_passes_and_one_that_it_may_not_have_reported() -
     for incarnation, passes in [(7, 1), (7, 2), (7, 3), (9, 1), (9, 1)]:
         worker.add_step(_step(incarnation, passes))
     assert worker.sample_uses == (3 + 1) + (1 + 1)
-    assert privacy_spent(_privacy(2.0), worker) == {
-        "uses": 6, "epsilon": epsilon(_privacy(2.0), 6), "delta": 1e-5,
+    assert privacy_spent(_privacy(2.0), worker, complete=True) == {
+        "uses": 6, "epsilon": epsilon(_privacy(2.0), 6), "delta": 1e-5, "complete": True,
     }  # fmt: skip
     assert worker.loss_count == 0
-    assert privacy_spent(None, worker) is None
+    assert privacy_spent(None, worker, complete=True) is None
 
 
 def _ready() -> EventRecord:
@@ -107,12 +116,53 @@ def test_starts_that_reported_no_step_count() -> None:
     assert worker.sample_uses == 12 + 1 + 1
 
 
-def test_the_sentence_names_the_worker_that_spent_most() -> None:
-    def row(name: str, uses: int) -> dict[str, object]:
-        spent = {"uses": uses, "epsilon": epsilon(_privacy(2.0), uses), "delta": 1e-5}
-        return {"name": name, "privacy": spent}
+def _row(name: str, uses: int | None, *, complete: bool = True) -> dict[str, Any]:
+    worker = WorkerTally(Rank(0))
+    if uses is not None:
+        worker.add_step(_step(1, uses - 1))
+    return {"name": name, "privacy": privacy_spent(_privacy(2.0), worker, complete=complete)}
 
-    sentence = privacy_sentence([row("a/g-0", 3), row("b/g-0", 11)])
+
+def test_the_sentence_names_the_worker_that_spent_most() -> None:
+    sentence = privacy_sentence([_row("a/g-0", 3), _row("b/g-0", 11)])
     assert "b/g-0 made up to 11 uses" in sentence
     assert f"ε ≤ {epsilon(_privacy(2.0), 11):.3g} at δ = 1e-05" in sentence
-    assert privacy_sentence([{"name": "a/g-0", "privacy": None}, {"name": "old"}]) == ""
+    assert privacy_sentence([{"name": "a/g-0", "privacy": None}]) == ""
+
+
+def test_a_worker_without_a_record_is_unknown_and_not_free() -> None:
+    sentence = privacy_sentence([_row("a/g-0", None), _row("b/g-0", 3), _row("b/g-1", None)])
+    assert "b/g-0 made up to 3 uses; unknown for a/g-0 and 1 more, without a record" in sentence
+    alone = privacy_sentence([_row("a/g-0", None)])
+    assert alone == "Privacy: unknown for a/g-0, without a record of a step"
+
+
+def test_missed_records_make_it_a_lower_bound() -> None:
+    sentence = privacy_sentence([_row("a/g-0", 3, complete=False)])
+    assert f"ε at least {epsilon(_privacy(2.0), 3):.3g} at" in sentence
+    assert "records of steps are missing" in sentence
+
+
+def test_summary_and_report_show_what_is_unknown_and_what_was_missed() -> None:
+    document = description(Story(workers=2, seconds=60, killed=None)).to_document()
+    document["spec"]["trainer"]["privacy"] = {"clipNorm": 1, "noiseMultiplier": 2}
+    document["spec"]["knowledgeTransfer"] = {"policy": "none"}
+    job = load_job(document)
+    tally = RunTally(worker.rank for worker in job.workers())
+    second = job.workers()[1].rank
+    tally.add(replace(_step(7, 2), rank=second))
+    for missed in (False, True):
+        if missed:
+            tally.add(EventRecord(2.0, Rank(0), 0, RECORDS_MISSED, "3 records", warning=True))
+        summary = summarise(job, tally, ending=Ending("maxSteps reached"))
+        first, other = (worker["privacy"] for worker in summary["workers"][:2])
+        assert (first["uses"], first["epsilon"], other["uses"]) == (None, None, 3)
+        assert first["complete"] is other["complete"] is not missed
+        run = LoadedRun("a", job, tally, summary, None, "")
+        value = tiles([run])[-1].values[0]
+        found = f"{epsilon(_privacy(2.0), 3):.3g}"
+        assert value.text == (f"ε at least {found}" if missed else f"ε ≤ {found}")
+        assert "1 more unknown" in value.note
+        page = render([run])
+        assert "<td>unknown</td>" in page
+        assert (f"<td>≥ {found}</td>" if missed else f"<td>{found}</td>") in page

@@ -1,11 +1,12 @@
 """The row of figures below the headline: of one run, or of a few side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.privacy import most_spent, unknown_privacy
 
 MAX_TILED_RUNS: Final = 4
 """More runs are compared in the table alone."""
@@ -41,7 +42,7 @@ def tiles(runs: Sequence[LoadedRun]) -> list[Tile]:
         "Workers": _workers,
         "Time use": _time_use,
     }
-    if any(map(most_spent, runs)):
+    if any(worker["privacy"] for run in runs for worker in run.summary["workers"]):
         figures["Privacy"] = _privacy
     return [Tile(name, tuple(map(value, runs))) for name, value in figures.items()]
 
@@ -108,20 +109,19 @@ def _workers(run: LoadedRun) -> TileValue:
     return TileValue(whole(len(run.workers)), note)
 
 
-def most_spent(run: LoadedRun) -> Mapping[str, Any] | None:
-    """The privacy of the worker with the largest ε; None: no worker accounts for it."""
-    known = [worker["privacy"] for worker in run.summary["workers"] if worker["privacy"]]
-    return max(known, key=lambda spent: spent["epsilon"], default=None)
-
-
 def _privacy(run: LoadedRun) -> TileValue:
-    spent = most_spent(run)
-    if spent is None:
-        return TileValue("none")
-    return TileValue(
-        f"ε ≤ {figure(spent['epsilon'])}",
-        f"at δ = {spent['delta']:g}, of the worker with most uses of a sample, {spent['uses']:,}",
-    )
+    workers = run.summary["workers"]
+    worst, unknown = most_spent(workers), len(unknown_privacy(workers))
+    if worst is None:
+        return TileValue("unknown" if unknown else "none")
+    spent = worst["privacy"]
+    note = f"at δ = {spent['delta']:g}, of the worker with most uses of a sample, {spent['uses']:,}"
+    if not spent["complete"]:
+        note += "; records of steps are missing"
+    if unknown:
+        note += f"; {whole(unknown)} more unknown"
+    sign = "≤" if spent["complete"] else "at least"
+    return TileValue(f"ε {sign} {figure(spent['epsilon'])}", note)
 
 
 def _time_use(run: LoadedRun) -> TileValue:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dlion_api.names import WorkerIdentity
+from dlion_api.reasons import RECORDS_MISSED
 from dlion_api.spec import Job
 from dlion_results.run_folder.description import find_worker
 from dlion_results.run_folder.environment import (
@@ -102,7 +103,9 @@ def summarise(
         "workers": [
             {
                 **_worker(worker, known.get(worker.rank) or find_worker(job, worker.rank)),
-                "privacy": privacy_spent(job.spec.trainer.privacy, worker),
+                "privacy": privacy_spent(
+                    job.spec.trainer.privacy, worker, complete=not tally.reasons[RECORDS_MISSED]
+                ),
             }
             for worker in workers
         ],
