@@ -134,7 +134,8 @@ class ModelVariables:
 
 
 def _is_random(variable: Any) -> bool:
-    return bool(variable.path.endswith(_SEED_STATE))
+    is_integer = str(variable.dtype).startswith(("int", "uint"))
+    return is_integer and bool(variable.path.endswith(_SEED_STATE))
 
 
 def _frozen_paths(paths: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:

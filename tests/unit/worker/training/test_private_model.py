@@ -20,6 +20,7 @@ from dlion_api.errors import ProgramError
 from dlion_api.spec.privacy import Privacy
 from dlion_api.spec.trainer import Program, Stop, Trainer
 from dlion_worker.training.datasets import DataSet
+from dlion_worker.training.framework import tf
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.private.model import PrivateModel, model_of, system_noise
 from dlion_worker.training.programs import TrainingProgram
@@ -177,9 +178,64 @@ def test_statistics_of_batches_are_refused() -> None:
         _made(layers.BatchNormalization())
     with pytest.raises(ProgramError, match="moving_mean"):  # as they would still be averaged
         _made(layers.BatchNormalization(trainable=False))
-    frozen = _made(layers.BatchNormalization(name="norm"), freeze=["*/norm/moving_*"])
-    assert isinstance(frozen, PrivateModel)
+    moving = ["*/norm/moving_*"]
+    with pytest.raises(
+        ProgramError, match=r"nothing would be learnt \(given: norm\)\. .*trainable ="
+    ):
+        _made(layers.BatchNormalization(name="norm"), freeze=moving)
+    nested = keras.Sequential([layers.BatchNormalization(name="norm")], name="part")
+    with pytest.raises(ProgramError, match="nothing would be learnt"):
+        _made(nested, freeze=["*/moving_*"])
+
+
+def test_batch_normalization_that_keeps_its_statistics_learns() -> None:
+    kept = layers.BatchNormalization(name="norm", trainable=False)
+    model = _made(kept, freeze=["*/norm/*"], multiplier=1e-12)
+    gradient_D = model.step(*_batch()).gradient_D
+    assert all(np.abs(gradient_D[part]).max() > 1e-3 for part in model.layout.slices())
     assert isinstance(_made(layers.LayerNormalization(), layers.Dropout(0.1)), PrivateModel)
+
+
+class _Mean(layers.Layer):
+    """Subtracts a mean of what it has seen, in a variable that Keras does not know."""
+
+    def build(self, input_shape: Any) -> None:
+        self.mean = tf.Variable(tf.zeros(input_shape[-1]), trainable=False, name="seen")
+        super().build(input_shape)
+
+    def call(self, x: Any) -> Any:
+        self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(x, 0))
+        return x - self.mean
+
+
+class _Named(layers.Layer):
+    """Keeps a sample under the name of a random generator."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kept = self.add_weight(
+            shape=input_shape[-1:], trainable=False, name="seed_generator_state"
+        )
+
+    def call(self, x: Any) -> Any:
+        self.kept.assign(x[0])
+        return x
+
+
+def test_variables_outside_of_keras_are_refused() -> None:
+    seen = tf.Variable(0.0, name="seen")
+
+    def loss(y: Any, outputs: Any) -> Any:
+        seen.assign_add(tf.reduce_sum(outputs))
+        return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+    for model in (_made(_Mean()), _made(loss=loss)):
+        with pytest.raises(ProgramError, match=r"the variable .*seen.*add_weight"):
+            model.step(*_batch())
+
+
+def test_a_name_makes_no_random_generator() -> None:
+    with pytest.raises(ProgramError, match="seed_generator_state"):
+        _made(_Named())
 
 
 def test_augmentation_of_batches_is_refused() -> None:

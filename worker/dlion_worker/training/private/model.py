@@ -20,11 +20,15 @@ from dlion_api.errors import ProgramError
 from dlion_api.spec.privacy import Privacy
 from dlion_api.spec.trainer import Trainer
 from dlion_worker.training.datasets.dataset import DataSet
-from dlion_worker.training.framework import tf
+from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.model import FlatModel, StepResult
 from dlion_worker.training.programs.program import TrainingProgram
 from dlion_worker.training.variables import all_finite
 
+_BATCHES_ADVICE = (
+    "Use GroupNormalization or LayerNormalization in place of BatchNormalization, or keep its "
+    "statistics: set layer.trainable = False and freeze its variables (trainer.freeze)"
+)
 _HALF_BIT = 2.0**-54
 _NOISE_STREAM = 5
 """Tells the noise of simulations from other random numbers of the same seed and rank."""
@@ -65,6 +69,16 @@ class PrivateModel(FlatModel):
         super()._become_own(seed, rank)
         self._seeded = np.random.default_rng([seed, rank, _NOISE_STREAM])
 
+    def _function(self, kind: str, x_B: NDArray[Any], y_B: NDArray[Any]) -> Any:
+        function = super()._function(kind, x_B, y_B)
+        if kind == "train" and (variables := function.variables):
+            raise ProgramError(
+                f"program {self.program.name}: privacy does not go with the variable "
+                f"{variables[0].name}, which a step may change without noise. Use tf.constant, or "
+                "add_weight() of a Keras layer, and freeze it (trainer.freeze)"
+            )
+        return function
+
     def _noise(self) -> NDArray[np.float64]:
         size, privacy = self.layout.size, self._privacy
         noise_D = self._seeded.standard_normal(size) if self._is_repeatable else system_noise(size)
@@ -100,9 +114,19 @@ class PrivateModel(FlatModel):
         if traces := self._variables.traces:
             raise ProgramError(
                 f"program {program.name}: privacy does not go with variables that training "
-                f"changes without noise (given: {', '.join(traces[:8])}). Use GroupNormalization "
-                "or LayerNormalization in place of BatchNormalization, or freeze what stays as it "
-                "is (trainer.freeze)"
+                f"changes without noise (given: {', '.join(traces[:8])}). {_BATCHES_ADVICE}. "
+                "Freeze other variables that stay as they are (trainer.freeze)"
+            )
+        learning = [
+            layer.name
+            for layer in self._keras._flatten_layers()  # noqa: SLF001 - `layers` are not nested
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        ]
+        if learning:  # of one sample: its outputs are the same, whatever the sample
+            raise ProgramError(
+                f"program {program.name}: with privacy a BatchNormalization would normalise each "
+                f"sample by itself, and nothing would be learnt (given: {', '.join(learning[:8])})"
+                f". {_BATCHES_ADVICE}"
             )
 
 
