@@ -394,6 +394,7 @@ KEPT = {
     "credentials need https": "a downloaded encoder, with a Secret",
     "an s3:// address needs secretName": "a data set in S3",
     "a noiseMultiplier below 0.01 protects nothing": "privacy",
+    "a clipNorm below 1e-09 is lost in rounding": "privacy",
     "privacy needs knowledgeTransfer none: it shares losses without noise": "privacy",
     "privacy is not for topology staged, whose sensors send features of samples": "privacy",
     "privacy needs data that neither grow nor lose near-duplicates: else a sample would decide"

@@ -286,6 +286,8 @@ REFUSED = [
          "spec.trainer.privacy", "rule"),
     Case("privacy without noise", {"spec.trainer.privacy": {"clipNorm": 1, "noiseMultiplier": 0},
          f"{TRANSFER}.policy": "none"}, "spec.trainer.privacy.noiseMultiplier", "rule"),
+    Case("privacy without precision", {"spec.trainer.privacy": {"clipNorm": 1e-10, "noiseMultiplier": 1},
+         f"{TRANSFER}.policy": "none"}, "spec.trainer.privacy.clipNorm", "rule"),
     Case("privacy with certainty", {"spec.trainer.privacy": {"clipNorm": 1, "noiseMultiplier": 1, "delta": 0},
          f"{TRANSFER}.policy": "none"}, "spec.trainer.privacy.delta"),
     Case("half of privacy", {"spec.trainer.privacy": {"clipNorm": 1}, f"{TRANSFER}.policy": "none"},

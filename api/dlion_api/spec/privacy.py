@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MIN_NOISE_MULTIPLIER: Final = 0.01
 """Its ε is in the thousands; with much less it cannot be computed."""
+MIN_CLIP_NORM: Final = 1e-9
+"""The square of a norm far below it is 0 in single precision, and nothing is clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,6 @@ class Privacy:
 
     clip_norm: float = setting(
         "largest norm of one sample's gradient; a larger one is scaled down to it.",
-        above=0,
         maximum=10**6,
     )
     noise_multiplier: float = setting(
@@ -36,13 +37,20 @@ class Privacy:
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        # No minimum of the schema: API servers compare an integer with its whole part, here 0.
+        # No minima of the schema: API servers compare an integer with their whole part, here 0.
         Rule(
             cel=f"self.noiseMultiplier >= {MIN_NOISE_MULTIPLIER}",
             message=f"a noiseMultiplier below {MIN_NOISE_MULTIPLIER} protects nothing",
             holds=lambda it: it.noise_multiplier >= MIN_NOISE_MULTIPLIER,
             reads=("noiseMultiplier",),
             advice="Set 1 or more, or leave privacy out.",
+        ),
+        Rule(
+            cel=f"self.clipNorm >= {MIN_CLIP_NORM}",
+            message=f"a clipNorm below {MIN_CLIP_NORM} is lost in rounding",
+            holds=lambda it: it.clip_norm >= MIN_CLIP_NORM,
+            reads=("clipNorm",),
+            advice="Set about the usual norm of a gradient: 1 is a good start.",
         ),
     )
 
