@@ -54,6 +54,10 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
         ("2026-01-31 12:00:00,001 INFO dlion_worker.transport.client: link to b: closed", "ended"),
         ("2026-01-31 12:00:00,001 WARNING dlion_worker.trainer: no space", "exit code 3: no space"),
         ("terminate called", "exit code 3: terminate called"),
+        (
+            "terminate called\n2026-01-31 12:00:00,001 INFO dlion_worker.link: link to b: closed",
+            "exit code 3: terminate called",
+        ),
     ],
 )
 def test_a_line_that_only_informs_is_no_cause(tmp_path: Path, line: str, told: str) -> None:

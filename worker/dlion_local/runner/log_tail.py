@@ -63,12 +63,12 @@ def last_error(lines: Sequence[str]) -> str:
 
 
 def last_line(lines: Sequence[str]) -> str:
-    """The last non-empty line, without date, level and logger; empty if it only informs."""
-    line = next((line for line in reversed(lines) if line.strip()), "")
-    record = _RECORD.match(line)
-    if record is not None and record["level"] in {"INFO", "DEBUG"}:
-        return ""
-    return " ".join((line if record is None else record["message"]).split())[:_MAX_CHARACTERS]
+    """The last non-empty line that does more than inform, without date, level and logger."""
+    for line in reversed(lines):
+        record = _RECORD.match(line)
+        if line.strip() and not (record and record["level"] in {"INFO", "DEBUG"}):
+            return " ".join((record["message"] if record else line).split())[:_MAX_CHARACTERS]
+    return ""
 
 
 def _last_error(lines: list[str]) -> list[str]:
