@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -130,6 +131,22 @@ def test_a_folder_without_samples_is_no_fault_of_the_program(
     assert "spec.trainer.dataset.path: " in error
     assert "no images found" in error
     assert "Traceback" not in error
+
+
+def test_a_batch_that_the_program_rejects_is_its_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    y = np.arange(30) % 3
+    np.savez(tmp_path / "data.npz", x=np.zeros((30, 4), np.float32), y=y)
+    dataset = {"path": "data.npz", "format": "npz"}
+    rejecting = "def loss(y, outputs):\n    import tensorflow as tf\n"
+    rejecting += "    return tf.debugging.check_numerics(tf.reduce_sum(outputs, 1) / 0.0, 'bad')\n"
+    text = PROBABILITIES.text.partition("def load_data")[0] + rejecting
+    manifest = own_job(tmp_path, text, dataset=dataset)
+    assert main(["validate", manifest, "--data-root", str(tmp_path)]) == ExitCode.DATA
+    error = capsys.readouterr().err
+    assert "spec.trainer.program.file: program mine.py: TensorFlow rejected a batch" in error
+    assert "dataset.path" not in error
 
 
 def test_a_program_that_ends_its_process_is_found(

@@ -164,7 +164,8 @@ def _try_program(
     is_of_data = re.search(r"load_data\(.*failed", text)
     advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
     field = f"program.{'file' if program.file else 'module'}"
-    if code is ExitCode.DATA and job.spec.trainer.dataset.path:
+    is_of_program = text.startswith("program ")  # such as a batch that its loss rejects
+    if code is ExitCode.DATA and job.spec.trainer.dataset.path and not is_of_program:
         field = "dataset.path"
     return "", [Problem(f"spec.trainer.{field}", text, advice=advice)], code
 
