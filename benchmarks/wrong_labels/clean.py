@@ -14,6 +14,7 @@ def build_model() -> keras.Model:
     return keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
+            keras.layers.Rescaling(1 / 255),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),

@@ -26,6 +26,4 @@ def load_data(split: str, site: str, worker_index: int) -> tuple[Any, Any]:
     """This worker's samples, or the held-out ones, which are the same for all."""
     name = "test" if split == "test" else f"{site}-{worker_index}"
     with np.load(_FOLDER / f"{name}.npz", allow_pickle=False) as arrays:
-        x, y = arrays["x"], arrays["y"]
-    # Not as pixels, which DLion scales to 0..1: the model gets what fit() would give it.
-    return x.astype(np.int32) if x.dtype == np.uint8 else x, y
+        return arrays["x"], arrays["y"]

@@ -36,7 +36,7 @@ from dlion_worker.training.programs.program import TrainingProgram
 Shares = dict[str, NDArray[np.int64] | None]
 """Ascending rows of the training data by name; None: the given test data."""
 _VALUE_BYTES: Final = 4
-"""Of a value as a worker holds it: float32 or int32."""
+"""Of a value as a worker holds it, at most: float32 or int32."""
 _FORMS: Final = (
     "(x, y), (x_train, y_train, x_test, y_test), {'train': (x, y), 'test': (x, y)}, or "
     "tf.data.Dataset objects in place of (x, y)"
@@ -155,7 +155,7 @@ def model_project(model: object, data: object) -> ModelProject:
         _check_alike(samples, held_out)
     labels = [each[1] for each in (samples, held_out) if each is not None]
     class_count = class_count_of(None, "data", *labels) if labels[0].dtype == np.int32 else 0
-    check_fits(model, _wide(samples[0][:2]), class_count)
+    check_fits(model, samples[0][:2], class_count)
     return ModelProject(model, samples, held_out)
 
 
@@ -209,8 +209,6 @@ def _samples(split: Any, source: str) -> Samples:
             "and name them in trainer.dataset.path (docs/data.md), or read them in load_data() of "
             "a program (docs/own-programs.md)"
         )
-    if isinstance(x, Mapping):
-        x = {key: _wide(each) for key, each in x.items()}
     return checked_targets(x, y, source)
 
 
@@ -222,11 +220,6 @@ def _arrays(part: Any) -> list[NDArray[Any]]:
 
 def _lengths(part: Any) -> str:
     return " and ".join(f"{len(each):,}" for each in _arrays(part))
-
-
-def _wide(x: Any) -> Any:
-    """Bytes as integers: DLion takes bytes for pixels, and scales them."""
-    return x.astype(np.int32) if isinstance(x, np.ndarray) and x.dtype == np.uint8 else x
 
 
 def _check_alike(train: Samples, test: Samples) -> None:

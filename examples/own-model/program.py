@@ -7,9 +7,9 @@ DLion calls these functions. Only the first is required:
     load_data(split, site, worker_index) -> (x, y)
         NumPy arrays; y contains class numbers from 0, or floats for a regression. Each worker
         calls it with split "train" or "test", the site's name, and the worker's index within its
-        site. "train" returns that worker's data; "test" should be the same everywhere. x of type
-        uint8 is treated as pixels and scaled to 0..1. Without load_data, the manifest's
-        `trainer.dataset` applies.
+        site. "train" returns that worker's data; "test" should be the same everywhere. The model
+        gets x of type uint8 as it is: let it begin with keras.layers.Rescaling(1 / 255). Without
+        load_data, the manifest's `trainer.dataset` applies.
     loss(y_true, y_pred)
         A scalar, or a value per sample. Default: cross-entropy, or mean squared error of floats.
     accuracy(y_true, y_pred)

@@ -99,8 +99,6 @@ class OwnProgram:
         if self is KERAS_SCRIPT:  # a `tf.data.Dataset` of batches
             data = (np.concatenate(parts) for parts in zip(*data.as_numpy_iterator(), strict=True))
         x, y = data
-        if self is TWO_INPUTS:  # trainers scale pixels
-            x["image"] = x["image"] / 255
         restarts = pytest.warns(UserWarning, match="Skipping variable loading for optimizer 'adam'")
         with restarts if self is KERAS_SCRIPT else contextlib.nullcontext():
             loaded = keras.models.load_model(model)
@@ -200,7 +198,8 @@ TWO_INPUTS = OwnProgram(
     def build_model():
         image = keras.Input((2, 2, 1), name="image", dtype="float32")
         place = keras.Input((2,), name="place")
-        x = layers.Concatenate()([layers.Flatten()(image), place])
+        pixels = layers.Flatten()(layers.Rescaling(1 / 255)(image))
+        x = layers.Concatenate()([pixels, place])
         x = layers.Dense(16, "relu")(x)
         outputs = {"sum": layers.Dense(1)(x), "sign": layers.Dense(1)(x)}
         return keras.Model({"image": image, "place": place}, outputs)

@@ -376,8 +376,9 @@ def test_bytes_reach_the_model_as_fit_would_give_them(tmp_path: Path, as_dict: b
     found = read_by_workers(project, job_of(project), tmp_path / "project")
     held_out = next(iter(found.values())).held_out_x
     values = held_out["b"] if as_dict else held_out
-    assert values.dtype == np.int32
+    assert values.dtype == np.uint8
     np.testing.assert_array_equal(values, pixels)
+    assert not next(iter(found.values())).scales_pixels
 
 
 def test_the_model_comes_back_as_it_was_and_stays_so(tmp_path: Path) -> None:

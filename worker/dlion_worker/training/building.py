@@ -18,6 +18,10 @@ from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 _SAMPLES = 16
 """Enough to tell probabilities from logits."""
+_PIXEL_SCALES = (1 / 512, 1 / 50)
+"""Between them are 1/255, 1/127.5 and what divides by a standard deviation, too."""
+_TO_PIXELS = 100.0
+"""A layer that multiplies by so much makes 0..255 of 0..1."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,17 @@ class BuiltModel:
 
 def build_model(
     program: TrainingProgram,
-    input_shape: tuple[int, ...],
     class_count: int,
     seed: int,
+    input_shape: tuple[int, ...],
     input_dtype: np.dtype[Any],
+    scales_pixels: bool,
 ) -> BuiltModel:
-    """Build the Keras model; the same seed gives the same initial values. Raises: ProgramError."""
-    samples = few_samples(input_shape, input_dtype)
+    """Build the Keras model; the same seed gives the same initial values.
+
+    `scales_pixels`: it gets uint8 samples as `scaled` returns them. Raises: ProgramError.
+    """
+    samples = few_samples(input_shape, input_dtype, scales_pixels=scales_pixels)
     keras.backend.clear_session()  # layer names are numbered from zero on every worker
     keras.utils.set_random_seed(seed % 2**32)
     with user_code(program, "build_model()", "It takes nothing and returns a keras.Model"):
@@ -57,6 +65,12 @@ def build_model(
         raise ProgramError(
             f"program {program.name}: build_model() must return a keras.Model "
             f"(given: {type(model).__name__})"
+        )
+    if scales_pixels and input_dtype == np.uint8 and (layer := pixel_layer(model)):
+        raise ProgramError(
+            f"program {program.name}: the model would scale pixels that DLion has scaled to 0..1 "
+            f"already, as trainer.dataset names images (given: layer {layer!r}). Remove the layer, "
+            "put keras.layers.Rescaling(255) before it, or read the images in load_data()"
         )
     shape = (
         {name: list(each.shape[1:]) for name, each in samples.items()}
@@ -113,18 +127,18 @@ def value_count(batch_B: NDArray[Any]) -> int:
     return sum(value_count(batch_B[name]) for name in names)
 
 
-def few_samples(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+def few_samples(shape: Sequence[int], dtype: np.dtype[Any], *, scales_pixels: bool) -> Any:
     """Random samples, as a model gets them; integers are 0 or 1, as they may be indices."""
     random = np.random.default_rng(1)
     batch = np.zeros((_SAMPLES, *shape), dtype)
     for array in [batch[name] for name in dtype.names] if dtype.names else [batch]:
         is_float = array.dtype.kind == "f"
-        highest = 255 if array.dtype == np.uint8 else 1
+        highest = 255 if scales_pixels and array.dtype == np.uint8 else 1
         shape = array.shape
         array[...] = (
             random.normal(size=shape) if is_float else random.integers(0, highest + 1, shape)
         )
-    return scaled(tensors(batch))
+    return scaled(tensors(batch)) if scales_pixels else tensors(batch)
 
 
 def few_targets(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -139,6 +153,19 @@ def scaled(inputs: Any) -> Any:
         return tf.cast(each, tf.float32) * (1.0 / 255.0) if each.dtype == tf.uint8 else each
 
     return tf.nest.map_structure(scale, inputs)
+
+
+def pixel_layer(model: Any) -> str:
+    """Name of a layer that expects values of 0..255; empty if none does."""
+    found = ""
+    for layer in model._flatten_layers():  # noqa: SLF001 - also of models within it
+        if isinstance(layer, keras.layers.Rescaling):
+            scale = float(np.max(np.abs(layer.scale)))
+            if scale >= _TO_PIXELS:
+                return ""
+            if _PIXEL_SCALES[0] < scale < _PIXEL_SCALES[1]:
+                found = layer.name
+    return found
 
 
 def whole_model(encoder: Any, model: Any) -> Any:

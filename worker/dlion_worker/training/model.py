@@ -95,16 +95,19 @@ class FlatModel:
         rank: int = 0,
         freeze: Sequence[str] = (),
         input_dtype: np.dtype[Any] | type[Any] = np.float32,
+        scales_pixels: bool = True,
         target_shape: Sequence[int] | None = (),
         target_dtype: np.dtype[Any] | type[Any] | None = None,
     ) -> None:
         """`class_count`: 0 if the data have targets of `target_shape` (None: several).
 
         `target_dtype`: int32 for classes and float32 for targets, or that of records.
+        `scales_pixels`: the Keras model gets uint8 samples as floats in 0..1.
         """
-        self.input_shape = tuple(input_shape)
-        self.class_count = class_count
-        built = build_model(program, self.input_shape, class_count, seed, np.dtype(input_dtype))
+        self.input_shape, self.class_count = tuple(input_shape), class_count
+        self._scales_pixels = scales_pixels
+        form = self.input_shape, np.dtype(input_dtype), scales_pixels
+        built = build_model(program, class_count, seed, *form)
         self._keras = self._saved = built.keras_model
         self.program = with_compiled(program, self._keras)
         """With the loss and the optimizer of `compile()`, if it has none of its own."""
@@ -137,6 +140,7 @@ class FlatModel:
             rank=rank,
             freeze=trainer.freeze,
             input_dtype=data.input_dtype,
+            scales_pixels=data.scales_pixels,
             target_shape=data.target_shape,
             target_dtype=data.held_out_y.dtype,
         )
@@ -160,8 +164,7 @@ class FlatModel:
     def step(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> StepResult:
         """Loss and gradient of one batch at the current weights, which do not change.
 
-        One compiled function serves any batch size. Moving statistics and dropout's generators
-        advance. uint8 samples are scaled to 0..1 inside.
+        One compiled function serves any batch size. Moving statistics and generators advance.
 
         Raises: ProgramError (the model or loss fails), DataError (labels without a class).
         """
@@ -390,7 +393,7 @@ class FlatModel:
             outputs, after, penalties = self._keras.stateless_call(
                 self._variables.assemble(weights_D, fixed),
                 state,
-                scaled(x_B),
+                scaled(x_B) if self._scales_pixels else x_B,
                 return_losses=True,
                 **call_arguments(self._keras, training=training),
             )

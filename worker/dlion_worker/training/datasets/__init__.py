@@ -2,7 +2,8 @@
 
 The trainer calls `load` once, `BatchStream.next` per step, and `FolderWatch.poll` at an interval
 where the data grows. Everything follows from the manifest and its seed, so workers agree on the
-partition without communication. Images stay uint8 in memory; the compiled step scales them.
+partition without communication. Images stay uint8 in memory; the compiled step scales them,
+except those of a program's `load_data`.
 """
 
 from dlion_worker.training.datasets.dataset import DataSet

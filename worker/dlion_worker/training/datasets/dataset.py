@@ -44,6 +44,8 @@ class DataSet:
     """Watched files as of reading, whether or not they contain samples of this worker."""
     augment: Augment | None = None
     """For training batches only."""
+    scales_pixels: bool = True
+    """Models get uint8 samples as floats in 0..1. False: as they are, as from Keras' `fit()`."""
     encoder: Any = None
     """The Keras model whose outputs these samples are; None: they are the original ones."""
 

@@ -238,13 +238,14 @@ def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) 
     if len(kept) < len(y):
         x, y = x[kept], y[kept]
     has_labels = y.dtype == np.int32
-    return _of_one_part(
+    data = _of_one_part(
         spec,
         (x, y),
         (held_x, held_y),
         class_count=open_sources.class_count_of(None, program.name, y, held_y) if has_labels else 0,
         total=len(y) * len(job.workers()),
     )
+    return replace(data, scales_pixels=False)
 
 
 def _check_selection(spec: Dataset, x: NDArray[Any], y: NDArray[Any], name: str) -> None:

@@ -12,10 +12,10 @@ The user's protocol, in a file or an importable module:
     callbacks() -> list of keras.callbacks.Callback  optional
 
 `split` is "train" or "test". `worker_index` counts the workers of a site from 0, over all its
-groups. `x` of type uint8 is taken as pixels and scaled to 0..1; other types are unchanged. `y`
-holds class numbers from 0, or targets: floats, or a dict for several outputs. Without `load_data`,
-the manifest's `trainer.dataset` defines the data. What the model was compiled with stands in for
-`loss`, `accuracy` and `optimizer` (`compiled`).
+groups. The model gets `x` of type uint8 as it is. `y` holds class numbers from 0, or targets:
+floats, or a dict for several outputs. Without `load_data`, the manifest's `trainer.dataset` defines
+the data, and scales uint8 to 0..1. What the model was compiled with stands in for `loss`,
+`accuracy` and `optimizer` (`compiled`).
 
 A file may import modules beside it (`dlion_worker.program_modules`). One program is loaded at a
 time: the next one replaces its modules.

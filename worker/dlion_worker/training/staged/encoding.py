@@ -5,7 +5,7 @@ original samples again (`training.model`).
 """
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError, ProgramError
 from dlion_api.plain_text import error_text
 from dlion_core.policies.staged.feature_batch import MAX_CLASSES, MAX_FEATURES, MAX_MAGNITUDE
-from dlion_worker.training.building import scaled, tensors
+from dlion_worker.training.building import pixel_layer, scaled, tensors
 from dlion_worker.training.converting import load_keras_file
 from dlion_worker.training.datasets.dataset import DataSet
 
@@ -42,9 +42,17 @@ def encoded(data: DataSet, path: Path, *, max_values: int | None = None) -> Data
             f"allowed: 1 to {MAX_CLASSES}). Train without an encoder"
         )
     encoder = _loaded(path, path.stat().st_mtime_ns if path.is_file() else 0)
-    held_out = _features(encoder, data.held_out_x, path)
+    is_scaled = data.scales_pixels and data.input_dtype == np.uint8
+    if is_scaled and (layer := pixel_layer(encoder)):
+        raise DataError(
+            f"trainer.encoder: {path} would scale pixels that DLion has scaled to 0..1 already "
+            f"(given: layer {layer!r}). Save the encoder without the layer, or with "
+            "keras.layers.Rescaling(255) before it"
+        )
+    features = partial(_features, encoder, path=path, is_scaled=is_scaled)
+    held_out = features(data.held_out_x)
     _check_values(data.samples, prod(held_out.shape[1:]), max_values)
-    parts = {key: (_features(encoder, x, path), y) for key, (x, y) in data.parts.items()}
+    parts = {key: (features(x), y) for key, (x, y) in data.parts.items()}
     return replace(data, parts=parts, held_out_x=held_out, encoder=encoder)
 
 
@@ -68,13 +76,15 @@ def _check_values(samples: int, values: int, max_values: int | None) -> None:
     )
 
 
-def _features(encoder: Any, x: NDArray[Any], path: Path) -> NDArray[np.float32]:
+def _features(encoder: Any, x: NDArray[Any], *, path: Path, is_scaled: bool) -> NDArray[np.float32]:
     if not len(x):  # for the shape: layers do not agree on that of no samples
-        return _features(encoder, np.zeros((1, *x.shape[1:]), x.dtype), path)[:0]
+        one = np.zeros((1, *x.shape[1:]), x.dtype)
+        return _features(encoder, one, path=path, is_scaled=is_scaled)[:0]
     try:
+        slices = (tensors(x[at : at + _AT_ONCE]) for at in range(0, len(x), _AT_ONCE))
         batches = [
-            np.asarray(encoder(scaled(tensors(x[at : at + _AT_ONCE])), training=False), np.float32)
-            for at in range(0, len(x), _AT_ONCE)
+            np.asarray(encoder(scaled(each) if is_scaled else each, training=False), np.float32)
+            for each in slices
         ]
     except Exception as error:  # Keras raises any type
         raise DataError(
