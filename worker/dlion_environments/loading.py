@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
+from dlion_api.suggestions import did_you_mean
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import MAX_BYTES, parse_documents, single_document
 
@@ -25,13 +26,15 @@ def load_environment(name_or_path: str | Path) -> Environment:
     SpecError with every problem of the file, or the known names."""
     text = str(name_or_path)
     if "/" not in text and not text.endswith((".yaml", ".yml")):
-        if text not in environment_names():
+        known = environment_names()
+        if text not in known:
+            advice = "Give one of these names, or the path of a file."
             problem = Problem(
                 path="environment",
                 message="there is no environment of that name",
                 value=text,
-                allowed=", ".join(environment_names()),
-                advice="Give one of these names, or the path of a file.",
+                allowed=", ".join(known),
+                advice=f"{did_you_mean(text, known)} {advice}".lstrip(),
             )
             raise SpecError([problem])
         path, source = FILES / f"{text}.yaml", ""

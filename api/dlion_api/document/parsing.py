@@ -7,7 +7,6 @@ As in the API server, null counts as absent, an integral float is an integer, an
 in code points. Unlike there, an unknown field is refused.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from dlion_api.document import shapes
 from dlion_api.document.rules import Rule
 from dlion_api.document.scalars import BELOW, FaultError, as_free, as_quantity, as_scalar, shown
 from dlion_api.errors import Problem, SpecError
+from dlion_api.suggestions import did_you_mean
 
 T = TypeVar("T")
 
@@ -210,11 +210,9 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _unknown(shape: shapes.Object, name: str) -> FaultError:
-    folded = {f.name.lower(): f.name for f in shape.fields}
-    near = difflib.get_close_matches(name.lower()[:64], list(folded), n=1)
-    advice = f"Did you mean {folded[near[0]]}?" if near else ""
+    names = [field.name for field in shape.fields]
     message = f"there is no field {shown(name)} here"
-    return FaultError(message, allowed=", ".join(folded.values()), advice=advice)
+    return FaultError(message, allowed=", ".join(names), advice=did_you_mean(name, names))
 
 
 def _wanted(declared: shapes.Field) -> str:

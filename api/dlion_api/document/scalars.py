@@ -8,6 +8,7 @@ from typing import Any, Final
 from dlion_api.document import shapes
 from dlion_api.document.declaring import Limits
 from dlion_api.errors import Problem
+from dlion_api.suggestions import did_you_mean
 
 _DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
 QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"
@@ -70,7 +71,8 @@ def _string(shape: shapes.Scalar, value: object) -> str:
         advice = "Put its text in quotes." if isinstance(value, int | float) else ""
         raise FaultError("must be a string", shown(value), ", ".join(shape.choices), advice)
     if shape.choices and value not in shape.choices:
-        raise FaultError("is not an allowed value", shown(value), ", ".join(shape.choices))
+        advice = did_you_mean(value, shape.choices)
+        raise FaultError("is not an allowed value", shown(value), ", ".join(shape.choices), advice)
     limits = shape.limits
     if limits.max_length is not None and len(value) > limits.max_length:
         raise FaultError(f"is too long: {len(value)}", shown(value), f"up to {limits.max_length}")

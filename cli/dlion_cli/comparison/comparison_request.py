@@ -10,6 +10,7 @@ import click
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job
+from dlion_api.suggestions import did_you_mean
 from dlion_cli.comparison.comparison_folder import reject_foreign_files
 from dlion_cli.comparison.comparison_matrix import (
     MAX_NAME_BYTES,
@@ -202,13 +203,14 @@ def _policy_variant(name: str, job: Job | None) -> Variant:
     """
     if name == IDEAL or (job is not None and name == job.spec.exchange.policy):
         return Variant(name, (), is_ideal=name == IDEAL, family=name)
-    if name not in names():
+    if name not in (known := (*names(), IDEAL)):
+        advice = "Install the package of a custom policy."
         problem = Problem(
             "--policies",
             "there is no exchange policy of that name here",
             value=name,
-            allowed=", ".join((*names(), IDEAL)),
-            advice="Install the package of a custom policy.",
+            allowed=", ".join(known),
+            advice=f"{did_you_mean(name, known)} {advice}".lstrip(),
         )
         raise SpecError([problem])
     find(name)

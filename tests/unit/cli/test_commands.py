@@ -255,7 +255,9 @@ def test_validate_says_every_problem_with_its_line(
 ) -> None:
     text = Path(DIGITS).read_text(encoding="utf-8")
     bad = tmp_path / "bad.yaml"
-    bad.write_text(text.replace("policy: weighted", "policy: heavy").replace("seed: 1", "seeds: 1"))
+    bad.write_text(
+        text.replace("policy: weighted", "policy: Weighted").replace("seed: 1", "seeds: 1")
+    )
     assert main(["validate", DIGITS, str(bad)]) == ExitCode.SPEC
     out, err = capsys.readouterr()
     assert f"{DIGITS}: DLionJob default/digits#1 is valid" in out
@@ -265,6 +267,7 @@ def test_validate_says_every_problem_with_its_line(
     assert "bad.yaml: 2 problems" in err
     assert f'line {seeds}: spec.trainer.seeds: there is no field "seeds" here' in err
     assert f"line {policy}: spec.batching.policy: is not an allowed value" in err
+    assert "weighted. Did you mean weighted?" in err
 
 
 def test_validate_speaks_json_of_every_document(

@@ -15,6 +15,7 @@ from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
 from dlion_api.spec import Optimizer, Spec
 from dlion_api.spec.sites import workers_of
+from dlion_api.suggestions import did_you_mean
 from dlion_core.policies import manifest_checks, round_parameters
 from dlion_core.policies import parameters as declared
 from dlion_core.policies.plugins import PolicyPlugin
@@ -258,7 +259,8 @@ def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
                 return policy
             wrong = f"entry point {point.value} is no dlion_core.policies.catalogue.Policy"
             raise _problem(name, wrong, source, line)
-    raise _problem(name, "there is no exchange policy of that name here", source, line)
+    hint = did_you_mean(name, names())
+    raise _problem(name, "there is no exchange policy of that name here", source, line, hint)
 
 
 def plugin_of(name: str) -> PolicyPlugin | None:
@@ -371,13 +373,14 @@ def messages_must_arrive(spec: Spec) -> bool:
     return exchange.propagation == "selective" or find(exchange.policy).must_arrive
 
 
-def _problem(name: str, message: str, source: str, line: int | None) -> SpecError:
+def _problem(name: str, message: str, source: str, line: int | None, hint: str = "") -> SpecError:
+    advice = "A policy of your own is installed with its package, on every site."
     problem = Problem(
         path="spec.exchange.policy",
         message=message,
         value=name,
         allowed=", ".join(names()),
-        advice="A policy of your own is installed with its package, on every site.",
+        advice=f"{hint} {advice}".lstrip(),
         line=line,
     )
     return SpecError([problem], source=source)

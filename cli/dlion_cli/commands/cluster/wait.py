@@ -1,6 +1,5 @@
 """`dlion wait`: wait for a condition of jobs, for their end or for their deletion."""
 
-import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from click.shell_completion import CompletionItem
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status_names import ConditionType, Reason
+from dlion_api.suggestions import did_you_mean
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.cluster.documents import mapping_of, mappings_in
@@ -55,10 +55,9 @@ class WaitTargetType(click.ParamType[WaitTarget]):
         type_, _, status = given.removeprefix(_CONDITION).partition("=")
         known = _spelt_as(type_, tuple(map(str, ConditionType)))
         if known is None:
-            close = difflib.get_close_matches(type_, list(ConditionType), 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            allowed = ", ".join(ConditionType)
-            self.fail(f"{type_!r} is no condition of a job.{hint} Allowed: {allowed}", param, ctx)
+            hint = did_you_mean(type_, map(str, ConditionType))
+            message = f"{type_!r} is no condition of a job. {hint}".rstrip()
+            self.fail(f"{message} Allowed: {', '.join(ConditionType)}", param, ctx)
         state = _spelt_as(status or "True", _STATUSES)
         if state is None:
             self.fail(f"status {status!r}: allowed: {', '.join(_STATUSES)}", param, ctx)

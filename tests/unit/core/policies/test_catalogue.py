@@ -58,6 +58,7 @@ def test_an_installed_package_adds_a_policy_with_parameters_of_its_own() -> None
     ("policy", "parameters", "words"),
     [
         ("nonsense", {}, "allowed: adacomp"),
+        ("gaja", {}, "Did you mean gaia? A policy of your own is "),
         ("broken", {}, "is no dlion_core.policies.catalogue.Policy"),
         ("mine", {"share": 2}, "spec.exchange.parameters.share"),
         ("mine", {"sahre": 0.1}, "spec.exchange.parameters.sahre"),

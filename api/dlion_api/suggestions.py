@@ -1,0 +1,20 @@
+"""Suggests the known name that a misspelt one most likely means."""
+
+import difflib
+from collections.abc import Iterable
+
+_MAX_COMPARED = 64
+"""Characters: the comparison takes time that grows with the square of the length."""
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Return a question with the name most like `given`, whatever its case; empty: none is.
+
+    >>> did_you_mean("Dilon", ["dlion", "gaia"])
+    'Did you mean dlion?'
+    >>> did_you_mean("nonsense", ["dlion", "gaia"])
+    ''
+    """
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower()[:_MAX_COMPARED], list(folded), n=1)
+    return f"Did you mean {folded[near[0]]}?" if near else ""
