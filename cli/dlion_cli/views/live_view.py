@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord, StepRecord
+from dlion_api.reasons import EventReason
 from dlion_api.remaining_time import RemainingTime
 from dlion_api.spec import Job
 from dlion_cli.terminal.formatting import (
@@ -34,6 +35,9 @@ from dlion_results.run_folder.description import worker_name
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is no terminal."""
 _EVENT_COUNT = 5
+_FOLD_S = 3.0
+"""How long a worker's failure waits for equal ones if output is no terminal."""
+_MAX_NAMED = 4
 _ROW_COLUMNS = 100
 """Width of a worker's row with total and sparkline, without links."""
 _OTHER_LINES = 5
@@ -46,6 +50,21 @@ _STYLES = {
     WorkerDisplayState.QUARANTINED: "bold red",
     WorkerDisplayState.FINISHED: "cyan",
 }
+
+
+class _ShownEvent:
+    """An event as one line, also of other workers that failed with the same message."""
+
+    def __init__(self, record: EventRecord) -> None:
+        self.record, self.ranks = record, [record.rank]
+
+    def takes(self, record: EventRecord) -> bool:
+        """Add the worker if its failure is the same; return whether it is."""
+        is_same = record.reason == self.record.reason and record.message == self.record.message
+        is_folded = is_same and record.reason == EventReason.WORKER_FAILED
+        if is_folded and record.rank not in self.ranks:
+            self.ranks.append(record.rank)
+        return is_folded
 
 
 class LiveView(TerminalView):
@@ -69,7 +88,9 @@ class LiveView(TerminalView):
         self._lock = threading.Lock()
         self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in job.workers()}
         self._remaining = RemainingTime(job.spec)
-        self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
+        self._events: deque[_ShownEvent] = deque(maxlen=_EVENT_COUNT)
+        self._unprinted: _ShownEvent | None = None
+        self._print_due_s = 0.0
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
         super().__init__(console, redirect_stdout=False, redirect_stderr=False)
@@ -77,6 +98,9 @@ class LiveView(TerminalView):
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         if not self._console.is_terminal:
+            with self._lock:
+                last = self._take_unprinted()
+            self._print_events(last)
             self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def update(self, record: ProgressRecord) -> None:
@@ -89,12 +113,14 @@ class LiveView(TerminalView):
                     self._remaining.take(record)
             if record.time_s > self._newest_s:
                 self._newest_s, self._newest_at_s = record.time_s, self._clock()
-            if isinstance(record, EventRecord):
-                self._events.append(record)
+            if isinstance(record, EventRecord) and not (
+                self._events and self._events[-1].takes(record)
+            ):
+                self._events.append(_ShownEvent(record))
+            due = [] if self._console.is_terminal else self._due_events(record)
         if self._console.is_terminal:
             return
-        if isinstance(record, EventRecord) and record.warning:
-            self._console.print(self._event_line(record), soft_wrap=True)
+        self._print_events(due)
         if self._clock() >= self._line_due_s:
             self._line_due_s = self._clock() + LINE_INTERVAL_S
             self._console.print(self.line(), highlight=False, soft_wrap=True)
@@ -132,6 +158,27 @@ class LiveView(TerminalView):
                 f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
             ]
             return ", ".join([*parts, *counts])
+
+    def _due_events(self, record: ProgressRecord) -> list[_ShownEvent]:
+        """The events to print now. A worker's failure waits for equal ones, for `_FOLD_S`."""
+        due = self._take_unprinted() if self._clock() >= self._print_due_s else []
+        if not isinstance(record, EventRecord) or not record.warning:
+            return due
+        if self._unprinted is not None and self._unprinted.takes(record):
+            return due
+        due += self._take_unprinted()
+        if record.reason != EventReason.WORKER_FAILED:
+            return [*due, _ShownEvent(record)]
+        self._unprinted, self._print_due_s = _ShownEvent(record), self._clock() + _FOLD_S
+        return due
+
+    def _take_unprinted(self) -> list[_ShownEvent]:
+        taken, self._unprinted = self._unprinted, None
+        return [] if taken is None else [taken]
+
+    def _print_events(self, events: Iterable[_ShownEvent]) -> None:
+        for event in events:
+            self._console.print(self._event_line(event), soft_wrap=True)
 
     def _now_s(self) -> float:
         """The run's current time, extrapolated from the newest record."""
@@ -216,10 +263,13 @@ class LiveView(TerminalView):
             links_cell(row),
         ]
 
-    def _event_line(self, event: EventRecord) -> Text:
+    def _event_line(self, shown: _ShownEvent) -> Text:
+        event = shown.record
+        names = [worker_name(self._job, rank) for rank in shown.ranks[:_MAX_NAMED]]
+        more = f" and {len(shown.ranks) - _MAX_NAMED} more" * (len(shown.ranks) > _MAX_NAMED)
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(f"{format_duration(event.time_s):>8}  ", style="dim")
-        line.append(f"{worker_name(self._job, event.rank)}  ")
+        line.append(f"{', '.join(names)}{more}  ")
         line.append(printable(event.reason), style="bold yellow" if event.warning else "bold")
         line.append(f"  {printable(event.message)}")
         return line

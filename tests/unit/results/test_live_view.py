@@ -1,6 +1,7 @@
 """Proves: the live view shows every worker's figures and state, its totals and the rate of each
 link on a terminal however narrow, plain lines with the time left off it, says honestly what it
-cannot foresee, and lets no record's text command the terminal.
+cannot foresee, shows equal failures of workers in one line, and lets no record's text command the
+terminal.
 
 Leaves out: the refreshing thread of Rich.
 """
@@ -214,6 +215,46 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_every_warning():
     assert "samples/s" in plain[-1]
     assert "ETA ≤ 0:5" in plain[-1]
     assert "\x1b" not in console.file.getvalue()
+
+
+def failed(rank, message="no layer", at_s=1.0):
+    return EventRecord(at_s, Rank(rank), 1, "WorkerFailed", message, True)
+
+
+def failures(text):
+    """The lines of failed workers, without the time."""
+    lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if "WorkerFailed" in line]
+    return [" ".join(line.split()) for line in lines]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_workers_that_failed_alike_have_one_line(terminal):
+    given = [failed(0), failed(1), failed(1), failed(2, "no data"), failed(3)]
+    view, console, _ = view_of(terminal=terminal, given=given)
+    if terminal:
+        text = picture(view, console)
+    else:
+        view.__exit__()
+        text = console.export_text()
+    assert failures(text) == [
+        "plant-a/small-0, plant-a/small-1 WorkerFailed no layer",
+        "plant-a/small-2 WorkerFailed no data",
+        "plant-a/small-3 WorkerFailed no layer",
+    ]
+
+
+def test_of_many_workers_that_failed_alike_four_are_named():
+    text = picture(*view_of(given=[failed(rank) for rank in range(6)])[:2])
+    assert failures(text)[0].endswith(", plant-a/small-3 and 2 more WorkerFailed no layer")
+
+
+def test_a_failure_is_printed_seconds_later_and_before_any_other_warning():
+    step = StepRecord(9.0, Rank(1), 1, 1, 1.0, 8, 32, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8)
+    assert failures(view_of(terminal=False, given=[failed(0)])[1].export_text()) == []
+    assert len(failures(view_of(terminal=False, given=[failed(0), step])[1].export_text())) == 1
+    lost = EventRecord(1.0, Rank(1), 1, "WorkerLost", "away", True)
+    lines = view_of(terminal=False, given=[failed(0), lost])[1].export_text().splitlines()
+    assert ["WorkerFailed" in lines[0], "WorkerLost" in lines[1]] == [True, True]
 
 
 def test_the_line_of_a_run_that_is_over_foresees_nothing():
