@@ -7,7 +7,6 @@ command in this process; the process of a command is `__main__`.
 import difflib
 import importlib
 import sys
-import traceback
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from dlion_api.errors import ProgramError
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.terminal.interruption import raise_on_signals
 from dlion_cli.terminal.short_options import joined_values, reject_late_options
+from dlion_worker.program_traceback import program_traceback
 
 SECTIONS: Final = {  # by section: module below dlion_cli.commands, function, summary
     "Run here": {
@@ -168,6 +168,6 @@ def _program_name() -> str:
 
 def _fail(error: BaseException) -> int:
     if isinstance(error, ProgramError) and error.__cause__ is not None:
-        click.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
+        click.echo(program_traceback(error.__cause__), err=True)
     click.echo(f"dlion: {message_of(error)}", err=True)
     return int(exit_code_of(error))

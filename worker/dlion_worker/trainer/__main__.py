@@ -17,6 +17,7 @@ from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import STORAGE_ERRNOS, TRAINING_ENDED, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
+from dlion_worker.program_traceback import program_traceback
 from dlion_worker.trainer.end_report import write_end_report
 from dlion_worker.trainer.saving import ModelLostError
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
@@ -55,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DLionError as error:
         if isinstance(error, ProgramError) and error.__cause__ is not None:
             # A record of its own, as the runner reports the whole text of the last error.
-            _LOG.warning("traceback of the program", exc_info=error.__cause__)
+            _LOG.warning("traceback of the program\n%s", program_traceback(error.__cause__))
         _LOG.error("%s", error)
         return error.exit_code
     except SystemExit as error:
-        _LOG.warning("traceback of the program", exc_info=error)
+        _LOG.warning("traceback of the program\n%s", program_traceback(error))
         _LOG.error(
             "the program called sys.exit(%s): remove the call; a program returns, or raises an "
             "error",

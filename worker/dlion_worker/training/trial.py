@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_core.lifecycle.stopping import JobProgress
+from dlion_worker.program_traceback import program_traceback
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.keras_optimizer import make_optimizer
@@ -84,7 +84,7 @@ def main() -> None:
         answer = {"exitCode": 0, "text": found}
     except (DLionError, OSError) as error:
         if isinstance(error, ProgramError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            sys.stderr.write(f"{program_traceback(error.__cause__)}\n")
         code = error.exit_code if isinstance(error, DLionError) else ExitCode.DATA
         answer = {"exitCode": int(code), "text": str(error)}
     sys.stdout.flush()
