@@ -57,15 +57,7 @@ def build_model(
     `scales_pixels`: it gets uint8 samples as `scaled` returns them. Raises: ProgramError.
     """
     samples = few_samples(input_shape, input_dtype, scales_pixels=scales_pixels)
-    keras.backend.clear_session()  # layer names are numbered from zero on every worker
-    keras.utils.set_random_seed(seed % 2**32)
-    with user_code(program, "build_model()", "It takes nothing and returns a keras.Model"):
-        model = program.build(input_shape, class_count)
-    if not isinstance(model, keras.Model):
-        raise ProgramError(
-            f"program {program.name}: build_model() must return a keras.Model "
-            f"(given: {type(model).__name__})"
-        )
+    model = new_keras_model(program, input_shape, class_count, seed)
     if scales_pixels and input_dtype == np.uint8 and (layer := pixel_layer(model)):
         raise ProgramError(
             f"program {program.name}: the model would scale pixels that DLion has scaled to 0..1 "
@@ -84,6 +76,22 @@ def build_model(
     ):
         outputs = as_float32(model(samples, **call_arguments(model, training=False)))
     return BuiltModel(model, samples, outputs)
+
+
+def new_keras_model(
+    program: TrainingProgram, input_shape: tuple[int, ...], class_count: int, seed: int
+) -> Any:
+    """The result of `build_model()`, which no data were given to. Raises: ProgramError."""
+    keras.backend.clear_session()  # layer names are numbered from zero on every worker
+    keras.utils.set_random_seed(seed % 2**32)
+    with user_code(program, "build_model()", "It takes nothing and returns a keras.Model"):
+        model = program.build(input_shape, class_count)
+    if not isinstance(model, keras.Model):
+        raise ProgramError(
+            f"program {program.name}: build_model() must return a keras.Model "
+            f"(given: {type(model).__name__})"
+        )
+    return model
 
 
 def call_arguments(model: Any, *, training: bool) -> dict[str, bool]:

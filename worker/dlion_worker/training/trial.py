@@ -4,12 +4,15 @@ A process of its own (`python -m dlion_worker.training.trial`), as a program may
 reads a request from standard input and writes its answer to a file, both JSON.
 """
 
+import ast
 import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +20,18 @@ import numpy as np
 from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
+from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.program_traceback import program_traceback
 from dlion_worker.training import datasets, programs
+from dlion_worker.training.building import new_keras_model
 from dlion_worker.training.evaluation import evaluated_subset
-from dlion_worker.training.keras_optimizer import make_optimizer
+from dlion_worker.training.keras_optimizer import KerasOptimizer, make_optimizer
+from dlion_worker.training.model import FlatModel
 from dlion_worker.training.private.model import model_of
-from dlion_worker.training.programs.callbacks import TrainingCallbacks
-from dlion_worker.training.programs.compiled import unused_optimizer
+from dlion_worker.training.programs.callbacks import TrainingCallbacks, new_callbacks
+from dlion_worker.training.programs.compiled import unused_optimizer, with_compiled
+from dlion_worker.training.programs.program import TrainingProgram
 
 MAX_BATCH, MAX_EVALUATED = 32, 64
 """Samples: enough to call everything, few enough to take no time."""
@@ -37,39 +44,79 @@ def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
     """
     trainer, worker = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
-    data = datasets.load(job, worker, program=program, data_root=data_root)
-    model = model_of(program, data, trainer)
-    stream = datasets.BatchStream(data, seed=trainer.seed, rank=worker.rank)
-    samples, progress = min(MAX_BATCH, data.samples), JobProgress()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # callbacks may write
-        callbacks = TrainingCallbacks(
-            model.program,
-            model.readable,
-            epoch_samples=lambda: samples,
-            own_samples=lambda: progress.own_samples,
-        )
-        callbacks.training_begins()
-        callbacks.step_begins()
-        step = model.step(*stream.next(samples))
-        optimizer = make_optimizer(model, trainer.optimizer)
-        optimizer.apply(model.weights_D, step.gradient_D, trainer.optimizer.learning_rate)
-        if not step.finite or not np.isfinite(model.weights_D).all():
-            raise ProgramError(
-                f"program {program.name}: loss or gradient of the first batch has NaN or infinity "
-                f"(loss: {step.loss:g}). Scale the data, or correct the loss"
-            )
-        progress.own_samples = samples  # a whole epoch
-        callbacks.step_ended(step.loss, samples)
-        x, y = data.held_out_x, data.held_out_y
-        subset = evaluated_subset(len(x), seed=trainer.seed, max_samples=MAX_EVALUATED)
-        callbacks.training_ended(model.evaluate(x[subset], y[subset]))
-        model.save_keras(Path("model.keras"))
+    with tempfile.TemporaryDirectory() as folder:  # callbacks may write
+        if program.sources and not _assigns_globals(program.sources):
+            program = _checked_without_data(program, trainer, folder)
+        data = datasets.load(job, worker, program=program, data_root=data_root)
+        model = model_of(program, data, trainer)
+        with contextlib.chdir(folder):
+            loss = _train_one_batch(model, data, trainer, rank=worker.rank)
     size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
     note = unused_optimizer(model.program, trainer.optimizer)
-    loss = "" if math.isnan(step.loss) else f": loss {step.loss:.4g}"
+    found = "" if math.isnan(loss) else f": loss {loss:.4g}"
     return (
         f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
-        f"samples with {kind}; one batch trained{loss}{note and f'. Note: {note}'}"
+        f"samples with {kind}; one batch trained{found}{note and f'. Note: {note}'}"
+    )
+
+
+def _train_one_batch(
+    model: FlatModel, data: datasets.DataSet, trainer: Trainer, *, rank: int
+) -> float:
+    """Make one step, evaluate and save the model, with all callbacks.
+
+    Return the loss, NaN with `trainer.privacy`. Raises: ProgramError, DataError.
+    """
+    stream = datasets.BatchStream(data, seed=trainer.seed, rank=rank)
+    samples, progress = min(MAX_BATCH, data.samples), JobProgress()
+    callbacks = TrainingCallbacks(
+        model.program,
+        model.readable,
+        epoch_samples=lambda: samples,
+        own_samples=lambda: progress.own_samples,
+    )
+    callbacks.training_begins()
+    callbacks.step_begins()
+    step = model.step(*stream.next(samples))
+    optimizer = make_optimizer(model, trainer.optimizer)
+    optimizer.apply(model.weights_D, step.gradient_D, trainer.optimizer.learning_rate)
+    if not step.finite or not np.isfinite(model.weights_D).all():
+        raise ProgramError(
+            f"program {model.program.name}: loss or gradient of the first batch has NaN or "
+            f"infinity (loss: {step.loss:g}). Scale the data, or correct the loss"
+        )
+    progress.own_samples = samples  # a whole epoch
+    callbacks.step_ended(step.loss, samples)
+    x, y = data.held_out_x, data.held_out_y
+    subset = evaluated_subset(len(x), seed=trainer.seed, max_samples=MAX_EVALUATED)
+    callbacks.training_ended(model.evaluate(x[subset], y[subset]))
+    model.save_keras(Path("model.keras"))
+    return step.loss
+
+
+def _checked_without_data(
+    program: TrainingProgram, trainer: Trainer, folder: str
+) -> TrainingProgram:
+    """Find what fails without data, as loading them may take minutes.
+
+    Return the program with its model and its callbacks, made once, the latter in `folder`.
+    Raises: ProgramError.
+    """
+    model = new_keras_model(program, (), 0, trainer.seed)
+    compiled = with_compiled(program, model)
+    if trainer.optimizer.name == "program":
+        KerasOptimizer(compiled, trainer.optimizer, size=1)
+    with contextlib.chdir(folder):
+        callbacks = new_callbacks(program)
+    return replace(program, build=lambda *_: model, callbacks=lambda: callbacks)
+
+
+def _assigns_globals(sources: Iterable[Path]) -> bool:
+    """Whether functions assign global variables: `load_data` may set what `build_model` reads."""
+    return any(
+        isinstance(node, ast.Global)
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_bytes()))
     )
 
 

@@ -1,6 +1,7 @@
 """Facts: a program of each shape is tried on one batch, and nothing is left of it; what a run would
 find seconds later, or at its end, is found: an input of another shape, a name that is not defined,
-values that are not finite, a layer that Keras cannot save, an optimizer that is none.
+values that are not finite, a layer that Keras cannot save, an optimizer that is none. What needs no
+data is found before they are loaded, and the model is built once.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
@@ -57,6 +58,64 @@ def test_what_a_run_would_find_later_is_found(
     assert change[0] in PROBABILITIES.text
     with pytest.raises(ProgramError, match=said):
         tried(tmp_path, make_job, PROBABILITIES.text.replace(*change))
+
+
+@pytest.mark.parametrize(
+    ("change", "optimizer", "said"),
+    [
+        (("layers.Dense(16,", "Own(16,"), "sgd", r"build_model\(\) failed .*name 'Own'"),
+        (("return keras.Sequential", "print"), "sgd", r"must return a keras.Model"),
+        (("import numpy", "callbacks = int\nimport numpy"), "sgd", "must return a list"),
+        (
+            ("import numpy", "optimizer = int\nimport numpy"),
+            "program",
+            "keras.optimizers.Optimizer",
+        ),
+        (("import numpy", "import numpy"), "program", r"it has no optimizer\(\)"),
+    ],
+)
+def test_what_needs_no_data_is_found_before_they_are_loaded(
+    tmp_path: Path, make_job: Any, change: tuple[str, str], optimizer: str, said: str
+) -> None:
+    assert change[0] in PROBABILITIES.text
+    text = PROBABILITIES.text.replace("return x, np", "raise OSError('loaded')  # ")
+    with pytest.raises(ProgramError, match=r"load_data.* failed .*OSError: loaded"):
+        tried(tmp_path, make_job, text)
+    with pytest.raises(ProgramError, match=said):
+        tried(tmp_path, make_job, text.replace(*change), optimizer)
+
+
+def test_a_model_is_built_once(tmp_path: Path, make_job: Any) -> None:
+    text = PROBABILITIES.text.replace(
+        "def build_model():",
+        "BUILT = []\n\n\ndef build_model():\n    BUILT.append(1 / (not BUILT))",
+    )
+    assert "BUILT.append" in text
+    assert "one batch trained" in tried(tmp_path, make_job, text)
+
+
+def test_a_model_may_follow_from_what_load_data_assigned(tmp_path: Path, make_job: Any) -> None:
+    text = PROBABILITIES.text.replace("keras.Input((4,))", "keras.Input((WIDTH,))").replace(
+        "return x, np", "global WIDTH\n    WIDTH = 4\n    return x, np"
+    )
+    assert "WIDTH = 4" in text
+    assert "one batch trained" in tried(tmp_path, make_job, text)
+
+
+def test_callbacks_find_the_folder_that_they_made(tmp_path: Path, make_job: Any) -> None:
+    text = (
+        PROBABILITIES.text
+        + """
+
+def callbacks():
+    import os
+
+    os.mkdir("logs")
+    return [keras.callbacks.CSVLogger("logs/epochs.csv")]
+"""
+    )
+    assert "one batch trained" in tried(tmp_path, make_job, text)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_wrong_values_are_named_without_a_traceback(tmp_path: Path, make_job: Any) -> None:

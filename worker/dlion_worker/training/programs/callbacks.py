@@ -60,7 +60,7 @@ class TrainingCallbacks:
         self._epoch_samples, self._own_samples = epoch_samples, own_samples
         self._epoch = self._batch = self._epoch_end = 0
         self._loss_sum, self._counted = 0.0, 0
-        self._callbacks = () if program.callbacks is None else _checked(program)
+        self._callbacks = new_callbacks(program)
         self._called = {
             hook: [each for each in self._callbacks if _has_own(each, hook)] for hook in _HOOKS
         }
@@ -147,9 +147,10 @@ class WeightsChangedError(Exception):
         )
 
 
-def _checked(program: TrainingProgram) -> Sequence[Any]:
-    """What `callbacks()` returns. Raises: ProgramError where it is refused."""
-    assert program.callbacks is not None
+def new_callbacks(program: TrainingProgram) -> Sequence[Any]:
+    """What `callbacks()` returns; none without it. Raises: ProgramError where it is refused."""
+    if program.callbacks is None:
+        return ()
     with user_code(program, "callbacks()", "It takes nothing and returns a list of callbacks"):
         given = program.callbacks()
     what = f"program {program.name}: callbacks()"
