@@ -321,6 +321,7 @@ def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
     assert "watches namespaces ml, edge" in said
     assert "every job with it" in said
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
+    until(lambda: are_listed(kubectl))
     vacant.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
     until_left(kubectl, set())
 

@@ -68,7 +68,7 @@ class Helm:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=330,  # helm's own is five minutes, and says what it waited for
         )
         if done.returncode != 0:
             raise UnavailableError(f"helm {arguments[0]}: {done.stderr.strip()} {done.stdout}")
