@@ -30,7 +30,7 @@ def printed(folder: Path, text: str) -> str:
     (folder / "mine.py").write_text(text)
     with pytest.raises(ProgramError) as caught:  # noqa: PT012 - either may fail
         program = programs.load(Program(file="mine.py"), directory=folder)
-        build_model(program, (4,), 3, 1, np.dtype(np.float32))
+        build_model(program, 3, 1, (4,), np.dtype(np.float32), scales_pixels=False)
     assert caught.value.__cause__ is not None
     return program_traceback(caught.value.__cause__)
 
