@@ -98,17 +98,20 @@ def test_a_round_that_is_long_is_not_finished(monkeypatch: pytest.MonkeyPatch) -
     assert [node.error for node in nodes] == [None] * 2
 
 
-@pytest.mark.parametrize(("last", "made"), [(7, 7), (12, 10)])
+@pytest.mark.parametrize(("last", "made", "least"), [(7, 7, 6), (12, 10, 10)])
 def test_a_round_is_finished_if_the_runs_last_step_is_not_before_its_end(
-    last: int, made: int
+    last: int, made: int, least: int
 ) -> None:
+    """One that learns of the other's end makes no more steps of a round that nobody finishes."""
     job = synchronous_job(2, last, policy="adaptive", localSteps=5)
     network = Network(random.Random(0), DELAY_S)
     nodes = [AskedInTheMiddle(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
     for node in nodes:
         node.thread.join(30)
     assert [node.error for node in nodes] == [None] * 2
-    assert [max(node.hashes) for node in nodes] == [made] * 2
+    steps = [max(node.hashes) for node in nodes]
+    assert max(steps) == made
+    assert min(steps) >= least
 
 
 CASES = [(0, "full"), (1, "full"), (2, "dlion")]
