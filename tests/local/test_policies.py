@@ -16,7 +16,7 @@ from local_run import LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
-STEPS = 120
+STEPS = 180
 LEARNT = 0.55
 """Accuracy of every replica, of three classes: a third is chance. What each policy comes to in the
 end is docs/policies.md's."""
