@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec.trainer import BUILTINS
+from dlion_api.suggestions import did_you_mean
 
 
 def path_argument(name: str, value: object, *, source: str) -> Path:
@@ -55,12 +55,11 @@ def check_program_name(name: str) -> None:
     if is_known or PathFinder.find_spec(name.partition(".")[0], [str(Path.cwd()), *sys.path]):
         return
     beside = [each.name for each in Path().iterdir() if each.suffix in (".py", ".yaml", ".yml")]
-    near = difflib.get_close_matches(name[:64], [*BUILTINS, *beside], n=1, cutoff=0.5)
     problem = Problem(
         "program",
         "there is no built-in program, module or file of that name",
         reprlib.repr(name),
         f"{', '.join(BUILTINS)}, an importable module, a .py file or a .yaml file",
-        f"Did you mean {near[0]}?" if near else "",
+        did_you_mean(name, [*BUILTINS, *beside]),
     )
     raise SpecError([problem], source="train")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from dlion_api.document.rendering import render
 from dlion_api.document.scalars import bounds
 from dlion_api.document.schemas import description
 from dlion_api.errors import Problem, SpecError
+from dlion_api.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,11 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
         child = next((child for child in explanation.children if child.name == name), None)
         if child is None:
             names = [child.name for child in explanation.children]
-            near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
             problem = Problem(
                 path=".".join([*walked, name]),
                 message="there is no such field",
                 allowed=", ".join(names) or "nothing: it has no fields",
-                advice=f"Did you mean {near[0]}?" if near else "",
+                advice=did_you_mean(name, names),
             )
             raise SpecError([problem])
         explanation = child

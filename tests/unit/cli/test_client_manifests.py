@@ -365,7 +365,7 @@ def test_fields_to_set_are_a_dict_or_a_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("digitz", "Did you mean digits?"), ("jobs", "Did you mean job.yaml?"), ("x" * 9, "")],
+    [("digitz", "Did you mean digits?"), ("jobyaml", "Did you mean job.yaml?"), ("x" * 9, "")],
 )
 def test_a_misspelt_program_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
