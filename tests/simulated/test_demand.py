@@ -86,6 +86,7 @@ def test_an_idle_machine_trains_as_without_forecasts(runs: SimulatedCases) -> No
     assert runs["idle"].steps == runs["idle, none"].steps
 
 
+@pytest.mark.slow
 def test_a_run_repeats_bit_by_bit(runs: SimulatedCases) -> None:
     assert runs["again"].trace_hash == runs["short"].trace_hash
     assert "forecasts counted for 0%" not in summary(runs["short"])

@@ -92,5 +92,6 @@ def test_where_all_machines_are_hot_rests_keep_to_the_budget(runs: SimulatedCase
     assert late_batch(run, 3) == pytest.approx(late_batch(run, 0), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_under_a_budget_repeats_bit_by_bit(runs: SimulatedCases) -> None:
     assert runs["again"].trace_hash == runs["budget"].trace_hash

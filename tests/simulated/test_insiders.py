@@ -52,7 +52,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         json.dumps(
             {
                 **dict(zip(fields, case[:3], strict=True)),
-                "settings": {"exchange.quarantine": "".join(case[3:]) or "off"},
+                "settings": {
+                    "trainer.program": {"file": "dense.py"},
+                    "exchange.quarantine": "".join(case[3:]) or "off",
+                },
                 "policy": "adaptive",
                 "seed": 1,
                 "steps": STEPS_OF.get(name, STEPS),

@@ -91,5 +91,6 @@ def _others(rank: int, groups: frozenset[frozenset[int]]) -> list[int]:
     return [peer for group in groups if rank not in group for peer in group]
 
 
+@pytest.mark.slow
 def test_the_same_run_is_the_same_again(runs: SimulatedCases) -> None:
     assert runs["again"].trace_hash == runs["convoys"].trace_hash

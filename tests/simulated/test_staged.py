@@ -24,6 +24,7 @@ def case(encoder: str, mbit_per_s: float, **settings: Any) -> Case:
     return Case(
         environment,
         {
+            "trainer.program": {"builtin": "digits"},  # it takes features of any shape
             "trainer.encoder": encoder,
             "trainer.stop": {"maxSteps": 150},
             "exchange": {"topology": "staged", "policy": "staged", **settings},

@@ -267,7 +267,7 @@ def run(
             plan=plan,
             results_dir=Path(folder),
             data_root=Path(folder),
-            program_root=Path(folder),
+            program_root=Path(__file__).parent,
             on_record=lambda record, _: records.append(record),
             judge=lambda _: None,
             thread_count=1,

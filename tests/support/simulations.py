@@ -7,6 +7,7 @@ each left behind is read from its result folder.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
+DENSE = Path(__file__).with_name("dense.py")
 
 _PROGRAM = """
 import json, os, pathlib, sys
@@ -60,7 +62,10 @@ class EndedCommand:
 
 @dataclass(frozen=True)
 class Case:
-    """One run of the quick start's job: the environment's fields, settings, further flags."""
+    """One run of the quick start's job with the program `DENSE`.
+
+    The environment's fields, settings, further flags.
+    """
 
     environment: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -195,9 +200,12 @@ def _arguments(folder: Path, case: Case) -> list[str]:
     folder.mkdir(parents=True)
     environment = folder / "environment-asked.yaml"
     environment.write_text(yaml.safe_dump(dict(case.environment)))
-    settings = [f"{path}={json.dumps(value)}" for path, value in case.settings.items()]
+    job = Path(shutil.copy(DIGITS, folder))
+    shutil.copy(DENSE, folder)  # a program is beside its manifest
+    chosen = {"trainer.program": {"file": DENSE.name}, **case.settings}
+    settings = [f"{path}={json.dumps(value)}" for path, value in chosen.items()]
     return [
-        str(DIGITS), "-e", str(environment), "--out", str(folder / "out"), "-o", "json",
+        str(job), "-e", str(environment), "--out", str(folder / "out"), "-o", "json",
         "--no-report", *case.flags, *(word for one in settings for word in ("--set", one)),
     ]  # fmt: skip
 
