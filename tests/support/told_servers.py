@@ -142,6 +142,12 @@ def served(path: Path, servers: Mapping[str, Server | None]) -> Iterator[str]:
         yield str(path)
 
 
+class _AllAtOnce(ThreadingHTTPServer):
+    """Takes as many connections at once as a command opens; one that is not taken waits 1 s."""
+
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def _listening(told: Server | None) -> Iterator[dict[str, str]]:
     if told is None:
@@ -190,7 +196,7 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _AllAtOnce(("127.0.0.1", 0), Handler) as server:
         cluster = {"server": f"http://127.0.0.1:{server.server_address[1]}"}
         if told.tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

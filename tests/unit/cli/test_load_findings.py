@@ -117,6 +117,12 @@ def described(
     return found, server
 
 
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlion_cli.commands.cluster.describe.INTERVAL_S", 0.01)
+
+
+@pytest.mark.usefixtures("without_pauses")
 def test_describe_reads_the_load_of_running_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +132,7 @@ def test_describe_reads_the_load_of_running_workers(
     assert found["load"]["workers"][0]["silentSeconds"] == 41.5
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_of_many_workers_some_are_read_and_the_rest_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

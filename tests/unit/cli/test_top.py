@@ -113,6 +113,11 @@ def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
         yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
 
 
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlion_cli.commands.cluster.top.INTERVAL_S", 0.01)
+
+
 def test_a_worker_has_the_figures_of_its_sidecar(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +155,7 @@ def test_shares_of_the_time_are_unknown_without_steps_in_between(waited_s: float
     assert (load.wait_fraction, load.exchange_fraction) == (None, None)
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     file = kubeconfig(a=server(pod(0), pod(1, "Pending"), pod(2, run="0"), pod(3, "Failed")))
     assert main(["top", "digits", "--kubeconfig", file]) == 0
@@ -177,6 +183,7 @@ def test_what_others_are_expected_to_take_is_shown_while_it_counts(
     assert [str(cell) for cell in column.cells] == [shown]
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_several_contexts_have_a_column_and_one_may_fail(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
