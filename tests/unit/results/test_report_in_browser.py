@@ -73,8 +73,15 @@ def loaded(browser: BrowserPage, path: Path, **how: int | bool) -> BrowserPage:
 
 
 @pytest.mark.parametrize("name", ["one", "two", "wide"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1280, False, id="1280-light"),
+        pytest.param(390, True, id="390-dark"),
+        pytest.param(1280, True, id="1280-dark", marks=pytest.mark.slow),
+        pytest.param(390, False, id="390-light", marks=pytest.mark.slow),
+    ],
+)
 def test_every_chart_is_drawn_and_nothing_goes_beyond_the_width(
     browser: BrowserPage, pages: dict[str, Path], width: int, dark: bool, name: str
 ) -> None:
