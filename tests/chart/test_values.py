@@ -168,6 +168,7 @@ SCENE = merged(
     GATEWAY,
     sites("plant-a", "plant-b"),
 )
+"""Tests that change one value share what it is rendered to: each rendering is a process."""
 
 
 def leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -534,12 +535,12 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
 def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
     changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
-    assert settings_of(helm, merged(SITE, changed), tmp_path).site
+    assert settings_of(helm, merged(SCENE, changed), tmp_path).site
 
 
 @pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
 def test_render_reads_values_as_the_chart_does(helm: Helm, path: str, tmp_path: Path) -> None:
-    changed = merged(SITE, nested(WITH_ANOTHER.get(path, path), OTHER[path]))
+    changed = merged(SCENE, nested(WITH_ANOTHER.get(path, path), OTHER[path]))
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(changed))
     of_the_chart = settings_of(helm, changed, tmp_path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -78,7 +79,11 @@ class Helm:
         self, values: Mapping[str, Any] = SITE, *, release: str = RELEASE, only: str = ""
     ) -> list[dict[str, Any]]:
         """What the chart renders to; `only` names one template."""
-        text = _rendered(self, json.dumps(values), release, only)
+        text = _rendered(self, json.dumps(values), release)
+        if only:
+            mark = f"# Source: {CHART.name}/templates/{only}\n"
+            documents = re.split(r"^---\n", text, flags=re.MULTILINE)
+            text = "---\n".join(each for each in documents if each.startswith(mark))
         return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
     def lint(self, values: Mapping[str, Any]) -> None:
@@ -107,10 +112,10 @@ class Helm:
 
 
 @functools.lru_cache(maxsize=256)  # many tests look at the same
-def _rendered(helm: Helm, values: str, release: str, only: str) -> str:
-    chosen = ["--show-only", f"templates/{only}"] if only else []
+def _rendered(helm: Helm, values: str, release: str) -> str:
+    """All templates: helm renders them also where it is to show only one."""
     command = ["template", release, str(CHART), "--namespace", NAMESPACE, *_OFFLINE]
-    return helm.run(*command, *chosen, values=json.loads(values))
+    return helm.run(*command, values=json.loads(values))
 
 
 @functools.cache
