@@ -1,9 +1,9 @@
 """Workers of a job that names an authority in a Secret, beside a real API server without nodes.
 
-Proves: nothing starts before the Secret is there; then two real workers train over links, and with
-a keeper, whose certificates its authority has signed; another authority in the Secret signs for a
-worker in a new pod, which trains with one whose certificate is of the one before, though the
-operator started anew in between; with the Secret gone they train on and the status says so.
+Proves: nothing starts before the Secret is there; then its authority signs for a worker, and after
+it another in the Secret, once the operator has started anew; with the Secret gone the status says
+so. In the slow tier two real workers train over links, and with a keeper, one in a new pod by the
+second authority with one whose certificate is of the first; with the Secret gone they train on.
 With cert-manager's own controllers, the job's Certificate is issued and the operator signs by it;
 before, the status says what keeps it, and it goes with the job.
 Left out: pods (the workers are processes with the pods' own tokens), what an authority has to be
@@ -87,6 +87,23 @@ def kept(kubectl: Kubectl) -> bytes:
     return str(json.loads(text).get("plant-a", "")).encode()
 
 
+def signed(
+    kubectl: Kubectl, operator: OperatorProcess, folder: Path, *, subnet: int
+) -> x509.Certificate:
+    """What the operator gives the first worker's pod."""
+    pods = ClusterPods(folder, kubectl.get("dlj", NAME), kubectl, subnet=subnet)
+    worker = pods.job.worker(Rank(0))
+    given = request_certificate(
+        Access(operator.coordinator_address, pods.prepare("w0", worker)),
+        job=pods.job.key,
+        worker=worker,
+        csr_pem=WorkerKey().csr_pem(),
+        role="trainer",
+        wait_s=30.0,
+    )
+    return x509.load_pem_x509_certificate(given.chain_pem)
+
+
 @pytest.fixture(scope="session")
 def cert_manager_folder() -> Path:
     """What is built of cert-manager."""
@@ -130,22 +147,42 @@ def test_cert_manager_makes_the_authority_of_a_job(
             manager.check()
             secret = kubectl.get("secret", f"{NAME}-authority")
             certificate = x509.load_pem_x509_certificate(b64decode(secret["data"]["tls.crt"]))
-            pods = ClusterPods(tmp_path, kubectl.get("dlj", NAME), kubectl, subnet=42)
-            worker = pods.job.worker(Rank(0))
-            signed = request_certificate(
-                Access(operator.coordinator_address, pods.prepare("w0", worker)),
-                job=pods.job.key,
-                worker=worker,
-                csr_pem=WorkerKey().csr_pem(),
-                role="trainer",
-                wait_s=30.0,
-            )
-            leaf = x509.load_pem_x509_certificate(signed.chain_pem)
-            leaf.verify_directly_issued_by(certificate)
+            signed(kubectl, operator, tmp_path, subnet=42).verify_directly_issued_by(certificate)
             kubectl.run("delete", "dlj", NAME, "--wait=true")
             eventually(lambda: not kubectl.get("certificates")["items"], what="no Certificate")
 
 
+def test_the_authority_that_a_job_names_signs_for_its_workers(
+    kubectl: Kubectl, tmp_path: Path
+) -> None:
+    first, second = GivenAuthority("first"), GivenAuthority("second")
+    home = kubectl.namespace
+    operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home)
+    with operator:
+        kubectl.apply(job_document(1, tls=TLS))
+        eventually(lambda: ready(kubectl).get("reason") == "NoAuthority", what="NoAuthority")
+        assert children(kubectl) == []
+
+        kubectl.apply(first.secret())
+        eventually(lambda: workers(kubectl, NAME), what="the worker's pod")
+        assert is_by(signed(kubectl, operator, tmp_path, subnet=45), first)
+        eventually(lambda: kept(kubectl) == first.own_pem, what="what the Job keeps")
+
+        kubectl.apply(second.secret())
+        operator.kill()
+        operator.start()
+        both = second.own_pem + first.own_pem
+        eventually(lambda: kept(kubectl) == both, what="both on the Job")
+        assert is_by(signed(kubectl, operator, tmp_path, subnet=45), second)
+
+        kubectl.run("delete", "secret", "plant-ca")
+        operator.kill()
+        operator.start()
+        words = "no certificate can be signed: Secret"
+        eventually(lambda: words in str(ready(kubectl).get("message")), what=words)
+
+
+@pytest.mark.slow
 def test_workers_train_by_the_authority_that_their_job_names(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -1,16 +1,17 @@
 """The operator, killed at each of its requests, which a proxy before an API server counts.
 
-Proves: killed just before and just after every single request that changes something in a job's
-life (a run that takes the place of another, trained to its end; deleted; in the slow tier also the
-job made with its claim, suspended, resumed, made smaller and larger, a lost pod; there at events,
-too), the operator leaves what an undisturbed life leaves, and nothing after
-the end. Left out: pods that run, other faults of the API server (test_api_faults).
+Proves: killed just after every single request that changes something in a job's life (a run that
+takes the place of another, trained to its end; deleted), the operator leaves what an undisturbed
+life leaves, and nothing after the end. In the slow tier also: just before each; the job made with
+its claim, suspended, resumed, made smaller and larger; a lost pod; at events.
+Left out: pods that run, other faults of the API server (test_api_faults).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,9 @@ QUIET_S = 3.0
 BUSY_S = 30.0
 MOST_KILLS = 40
 """At the requests of one part of a life, each before and after."""
+PLACES = ("before", "after")
+AFTER = ("after",)
+"""What a kill before a request leaves is what one after the request before it has left."""
 
 
 @pytest.fixture
@@ -114,16 +118,18 @@ def killed_at_every_request(
     *,
     done: Callable[[], bool] = lambda: True,
     events: bool = False,
+    places: Sequence[str] = PLACES,
 ) -> dict[str, list[str]]:
     """Kills the operator at each request that follows from `act`: those before and after which.
+    `places`: in this order, again and again.
 
     What it knows is in the cluster, so after each kill a fresh process meets just the state that
     this request leaves, or has not made. It has `patience_s` to come to the next one, and on a busy
     machine more while what it is to do is not `done`.
     """
     kills: dict[str, list[str]] = {"before": [], "after": []}
-    where = "before"
-    gate = proxy.hold(where, events=events)
+    turns = itertools.cycle(places)
+    gate = proxy.hold(next(turns), events=events)
     act()
     while True:
         is_up = partial(_is_held_or_alive, proxy, operator)
@@ -132,11 +138,10 @@ def killed_at_every_request(
         if not reached:
             proxy.release()
             return kills
-        kills[where].append(_named(gate.request))
-        assert len(kills[where]) < MOST_KILLS, kills
+        kills[gate.where].append(_named(gate.request))
+        assert len(kills[gate.where]) < MOST_KILLS, kills
         operator.kill()
-        where = "after" if where == "before" else "before"
-        gate = proxy.hold(where, events=events)
+        gate = proxy.hold(next(turns), events=events)
         operator.launch()
 
 
@@ -150,12 +155,14 @@ def _is_held_or_alive(proxy: FaultProxy, operator: OperatorProcess) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("life", "ends", "patience_s", "events"),
+    ("life", "places", "ends", "patience_s", "events"),
     [
-        pytest.param(SHORT_LIFE, True, QUIET_S, False, id="life"),
-        pytest.param(LIFE, True, QUIET_S, False, id="whole life", marks=pytest.mark.slow),
-        pytest.param(LIFE, True, QUIET_S, True, id="events of a life", marks=pytest.mark.slow),
-        pytest.param(LOSS, False, 80.0, False, id="loss", marks=pytest.mark.slow),
+        pytest.param(SHORT_LIFE, AFTER, True, QUIET_S, False, id="life"),
+        pytest.param(LIFE, PLACES, True, QUIET_S, False, id="whole life", marks=pytest.mark.slow),
+        pytest.param(
+            LIFE, PLACES, True, QUIET_S, True, id="events of a life", marks=pytest.mark.slow
+        ),
+        pytest.param(LOSS, PLACES, False, 80.0, False, id="loss", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.timeout(900)
@@ -164,6 +171,7 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
     proxy: FaultProxy,
     operator: OperatorProcess,
     life: dict[str, tuple[Act, Done]],
+    places: Sequence[str],
     ends: bool,
     patience_s: float,
     events: bool,
@@ -186,13 +194,13 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
         begins = partial(act, kubectl)
         is_done = partial(done, kubectl)
         kills = killed_at_every_request(
-            proxy, operator, begins, patience_s, done=is_done, events=events
+            proxy, operator, begins, patience_s, done=is_done, events=events, places=places
         )
         assert waited(partial(done, kubectl), 60), (phase, kills, children(kubectl))
         assert waited(partial(_has, kubectl, undisturbed[phase]), 60), (phase, kills)
         told += len(kills["before"]) if events else 0
         if not events:
-            assert set(kills["before"]) == set(kills["after"]) == requests[phase], phase
+            assert [set(kills[where]) for where in places] == [requests[phase]] * len(places), phase
         counts = " and ".join(f"{len(at)} {where}" for where, at in kills.items())
         print(f"{phase}: killed {counts} a request")
     assert told > 0 or not events

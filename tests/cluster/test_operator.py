@@ -175,7 +175,8 @@ def test_what_the_api_server_refuses_is_said_in_the_status(
 def test_at_rest_the_operator_costs_little_and_changes_nothing(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """With 60 suspended jobs and one whose pods fit nowhere; also after a restart.
+    """With 60 suspended jobs and one whose pods fit nowhere, for a minute by the time that the API
+    server's answers bear; also after a restart.
 
     benchmarks/operator_at_rest.py measures it with 300.
     """
@@ -189,6 +190,8 @@ def test_at_rest_the_operator_costs_little_and_changes_nothing(
         alone = operator.memory_mb()
         kubectl.apply(manifest(), *(manifest(f"job-{n}", suspend=True) for n in range(60)))
         eventually(lambda: suspended(kubectl) == 60, within_s=60)
+        eventually(lambda: condition(kubectl, "Ready").get("reason") == "WorkersStarting")
+        proxy.clock_ahead_s = 60.0
         kubectl.wait("--for=condition=Stalled", "dlj/digits", timeout_s=90)
         assert condition(kubectl, "Stalled")["reason"] == "Unschedulable"
         agree(kubectl.get("dlj", "digits"), STUCK)
@@ -199,7 +202,7 @@ def test_at_rest_the_operator_costs_little_and_changes_nothing(
         assert not [each for each in children(kubectl) if "job-" in each]
         eventually(lambda: proxy.is_quiet(3))
         before, looked = len(proxy.requests), operator.metric(looks)
-        eventually(lambda: operator.metric(looks) >= looked + 2)
+        eventually(lambda: operator.metric(looks) > looked)
         print(f"operator: {alone:.0f} MB alone, {operator.memory_mb():.0f} MB with 61 jobs")
         assert alone <= 150
         assert operator.memory_mb() <= 220

@@ -1,10 +1,10 @@
 """What happens to a cluster ends no run that could go on: on real API servers, without pods.
 
 Proves: a matrix of how a run stands and what happens to it (a few cells here, all of them in
-`make slow`); a degraded run goes on when its operator restarts and when the failed worker is scaled
-away; an admission policy that denies and then allows. Left out: the decisions one by one
-(tests/unit/operator/plan/test_run_outcome.py), several sites (test_fleet_correction), an API server
-that is restored (test_api_restore), workers that train (test_run_ends_with_pods).
+`make slow`); there also: a degraded run goes on for 50 s after its operator restarts and the failed
+worker is scaled away; an admission policy that denies and then allows. Left out: the decisions one
+by one (tests/unit/operator/plan/test_run_outcome.py), several sites (test_fleet_correction), an API
+server that is restored (test_api_restore), workers that train (test_run_ends_with_pods).
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def degraded(kubectl: Kubectl) -> None:
     fail(kubectl, 1)
 
 
+@pytest.mark.slow
 def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
     kubectl: Kubectl, shared_operator: OperatorProcess
 ) -> None:
@@ -239,7 +240,8 @@ EVENTS: dict[str, Callable[[Kubectl, OperatorProcess], None]] = {
 }
 CORE = {
     ("healthy", "CRD newer"), ("healthy", "label off and on"), ("healthy", "keeper deleted"),
-    ("degraded", "denied, then allowed"), ("suspended", "scaled up"), ("ending", "restarted"),
+    ("degraded", "restarted"), ("degraded", "denied, then allowed"), ("suspended", "scaled up"),
+    ("ending", "restarted"),
 }  # fmt: skip
 
 

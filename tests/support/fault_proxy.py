@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -97,6 +99,8 @@ class FaultProxy:
         """How late every answer is."""
         self.silent = False
         """Whether watches bring nothing more; what comes meanwhile is lost."""
+        self.clock_ahead_s = 0.0
+        """By how much later than the API server's own the time is that its answers bear."""
         self.kubeconfig = folder / "through-the-proxy.yaml"
         self._gate: Gate | None = None
         self._watches: dict[int, web.Request] = {}
@@ -215,6 +219,7 @@ class FaultProxy:
         ) as got:
             request.code = got.status
             back = {k: v for k, v in got.headers.items() if k.lower() not in _NOT_PASSED_BACK}
+            back["Date"] = _later(got.headers["Date"], self.clock_ahead_s)
             if request.watch and got.status == 200:
                 return await self._watched(asked, got, back)
             body = await got.read()
@@ -269,6 +274,11 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+
+def _later(date: str, seconds: float) -> str:
+    """That `Date` of a response (RFC 9110) so much later."""
+    return format_datetime(parsedate_to_datetime(date) + timedelta(seconds=seconds), usegmt=True)
 
 
 def _status(answer: Answer) -> web.Response:
