@@ -13,6 +13,7 @@ Leaves out: what the operator makes of an accepted manifest.
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 import uuid
@@ -32,7 +33,7 @@ from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.spec import load_job
 from dlion_api.spec.failures import ENDS, MAX_GROUPS_PER_RULE, MAX_RULES
 from dlion_api.status import Status
-from example_counts import examples
+from example_counts import examples, factor
 from manifest_bounds import CONDITION, Trial, document, trials
 from manifest_strategies import changed_documents, values
 from manifest_table import ACCEPTED, CASES, GONE, REFUSED, Case, changed, smallest
@@ -307,9 +308,26 @@ def test_kubectl_sends_an_integral_float_as_an_integer(kubectl: Kubectl, jobs: J
     kubectl.run("create", "--dry-run=server", "-f", "-", text=yaml.safe_dump(manifest))
 
 
+@pytest.fixture(scope="module")
+def agreed() -> set[str]:
+    """Manifests that were accepted as a trial's: most trials begin with the same one."""
+    return set()
+
+
+def to_be_refused(trial: Trial) -> list[dict[str, Any]]:
+    """Its refused documents; of the values of wrong types a share, drawn anew for each bound."""
+    if trial.keyword != "type":
+        return list(trial.refused)
+    share = max(1, round(len(trial.refused) * min(factor(), 1)))
+    return random.Random(trial.name).sample(trial.refused, share)
+
+
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
 def test_every_bound_is_kept_as_by_the_model(
-    jobs: Jobs, keep: Callable[[dict[str, Any]], dict[str, Any]], trial: Trial
+    jobs: Jobs,
+    keep: Callable[[dict[str, Any]], dict[str, Any]],
+    agreed: set[str],
+    trial: Trial,
 ) -> None:
     of_status = trial.path.startswith("status")
     judged = status_problems if of_status else problems
@@ -322,10 +340,14 @@ def test_every_bound_is_kept_as_by_the_model(
         return jobs.replace_status(name, kept | {"status": manifest["status"]})
 
     for manifest in (trial.base, *trial.accepted):
+        text = json.dumps([of_status, manifest])
+        if text in agreed:
+            continue
         assert judged(manifest) == ()
         answer = offered(manifest)
         assert answer.accepted, answer.message
-    for manifest in trial.refused:
+        agreed.add(text)
+    for manifest in to_be_refused(trial):
         assert judged(manifest) != ()
         answer = offered(manifest)
         assert not answer.accepted, manifest

@@ -111,7 +111,7 @@ def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, templa
 
 @pytest.mark.usefixtures("nobody_runs_pods")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", [150, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_what_is_accepted_is_served_by_a_running_operator(
     kubectl: Kubectl, tmp_path: Path, count: int
 ) -> None:

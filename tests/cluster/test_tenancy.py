@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api_server import Jobs, jobs_of
 from chart import SITE, Helm, helm_program, merged
 from dlion_api.errors import UnavailableError
 from fault_proxy import waited
@@ -95,24 +96,25 @@ CASES: dict[str, tuple[dict[str, Any] | None, str, str, str]] = {
 class Users:
     """Users of one namespace, and what the API server tells them."""
 
-    def __init__(self, kubectl: Kubectl) -> None:
-        self.kubectl = kubectl
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
 
-    def write(self, user: str, document: dict[str, Any], verb: str = "create", *more: str) -> str:
+    def write(self, user: str, document: dict[str, Any], *, dry_run: bool = False) -> str:
         """What it is told; empty: it is admitted."""
-        arguments = [verb, f"--as={user}", "-f", "-", "-o", "name", *more]
-        try:
-            self.kubectl.run(*arguments, text=json.dumps(document))
-        except UnavailableError as error:
-            return str(error)
-        return ""
+        return self._jobs.create(document, dry_run=dry_run, user=user).message
 
     def ask(self, user: str, document: dict[str, Any]) -> str:
-        return self.write(user, document, "create", "--dry-run=server")
+        return self.write(user, document, dry_run=True)
 
 
 @pytest.fixture
-def policy(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
+def users(kubectl: Kubectl) -> Iterator[Users]:
+    with jobs_of(kubectl) as jobs:
+        yield Users(jobs)
+
+
+@pytest.fixture
+def policy(kubectl: Kubectl, users: Users, tmp_path: Path) -> Iterator[str]:
     """The chart's policy, for this namespace alone, in force; its name."""
     program = helm_program()
     if program is None:
@@ -131,7 +133,6 @@ def policy(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
         if "policyName" in each["spec"]:
             each["spec"]["policyName"] = name
     kubectl.apply(*documents)
-    users = Users(kubectl)
     grant(kubectl)
     try:
         probe = manifest(podTemplate={"spec": mounted("db")})
@@ -166,8 +167,7 @@ def grant(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_a_writer_gets_what_it_has_the_right_to(kubectl: Kubectl) -> None:
-    users = Users(kubectl)
+def test_a_writer_gets_what_it_has_the_right_to(users: Users) -> None:
     wrong = []
     for name, (spec, *told) in CASES.items():
         document = manifest(podTemplate=None if spec is None else {"spec": spec})
@@ -186,8 +186,7 @@ def test_a_writer_gets_what_it_has_the_right_to(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_a_download_needs_the_right_to_its_secret(kubectl: Kubectl) -> None:
-    users = Users(kubectl)
+def test_a_download_needs_the_right_to_its_secret(users: Users) -> None:
     document = manifest()
     trainer = document["spec"]["trainer"]
     download = {"url": "https://example.com/m.keras", "sha256": "0" * 64, "secretName": "db"}
@@ -200,8 +199,7 @@ def test_a_download_needs_the_right_to_its_secret(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_no_template_takes_a_checked_name_away_and_keeps_the_token(kubectl: Kubectl) -> None:
-    users = Users(kubectl)
+def test_no_template_takes_a_checked_name_away_and_keeps_the_token(users: Users) -> None:
     document = manifest(podTemplate={"spec": {"serviceAccountName": "runner", **TOKEN}})
     group = document["spec"]["sites"][0]["groups"][0]
     for own in ({"serviceAccountName": "default"}, {"serviceAccountName": None},
@@ -213,9 +211,8 @@ def test_no_template_takes_a_checked_name_away_and_keeps_the_token(kubectl: Kube
 
 
 @pytest.mark.usefixtures("policy")
-def test_malformed_templates_are_answered(kubectl: Kubectl) -> None:
+def test_malformed_templates_are_answered(users: Users) -> None:
     """They are denied where they cannot be read, and never by an error that helps nobody."""
-    users = Users(kubectl)
     malformed: list[dict[str, Any]] = [
         {"volumes": "x"}, {"volumes": [None]}, {"volumes": [3]}, {"containers": {}},
         {"containers": [{"env": [None]}]}, {"serviceAccountName": 3}, mounted("db,other"),
@@ -231,8 +228,7 @@ def test_malformed_templates_are_answered(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_who_changes_a_job_is_compared_as_well(kubectl: Kubectl) -> None:
-    users = Users(kubectl)
+def test_who_changes_a_job_is_compared_as_well(kubectl: Kubectl, users: Users) -> None:
     assert users.write(EDITOR, manifest(podTemplate={"spec": mounted("db")})) == ""
     labels = json.dumps({"metadata": {"labels": {"team": "edge"}}})
     pause = json.dumps({"spec": {"suspend": True}})
@@ -256,9 +252,8 @@ def ready(kubectl: Kubectl, name: str) -> tuple[str, str]:
 
 
 def test_an_operator_believes_a_policy_that_is_older_than_the_job(
-    kubectl: Kubectl, policy: str, tmp_path: Path
+    kubectl: Kubectl, users: Users, policy: str, tmp_path: Path
 ) -> None:
-    users = Users(kubectl)
     began_s = time.monotonic()
     secret = {"spec": mounted("db")}
     early = {**manifest("early", podTemplate=secret), "metadata": {"name": "early"}}

@@ -58,9 +58,9 @@ class Jobs:
     connection: http.client.HTTPConnection
     namespace: str
 
-    def create(self, document: object, *, dry_run: bool = True) -> Answer:
-        """POST; by default only what would come of it."""
-        return self._send("POST", "", document, dry_run=dry_run)
+    def create(self, document: object, *, dry_run: bool = True, user: str = "") -> Answer:
+        """POST, as that user; by default only what would come of it."""
+        return self._send("POST", "", document, dry_run=dry_run, user=user)
 
     def replace(self, name: str, document: object, *, dry_run: bool = True) -> Answer:
         """PUT of all but the status."""
@@ -89,12 +89,16 @@ class Jobs:
         assert answer.accepted, answer.message
         return answer.document
 
-    def _send(self, method: str, path: str, manifest: object, *, dry_run: bool) -> Answer:
+    def _send(
+        self, method: str, path: str, manifest: object, *, dry_run: bool, user: str = ""
+    ) -> Answer:
         query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/dlionjobs"
         url = f"{jobs}{path}" + ("" if method == "GET" else f"?{urlencode(query)}")
         body = None if method == "GET" else json.dumps(manifest)
-        self.connection.request(method, url, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Impersonate-User": user} if user else {}
+        self.connection.request(method, url, body, headers)
         response = self.connection.getresponse()
         text = response.read()
         is_json = response.getheader("Content-Type", "").startswith("application/json")
