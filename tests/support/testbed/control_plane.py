@@ -15,6 +15,7 @@ from dlion_api.errors import UnavailableError
 from testbed.certificates import Authority, write_key_pair
 from testbed.kubectl import Kubectl
 from testbed.layout import API_PORT
+from testbed.reader import reader_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,17 +124,14 @@ class ControlPlane:
     def wait_ready(self) -> None:
         """Wait for /readyz. Raises: UnavailableError with the end of the API server's log."""
         deadline_s = time.monotonic() + _READY_TIMEOUT_S
-        while True:
-            try:
-                self.kubectl.run("get", "--raw=/readyz", timeout_s=5)
-            except UnavailableError as error:
-                if time.monotonic() > deadline_s:
-                    log = self.machine.log_path("kube-apiserver")
-                    end = log.read_text(errors="replace")[-1500:] if log.exists() else "no log"
-                    raise UnavailableError(f"{self.site.name}: {error}\n{end}") from None
-                time.sleep(_POLL_S)
-            else:
-                return
+        reader = reader_of(self.kubeconfig, "")
+        assert reader is not None  # its user has a certificate
+        while not reader.is_well("/readyz"):
+            if time.monotonic() > deadline_s:
+                log = self.machine.log_path("kube-apiserver")
+                end = log.read_text(errors="replace")[-1500:] if log.exists() else "no log"
+                raise UnavailableError(f"{self.site.name}: the API server is not ready\n{end}")
+            time.sleep(_POLL_S)
 
     def _etcd(self) -> list[str]:
         return [

@@ -58,6 +58,9 @@ class Kubectl:
 
     def knows(self, kind: str) -> bool:
         """Whether the API server serves that kind, as it does some time after its CRD is made."""
+        reader = reader_of(self.kubeconfig, self.context)
+        if reader is not None and "." not in kind:
+            return reader.get((kind, "--all-namespaces"), self.namespace) is not None
         try:
             self.run("get", kind, "--all-namespaces", "--output=name")
         except UnavailableError:

@@ -86,6 +86,11 @@ class Reader:
             found += [known | each for each in answer["items"]]
         return {"apiVersion": "v1", "kind": "List", "items": found}
 
+    def is_well(self, path: str) -> bool:
+        """Whether the API server answers a GET of that path, such as /readyz, with 200."""
+        answer = self._answered(path, "*/*")
+        return answer is not None and answer[0] == http.HTTPStatus.OK
+
     def close(self) -> None:
         """Close the connections that are kept."""
         while self._idle:
@@ -114,7 +119,12 @@ class Reader:
         return found
 
     def _ask(self, path: str, accept: str = "application/json") -> Any:
-        """The answer to a GET; None where it is no object. A kept connection may be broken."""
+        """The answer to a GET; None where it is no object."""
+        answer = self._answered(path, accept)
+        return json.loads(answer[1]) if answer and answer[0] == http.HTTPStatus.OK else None
+
+    def _answered(self, path: str, accept: str) -> tuple[int, bytes] | None:
+        """Status and body of a GET; None: no answer. A kept connection may be broken."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -131,7 +141,7 @@ class Reader:
                     return None
                 continue
             self._idle.append(connection)
-            return json.loads(body) if answer.status == http.HTTPStatus.OK else None
+            return answer.status, body
 
     def _connection(self) -> http.client.HTTPConnection:
         address = urlsplit(self.server)
