@@ -74,27 +74,35 @@ def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
 
 
 @pytest.fixture(scope="module")
-def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """helm with that cluster."""
+def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
+    """helm with that cluster, which is without DLion in the end, also where a test fails."""
     program = helm_program()
     assert program is not None  # the testbed has one; beside another cluster install it
-    return Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
+    made = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
+    yield made
+    vacate(made, kubectl)
 
 
 @pytest.fixture
 def vacant(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
-    """A cluster without DLion, and one again in the end, also where the test or `install` fails."""
+    """A cluster without DLion, and one again in the end."""
+    vacate(helm, kubectl)
     yield helm
-    uninstall_ours(helm)
-    until(lambda: are_listed(kubectl))
-    kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
+    vacate(helm, kubectl)
 
 
 @pytest.fixture
-def release(vacant: Helm) -> Helm:
-    """The chart, installed."""
-    install(vacant, "dlion", SITE)
-    return vacant
+def release(helm: Helm) -> Helm:
+    """The chart, installed with these values, also where a test before has left it."""
+    helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, values=dict(SITE))
+    return helm
+
+
+def vacate(helm: Helm, kubectl: Kubectl) -> None:
+    """Nothing of these tests is installed any more."""
+    uninstall_ours(helm)
+    until(lambda: are_listed(kubectl))
+    kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
 
 
 def are_listed(kubectl: Kubectl) -> bool:
@@ -340,14 +348,13 @@ def test_a_second_release_is_refused_unless_it_leaves_the_definition_alone(
     assert owner == "dlion"
 
 
-def test_another_name_takes_over_what_was_kept_when_told_to(
-    release: Helm, kubectl: Kubectl
-) -> None:
+def test_another_name_takes_over_what_was_kept_when_told_to(vacant: Helm, kubectl: Kubectl) -> None:
+    install(vacant, "dlion", SITE)
     job(kubectl)
-    release.run("uninstall", "dlion", "-n", NAMESPACE)
+    vacant.run("uninstall", "dlion", "-n", NAMESPACE)
     with pytest.raises(UnavailableError, match="invalid ownership metadata"):
-        install(release, "other", SITE)
-    install(release, "other", SITE, "--take-ownership")
+        install(vacant, "other", SITE)
+    install(vacant, "other", SITE, "--take-ownership")
     owner = kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
     assert owner == "other"
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
@@ -357,10 +364,11 @@ def test_another_name_takes_over_what_was_kept_when_told_to(
 # ---- in a cluster of yours
 
 
-def test_a_cluster_where_dlion_is_in_use_is_none_for_tests(release: Helm, kubectl: Kubectl) -> None:
+def test_a_cluster_where_dlion_is_in_use_is_none_for_tests(vacant: Helm, kubectl: Kubectl) -> None:
+    install(vacant, "dlion", SITE)
     assert "Deployment dlion-system/dlion-operator" in occupation(kubectl)
     job(kubectl)
-    uninstall_ours(release)
+    uninstall_ours(vacant)
     until(lambda: occupation(kubectl) == "DLionJob ml/mine")
     replace(kubectl, namespace="ml").run("delete", "dlionjob", "mine")
     assert occupation(kubectl) == ""

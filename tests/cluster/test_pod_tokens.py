@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,35 +48,29 @@ class Cluster:
         return SigningKeys(jwks.encode(), about["issuer"])
 
 
-def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
-    namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
-    control_plane.run("create", "namespace", namespace)
-    kubectl = replace(control_plane, namespace=namespace)
-    job = JobKey(namespace, "digits", "1")
-    try:
-        kubectl.run("create", "serviceaccount", "worker")
-        kubectl.apply(indexed_job(group_job_name(job, WORKER.group), expected_labels(WORKER, job)))
-        assert waited(lambda: len(kubectl.get("pods")["items"]) == 2, 60)
-        mine, other = (
-            each["metadata"]["name"]
-            for each in sorted(
-                kubectl.get("pods")["items"], key=lambda pod: pod["metadata"]["labels"][INDEX_LABEL]
-            )
+def test_a_token_of_the_api_server_is_its_pods(kubectl: Kubectl) -> None:
+    job = JobKey(kubectl.namespace, "digits", "1")
+    kubectl.run("create", "serviceaccount", "worker")
+    kubectl.apply(indexed_job(group_job_name(job, WORKER.group), expected_labels(WORKER, job)))
+    assert waited(lambda: len(kubectl.get("pods")["items"]) == 2, 60)
+    mine, other = (
+        each["metadata"]["name"]
+        for each in sorted(
+            kubectl.get("pods")["items"], key=lambda pod: pod["metadata"]["labels"][INDEX_LABEL]
         )
-        kubectl.apply(pod("made-up", expected_labels(WORKER, job)))
-        cluster = Cluster(kubectl)
+    )
+    kubectl.apply(pod("made-up", expected_labels(WORKER, job)))
+    cluster = Cluster(kubectl)
 
-        def holds(token: str) -> bool:
-            tokens = PodTokens(cluster.store(), cluster.read_keys)
-            return asyncio.run(tokens.verify(token, WORKER, job)) is not None
+    def holds(token: str) -> bool:
+        tokens = PodTokens(cluster.store(), cluster.read_keys)
+        return asyncio.run(tokens.verify(token, WORKER, job)) is not None
 
-        assert holds(token(kubectl, TOKEN_AUDIENCE, mine))
-        assert not holds(token(kubectl, TOKEN_AUDIENCE, other))
-        assert not holds(token(kubectl, TOKEN_AUDIENCE, "made-up"))
-        assert not holds(token(kubectl, "somebody.else", mine))
-        assert not holds(token(kubectl, TOKEN_AUDIENCE, None))
-    finally:
-        control_plane.run("delete", "namespace", namespace, "--wait=false")
+    assert holds(token(kubectl, TOKEN_AUDIENCE, mine))
+    assert not holds(token(kubectl, TOKEN_AUDIENCE, other))
+    assert not holds(token(kubectl, TOKEN_AUDIENCE, "made-up"))
+    assert not holds(token(kubectl, "somebody.else", mine))
+    assert not holds(token(kubectl, TOKEN_AUDIENCE, None))
 
 
 def token(kubectl: Kubectl, audience: str, pod_name: str | None) -> str:
