@@ -39,9 +39,11 @@ LONG_FIRST = frozenset(
         *(
             "api_faults",
             "crd",
+            "federation",
             "job_authorities",
             "kills_at_requests",
             "operator",
+            "rights_in_use",
             "run_ends",
             "upgrade",
         ),

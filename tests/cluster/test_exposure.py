@@ -3,13 +3,14 @@ docs/several-sites.md says, and nothing else.
 
 Proves, with the chart and real pods, on sites whose pods do not reach each other (but in the last
 part): through one port of a gateway, operators too, which HAProxy serves as the cluster's own
-TLSRoutes (at one site) or IngressRouteTCPs (at the other) say; and in the slow tier by ports of
-nodes, by ports of a load balancer, and over a network that joins the pods, the job trains in lock
-step. Each site's status shows both sites' workers and all links; nobody tries another port of the
-other site; of a site with a gateway no other one takes a connection; what leads to workers goes
-with them; neither operator asked for what the chart does not grant. Where a firewall is not opened
-(slow tier), events name the address that is not reached, the job is Stalled after five minutes, and
-trains once it is. Prints how long it took.
+TLSRoutes (at one site) or IngressRouteTCPs (at the other) say, by ports of nodes, by ports of a
+load balancer, and over a network that joins the pods, the job trains in lock step. Each site's
+status shows both sites' workers and all links; nobody tries another port of the other site; of a
+site with a gateway no other one takes a connection; what leads to workers goes with them; neither
+operator asked for what the chart does not grant. Where a firewall is not opened, events name the
+address that is not reached, the job is Stalled after five minutes, and trains once it is. Prints
+how long it took. All of it is slow: in `make test` workers exchange messages through a gateway
+(tests/local/test_gateway), and operators have routes made and deleted (test_federation).
 What stands for load balancer and gateway: tests/support, testbed/load_balancer.py, site_gateway.py.
 Left out: clouds' load balancers, other proxies, network policies.
 """
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
     from testbed.sites import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODE_PORTS = (30000, 32767)
 ITERATIONS = 10
@@ -230,7 +231,6 @@ def _check_followed(lines: list[str]) -> None:
     assert workers == {"site-a/small-0", "site-a/small-1", "site-b/small-0"}, lines[:20]
 
 
-@pytest.mark.slow
 def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.federate()
     with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60), ExitStack() as stack:
@@ -250,7 +250,6 @@ def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.check_rights()
 
 
-@pytest.mark.slow
 def test_ports_that_are_closed_are_told_and_training_begins_once_they_are_open(
     two_sites: TwoSites,
 ) -> None:
@@ -274,7 +273,6 @@ def test_ports_that_are_closed_are_told_and_training_begins_once_they_are_open(
     two_sites.check_rights()
 
 
-@pytest.mark.slow
 def test_by_a_load_balancer(two_sites: TwoSites) -> None:
     """All workers of a site share its address."""
     two_sites.federate()
@@ -317,7 +315,6 @@ def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
     two_sites.check_rights()
 
 
-@pytest.mark.slow
 def test_over_a_network_that_joins_the_pods(two_sites: TwoSites) -> None:
     two_sites.federate()
     two_sites.testbed.join_pods()
