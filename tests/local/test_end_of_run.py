@@ -18,7 +18,7 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.provenance import PROVENANCE_FILE, ProvenanceStatement, stated_digests
 from dlion_worker.training.framework import keras
-from local_run import LocalRun, blobs, job_document
+from local_run import IMPATIENT, LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -93,14 +93,17 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
         "coreScale": 0.5,
         "sites": [{"name": name, "workers": 1} for name in sides],
         "betweenSites": {"mbitPerS": 100},
-        "changes": [{"at": {"seconds": 3}, "cutSites": ["plant-c"]}],
+        "changes": [{"at": {"seconds": 2}, "cutSites": ["plant-c"]}],
     }
     path = tmp_path / "cut.yaml"
     path.write_text(yaml.safe_dump(environment))
     job = job_document(
         dict.fromkeys(sides, 1),
         minSites=1,
-        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": 16}},
+        trainer={
+            "program": blobs(tmp_path, nap_s=0.1, more=IMPATIENT),
+            "stop": {"maxSeconds": 15},
+        },
         exchange={"policy": "dlion", "codec": "float16"},
         synchronization={"mode": "bounded", "maxStaleness": 5},
     )

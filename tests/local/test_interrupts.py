@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import yaml
 
 from dlion_local.emulation.compute.quotas import control_groups_unavailable
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
-from local_run import LocalRun, blobs, job_document
+from local_run import LocalRun, blobs, job_document, run_command
 
 WITHIN_S = 5.0
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
@@ -80,14 +78,6 @@ def taking_away(run: LocalRun) -> None:
 def closing(run: LocalRun) -> None:
     taking_away(run)
     run.wait_until(lambda: "dlion_worker.sidecar" not in run.modules(), "no process is left")
-
-
-@pytest.fixture
-def hang_ups_are_heard() -> Iterator[None]:
-    """By what a test starts, also where all tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
@@ -239,11 +229,11 @@ def test_a_signal_after_the_training_loses_nothing(
 
 
 @pytest.mark.timeout(300)
-def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_heard: None) -> None:
+def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     """What is still written for it is lost, and nothing else."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
     ours, its = os.openpty()
-    with LocalRun(tmp_path, document, stdout=its, report=True) as run:
+    with LocalRun(tmp_path, document, stdout=Path(os.ttyname(its)), report=True) as run:
         run.wait_for_step(10)
         os.close(ours)
         os.close(its)
@@ -273,8 +263,7 @@ def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
             f"{page} is incomplete"
         )
     assert took_s <= WITHIN_S
-    report = [sys.executable, "-m", "dlion_cli", "report", str(run.folder)]
-    assert subprocess.run(report, check=False, capture_output=True).returncode == 0
+    assert run_command(tmp_path, "report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").exists()
 
 

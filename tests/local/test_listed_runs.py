@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from local_run import LocalRun, blobs, job_document
+from local_run import LocalRun, blobs, job_document, run_command
 
 pytestmark = pytest.mark.patient
 
@@ -33,13 +33,9 @@ def build_model():
 """
 
 
-def dlion(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dlion_cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
-
-
-def listed(folder: Path) -> dict[str, Any]:
-    (run,) = json.loads(dlion("ls", str(folder), "-o", "json").stdout)["runs"]
+def listed(where: Path, folder: Path) -> dict[str, Any]:
+    """What `dlion ls` says of the one run in `folder`; `where`: for what it prints."""
+    (run,) = json.loads(run_command(where, "ls", str(folder), "-o", "json").stdout)["runs"]
     assert isinstance(run, dict)
     return run
 
@@ -50,7 +46,7 @@ def test_a_run_is_listed_followed_interrupted_and_resumed(tmp_path: Path) -> Non
     job["spec"]["trainer"]["stop"] = {"maxSteps": 100_000}
     with LocalRun(tmp_path, job) as run:
         run.wait_for_step(5)
-        running = listed(run.folder)
+        running = listed(tmp_path, run.folder)
         command = [sys.executable, "-m", "dlion_cli", "logs", "-f", str(run.folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
             run.end(signal.SIGINT)
@@ -60,16 +56,19 @@ def test_a_run_is_listed_followed_interrupted_and_resumed(tmp_path: Path) -> Non
     assert follower.returncode == 0
     built = [line for line in shown.splitlines() if line.endswith("building a model")]
     assert {line.partition(" | ")[0] for line in built} == {"plant-a/g-0", "plant-a/g-1"}
-    interrupted = listed(run.folder)
+    interrupted = listed(tmp_path, run.folder)
     assert (interrupted["state"], interrupted["resumable"]) == ("interrupted", True)
     assert interrupted["iterations"] >= running["iterations"]
     told = shlex.split(run.terminal().splitlines()[-1])
     assert told[:2] == ["dlion", "run"]
     assert told[-2:] == ["--resume", str(run.folder)]
     end = str(interrupted["iterations"] + 5)
-    finished = dlion(*told[1:], "--set", f"trainer.stop.maxSteps={end}", "--no-report")
+    finished = run_command(
+        tmp_path, *told[1:], "--set", f"trainer.stop.maxSteps={end}", "--no-report"
+    )
     assert finished.returncode == 0, finished.stderr
-    assert (listed(run.folder)["state"], listed(run.folder)["resumable"]) == ("succeeded", False)
+    ended = listed(tmp_path, run.folder)
+    assert (ended["state"], ended["resumable"]) == ("succeeded", False)
 
 
 @pytest.mark.timeout(200)
@@ -80,12 +79,12 @@ def test_a_simulated_run_is_listed_as_such_and_has_no_logs(tmp_path: Path) -> No
     job["spec"]["trainer"]["stop"] = {"maxSteps": 3}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     out = tmp_path / "out"
-    simulated = dlion(
-        "simulate", str(tmp_path / "job.yaml"), "--environment", "quickstart", "--out", str(out),
-        "--no-report",
+    simulated = run_command(
+        tmp_path, "simulate", str(tmp_path / "job.yaml"), "--environment", "quickstart",
+        "--out", str(out), "--no-report",
     )  # fmt: skip
     assert simulated.returncode == 0, simulated.stderr
-    run = listed(tmp_path)
+    run = listed(tmp_path, tmp_path)
     assert (run["name"], run["command"], run["state"]) == ("out", "simulate", "succeeded")
-    refused = dlion("logs", str(out))
+    refused = run_command(tmp_path, "logs", str(out))
     assert (refused.returncode, "it was simulated" in refused.stderr) == (66, True)

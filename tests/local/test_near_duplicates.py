@@ -104,16 +104,15 @@ def test_each_worker_of_a_run_leaves_out_its_own(tmp_path: Path) -> None:
         "dropNearDuplicates": True,
     }
     document = job_document(2, trainer={"dataset": dataset, "stop": {"maxSteps": 5}})
-    with (tmp_path / "stdout").open("wb") as stdout:
-        run = LocalRun(tmp_path, document, "-o", "json", stdout=stdout.fileno(), report=True)
-    with run:
+    stdout = tmp_path / "stdout"
+    with LocalRun(tmp_path, document, "-o", "json", stdout=stdout, report=True) as run:
         assert run.finish() == 0, run.terminal()
     (event,) = run.events("NearDuplicatesLeftOut")
     assert event.rank == 0
     left_out, of = (int(word) for word in event.message.split() if word.isdigit())
     assert of == 400
     assert left_out == pytest.approx(300, abs=10)
-    printed = json.loads((tmp_path / "stdout").read_text())
+    printed = json.loads(stdout.read_text())
     places = {"folder": str(run.folder), "report": str(run.folder / "report.html")}
     assert printed == {**run.summary(), **places}
     assert printed["ending"]["succeeded"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from local_run import LocalRun, blobs, job_document
+from local_run import IMPATIENT, LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -75,7 +75,8 @@ def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(
 ) -> None:
     """Either it comes together, or the models are named as what they are; within one site the one
     that holds more stays."""
-    trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 60}}
+    program = blobs(tmp_path, nap_s=0.1, more=IMPATIENT)
+    trainer = {"program": program, "stop": {"maxSteps": 30}}
     job = job_document(
         sites,
         trainer=trainer,
@@ -83,7 +84,7 @@ def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(
         synchronization={"mode": "bounded", "maxStaleness": 5},
     )
     with LocalRun(tmp_path, job) as run:
-        run.wait_for_step(20)
+        run.wait_for_step(10)
         pid = run.trainer_pids(2)[-1]
         os.kill(pid, signal.SIGSTOP)
         run.wait_until(lambda: run.events("TrainingStopped", 0), "the others have ended")

@@ -83,7 +83,6 @@ def assert_once(run: PodRun) -> None:
 def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     with pod_run(tmp_path / "whole", document(), subnet=1) as whole:
-        whole.trainers_by_themselves = True
         start_all(whole)
         whole.wait_until(lambda: len(whole.steps()) >= BREAK, "some steps")
         whole.end("keeper", number=signal.SIGKILL)

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import dlion
-from local_run import LONG_S, blobs, job_document
+from local_run import LONG_S, blobs, job_document, run_command
 from process_starter import RUN_MARK
 
 pytestmark = [pytest.mark.patient, pytest.mark.timeout(300)]
@@ -167,7 +167,7 @@ def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: st
         metrics=["accuracy"],
     )
     sites, root = ["plant-a", "plant-b"], tmp_path / "runs"
-    job = dlion.train(model, (x, y), sites=sites, stop={"maxSteps": 200}, root=root)
+    job = dlion.train(model, (x, y), sites=sites, stop={"maxSteps": 100}, root=root)
     assert job.name.startswith("three-blobs-")
     assert job.result_folder == root / job.name
     client = dlion.Client("local", root=root)
@@ -179,16 +179,15 @@ def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: st
         assert len(np.load(job.result_folder / name)["y"]) == 405, "half of nine tenths"
     resume = ["run", f"{job.result_folder}/job.yaml", "--resume", f"{job.result_folder}"]
     for arguments in (
-        [*resume, "--set", "trainer.stop.maxSteps=220"],
+        [*resume, "--set", "trainer.stop.maxSteps=110"],
         ["logs", f"{job.result_folder}", "--worker", "0"],
         ["ls", f"{root}", "-o", "json"],
     ):
-        command = [sys.executable, "-P", "-m", "dlion_cli", *arguments]
-        ended = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=200)
+        ended = run_command(tmp_path, *arguments)
         assert ended.returncode == 0, ended.stderr
     (listed,) = json.loads(ended.stdout)["runs"]
     assert (listed["name"], listed["state"]) == (job.name, "succeeded")
-    assert client.get_job_metrics(job.name)["iteration"].max() == 220
+    assert client.get_job_metrics(job.name)["iteration"].max() == 110
     client.delete_job(job.name)
     assert not list(root.iterdir())
     assert not left_behind(mark)
@@ -207,7 +206,7 @@ def cells(**parameters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "seconds"), [("simulated", 40), pytest.param("local", 8, marks=pytest.mark.slow)]
+    ("backend", "seconds"), [("simulated", 28), pytest.param("local", 8, marks=pytest.mark.slow)]
 )
 def test_the_notebook_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, backend: str, seconds: int

@@ -96,7 +96,7 @@ def test_the_quick_start_learns_from_both_sites_and_an_interrupt_leaves_nothing(
     shutil.copy(EXAMPLE, tmp_path / "job.yaml")
     settings = ("trainer.stop.maxSeconds=600", "trainer.evaluation.everySamples=2000")
     flags = [word for setting in settings for word in ("--set", setting)]
-    with LocalRun(tmp_path, None, *QUICK_START, *flags, by_itself=True) as run:
+    with LocalRun(tmp_path, None, *QUICK_START, *flags) as run:
         run.wait_until(lambda: len(accuracies(run)) == 4, "each replica is judged", 240)
         run.wait_until(lambda: min(accuracies(run).values()) >= 0.85, "all digits are known", 200)
         unprivileged(run)

@@ -80,6 +80,14 @@ def nap(nap_s):
 """More code for `blobs`: naps until that file exists. What remains of the run then takes no longer
 than it must."""
 
+IMPATIENT = """
+from dlion_worker.trainer import peer_selection
+
+peer_selection.MIN_PATIENCE_S = 10.0
+"""
+"""More code for `blobs`: so long, and not three times, who has ended waits for a peer without a
+link."""
+
 
 def job_document(workers: int | dict[str, int] = 3, **spec: Any) -> dict[str, Any]:
     """A small job with one site, or those named; keywords are fields of `spec`.
@@ -148,15 +156,16 @@ class LocalRun:
         folder: Path,
         document: dict[str, Any] | None,
         *flags: str,
-        stdout: int | None = None,
+        stdout: Path | None = None,
         report: bool = False,
         by_itself: bool = False,
     ) -> None:
         """`folder` gets the manifest and the result folder; None: the manifest that is there.
 
-        `stdout`: a descriptor that takes it; `terminal()` is standard error alone then. `report`:
-        have it write report.html, which takes a second of CPU. `by_itself`: start it as users do,
-        so that it imports all that it needs (else `process_starter`), five seconds of CPU.
+        `stdout`: a file or terminal that takes what is printed; `terminal()` is standard error
+        alone then. `report`: have it write report.html, which takes a second of CPU. `by_itself`:
+        start it as users do, so that it imports all that it needs (else `process_starter`), five
+        seconds of CPU.
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
@@ -172,13 +181,13 @@ class LocalRun:
         self._log = folder / "terminal"
         self._log.write_bytes(b"")
         self.process: subprocess.Popen[bytes] | ForkedProgram
-        if stdout is None and not by_itself:
-            self.process = start(RUN, arguments, environment, self._log)
+        if not by_itself:
+            self.process = start(RUN, arguments, environment, self._log, stdout)
             return
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", RUN, *arguments],
-                stdout=log if stdout is None else stdout,
+                stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
@@ -347,6 +356,16 @@ class LocalRun:
         logs = sorted((self.folder / "logs").glob("worker-*.log"))
         ends = [f"{log.name}: ...{log.read_text(errors='replace')[-1500:]}" for log in logs]
         return "\n".join([self.terminal()[-3000:], *ends])
+
+
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`dlion` with these arguments, forked as a `LocalRun` is. `folder`: for what it prints."""
+    stdout, stderr = (folder / f"{name}-of-{arguments[0]}" for name in ("stdout", "stderr"))
+    for path in (stdout, stderr):
+        path.write_bytes(b"")
+    environment = {RUN_MARK: uuid.uuid4().hex, **os.environ}
+    code = start(RUN, arguments, environment, stderr, stdout).wait(LONG_S)
+    return subprocess.CompletedProcess(arguments, code, stdout.read_text(), stderr.read_text())
 
 
 def command_line(pid: int) -> list[str]:

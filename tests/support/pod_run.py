@@ -58,8 +58,6 @@ class PodRun:
             {} if is_open else {self.site: CertificateAuthority(self.site, life=life)}
         )
         self.processes: dict[str, subprocess.Popen[bytes] | ForkedProgram] = {}
-        self.trainers_by_themselves = False
-        """Started as a kubelet does it, each imports TensorFlow (else `process_starter`)."""
         self._keeper_log_chars = 0
         """Of lives of the keeper before this one."""
         self.environment: dict[str, str] = {}
@@ -160,7 +158,7 @@ class PodRun:
             names.POD_IP_VARIABLE: self.address(1 + rank),
         }
         self._start(f"sidecar-{rank}", "sidecar", root, environment)
-        forked = not (self.trainers_by_themselves or self.environment)
+        forked = not self.environment
         if forked:  # a trainer that has to import takes longer than the keeper's start
             self.wait_until(self._keeper_serves_or_is_away, "the keeper serves")
         self._start(f"trainer-{rank}", "trainer", root, environment, forked=forked)

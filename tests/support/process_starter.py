@@ -118,12 +118,17 @@ class Starter:
         atexit.register(self.end)
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        stdout: Path | None = None,
     ) -> ForkedProgram:
         """`python -m` with that module and its arguments, in the folder that is this process's;
-        `log` gets what it prints."""
+        `log` gets what it prints, without what `stdout` gets."""
         request = {"start": [*command], "environment": {**environment}, "log": str(log)}
-        return ForkedProgram(self._ask(request | {"folder": str(Path.cwd())}), self)
+        places = {"folder": str(Path.cwd()), "stdout": str(stdout or log)}
+        return ForkedProgram(self._ask(request | places), self)
 
     def reap(self, pid: int) -> int:
         """The exit code of one that has ended."""
@@ -159,10 +164,14 @@ def _starter_of(kind: str) -> Starter:
 
 
 def start(
-    program: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    stdout: Path | None = None,
 ) -> ForkedProgram:
-    """`OPERATOR`, `RUN` or `POD`, forked by this session's process for it."""
-    return _starter_of(KINDS[program]).start([program, *arguments], environment, log)
+    """`OPERATOR`, `RUN` or `POD`, forked by this session's process for it; see `Starter.start`."""
+    return _starter_of(KINDS[program]).start([program, *arguments], environment, log, stdout)
 
 
 reported_cpu_s: dict[int, float] = {}
@@ -220,15 +229,19 @@ class Mark:
 def _become(request: dict[str, Any], mark: Mark) -> NoReturn:
     """The forked process: the program, from its arguments to its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where all tests run under nohup
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for opened, number in ((null, 0), (output, 1), (output, 2)):
+    # A terminal that is opened before `setsid` does not become the one of the program's session.
+    output, errors = (
+        os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for name in ("stdout", "log")
+    )
+    for opened, number in ((null, 0), (output, 1), (errors, 2)):
         os.dup2(opened, number)
-    os.close(null)
-    os.close(output)
+        os.close(opened)
     sys.argv = request["start"]
     program = sys.argv[0]
     if program == RUN:
