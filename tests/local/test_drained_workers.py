@@ -23,7 +23,7 @@ from iteration_losses import iteration_losses, lost_by_waiting
 from local_run import blobs, job_document
 from pod_run import PodRun, pod_run
 
-BREAK = 10
+BREAK = 5
 DRAINED, STAYING = 2, (Rank(0), Rank(1))
 
 
@@ -98,7 +98,7 @@ def test_a_drained_worker_costs_the_others_at_most_one_iteration(
 @pytest.mark.timeout(300)
 def test_the_next_attempt_at_a_run_goes_on_from_the_keepers_checkpoints(tmp_path: Path) -> None:
     """The coordinator has asked the survivor to end; at the next attempt there is a new one."""
-    steps = 40
+    steps = 30
     job = document(tmp_path, 2, steps, maxRestarts=0, exchange={"policy": "full"})
     job["spec"]["checkpoint"] = {"everySeconds": 1}  # type: ignore[index]
     with pod_run(tmp_path, job, subnet=63) as run:

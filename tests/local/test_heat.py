@@ -3,8 +3,8 @@ that this test heats and cools by how busy the workers are. The workers compute 
 as much as before once the air is cool; sidecars say what they do. A machine without a sensor trains
 as fast as ever, and its sidecars say so once.
 
-The machine is the exact solution of a first-order equation with a time constant of 20 s. Left out:
-the controller itself (tests/unit/core/heat), real sensors.
+The machine is the exact solution of a first-order equation with a time constant of 15 s, and is
+warm at first. Left out: the controller itself (tests/unit/core/heat), real sensors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from attempts import first_that_holds
 from local_run import LocalRun, blobs, job_document
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-THRESHOLD, RISE_K, TIME_CONSTANT_S = 60.0, 100.0, 20.0
+THRESHOLD, RISE_K, TIME_CONSTANT_S = 60.0, 100.0, 15.0
 TICK_S = 0.5
 HEAT = {"heat": {"thresholdCelsius": THRESHOLD}}
 
@@ -36,7 +37,7 @@ class FakeMachine:
         self._file = root / "sys/class/thermal/thermal_zone0/temp"
         self._file.parent.mkdir(parents=True)
         self._run = run
-        self.ambient, self.celsius = 30.0, 30.0
+        self.ambient, self.celsius = 30.0, 50.0
         self._write()
 
     def _write(self) -> None:
@@ -80,20 +81,28 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
     machine = FakeMachine(root, lambda: run)
     with LocalRun(tmp_path, document(tmp_path)) as run:
         run.wait_for_step(5)
-        machine.live(40.0)
-        hot = machine.live(25.0)
+        machine.live(14.0)
+
+        def hot() -> tuple[float, float]:
+            temperatures, shares = zip(*machine.live(8.0), strict=True)
+            assert fmean(temperatures) < THRESHOLD + 1.0
+            assert max(temperatures) < THRESHOLD + 5.0
+            # What keeps 60 degrees in air of 30 is 30 % of the time.
+            assert fmean(shares) < 0.4
+            return fmean(temperatures), fmean(shares)
+
+        # A starved run heats less, and uses less of its share.
+        _, hot_share = first_that_holds(
+            hot, lambda found: found[0] > THRESHOLD - 6.0 and found[1] > 0.15
+        )
         machine.ambient = -45.0  # not limited even by a busy machine
-        machine.live(25.0)
-        cool = machine.live(6.0)
+        first_that_holds(
+            lambda: fmean(share for _, share in machine.live(4.0)),
+            lambda share: share > max(0.7, 2 * hot_share),
+            attempts=10,
+        )
         run.end(signal.SIGINT)
         logs = [sidecar_log(run, rank) for rank in (0, 1)]
-    temperatures = [celsius for celsius, _ in hot]
-    assert THRESHOLD - 6.0 < fmean(temperatures) < THRESHOLD + 1.0
-    assert max(temperatures) < THRESHOLD + 5.0
-    hot_share, cool_share = (fmean(share for _, share in each) for each in (hot, cool))
-    # What keeps 60 degrees in air of 30 is 30 % of the time.
-    assert 0.15 < hot_share < 0.4
-    assert cool_share > max(0.7, 2 * hot_share)
     for log in logs:
         assert "heat budget: limits compute to stay below 60 °C" in log
         assert "the heat budget fell from" in log
@@ -104,7 +113,7 @@ def test_a_machine_without_a_sensor_is_not_limited_and_its_sidecars_say_so_once(
 ) -> None:
     monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))
     with LocalRun(tmp_path, document(tmp_path)) as run:
-        run.wait_for_step(100)
+        run.wait_for_step(60)
         run.end(signal.SIGINT)
         logs = [sidecar_log(run, rank) for rank in (0, 1)]
     for log in logs:

@@ -32,7 +32,7 @@ def imports(process: Path) -> bool:
     return "aiohttp" in (process / "maps").read_text()
 
 
-@pytest.mark.parametrize(("moment", "times"), [(has_begun, 20), (imports, 5)])
+@pytest.mark.parametrize(("moment", "times"), [(has_begun, 20), (imports, 2)])
 def test_an_operator_ends_at_a_signal_that_comes_early(
     tmp_path: Path, moment: Callable[[Path], bool], times: int
 ) -> None:

@@ -119,10 +119,10 @@ def held_to(cores: float, pid: int) -> None:
     started_s, before_s = time.monotonic(), process_cpu_s(pid) or 0.0
 
     def used() -> float:
-        time.sleep(2)
+        time.sleep(1)
         return ((process_cpu_s(pid) or 0.0) - before_s) / (time.monotonic() - started_s)
 
-    first_that_holds(used, lambda found: 0.9 * cores <= found <= 1.1 * cores, attempts=5)
+    first_that_holds(used, lambda found: 0.9 * cores <= found <= 1.1 * cores, attempts=10)
 
 
 def state_of(pid: int) -> str:
@@ -136,7 +136,7 @@ def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
     time.sleep(0.3)
     used_before_s = cpu.usage_s(RANK)[0]
     held_to(0.5, supervisor.child)
-    assert cpu.usage_s(RANK)[0] - used_before_s >= 0.6
+    assert cpu.usage_s(RANK)[0] - used_before_s >= 0.4
     assert cpu.usage_s(RANK)[1] > 0
     cpu.set_quota(RANK, 0.2)
     time.sleep(0.2)

@@ -1,7 +1,7 @@
 """Facts: where certificates live for seconds, every connection of a run over two sites is remade by
-the next one, twice and more: both links, the sidecars' measuring, workers and keepers to their
-coordinators, operator to operator. Nobody loses an iteration, no link goes down, nothing is told as
-a warning, and the replicas, in lock step, stay equal.
+the next one: both links, the sidecars' measuring, workers and keepers to their coordinators,
+operator to operator; slow: twice and more. Nobody loses an iteration, no link goes down, nothing is
+told as a warning, and the replicas, in lock step, stay equal.
 
 Real processes of workers, sidecars and keepers, real operators' parts, mutual TLS, on loopback.
 `benchmarks/renewals.py` shows the same with lives of two minutes, and how long iterations took.
@@ -19,20 +19,20 @@ from local_run import blobs
 from renewed_run import renewed_run
 
 LIFE = timedelta(seconds=16)
-TIMES = 2
 
 
 @pytest.mark.timeout(300)
-def test_every_connection_is_remade_and_no_iteration_lost(tmp_path: Path) -> None:
-    run = renewed_run(tmp_path, life=LIFE, times=TIMES, program=blobs(tmp_path, nap_s=0.05))
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_connection_is_remade_and_no_iteration_lost(tmp_path: Path, times: int) -> None:
+    run = renewed_run(tmp_path, life=LIFE, times=times, program=blobs(tmp_path, nap_s=0.05))
     print(f"{run.seconds:.0f} s: {run.remade}")
     assert len(run.remade) == 12
-    assert min(run.remade.values()) >= TIMES
+    assert min(run.remade.values()) >= times
     assert run.warnings == ()
     assert run.dropped_messages == 0
     assert run.lines_down == 0
     for loss in run.losses.values():
-        assert loss.iterations > 100
+        assert loss.iterations > 50
         assert loss.discarded == ()
-    assert run.compared > 100
+    assert run.compared > 50
     assert run.parted == 0

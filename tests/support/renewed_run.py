@@ -53,8 +53,8 @@ class RenewedRun:
     warnings: tuple[str, ...]
     dropped_messages: int
     lines_down: int
-    """Records of links that say that one is down, before the last iteration: whoever has trained
-    leaves, and the other may tell of that."""
+    """Records of links that say that one is down, from before the workers were told to end: whoever
+    leaves first is missed by the other."""
 
 
 def renewed_run(
@@ -103,17 +103,24 @@ def renewed_run(
         except AssertionError as error:
             raise AssertionError(f"{remade}\n{error}\n{sites[1].story()}") from None
         seconds = time.monotonic() - began_s
+        lines_down = sum(
+            isinstance(record, LinkRecord) and not record.connected
+            for site in sites
+            for record in site.records()
+        )
         sites[0].operator.stop(sites[0].job, "enough")
         for rank, site in enumerate(sites):
             assert site.wait(f"trainer-{rank}") == 0, site.story()
-        return _judged(seconds, remade, [*sites[0].records(), *sites[1].records()])
+        records = [*sites[0].records(), *sites[1].records()]
+        return _judged(seconds, remade, records, lines_down)
 
 
-def _judged(seconds: float, remade: dict[str, int], records: list[ProgressRecord]) -> RenewedRun:
+def _judged(
+    seconds: float, remade: dict[str, int], records: list[ProgressRecord], lines_down: int
+) -> RenewedRun:
     links = [record for record in records if isinstance(record, LinkRecord)]
     told = [r for r in records if isinstance(r, EventRecord) and r.warning]
     steps = [record for record in records if isinstance(record, StepRecord)]
-    last = max(step.iteration for step in steps)
     both = [by_rank for by_rank in hashes(steps).values() if len(by_rank) == len(NAMES)]
     losses = iteration_losses(records)
     beside, elsewhere = _beside_renewals(records, losses)
@@ -127,7 +134,7 @@ def _judged(seconds: float, remade: dict[str, int], records: list[ProgressRecord
         parted=sum(len(set(by_rank.values())) > 1 for by_rank in both),
         warnings=tuple(f"worker {r.rank}: {r.reason}: {r.message}" for r in told),
         dropped_messages=max((link.dropped_messages for link in links), default=0),
-        lines_down=sum(not link.connected and link.iteration < last for link in links),
+        lines_down=lines_down,
     )
 
 
