@@ -36,6 +36,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.federation import client as client_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
 from dlion_operator.kubernetes.store import ObjectName
@@ -48,6 +49,8 @@ from dlion_operator.served_runs.site_runs import SiteRuns
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from federated import FederatedSite, federated_sites, until
 from given_authorities import GivenAuthority
+
+pytestmark = pytest.mark.patient
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 LONG_S = 60.0
@@ -205,6 +208,7 @@ def federated(
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
+        monkeypatch.setattr(client_module, "MAX_WAIT_S", 0.2)
 
         async def run() -> None:
             async with asyncio.timeout(LONG_S), two(tmp_path) as (a, b):

@@ -46,6 +46,8 @@ from dlion_operator.federation.reports import (
 from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from federated import JOB, FederatedSite, federated_sites, report, until, worker
 
+pytestmark = pytest.mark.patient
+
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 LONG_S = 60.0
 METRICS_PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -58,7 +60,7 @@ def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
         monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
         monkeypatch.setattr(telling_module, "HEARTBEAT_INTERVAL_S", 1.0)
         monkeypatch.setattr(telling_module, "FIGURES_INTERVAL_S", 0.5)
-        monkeypatch.setattr(dialling_module, "MAX_WAIT_S", 1.0)
+        monkeypatch.setattr(dialling_module, "MAX_WAIT_S", 0.2)
         monkeypatch.setattr(dialling_module, "CONNECT_TIMEOUT_S", 2.0)
 
         async def run() -> None:
@@ -245,7 +247,7 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
     async with running(a, b):
         assert a.node is not None
         assert b.node is not None
-        await until(lambda: b.node.service.streams == 4)
+        await until(lambda: b.node.service.streams == 3)
         a.said = {JOB: report(A, 0, iteration=7)}
         await until(lambda: heard(b, A) and heard(b, A).figures.iteration == 7)
         assert not b.node.service.refusals

@@ -6,8 +6,9 @@ however long, all train on; global batches grow with the data, and workers agree
 published while training goes on, Ctrl-C leaves the last one, and a later job starts from it;
 another architecture is refused in words.
 
-Leaves out: what each change of a folder does (tests/unit/worker/training/test_watch),
-near-duplicates (test_near_duplicates), the user's own programs (test_video).
+Leaves out: what each change of a folder does (tests/unit/worker/training/test_watch), how soon
+Ctrl-C ends a run (test_interrupts), near-duplicates (test_near_duplicates), the user's own programs
+(test_video).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.progress import DirectiveRecord, EvaluationRecord
 from local_run import LocalRun, job_document
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.patient, pytest.mark.timeout(600)]
 
 LATE, LATE_RANK = 9, 2
 KNOWN = 0.8
@@ -57,7 +58,7 @@ def growing_job(**trainer: Any) -> dict[str, Any]:
                 "evaluationPath": "held-out.npz",
                 "watch": True,
             },
-            "evaluation": {"everySamples": 3000},
+            "evaluation": {"everySamples": 5000},
             "stop": {"continuous": True, "maxSeconds": 240},
             "hashWeights": False,
             **trainer,
@@ -66,7 +67,7 @@ def growing_job(**trainer: Any) -> dict[str, Any]:
         exchange={"policy": "dlion"},
         synchronization={"mode": "bounded"},
         knowledgeTransfer={"policy": "best2all", "everySteps": 50},
-        checkpoint={"everySeconds": 1},
+        checkpoint={"everySeconds": 2},
     )
 
 
@@ -147,9 +148,9 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
         began_s = time.monotonic()
         run.wait_until(lambda: min(last_accuracy(run, LATE).values()) >= KNOWN, "the late class")
         seen["learnt_s"] = time.monotonic() - began_s
+        data.rewrite(FOLDERS[0] + "/early.npz")
         seen["skipped"] = tell(run, "DataSkipped")
         seen["removed"] = tell(run, "DataRemoved")
-        data.rewrite(FOLDERS[0] + "/early.npz")
         seen["changed"] = tell(run, "DataChanged")
         published = len(run.events("ModelPublished"))
         run.wait_until(lambda: len(run.events("ModelPublished")) >= published + 2, "a new model")
@@ -163,7 +164,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
             return min(seen["after"].values()) >= KNOWN
 
         run.wait_until(still_known, "the late class, known to the end")
-        seen["end_s"] = run.end(signal.SIGINT)
+        run.end(signal.SIGINT)
         run.assert_nothing_left()
         sys.stdout.write(
             f"class {LATE}: before {seen['before']}, after {seen['after']}, known to "
@@ -240,9 +241,8 @@ def capacity_share(directive: DirectiveRecord) -> float:
 def test_models_are_published_while_training_goes_on(
     grown: tuple[LocalRun, dict[str, Any]],
 ) -> None:
-    run, seen = grown
+    run, _ = grown
     assert run.process.returncode == ExitCode.INTERRUPTED
-    assert seen["end_s"] <= 5
     assert {int(event.rank) for event in run.events("ModelPublished")} == {0, 2}, "site leads"
     for site in SITES:
         folder = run.folder / "models" / site
@@ -300,7 +300,8 @@ def test_nobody_waits_for_a_file_that_is_slow_to_read(tmp_path: Path) -> None:
         run.wait_for_step(10)
         os.mkfifo(late)
         run.wait_until(is_read, "the late file is read")
-        run.wait_for_step(run.steps()[-1].iteration + 100)
+        # The watcher rests twenty times as long as it reads: few iterations.
+        run.wait_for_step(run.steps()[-1].iteration + 10)
         assert not run.events("DataAdded")
         whole = tmp_path / "late.png"
         save_image(whole, np.zeros((8, 8), np.uint8))
