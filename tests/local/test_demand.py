@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from local_run import LocalRun, job_document
+from local_run import LocalRun, blobs, job_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 BURN = "while True: pass"
 
 
-def document(prediction: str = "auto") -> dict[str, Any]:
+def document(folder: Path, prediction: str = "auto") -> dict[str, Any]:
     return job_document(
         2,
-        trainer={"stop": {"maxSteps": 1_000_000}},
+        trainer={"program": blobs(folder, nap_s=0.05), "stop": {"maxSteps": 1_000_000}},
         batching={"policy": "weighted", "globalBatchSize": {"initial": 64, "growth": False}},
         nodePolicies={"demand": {"prediction": prediction}},
     )
@@ -51,7 +51,7 @@ def metrics(run: LocalRun, rank: int) -> dict[str, float]:
 
 
 def test_what_other_processes_take_is_measured(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, document()) as run, ExitStack() as burning:
+    with LocalRun(tmp_path, document(tmp_path)) as run, ExitStack() as burning:
         run.wait_for_step(20)
         for _ in range(len(os.sched_getaffinity(0))):
             burner = subprocess.Popen([sys.executable, "-c", BURN])
@@ -73,8 +73,8 @@ def test_a_machine_whose_files_cannot_be_read_trains_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))
-    with LocalRun(tmp_path, document()) as run:
-        run.wait_for_step(100)
+    with LocalRun(tmp_path, document(tmp_path)) as run:
+        run.wait_for_step(30)
         run.wait_until(lambda: metrics(run, 0).get("dlion_demand_blind_count") == 1.0, "blindness")
         run.end(signal.SIGINT)
         for rank in (0, 1):
@@ -82,7 +82,7 @@ def test_a_machine_whose_files_cannot_be_read_trains_and_says_so_once(
 
 
 def test_without_prediction_nothing_is_read(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, document("none")) as run:
+    with LocalRun(tmp_path, document(tmp_path, "none")) as run:
         run.wait_for_step(30)
         assert metrics(run, 0) == {}
         run.end(signal.SIGINT)

@@ -22,6 +22,9 @@ from local_run import LocalRun, blobs, command_line, job_document
 
 pytestmark = pytest.mark.patient
 
+DEADLINE_S = 12
+"""A busy machine takes half of it to start a run."""
+
 ONE_IS_LATE = """
 _load = load_data
 
@@ -46,18 +49,23 @@ def pids(run: LocalRun, module: str) -> list[int]:
 def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Path) -> None:
     trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 1_000_000}}
     began_s = time.monotonic()
-    with LocalRun(tmp_path, job_document(1, trainer=trainer, activeDeadlineSeconds=20)) as run:
+    with LocalRun(
+        tmp_path, job_document(1, trainer=trainer, activeDeadlineSeconds=DEADLINE_S)
+    ) as run:
         assert run.finish() == ExitCode.DEADLINE, run.terminal()
-    assert time.monotonic() - began_s >= 20
+    assert time.monotonic() - began_s >= DEADLINE_S
     ending = run.summary()["ending"]
     assert not ending["succeeded"]
-    assert "longer than activeDeadlineSeconds (20 s)" in ending["message"]
-    assert "longer than activeDeadlineSeconds (20 s)" in run.terminal()
+    said = f"longer than activeDeadlineSeconds ({DEADLINE_S} s)"
+    assert said in ending["message"]
+    assert said in run.terminal()
     assert (run.folder / "models" / "plant-a" / "model.keras").exists()
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("part", ["network.relay", "compute.duty_cycle"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("network.relay", marks=pytest.mark.slow), "compute.duty_cycle"]
+)
 def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path, part: str) -> None:
     """No process is left, though nothing lifts the quotas any more."""
     environment = {"name": "slow", "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}]}

@@ -31,9 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "adacomp": {"server": 1},
     "ako": {"partitions": 3},
 }
-SLOW = {"adacomp", "ako", "gaia", "halos", "hop"}
-"""`make slow` trains them: `hop`, which test_clustered trains as well, and those that differ from
-`dlion` in what they send alone, and the second policy with servers."""
+SLOW = {"adacomp", "adaptive", "ako", "gaia", "halos", "hop"}
+"""`make slow` trains them: `hop`, which test_clustered trains as well, `adaptive`, with which the
+quick start and the tutorial train, those that differ from `dlion` in what they send alone, and the
+second policy with servers."""
 
 
 @pytest.mark.timeout(120)

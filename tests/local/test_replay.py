@@ -23,6 +23,13 @@ from dlion_cli.__main__ import main
 from dlion_cli.commands.local import replay as replaying
 from local_run import LocalRun, blobs, job_document
 
+FAR_APART = {
+    "name": "far-apart",
+    "workers": [{"count": 3, "cores": 24}],
+    "sites": [{"name": name, "workers": 1} for name in "abc"],
+    "betweenSites": {"mbitPerS": 50, "latencyMs": 39},
+}
+"""As `intercontinental`, with half of its workers."""
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
@@ -53,6 +60,13 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def replayed(simulated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The summary and the result folder of its replay without other settings."""
+    out = tmp_path_factory.mktemp("replayed") / "out"
+    return replay(simulated, out), out
+
+
 def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
     """That run's folder with workers numbered by group, and one by which a group had grown."""
     document = yaml.safe_load((run / "job.yaml").read_text())
@@ -80,12 +94,13 @@ def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
     return folder
 
 
-def test_a_clusters_run_is_replayed_by_counted_ranks(simulated: Path, tmp_path: Path) -> None:
+def test_a_clusters_run_is_replayed_by_counted_ranks(
+    simulated: Path, replayed: tuple[Any, Path], tmp_path: Path
+) -> None:
     """To the digit as the same run from one machine."""
     folder = as_in_a_cluster(simulated, tmp_path / "cluster")
     (folder / "environment.yaml").write_bytes((simulated / "environment.yaml").read_bytes())
-    once = replay(simulated, tmp_path / "once")
-    again = replay(folder, tmp_path / "again")
+    once, again = replayed[0], replay(folder, tmp_path / "again")
     assert again["replay"]["figures"] == once["replay"]["figures"]
     assert len(again["replay"]["figures"]) > 10
 
@@ -117,27 +132,28 @@ def figures(summary: Any) -> dict[str, Any]:
     return {figure["name"]: figure for figure in summary["replay"]["figures"]}
 
 
-def test_a_simulated_run_again_is_nearly_the_same(simulated: Path, tmp_path: Path) -> None:
-    summary = replay(simulated, tmp_path / "out")
+def test_a_simulated_run_again_is_nearly_the_same(replayed: tuple[Any, Path]) -> None:
+    summary, out = replayed
     found = figures(summary)
     assert abs(found["iterations/s"]["difference"]) < 0.1
     assert {f"batch of worker {rank}" for rank in range(4)} <= found.keys()
     for rank in range(4):
         assert abs(found[f"batch of worker {rank}"]["difference"]) < 0.1
     assert summary["replay"]["unknownLinks"] == []
-    kept = json.loads((tmp_path / "out" / "replay.json").read_text())
+    kept = json.loads((out / "replay.json").read_text())
     assert kept["figures"] == summary["replay"]["figures"]
-    assert (tmp_path / "out" / "simulation.json").is_file()
+    assert (out / "simulation.json").is_file()
 
 
 def test_links_that_had_latency_have_it_again(tmp_path: Path) -> None:
     """Between continents a step of few samples takes about as long as its gradients travel. A
     replay has it, and so has a replay of that one."""
-    job = tmp_path / "job.yaml"
-    sites = {"a": 2, "b": 2, "c": 2}
-    job.write_text(yaml.safe_dump(job_document(sites, trainer={"stop": {"maxSteps": 30}})))
+    job, environment = tmp_path / "job.yaml", tmp_path / "far-apart.yaml"
+    environment.write_text(yaml.safe_dump(FAR_APART))
+    sites = {"a": 1, "b": 1, "c": 1}
+    job.write_text(yaml.safe_dump(job_document(sites, trainer={"stop": {"maxSteps": 20}})))
     run, again = tmp_path / "run", tmp_path / "again"
-    flags = ("-e", "intercontinental", "--no-report", "--out", str(run))
+    flags = ("-e", str(environment), "--no-report", "--out", str(run))
     done = command("simulate", str(job), *flags)
     assert done.returncode == 0, done.stderr
     found = figures(replay(run, again))["iterations/s"]
@@ -148,11 +164,12 @@ def test_links_that_had_latency_have_it_again(tmp_path: Path) -> None:
 
 
 def test_a_setting_takes_effect(simulated: Path, tmp_path: Path) -> None:
-    summary = replay(simulated, tmp_path / "out", "--set", "exchange.policy=none")
+    few = ("--set", "trainer.stop={maxSteps: 5}")
+    summary = replay(simulated, tmp_path / "out", "--set", "exchange.policy=none", *few)
     found = figures(summary)
     assert found["sent per iteration, 0 to 1"]["recorded"] > 0
     assert found["sent per iteration, 0 to 1"]["replayed"] < 1
-    assert summary["replay"]["settings"] == ["exchange.policy=none"]
+    assert summary["replay"]["settings"] == ["exchange.policy=none", few[1]]
 
 
 @pytest.mark.timeout(120)
@@ -160,7 +177,7 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
     """Steps of a tenth of a second: what links and scheduling add to much shorter ones is not in
     the records."""
     program = blobs(tmp_path, nap_s=0.1)
-    document = job_document(2, trainer={"program": program, "stop": {"maxSteps": 40}})
+    document = job_document(2, trainer={"program": program, "stop": {"maxSteps": 30}})
     with LocalRun(tmp_path, document) as run:
         assert run.finish() == 0
     lines = (run.folder / "events.jsonl").read_text().splitlines()

@@ -25,7 +25,7 @@ from local_run import LocalRun, blobs, hashes, job_document
 
 pytestmark = pytest.mark.patient
 
-WORKERS, STEPS, BREAK = 2, 50, 15
+WORKERS, STEPS, BREAK = 2, 30, 10
 
 
 EXCHANGES: dict[str, dict[str, Any]] = {

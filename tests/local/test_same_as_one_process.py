@@ -29,7 +29,7 @@ pytestmark = pytest.mark.patient
 
 STEPS = 20
 
-NAP_S = 0.01
+NAP_S = 0.005
 """Of the fastest worker, for each sample."""
 LEAST_RATIO = 1.5
 

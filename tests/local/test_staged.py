@@ -39,14 +39,14 @@ def staged_job(folder: Path, sites: dict[str, int], **stop: int) -> dict[str, An
 def test_a_killed_worker_comes_back_and_sensors_end_with_the_decoder(
     tmp_path: Path, killed: int
 ) -> None:
-    with LocalRun(tmp_path, staged_job(tmp_path, SITES, maxSteps=3000)) as run:
+    with LocalRun(tmp_path, staged_job(tmp_path, SITES, maxSteps=1500)) as run:
         run.wait_for_step(1)
         run.kill_trainer(killed)
         assert run.finish() == 0, run.terminal()
     assert {event.rank for event in run.events("TrainingStopped")} == {0, 1, 2}
     assert len(run.events("FeaturesCollected")) >= 2
     assert not run.events("MessageRefused")
-    assert max(step.iteration for step in run.steps(0)) == 3000
+    assert max(step.iteration for step in run.steps(0)) == 1500
     x, y = digits()
     for site in SITES:
         about = json.loads((run.folder / "models" / site / "model.json").read_text())

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.patient
 RING = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
 SITES = {"plant-a": 2, "plant-b": 2}
 STEPS = 1500
-"""With their naps they last 75 s, and the 600 of the usual test a minute: on a busy machine a
+"""With their naps they last 75 s, and the 240 of the usual test a minute: on a busy machine a
 trainer takes half a minute to be back."""
 
 CHANCE = 1 / 3
@@ -59,7 +59,7 @@ def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path, killed: int |
     nap = UNTIL_THERE.format(path=str(back))
     document = job_document(
         SITES,
-        trainer={"program": blobs(tmp_path, nap_s=0.1, more=nap), "stop": {"maxSteps": 600}},
+        trainer={"program": blobs(tmp_path, nap_s=0.25, more=nap), "stop": {"maxSteps": 240}},
         exchange={"policy": "dlion", "topology": "ring", "propagation": "selective",
                   "propagationPeers": 1},
         synchronization={"mode": "bounded", "maxStaleness": 3},
