@@ -115,7 +115,7 @@ def test_workers_of_a_site_have_together_what_one_has_alone(
         is_like_one = 0.85 <= sum(beside) / alone <= 1.1 and max(beside) <= 1.4 * min(beside)
         return alone >= 0.85 * BETWEEN and is_like_one
 
-    first_that_holds(alone_and_beside, is_shared)
+    first_that_holds(alone_and_beside, is_shared, attempts=8)
 
 
 def test_a_worker_alone_at_its_site_has_the_smaller_of_both_rates(

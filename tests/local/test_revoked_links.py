@@ -87,7 +87,7 @@ def test_its_live_links_are_closed_and_it_is_shut_out(workers: list[Worker]) -> 
     revoke(workers)
     for worker in (a, b):
         worker.wait_for(LinkDown, lambda event: event.peer == BAD)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 4.0, "certificates hold for longer"
     refused = bad.wait_for(Refused, lambda event: event.outgoing)
     assert refused.kind is PeerRefusal.REVOKED
     assert a.exchange.quarantined() == b.exchange.quarantined() == {BAD}
