@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -265,22 +264,15 @@ def test_a_result_folder_that_is_removed_ends_the_run_within_seconds(tmp_path: P
 
 
 @pytest.mark.timeout(200)
-def test_a_model_that_cannot_be_saved_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No file may grow past 200 kB: events and checkpoint fit, the model does not."""
+def test_a_model_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    """No file of the trainer may grow past 200 kB: its checkpoint fits, the model does not."""
     wide = (
+        "\nimport resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "\ndef build_model():\n    return keras.Sequential([keras.layers.Input((8,)), "
         "keras.layers.Dense(9000), keras.layers.Dense(3)])\n"
     )
     job = document(tmp_path, wide)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
-    try:
-        run = LocalRun(tmp_path, job, by_itself=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with run:
+    with LocalRun(tmp_path, job) as run:
         assert run.finish() == ExitCode.STORAGE, run.terminal()
     assert "Free some space" in run.terminal()
     assert run.events("CheckpointFailed")

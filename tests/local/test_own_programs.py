@@ -16,11 +16,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from tests.support.simulations import run_commands
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
-from local_run import LocalRun
+from local_run import LocalRun, run_command
 from own_programs import FROZEN, KERAS_SCRIPT, OWN_PROGRAMS, SITES, TWO_INPUTS, OwnProgram
 
 pytestmark = pytest.mark.patient
@@ -110,8 +109,8 @@ def test_a_run_is_resumed_and_replayed_with_the_package_beside_its_program(
         assert again.finish(within_s=200) == ExitCode.OK, again.terminal()
         assert max(step.iteration for step in again.steps()) == 60
     replay = ["replay", str(run.folder), "--no-report", "--out", str(elsewhere / "replayed")]
-    (ended,) = run_commands(elsewhere, {"replay": replay}).values()
-    assert ended.exit_code == 0, ended.stderr
+    ended = run_command(elsewhere, *replay)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_package_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> None:
