@@ -1,4 +1,4 @@
-"""A testbed of two sites for the session, or why there is none; or the cluster that you name. On it
+"""A testbed for the session, or why there is none; or the cluster that you name. On it
 a site with this tree's operator, for those who ask for it.
 
 A test that asks for an API server alone is `podless`, one that brings up sites of its own has
@@ -146,12 +146,21 @@ def _is_whole(config: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def testbed() -> Iterator[Testbed]:
-    """Two sites, two nodes each, the first with the project's images; taken away at the end."""
+def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """A site of two nodes with the project's images, and another one without them where a test of
+    the session asks for `other_site`; taken away at the end."""
     _require_testbed()
     store = image_store(build_images())
-    with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2, stores={SITE: store}) as made:
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    sites = 1 + any("other_site" in item.fixturenames for item in chosen)
+    with Testbed.up(name=f"t{os.getpid()}", sites=sites, nodes=2, stores={SITE: store}) as made:
         yield made
+
+
+@pytest.fixture
+def other_site(testbed: Testbed) -> Site:
+    """The second one."""
+    return testbed.site("site-b")
 
 
 @pytest.fixture(scope="session")

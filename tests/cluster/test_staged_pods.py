@@ -22,7 +22,7 @@ from trained_jobs import SITE, fetched, manifest, records
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(420)]
 
 ENCODER = "encoder.keras"
 MOUNTS = {

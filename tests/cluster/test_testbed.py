@@ -1,8 +1,8 @@
 """Proves on real clusters: a pod runs to its end under a hard CPU limit; names resolve and services
-answer; pods of different sites reach each other at the rate that was set, and not past a cut; a
-node that loses its power or its cable is seen to be gone, and comes back (slow tier); a killed `up`
-leaves nothing that `down` does not take away; another cluster is used only where it is marked;
-`tools/testbed` says what is up and what is missing, and brings images to nodes.
+answer; a killed `up` leaves nothing that `down` does not take away; another cluster is used only
+where it is marked; `tools/testbed` says what is up and what is missing. In the slow tier: pods of
+different sites reach each other at the rate that was set, and not past a cut; a node that loses its
+power or its cable is seen to be gone, and comes back; images are brought to nodes of one site.
 
 Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
 """
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from testbed.kubectl import Kubectl
+    from testbed.sites import Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -126,10 +127,11 @@ def test_a_service_is_found_by_its_name_from_every_node(testbed: Testbed, server
         assert int(output(kubectl, pod(f"ask-{name}", ask, node=name))) == PAYLOAD_BYTES
 
 
+@pytest.mark.slow
 def test_pods_of_two_sites_reach_each_other_at_the_rate_that_was_set(
-    testbed: Testbed, server: str
+    testbed: Testbed, other_site: Site, server: str
 ) -> None:
-    kubectl = testbed.site("site-b").kubectl
+    kubectl = other_site.kubectl
     fetch = (
         "b=$(cut -d' ' -f1 /proc/uptime); "
         f"wget -q -O /dev/null http://{server}:8000/payload && "
@@ -160,10 +162,11 @@ def test_pods_of_two_sites_reach_each_other_at_the_rate_that_was_set(
     assert free > 3 * RATE_MBIT
 
 
+@pytest.mark.slow
 def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
-    testbed: Testbed, server: str
+    testbed: Testbed, other_site: Site, server: str
 ) -> None:
-    kubectl = testbed.site("site-b").kubectl
+    kubectl = other_site.kubectl
     ask = KNOCK.format(f"{server} 8000")
     for cut, mend in (
         (lambda: testbed.cut("site-a", "site-b"), lambda: testbed.mend("site-a", "site-b")),
@@ -176,10 +179,10 @@ def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
 
 
 def test_a_host_path_belongs_to_one_node(testbed: Testbed) -> None:
-    kubectl = testbed.site("site-b").kubectl
+    kubectl = testbed.site("site-a").kubectl
     volumes = [{"name": "disk", "hostPath": {"path": "/var/lib/mine", "type": "DirectoryOrCreate"}}]
     seen = []
-    for node in testbed.site("site-b").nodes:
+    for node in testbed.site("site-a").nodes:
         made = pod(f"disk-{node.layout.name}", "ls /disk | wc -l; touch /disk/a",
                    node=node.layout.name)  # fmt: skip
         made["spec"]["volumes"] = volumes
@@ -189,8 +192,10 @@ def test_a_host_path_belongs_to_one_node(testbed: Testbed) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(testbed: Testbed) -> None:
-    site, name = testbed.site("site-b"), "site-b-n1"
+def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(
+    testbed: Testbed, other_site: Site
+) -> None:
+    site, name = other_site, "site-b-n1"
     node = testbed.node(name)
     testbed.kill_node(name)
     assert node.machine.first_process() is None
@@ -213,16 +218,15 @@ def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> No
 
 
 @pytest.mark.slow
-def test_virtual_nodes_take_pods_that_do_not_run(testbed: Testbed) -> None:
-    site = testbed.site("site-b")
-    site.add_virtual_nodes(50)
-    assert len(site.ready_nodes()) == 50 + len(site.nodes)
+def test_virtual_nodes_take_pods_that_do_not_run(other_site: Site) -> None:
+    other_site.add_virtual_nodes(50)
+    assert len(other_site.ready_nodes()) == 50 + len(other_site.nodes)
     made = pod("nowhere", "false", node="virtual-7")
     made["spec"]["tolerations"] = [{"operator": "Exists"}]
-    site.kubectl.apply(made)
-    site.kubectl.wait("--for=jsonpath={.status.phase}=Running", "pod/nowhere")
-    site.kubectl.run("delete", "pod", "nowhere", "--grace-period=0", "--force")
-    site.kubectl.run("delete", "node", "--selector=kwok.x-k8s.io/node=fake")
+    other_site.kubectl.apply(made)
+    other_site.kubectl.wait("--for=jsonpath={.status.phase}=Running", "pod/nowhere")
+    other_site.kubectl.run("delete", "pod", "nowhere", "--grace-period=0", "--force")
+    other_site.kubectl.run("delete", "node", "--selector=kwok.x-k8s.io/node=fake")
 
 
 def test_another_cluster_is_used_only_if_it_is_marked(testbed: Testbed, tmp_path: Path) -> None:
@@ -269,7 +273,10 @@ def test_the_command_says_what_is_up_and_what_it_is_called(testbed: Testbed) -> 
     assert testbed.layout.name in said(testbed, "list").split()
 
 
-def test_an_image_is_brought_to_the_nodes_of_one_site(testbed: Testbed, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_image_is_brought_to_the_nodes_of_one_site(
+    testbed: Testbed, other_site: Site, tmp_path: Path
+) -> None:
     """A pod that never pulls runs there; at the other site it finds no image."""
     (shell,) = [i for i in own_images(testbed.binaries) if i.reference == BUSYBOX_IMAGE]
     brought = replace(shell, reference=f"dlion.test/brought:{os.getpid()}")
@@ -279,7 +286,7 @@ def test_an_image_is_brought_to_the_nodes_of_one_site(testbed: Testbed, tmp_path
     container = document["spec"]["containers"][0]
     container |= {"image": brought.reference, "imagePullPolicy": "Never"}
     assert output(testbed.site("site-a").kubectl, document) == "here\n"
-    other = testbed.site("site-b").kubectl
+    other = other_site.kubectl
     other.apply(document)
     try:
         waiting = "jsonpath={.status.containerStatuses[0].state.waiting.reason}"

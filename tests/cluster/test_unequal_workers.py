@@ -3,9 +3,9 @@
 Proves: three groups with hard limits train together from images of this tree; their shares of the
 batch follow what each gets (in `make slow`: its limit); `kubectl wait` sees the end; the fetched
 model, judged by Keras alone on images that the job was not trained on, knows them, and says the
-same as SavedModel and as TensorFlow Lite, loaded by TensorFlow alone; its keeper has signed whose
-updates it holds, and `fetch` refuses a model or description that was changed later, without
-changing what it brought before; deleting leaves nothing;
+same as SavedModel (in `make slow`: as TensorFlow Lite, too), loaded by TensorFlow alone; its keeper
+has signed whose updates it holds, and `fetch` refuses a model or description that was changed
+later, without changing what it brought before; deleting leaves nothing;
 kstatus, Flux and Argo CD say of it what docs/conditions.md says. In `make test` the job is
 `digits`, a model so small that what a step costs whatever its batch weighs: there shares only keep
 the limits' order. In `make slow` it is `cipher` on CIFAR-10 as well, where ../shared/data/cifar10
@@ -86,6 +86,8 @@ logits = model.predict(x, verbose=0)
 loaded = tf.saved_model.load(sys.argv[2])
 served = loaded.serve(tf.constant(x)).numpy()
 numpy.testing.assert_allclose(served, logits, rtol=1e-3, atol=1e-3)
+"""
+JUDGE_LITE = """
 lite = tf.lite.Interpreter(model_path=sys.argv[3])
 (taken,), (given,) = lite.get_input_details(), lite.get_output_details()
 lite.allocate_tensors()
@@ -93,8 +95,9 @@ for image, wanted in zip(x, logits):
     lite.set_tensor(taken["index"], image[None])
     lite.invoke()
     numpy.testing.assert_allclose(lite.get_tensor(given["index"])[0], wanted, rtol=1e-3, atol=1e-3)
-print(accuracy)
 """
+FORMS = {"savedmodel": "saved_model", "tflite": "model.tflite"}
+"""What `dlion fetch --format` makes of a model."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Task:
     least_accuracy: float
     share_within: float | None
     """Of the limits' own shares, relative, and steps of one length; None: only in their order."""
+    forms: tuple[str, ...]
+    """In which the model is fetched, too: tests/unit/worker/training has each of a small one."""
 
     @property
     def name(self) -> str:
@@ -124,7 +129,7 @@ def task(
     if request.param == "digits":
         document = manifest(CPU)
         document["spec"]["trainer"]["stop"] = {"maxSteps": 150}
-        return Task(guaranteed(document), DIGITS, 0.9, None)
+        return Task(guaranteed(document), DIGITS, 0.9, None, ("savedmodel",))
     if other_cluster is not None or not (CIFAR / "train.tfrecord").is_file():
         pytest.skip(f"this takes the testbed's nodes and {CIFAR}")
     testbed: Testbed = request.getfixturevalue("testbed")
@@ -140,7 +145,7 @@ def task(
         "stop": {"maxSteps": 50},
     }
     document["spec"]["batching"]["globalBatchSize"] = {"initial": 960, "growth": False}
-    return Task(guaranteed(document), PHOTOS, 0.3, 0.1)
+    return Task(guaranteed(document), PHOTOS, 0.3, 0.1, tuple(FORMS))
 
 
 def guaranteed(document: dict[str, Any]) -> dict[str, Any]:
@@ -171,12 +176,10 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     model = fetched(kubectl, tmp_path / "model", name=task.name)
     print(f"has ended and is fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
     forms = [
-        fetched(kubectl, tmp_path / form, "--format", form, name=task.name)
-        for form in ("savedmodel", "tflite")
+        fetched(kubectl, tmp_path / form, "--format", form, name=task.name) / FORMS[form]
+        for form in task.forms
     ]
-    known = accuracy(
-        task, model / "model.keras", forms[0] / "saved_model", forms[1] / "model.tflite"
-    )
+    known = accuracy(task, model / "model.keras", *forms)
     print(f"accuracy of the fetched model on other images: {known:.1%}")
     assert known >= task.least_accuracy
     assert_shares(task, results)
@@ -217,7 +220,8 @@ def progress(kubectl: Kubectl, task: Task) -> int:
 def accuracy(task: Task, *files: Path) -> float:
     """Of a saved model, judged by Keras and TensorFlow alone, which have nothing of ours; its other
     forms must say the same."""
-    code = f"import sys, keras, numpy{task.images}{JUDGE}"
+    lite = JUDGE_LITE if "tflite" in task.forms else ""
+    code = f"import sys, keras, numpy{task.images}{JUDGE}{lite}\nprint(accuracy)"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, files)],
