@@ -47,11 +47,36 @@ SITES = {"plant-a": 2, "plant-b": 1}
 FOLDERS = ("plant-a/0", "plant-a/1", "plant-b/0")
 
 
-def growing_job(**trainer: Any) -> dict[str, Any]:
-    """Three workers, each with a folder of its own."""
+UNHURRIED = """
+import time
+
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs.builtin import digits
+
+at_once = FlatModel.step
+
+
+def step(self, x_B, y_B):
+    time.sleep(0.03)
+    return at_once(self, x_B, y_B)
+
+
+FlatModel.step = step
+
+
+def build_model():
+    return digits((8, 8, 1), 10)
+"""
+"""The digits, with a pause in each step: files come in by the clock."""
+
+
+def growing_job(folder: Path, **trainer: Any) -> dict[str, Any]:
+    """Three workers, each with a folder of its own. `folder`: for their program."""
+    (folder / "unhurried.py").write_text(UNHURRIED)
     return job_document(
         SITES,
         trainer={
+            "program": {"file": str(folder / "unhurried.py")},
             "dataset": {
                 "path": "{site}/{index}",
                 "format": "npz",
@@ -130,7 +155,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
     """A run that is ended by Ctrl-C after the late class was learnt, and what was seen."""
     root = tmp_path_factory.mktemp("grown")
     data, seen = Data(root / "data"), {}
-    with LocalRun(root, growing_job(), "--data-root", str(data.root)) as run:
+    with LocalRun(root, growing_job(root), "--data-root", str(data.root)) as run:
         run.wait_until(lambda: len(last_accuracy(run, LATE)) == 3, "first evaluations", 240)
         run.wait_for_step(60)
         seen["before"] = last_accuracy(run, LATE)
