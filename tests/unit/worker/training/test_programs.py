@@ -66,7 +66,9 @@ def test_builtin_programs_have_their_sizes(
     assert megabytes[0] <= model.layout.size * 4 / 1e6 <= megabytes[1]
 
 
-@pytest.mark.parametrize("name", ["cipher", "cnn17", "digits", "mobilenet"])
+@pytest.mark.parametrize(
+    "name", ["cipher", "cnn17", "digits", pytest.param("mobilenet", marks=pytest.mark.slow)]
+)
 def test_builtin_programs_take_a_step(name: str) -> None:
     model = _build(programs.builtin(name), (32, 32, 3), 10)
     x_B = np.random.default_rng(1).random((4, 32, 32, 3), np.float32)

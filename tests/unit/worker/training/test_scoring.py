@@ -113,9 +113,23 @@ ENDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+ROUNDED_ENDS = ("layer", "subclass")
+"""Ends that are tried in bfloat16 as well, by default: one of Keras' own and one of a program's."""
+
+
+@pytest.mark.parametrize(
+    ("end", "policy"),
+    [
+        *((end, "float32") for end in ENDS),
+        *(
+            pytest.param(
+                end, "mixed_bfloat16", marks=[pytest.mark.slow] if end not in ROUNDED_ENDS else []
+            )
+            for end in ENDS
+        ),
+    ],
+)
 @pytest.mark.parametrize(("activation", "count", "classes"), [("softmax", 3, 3), ("sigmoid", 1, 2)])
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_probabilities_are_trained_as_their_logits(
     end: str, activation: str, count: int, classes: int, policy: str
 ) -> None:
