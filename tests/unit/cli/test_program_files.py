@@ -158,6 +158,7 @@ def test_a_program_that_ends_its_process_is_found(
     assert "program mine.py: it ended its process with exit code 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # the others have the codes of a program and of data
 def test_no_failure_of_a_program_ends_with_0(tmp_path: Path) -> None:
     """Whatever its exit code is, here that of an error that a program may take from DLion."""
     failing = "from dlion_api.errors import DivergedError\n\n\ndef build_model():\n"
