@@ -142,6 +142,9 @@ class Measured:
         self.peers[capacity.rank] = capacity.samples_per_s
         self.news.set()
 
+    def count_sent(self, _peer: Rank, _sent_bytes: int) -> None:
+        """What is sent is not looked at."""
+
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
         self.refusals += not dialled
 

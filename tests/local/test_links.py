@@ -20,6 +20,7 @@ import pytest
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.measurements import SentBytes
 from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
@@ -116,7 +117,12 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert [d.acknowledged_bytes for d in deliveries] == [state.sent_total]
     assert 0 < deliveries[0].busy_bytes <= 3_000_000
     assert deliveries[0].receiver_busy_s > 0
-    assert a.exchange.take_deliveries() == []
+    by_kind = deliveries[0].sent
+    assert (by_kind.gradient_bytes, by_kind.control_bytes) == (3_000_000, 23)
+    assert 0 < by_kind.header_bytes < 30_000
+    a.exchange.count_probe(TO_B, 77)
+    (later,) = a.exchange.take_deliveries()  # it may have acknowledged frames since, too
+    assert later.sent == SentBytes(probe_bytes=77, header_bytes=later.sent.header_bytes)
 
 
 def test_cpu_counts_the_threads_of_grpc_too_and_never_falls(start: Start) -> None:

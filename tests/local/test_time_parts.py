@@ -1,7 +1,7 @@
 """Facts: in a real run, the phases that each worker measures lie within its steps and do not
 overlap: with computing and waiting they add up to at most the wall time, and the summary's parts to
 all of it; every phase and the exchange's thread have taken time; kinds of bytes add up to what was
-sent.
+sent, and those of each link to the run's.
 
 Left out: what measuring costs (benchmarks/phase_cost.py).
 """
@@ -42,4 +42,8 @@ def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
     sent = kinds["gradient_bytes"] + kinds["weights_bytes"] + kinds["control_bytes"]
     assert sent == summary["sent_bytes"]
     assert kinds["gradient_bytes"] > 0.9 * sent
-    assert kinds["header_bytes"] > 0
+    assert min(kinds["header_bytes"], kinds["state_bytes"]) > 0  # a lead has pulled a replica
+    links = [link for worker in summary["workers"] for link in worker["links"]]
+    for kind, count in kinds.items():
+        assert sum(link[kind] for link in links) == count, kind
+    assert all(link["probe_bytes"] > 0 for link in links)  # capacities at least

@@ -74,4 +74,8 @@ def test_the_parts_of_the_time_and_the_kinds_of_bytes_add_up(
     kinds = summary["bytes"]
     sent = kinds["gradient_bytes"] + kinds["weights_bytes"] + kinds["control_bytes"]
     assert sent == summary["sent_bytes"] > 0
+    assert min(kinds["header_bytes"], kinds["probe_bytes"]) > 0
+    links = [link for worker in summary["workers"] for link in worker["links"]]
+    for kind, count in kinds.items():
+        assert sum(link[kind] for link in links) == count, kind
     assert kinds["gradient_bytes"] > 0.9 * sent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Capacity, CapacitySource
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.refusals import PeerRefusal
@@ -87,6 +88,9 @@ class _Beside:
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         raise AssertionError("plant-a's sidecar has answered")
+
+    def count_sent(self, _peer: Rank, _sent_bytes: int) -> None:
+        """What is sent is not looked at."""
 
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
         assert dialled

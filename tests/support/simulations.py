@@ -87,10 +87,10 @@ class Simulated:
         """Those of one reason, in order."""
         return [r for r in self.records if r["kind"] == "event" and r["reason"] == reason]
 
-    def sent_bytes(self, sender: int, receiver: int) -> int:
+    def sent_bytes(self, sender: int, receiver: int, kind: str = "sent_bytes") -> int:
         """Over the whole run, as far as it was reported."""
         return sum(
-            r["sent_bytes"]
+            r[kind]
             for r in self.records
             if r["kind"] == "link" and (r["rank"], r["peer"]) == (sender, receiver)
         )

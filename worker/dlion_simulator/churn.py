@@ -15,6 +15,7 @@ from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_core.policies.interface import PolicyMachine
+from dlion_core.resource_control.budgets import PROBE_BYTES
 from dlion_core.topology.topology import graph_of
 from dlion_environments.plan import Absence, Conditions, Plan
 from dlion_simulator.admission import VirtualAdmission
@@ -28,7 +29,8 @@ from dlion_simulator.worker import VirtualWorker
 PROBE_CORE_S = 1.0
 """Measurement before the first step. It takes no virtual time, which begins with training."""
 
-PROBE_BYTES = 2**20
+PROBE_WEIGHT_BYTES = 2**20
+"""Bytes by which a probe's rate counts in the estimate of its link."""
 
 MAX_PROBE_BYTES_PER_S = 1.25e9
 """Probe result on a link without a limit."""
@@ -149,7 +151,7 @@ class ChurnController:
             peer = member.identity.rank
             rate = min(MAX_PROBE_BYTES_PER_S, self._conditions.link_bytes_per_s(rank, peer))
             if rate > 0:
-                director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, now_s)
+                self._take_probe(rank, peer, rate)
         director.regroup_if_due(now_s)
 
     def check_links(self) -> None:
@@ -317,7 +319,14 @@ class ChurnController:
         rate = probed_bytes_per_s or self._conditions.link_bytes_per_s(rank, peer)
         director = self.workers[rank].parts.director
         if peer not in director.links.bandwidths() and 0 < rate < float("inf"):
-            director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, self._clock.now_s)
+            self._take_probe(rank, peer, rate)
+
+    def _take_probe(self, rank: Rank, peer: Rank, bytes_per_s: float) -> None:
+        parts = self.workers[rank].parts
+        busy_s, now_s = PROBE_WEIGHT_BYTES / bytes_per_s, self._clock.now_s
+        parts.director.probed(peer, PROBE_WEIGHT_BYTES, busy_s, now_s)
+        if (link := parts.links.get(peer)) is not None:
+            link.count_probe(PROBE_BYTES)
 
     def _probe_speed(self, parts: WorkerParts) -> None:
         """Report the speed measured by discarded gradients before the first step."""

@@ -57,7 +57,8 @@ class VirtualLink:
         self._busy_since_s: float | None = None
         self._dropped = 0
         self._sent_bytes = self._arrived = 0
-        self._weights_bytes = self._control_bytes = 0
+        self._gradient_bytes = self._weights_bytes = self._control_bytes = 0
+        self._header_bytes = self._probe_bytes = 0
         self._reported_bytes, self._reported_busy_s = 0, 0.0
 
     def open(self) -> None:
@@ -88,7 +89,7 @@ class VirtualLink:
 
         def transfer_done() -> None:
             self._pulls.remove(transfer)
-            self._pulled_bytes += size_bytes
+            self._pulled_bytes += size_bytes + self._overhead_bytes
             self._clock.after(
                 self._network.latency_s(self._sender, self._receiver),
                 lambda: take() if self.is_up and connection == self.epoch else None,
@@ -98,6 +99,10 @@ class VirtualLink:
             self._sender, self._receiver, size_bytes + self._overhead_bytes, transfer_done
         )
         self._pulls.append(transfer)
+
+    def count_probe(self, sent_bytes: int) -> None:
+        """Count what the sender's sidecar sent to the receiver's. It takes no link time."""
+        self._probe_bytes += sent_bytes
 
     @property
     def latency_s(self) -> float:
@@ -163,12 +168,15 @@ class VirtualLink:
             queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
             unacknowledged_bytes=in_flight_bytes,
             window_bytes=self._budget.window_bytes,
-            sent_total=self._sent_bytes + self._pulled_bytes,
-            acknowledged_total=arrived + self._pulled_bytes,
+            sent_total=self._sent_bytes,
+            acknowledged_total=arrived,
             dropped_messages=self._dropped,
-            wire_sent_bytes=self._sent_bytes + self._pulled_bytes,
-            weights_total=self._weights_bytes + self._pulled_bytes,
+            gradient_total=self._gradient_bytes,
+            weights_total=self._weights_bytes,
             control_total=self._control_bytes,
+            header_total=self._header_bytes,
+            state_total=self._pulled_bytes,
+            probe_total=self._probe_bytes,
         )
 
     # ---- inside
@@ -179,8 +187,11 @@ class VirtualLink:
         message = self._queues[lane].popleft()
         if lane is Lane.BULK:
             self._weights_bytes += message.size_bytes
-        elif not carries_gradient(message.kind):
+        elif carries_gradient(message.kind):
+            self._gradient_bytes += message.size_bytes
+        else:
             self._control_bytes += message.size_bytes
+        self._header_bytes += self._overhead_bytes
         if self._busy_since_s is None:
             self._busy_since_s = self._clock.now_s
         transfer = self._network.begin(

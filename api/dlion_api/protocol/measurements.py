@@ -1,12 +1,12 @@
 """Records that trainer and sidecar exchange over their Unix socket.
 
 Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`,
-`StreamRefusals`. Sidecar to trainer: `MeasuringEndpoint`, `MeasuringRefused`, `Directive`.
-`sidecar_protocol` encodes them.
+`StreamRefusals`. Sidecar to trainer: `MeasuringEndpoint`, `MeasuringRefused`, `MeasuringSent`,
+`Directive`. `sidecar_protocol` encodes them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 
 from dlion_api.names import Rank
@@ -93,6 +93,27 @@ class StepTiming:
 
 
 @dataclass(frozen=True)
+class SentBytes:
+    """Bytes sent on one link, by kind; the kinds do not overlap."""
+
+    gradient_bytes: int = 0
+    weights_bytes: int = 0
+    control_bytes: int = 0
+    """Messages that are neither gradients nor weights."""
+    header_bytes: int = 0
+    """Frames' headers, acknowledgements, greetings and heartbeats."""
+    state_bytes: int = 0
+    """Whole states that the peer pulled."""
+    probe_bytes: int = 0
+    """From sidecar to sidecar: probes of the link, and capacities."""
+
+    def since(self, earlier: "SentBytes") -> "SentBytes":
+        """The growth of each kind."""
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return SentBytes(*(now - before for now, before in pairs))
+
+
+@dataclass(frozen=True)
 class LinkDelivery:
     """Bytes that one peer has acknowledged since the last report on that link.
 
@@ -106,6 +127,8 @@ class LinkDelivery:
     busy_bytes: int
     receiver_busy_s: float
     unacknowledged_bytes: int
+    sent: SentBytes = field(default_factory=SentBytes)
+    """What was sent since the last report, for metrics. In virtual time nothing."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +185,14 @@ class MeasuringRefused:
     """A message for the run's events about a refusal by or of the sidecar."""
 
     words: str
+
+
+@dataclass(frozen=True)
+class MeasuringSent:
+    """Bytes that this sidecar sent to a peer's sidecar since its last such record."""
+
+    peer: Rank
+    sent_bytes: int
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,15 @@ class LinkRecord:
     remade_count: int = 0
     """How often its stream has moved to a new connection without interruption."""
     weights_bytes: int = 0
-    """Part of `sent_bytes`: weights. In virtual time whole states, too."""
+    """Part of `sent_bytes`: weights."""
     control_bytes: int = 0
     """Part of `sent_bytes`: neither gradients nor weights."""
     header_bytes: int = 0
-    """Beside `sent_bytes`: frames' headers, greetings and heartbeats."""
+    """Beside `sent_bytes`: frames' headers, acknowledgements, greetings and heartbeats."""
     state_bytes: int = 0
     """Beside `sent_bytes`: whole states that the peer pulled."""
+    probe_bytes: int = 0
+    """Beside `sent_bytes`: what the sidecar sent to the peer's sidecar, probes and capacities."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from dlion_api.protocol.measurements import (
     LinkDelivery,
     MeasuringEndpoint,
     MeasuringRefused,
+    MeasuringSent,
     Peers,
     SpeedProbe,
     StepTiming,
@@ -53,7 +54,7 @@ TrainerRecord = (
 )
 """Trainer to sidecar. A `Directive` is the last one applied, sent to a restarted sidecar."""
 
-SidecarRecord = MeasuringEndpoint | MeasuringRefused | Directive
+SidecarRecord = MeasuringEndpoint | MeasuringRefused | MeasuringSent | Directive
 """Sidecar to trainer."""
 
 LocalRecord = TrainerRecord | SidecarRecord

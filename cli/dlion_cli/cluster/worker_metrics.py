@@ -1,6 +1,7 @@
 """Reads the metrics of workers' sidecars (docs/metrics.md) through the API server's pod proxy."""
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient
+from dlion_results.summary.link_use import KINDS
 
 MAX_METRICS_BYTES: Final = 1 << 18
 """Bounds the time of parsing; a sidecar serves some kilobytes."""
@@ -15,6 +17,7 @@ MAX_VALUE: Final = 1e15
 """Larger values are no measurements, and their sums may not be finite."""
 MAX_PEER_SITES: Final = 256
 PREFIX: Final = "dlion_"
+_SENT_METRIC: Final = "link_sent_bytes_total"
 _LINK_METRICS: Final = ("link_budget_bytes", "link_bandwidth_bytes_per_second")
 
 
@@ -29,6 +32,8 @@ class WorkerMetrics:
     """Metrics of links, by the site that they lead to."""
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics with a label `part`, by its value."""
+    sent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Bytes sent so far, by the site of the peer and by kind."""
 
 
 def read_metrics(cluster: ClusterClient, pod: str, within_s: float) -> WorkerMetrics:
@@ -54,6 +59,7 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
     values: dict[str, float] = {}
     by_site: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, float]] = {}
+    sent: dict[str, defaultdict[str, float]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -62,6 +68,10 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
                     continue
                 if (part := sample.labels.get("part")) is not None:
                     parts.setdefault(name, {})[part] = sample.value
+                elif (kind := sample.labels.get("kind")) is not None:
+                    site = sample.labels.get("peer_site", "")
+                    if name == _SENT_METRIC and kind in KINDS and len(sent) < MAX_PEER_SITES:
+                        sent.setdefault(site, defaultdict(float))[kind] += sample.value
                 elif name not in _LINK_METRICS:
                     values[name] = sample.value
                 elif len(by_site) < MAX_PEER_SITES:
@@ -70,4 +80,4 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         # The parser has no error class of its own for malformed input.
         raise DataError(f"its metrics are not in Prometheus' format: {str(error)[:100]}") from None
-    return WorkerMetrics(time_s, values, by_site, parts)
+    return WorkerMetrics(time_s, values, by_site, parts, sent)

@@ -16,6 +16,7 @@ from dlion_cli.terminal.formatting import (
     format_rate,
     printable,
 )
+from dlion_cli.terminal.sent_bytes import links_parts, sent_sentence
 from dlion_results.run_folder.stored_values import UNREADABLE
 from dlion_results.summary.privacy import privacy_sentence
 from dlion_results.summary.time_use import time_sentences
@@ -43,15 +44,18 @@ def print_result(
 
 
 def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType]:
-    """The table of a stored summary, and how the time was spent; or that it is damaged."""
+    """The tables of a stored summary, what the time went to and what the links carried; or that it
+    is damaged."""
     try:
         if not summary["steps"]:  # the rows would be empty
             return [Text(_title(summary), style="bold red")]
         table = result_table(summary, width)
         sentences = [
-            *metric_sentences(summary), *_privacy(summary), *time_sentences(summary)
+            *metric_sentences(summary), *_privacy(summary), *time_sentences(summary),
+            sent_sentence(summary),
         ]  # fmt: skip
-        return [table, *(Text(printable(each)) for each in sentences)]
+        parts: list[RenderableType] = [table, *(Text(printable(each)) for each in sentences)]
+        return [*parts, *links_parts(summary)]
     except (*UNREADABLE, ArithmeticError, IndexError) as error:
         return [Text(f"The figures of the run are damaged: {error!r:.200}", style="yellow")]
 
@@ -164,8 +168,12 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
             f"comparisons, {drift['max']:.3f} at most"
         )
     lines += map(
-        printable, [*metric_sentences(summary), *_privacy(summary), *time_sentences(summary)]
-    )
+        printable,
+        [
+            *metric_sentences(summary), *_privacy(summary), *time_sentences(summary),
+            sent_sentence(summary),
+        ],
+    )  # fmt: skip
     reasons = [each["quarantine"] for each in summary["workers"] if each["quarantine"]]
     lines += [f"Quarantined: {printable(reason)}" for reason in reasons]
     if summary["events"]["warnings"]:

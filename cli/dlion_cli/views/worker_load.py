@@ -1,7 +1,7 @@
 """Rows of `dlion top`: the load of each worker and of the links to each site, from metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from dlion_cli.cluster.worker_metrics import WorkerMetrics
 from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent, format_rate
 from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import text
+from dlion_results.summary.link_use import KINDS
 
 _BYTES_PER_MBIT = 125_000.0
 _EXCHANGE_PARTS = frozenset({"select", "encode", "send", "decode", "apply"})
@@ -69,6 +70,12 @@ class SiteLoad:
     site: str
     budget_bytes_per_iteration: float | None
     bandwidth_bytes_per_second: float | None
+    sent_bytes_per_second: float | None = None
+    """Since the last reading."""
+    used_fraction: float | None = None
+    """That over the bandwidth. Above 1 where bytes of a long step are counted at its end."""
+    sent_bytes: Mapping[str, float] = field(default_factory=dict)
+    """So far, by kind."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +180,32 @@ def _share(
     return sum(value for part, value in grown.items() if part in wanted) / total_s
 
 
-def site_loads(metrics: Sequence[WorkerMetrics]) -> list[SiteLoad]:
-    """The links to each site, summed over these workers."""
-    names = sorted({site for each in metrics for site in each.by_site})
-    return [
-        SiteLoad(
-            text(site),
-            _sum(metrics, site, "link_budget_bytes"),
-            _sum(metrics, site, "link_bandwidth_bytes_per_second"),
-        )
-        for site in names
-    ]
+def site_loads(
+    before: Mapping[str, WorkerMetrics], now: Mapping[str, WorkerMetrics]
+) -> list[SiteLoad]:
+    """The links to each site, summed over the workers of these readings, by pod."""
+    metrics = list(now.values())
+    names = sorted({site for each in metrics for site in (*each.by_site, *each.sent)})
+    loads = []
+    for site in names:
+        bandwidth = _sum(metrics, site, "link_bandwidth_bytes_per_second")
+        pairs = ((before[pod], reading) for pod, reading in now.items() if pod in before)
+        rates = [rate for pair in pairs if (rate := _sent_rate(site, *pair)) is not None]
+        sent = sum(rates) if rates else None
+        used = sent / bandwidth if sent is not None and bandwidth else None
+        budget = _sum(metrics, site, "link_budget_bytes")
+        by_kind = {kind: sum(each.sent.get(site, {}).get(kind, 0.0) for each in metrics)
+                   for kind in KINDS}  # fmt: skip
+        loads.append(SiteLoad(text(site), budget, bandwidth, sent, used, by_kind))
+    return loads
+
+
+def _sent_rate(site: str, before: WorkerMetrics, now: WorkerMetrics) -> float | None:
+    """Bytes per second to that site; None if the sidecar was restarted or does not count them."""
+    if site not in now.sent or now.time_s <= before.time_s:
+        return None
+    grown = sum(now.sent[site].values()) - sum(before.sent.get(site, {}).values())
+    return grown / (now.time_s - before.time_s) if grown >= 0 else None
 
 
 def _sum(metrics: Sequence[WorkerMetrics], site: str, name: str) -> float | None:
@@ -199,16 +221,17 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
         "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
         "TEMP", "OTHERS", folded="NOTE",
     )  # fmt: skip
-    sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S")
+    sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S", "SENT MBIT/S", "USED")
     for context, load in loads.items():
         before = (context,) if first else ()
         for worker in load.workers:
             workers.add_row(*map(Text, (*before, *_worker_cells(worker))))
         for site in load.sites:
-            rate = site.bandwidth_bytes_per_second
-            mbit = None if rate is None else rate / _BYTES_PER_MBIT
-            budget = format_bytes(site.budget_bytes_per_iteration)
-            sites.add_row(*map(Text, (*before, site.site, budget, format_rate(mbit))))
+            rates = site.bandwidth_bytes_per_second, site.sent_bytes_per_second
+            mbits = (None if rate is None else rate / _BYTES_PER_MBIT for rate in rates)
+            budget, used = format_bytes(site.budget_bytes_per_iteration), site.used_fraction
+            cells = (site.site, budget, *map(format_rate, mbits), format_percent(used))
+            sites.add_row(*map(Text, (*before, *cells)))
     return [workers, sites] if sites.row_count else [workers]
 
 

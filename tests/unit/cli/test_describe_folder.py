@@ -92,6 +92,8 @@ def test_a_run_that_succeeded_has_figures_events_and_its_next_command(
     assert text.startswith("PROBLEMS\n")
     assert "cifar10: maxSeconds 30 reached after 0:31" in text
     assert "Time: computing " in text
+    assert "Bytes on links: " in text
+    assert "LINK                                BYTES" in "\n".join(text.splitlines())
     assert "links to all peers are up" in text
     assert text.endswith(f"NEXT\ndlion report {shlex.quote(str(folder))}\n")
     found = as_json(capsys, folder)

@@ -23,12 +23,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dlion_api.errors import DataError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
 from dlion_cli.views.worker_load import JobLoad, WorkerLoad, load_tables, worker_load
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
+from dlion_results.summary.link_use import KINDS
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from manifest_table import changed, smallest
@@ -50,8 +51,8 @@ JOB: Answer = (200, json.dumps(DOCUMENT | {"status": {"state": "Training", "runI
 
 
 def exported(
-    *, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0, waited_s: float = 0.0
-) -> str:
+    *, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0, waited_s: float = 0.0,
+) -> str:  # fmt: skip
     """What a sidecar of plant-a serves, whose peers 1 and 2 are at plant-a and 3 at plant-b."""
     reading = MetricsReading(
         capacity=Capacity(Rank(0), 813.25, 10.0, CapacitySource.RATE, 3),
@@ -66,6 +67,7 @@ def exported(
         demand=DemandDecision(813.25, DemandState.PREDICTED, 0.25, 2.0, 4.0, "level"),
         step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
         exchange_thread_seconds={"send": 99.0 * steps},
+        link_bytes=((Rank(3), "gradient", 40_000 * steps), (Rank(3), "state", 500_000)),
         node=NodeFacts(
             cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, io_pressure_ratio=0.75,
             temperature_celsius=61.7, tcp_sent_segments=steps * 10,
@@ -76,8 +78,10 @@ def exported(
     registry.register(
         SidecarMetrics(
             job=JobKey("ml", "digits", "1"), site=SiteName("plant-a"),
-            site_of=lambda rank: SiteName("plant-b" if rank == 3 else "plant-a"),
-            read=lambda: reading,
+            peer=lambda rank: WorkerIdentity(
+                rank, SiteName("plant-b" if rank == 3 else "plant-a"), "small", int(rank)
+            ),
+            read=lambda: reading, has_peer_label=True,
         )
     )  # fmt: skip
     return generate_latest(registry).decode()
@@ -139,10 +143,18 @@ def test_a_worker_has_the_figures_of_its_sidecar(
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
     assert rates["throttledFraction"] == pytest.approx(1 / 11)
     assert 5 < rates["stepsPerSecond"] <= 10  # 20 steps in 2 s or a little more
-    assert found["sites"] == [
-        {"site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None},
-        {"site": "plant-b", "budgetBytesPerIteration": 2e6, "bandwidthBytesPerSecond": 1.25e6},
-    ]  # fmt: skip
+    near, far = found["sites"]
+    assert near == {
+        "site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None,
+        "sentBytesPerSecond": None, "usedFraction": None, "sentBytes": dict.fromkeys(KINDS, 0.0),
+    }  # fmt: skip
+    sent_rate, used = far.pop("sentBytesPerSecond"), far.pop("usedFraction")
+    assert far == {
+        "site": "plant-b", "budgetBytesPerIteration": 2e6, "bandwidthBytesPerSecond": 1.25e6,
+        "sentBytes": dict.fromkeys(KINDS, 0.0) | {"gradient": 800_000.0, "state": 500_000.0},
+    }  # fmt: skip
+    assert sent_rate == pytest.approx(40_000 * rates["stepsPerSecond"])
+    assert used == pytest.approx(sent_rate / 1.25e6)
     assert "/api/v1/namespaces/ml/pods/w-0%3A9440/proxy/metrics" in told.asked
 
 
@@ -165,8 +177,10 @@ def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixtur
     assert lines[1][-5:] == ["62", "°C", "0.2", "→", "2.0"]
     assert lines[2][:3] == ["small-1", "2", "—"]
     assert lines[2][-6:] == ["Pending:", "the", "pod", "does", "not", "run"]
-    assert lines[4] == ["LINKS", "TO", "BUDGET/ITERATION", "MBIT/S"]
-    assert lines[6] == ["plant-b", "2", "MB", "10"]
+    assert " ".join(lines[4]) == "LINKS TO BUDGET/ITERATION MBIT/S SENT MBIT/S USED"
+    assert lines[5] == ["plant-a", "1.5", "kB", "—", "—", "—"]
+    assert lines[6][:4] == ["plant-b", "2", "MB", "10"]
+    assert float(lines[6][4]) == pytest.approx(float(lines[6][5]) / 10, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -312,8 +326,14 @@ def test_what_is_no_prometheus_text_is_refused(text: str) -> None:
 
 
 def test_numbers_that_are_none_are_left_out() -> None:
-    many = "".join(f'dlion_link_budget_bytes{{peer_site="s{n}"}} 1\n' for n in range(1000))
+    many = "".join(
+        f'dlion_link_budget_bytes{{peer_site="s{n}"}} 1\n'
+        f'dlion_link_sent_bytes_total{{peer_site="s{n}",peer="p",kind="gradient"}} 1\n'
+        f'dlion_link_sent_bytes_total{{peer_site="s0",peer="q",kind="x{n}"}} 1\n'
+        for n in range(1000)
+    )
     text = f"dlion_a NaN\ndlion_b +Inf\ndlion_d 1e300\ndlion_c 3\nother 4\n{many}"
     found = parse_metrics(text, 0.0)
     assert found.values == {"c": 3.0}
-    assert len(found.by_site) == 256
+    assert len(found.by_site) == len(found.sent) == 256
+    assert found.sent["s0"] == {"gradient": 1.0}

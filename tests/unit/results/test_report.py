@@ -32,6 +32,7 @@ from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
 from dlion_results.report import curve_charts, link_charts, time_charts
+from dlion_results.report.formats import size
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
 from dlion_results.report.runs import _labels, load_run, load_runs
 from dlion_results.run_folder.environment import (
@@ -40,6 +41,7 @@ from dlion_results.run_folder.environment import (
     environment_document,
 )
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.link_use import KINDS
 from dlion_results.summary.summary import Ending
 from dlion_results.summary.tally import MAIN_PHASES, RunTally
 from synthetic_run import Story, description, records
@@ -559,6 +561,24 @@ def test_links_show_what_was_sent_and_the_share_of_budgets(folder):
             for panel in panels["panels"]}  # fmt: skip
     for worker in run.summary["workers"]:
         assert sent[worker["name"]] == pytest.approx(worker["sent_bytes"], rel=0.05)
+
+
+def test_a_map_has_the_bytes_of_the_busiest_links_by_kind(folder):
+    run = load_run(folder, "one")
+    found = link_charts.byte_map(run)
+    assert found.columns == KINDS
+    assert len(found.rows) == link_charts.MAX_BYTE_ROWS
+    assert "The 20 of 30 links" in found.caption
+    links = {f"{worker['name']} → {run.worker_name(Rank(link['peer']))}": link
+             for worker in run.summary["workers"] for link in worker["links"]}  # fmt: skip
+    shades = []
+    for group, cells in found.rows:
+        link = links[group.name]
+        assert [cell.text for cell in cells] == [size(link[f"{kind}_bytes"]) for kind in KINDS]
+        shades.append(cells[0].shade)
+    assert shades == sorted(shades, reverse=True)
+    assert shades[0] == 1.0
+    assert found.title in render([run])
 
 
 @pytest.mark.parametrize(

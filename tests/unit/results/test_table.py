@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dlion_cli.terminal.sent_bytes import links_parts
 from dlion_cli.terminal.table import print_result
 from dlion_results.summary.summary import Ending, summarise
 from dlion_results.summary.tally import RunTally
@@ -76,6 +77,31 @@ def test_the_worker_that_others_waited_for_is_named(
     assert f"Time: computing 50.0 %, waiting {100 * wait_fraction:.1f} %, exchange" in text
     assert ("of the waiting was for" in text) == (said is not None)
     assert said is None or said in text
+
+
+def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
+    workers = [dict(worker) for worker in summary["workers"]]
+    first = {**workers[1]["links"][0], "gradient_bytes": 10**12, "probe_bytes": 7}
+    workers[1]["links"] = [first, *workers[1]["links"][1:]]
+    kinds = {"gradient_bytes": 800, "state_bytes": 150, "header_bytes": 50}
+    changed = {**summary, "workers": workers, "bytes": kinds}
+    text = " ".join(printed(changed).split())
+    sender, receiver = workers[1]["name"], workers[0]["name"]
+    assert "Bytes on links: 1 kB: gradient 80.0 %, header 5.0 %, state 15.0 %" in text
+    assert f"most from {sender} to {receiver}, 1 TB" in text
+    table, *_ = links_parts(changed)
+    assert [str(column.header) for column in table.columns] == [
+        "LINK", "BYTES", "GRADIENT", "PROBE", "USED",
+    ]  # fmt: skip
+    cells = [str(next(iter(column.cells))) for column in table.columns]
+    assert cells[:4] == [f"{sender} → {receiver}", "1 TB", "1 TB", "7 B"]
+    used = first["sent_bytes"] / workers[1]["wall_s"] / first["last_bandwidth_bytes_per_s"]
+    assert cells[4] == f"{100 * used:.1f} %"
+
+
+def test_a_summary_of_a_release_that_counted_no_kinds_is_told(summary):
+    old = {name: value for name, value in summary.items() if name != "bytes"}
+    assert "Bytes on links: 0 B" in printed(old)
 
 
 def test_in_eighty_columns_whole_columns_are_left_out_and_no_figure_is_cut(summary):

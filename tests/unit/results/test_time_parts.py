@@ -82,7 +82,7 @@ def test_links_of_older_releases_count_as_gradients() -> None:
     tally.add_link(record, 8)
     assert link_bytes(tally.links.values()) == {
         "gradient_bytes": 100, "weights_bytes": 0, "control_bytes": 0, "header_bytes": 0,
-        "state_bytes": 0,
+        "state_bytes": 0, "probe_bytes": 0,
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import SentBytes
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageKind
 from dlion_environments.plan import MESSAGE_OVERHEAD_BYTES, Conditions, Pipe, WorkerConditions
@@ -143,7 +144,7 @@ def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> 
     assert newest.given_up == []
 
 
-def test_a_state_travels_beside_messages_and_counts_as_sent() -> None:
+def test_a_state_travels_beside_messages_and_counts_by_itself() -> None:
     it = Setting(latency_s=0.25)
     taken: list[float] = []
     it.link.pull(1_000_000 - MESSAGE_OVERHEAD_BYTES, lambda: taken.append(it.clock.now_s))
@@ -151,7 +152,13 @@ def test_a_state_travels_beside_messages_and_counts_as_sent() -> None:
     it.run_until(9.0)
     assert dict(it.delivered) == pytest.approx({1: 1.25})
     assert taken == [pytest.approx(1.75)]
-    assert it.link.state().sent_total == pytest.approx(1_500_000, abs=400)
+    it.link.count_probe(1000)
+    sent = it.link.state().by_kind
+    assert sent == SentBytes(
+        gradient_bytes=500_000 - MESSAGE_OVERHEAD_BYTES, header_bytes=MESSAGE_OVERHEAD_BYTES,
+        state_bytes=1_000_000, probe_bytes=1000,
+    )  # fmt: skip
+    assert it.link.state().sent_total == pytest.approx(sent.gradient_bytes, abs=400)
     assert it.link.take_delivery().acknowledged_bytes == pytest.approx(500_000, abs=400)
     it.link.pull(1_000_000, lambda: taken.append(-1.0))
     it.link.close()

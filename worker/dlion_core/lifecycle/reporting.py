@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import Directive, LinkDelivery
+from dlion_api.protocol.measurements import Directive, LinkDelivery, SentBytes
 from dlion_api.protocol.progress import (
     DirectiveRecord,
     EvaluationRecord,
@@ -29,7 +29,6 @@ _NOTHING_SENT = LinkCounters(
     sent_total=0,
     acknowledged_total=0,
     dropped_messages=0,
-    wire_sent_bytes=0,
 )
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
@@ -208,9 +207,11 @@ class Reporter:
             control_bytes=state.control_total - before.control_total,
             header_bytes=state.header_total - before.header_total,
             state_bytes=state.state_total - before.state_total,
+            probe_bytes=state.probe_total - before.probe_total,
         )
 
 
 def has_traffic(delivery: LinkDelivery) -> bool:
     """Whether a delivery has any bytes to report."""
-    return bool(delivery.acknowledged_bytes or delivery.unacknowledged_bytes)
+    has_payload = delivery.acknowledged_bytes or delivery.unacknowledged_bytes
+    return bool(has_payload or delivery.sent != SentBytes())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import SentBytes
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.policies.interface import MessageArrived
 
@@ -77,8 +78,8 @@ class StateSnapshot:
 class LinkCounters:
     """Counters of one link since the exchange started; they survive reconnections.
 
-    All are payload bytes, except `wire_sent_bytes`: whole frames as passed to gRPC, without TLS and
-    TCP headers. `unacknowledged_bytes` never exceeds `window_bytes` (two budgets).
+    Bytes are as passed to gRPC, without TLS and TCP headers. `unacknowledged_bytes` never exceeds
+    `window_bytes` (two budgets). No total shrinks.
     """
 
     connected: bool
@@ -90,19 +91,35 @@ class LinkCounters:
     acknowledged_total: int
     dropped_messages: int
     """Superseded by newer ones, or sent while the link was down."""
-    wire_sent_bytes: int
     remade_count: int = 0
     """How often the outgoing stream has moved to a new connection without interruption."""
+    gradient_total: int = 0
+    """This and the next two are parts of `sent_total`."""
     weights_total: int = 0
-    """Part of `sent_total`: weights."""
     control_total: int = 0
-    """Part of `sent_total`: neither gradients nor weights."""
+    """Messages that are neither gradients nor weights."""
+    header_total: int = 0
+    """Beside `sent_total`: headers, acknowledgements, greetings and heartbeats."""
     state_total: int = 0
     """Beside `sent_total`: states that the peer pulled."""
+    probe_total: int = 0
+    """Beside `sent_total`: what the sidecar sent to the peer's sidecar."""
     problem: str = ""
     """Why the link is not up, for people; empty if it is."""
 
     @property
-    def header_total(self) -> int:
-        """Bytes beside the payload: headers, greetings and heartbeats."""
-        return self.wire_sent_bytes - self.sent_total
+    def wire_sent_bytes(self) -> int:
+        """Payload and headers of this link's streams."""
+        return self.sent_total + self.header_total
+
+    @property
+    def by_kind(self) -> SentBytes:
+        """All that was sent to the peer."""
+        return SentBytes(
+            gradient_bytes=self.gradient_total,
+            weights_bytes=self.weights_total,
+            control_bytes=self.control_total,
+            header_bytes=self.header_total,
+            state_bytes=self.state_total,
+            probe_bytes=self.probe_total,
+        )

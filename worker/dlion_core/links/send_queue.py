@@ -62,8 +62,7 @@ class SendQueue:
         self.busy_bytes_total = 0
         self.receiver_busy_s_total = 0.0
         self.dropped_messages = 0
-        self.wire_sent_bytes = 0
-        self.weights_total = self.control_total = 0
+        self.gradient_total = self.weights_total = self.control_total = self.header_total = 0
         self._base_delay_s = float("inf")
         self._delay_s = 0.0
         self._begin_epoch()
@@ -92,6 +91,11 @@ class SendQueue:
     def queued_messages(self) -> int:
         """Messages that are not completely in frames."""
         return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def wire_sent_bytes(self) -> int:
+        """Payload and headers."""
+        return self.sent_total + self.header_total
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -170,7 +174,9 @@ class SendQueue:
         self._served_bytes[lane] += size
         if lane is Lane.BULK:
             self.weights_total += size
-        elif not carries_gradient(outgoing.message.kind):
+        elif carries_gradient(outgoing.message.kind):
+            self.gradient_total += size
+        else:
             self.control_total += size
         self.queued_bytes -= size
         return self._record_frame(frame, size, lane, now_s)
@@ -275,7 +281,7 @@ class SendQueue:
         self._frames += 1
         self._stream_bytes += size_bytes
         self.sent_total += size_bytes
-        self.wire_sent_bytes += len(data)
+        self.header_total += len(data) - size_bytes
         ordered = size_bytes if lane is Lane.ORDERED else 0
         self._ordered_in_flight_bytes += ordered
         self._in_flight.append(_InFlightFrame(self._frames, self._stream_bytes, ordered, now_s))

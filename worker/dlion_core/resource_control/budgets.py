@@ -13,6 +13,9 @@ from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.resource_control.exchange_cost import SHORT_BYTES
 from dlion_core.resource_control.rates import ChangingRate
 
+PROBE_BYTES = 128 * 1024
+"""Payload of a probe of an idle link: a tenth of a second at 10 Mbit/s."""
+
 MIN_BUDGET_BYTES = 256
 """Never zero: only traffic shows that a link has recovered."""
 

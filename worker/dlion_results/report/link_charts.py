@@ -4,6 +4,7 @@ With many workers, those of a site stand together.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,9 +16,12 @@ from dlion_results.report.formats import percent, size
 from dlion_results.report.palette import WorkerGroup, row_groups
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import Points, at_times
+from dlion_results.summary.link_use import KINDS
 from dlion_results.summary.tally import LinkTally, WorkerTally
+from dlion_results.summary.time_parts import link_bytes
 
 MAX_PANELS: Final = 12
+MAX_BYTE_ROWS: Final = 20
 BINS: Final = 60
 
 
@@ -125,6 +129,32 @@ def budget_map(run: LoadedRun) -> HeatMap | None:
     ]  # fmt: skip
     caption = "Bytes sent over the sum of budgets; low: the links carry more than is sent."
     return _heat_map(run, "Use of each link's budget", caption, cells)
+
+
+def byte_map(run: LoadedRun) -> HeatMap | None:
+    """Bytes of the links that carried most, by kind; None without links."""
+    groups = row_groups(run)
+    place_of = {rank: place for place, group in enumerate(groups) for rank in group.ranks}
+    sums: dict[tuple[int, int], Counter[str]] = {}
+    for worker in run.workers:
+        for peer, link in worker.links.items():
+            if peer in place_of:
+                pair = place_of[worker.rank], place_of[peer]
+                sums.setdefault(pair, Counter()).update(link_bytes([link]))
+    if not sums:
+        return None
+    pairs = sorted(sums, key=lambda pair: -sums[pair].total())[:MAX_BYTE_ROWS]
+    top = max(max(sums[pair].values()) for pair in pairs) or 1
+    rows = []
+    for sender, receiver in pairs:
+        counts = [sums[sender, receiver][f"{kind}_bytes"] for kind in KINDS]
+        cells = tuple(MapCell(size(count), count / top) for count in counts)
+        name = f"{groups[sender].name} → {groups[receiver].name}"
+        rows.append((WorkerGroup(name, groups[sender].ranks, groups[sender].place), cells))
+    caption = "Headers, states and probes come beside what was sent as messages."
+    if len(pairs) < len(sums):
+        caption += f" The {len(pairs)} of {len(sums)} links that carried most."
+    return HeatMap("Bytes of each link by kind", caption, KINDS, tuple(rows))
 
 
 def class_map(run: LoadedRun, *, most: int = 40) -> HeatMap | None:

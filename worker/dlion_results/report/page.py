@@ -209,6 +209,7 @@ def _section(
         charts={chart.name: chart for chart in charts},
         waited_for=time_charts.waited_for(run),
         maps=[link_charts.link_map(run), link_charts.budget_map(run)],
+        kinds=link_charts.byte_map(run),
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),
         environment=_imposed(run, limits),

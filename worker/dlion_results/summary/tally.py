@@ -54,6 +54,7 @@ class LinkTally:
     control_bytes: int = 0
     header_bytes: int = 0
     state_bytes: int = 0
+    probe_bytes: int = 0
     _dropped: int = 0
     _iteration: int = 0
 
@@ -79,6 +80,7 @@ class LinkTally:
         self.control_bytes += record.control_bytes
         self.header_bytes += record.header_bytes
         self.state_bytes += record.state_bytes
+        self.probe_bytes += record.probe_bytes
         self.curve.append(
             record.time_s,
             self.sent_bytes,

@@ -54,6 +54,7 @@ def link_bytes(links: Iterable[LinkTally]) -> dict[str, int]:
         "control_bytes": control,
         "header_bytes": sum(link.header_bytes for link in all_links),
         "state_bytes": sum(link.state_bytes for link in all_links),
+        "probe_bytes": sum(link.probe_bytes for link in all_links),
     }
 
 

@@ -13,16 +13,15 @@ from dlion_api.protocol.measurements import (
     Grouping,
 )
 from dlion_api.wire import measuring_pb2
+from dlion_core.resource_control.budgets import PROBE_BYTES
 
 MAX_SAMPLES_PER_S = 1e9
 MAX_TRAINING_SET_SAMPLES = 1e15
 MAX_NOISE = 1e30
 MAX_BYTES_PER_S = 1e15
-PROBE_CHUNK_BYTES = 8192
 PROBE_CHUNK_COUNT = 16
-"""128 KiB in all: a tenth of a second at 10 Mbit/s."""
-
-MAX_PROBE_BYTES = 4 * PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
+PROBE_CHUNK_BYTES = PROBE_BYTES // PROBE_CHUNK_COUNT
+MAX_PROBE_BYTES = 4 * PROBE_BYTES
 
 
 def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.CapacityShare:

@@ -107,7 +107,9 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             self._worker.handle_capacity(capacity, request.incarnation)
         except ContractError as error:
             await self._refuse(context, error)
-        return to_wire(self._worker.own(), self._key, self._worker.incarnation())
+        answer = to_wire(self._worker.own(), self._key, self._worker.incarnation())
+        self._worker.count_sent(capacity.rank, answer.ByteSize())
+        return answer
 
     async def Probe(  # noqa: N802 - gRPC's name
         self,

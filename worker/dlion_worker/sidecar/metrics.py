@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import Capacity, CpuAllowance, Directive
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
+
+MAX_LABELLED_WORKERS = 64
+"""A job with more workers has sent bytes by site, so that a sidecar has some 400 series at most."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class MetricsReading:
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     """Of the trainer's main thread, by part."""
     exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
+    link_bytes: Sequence[tuple[Rank, str, int]] = ()
+    """Peer, kind and bytes sent so far."""
 
 
 class SidecarMetrics(Collector):
@@ -54,11 +59,13 @@ class SidecarMetrics(Collector):
         *,
         job: JobKey,
         site: SiteName,
-        site_of: Callable[[Rank], SiteName],
+        peer: Callable[[Rank], WorkerIdentity],
         read: Callable[[], MetricsReading],
+        has_peer_label: bool,
     ) -> None:
+        """`has_peer_label`: sent bytes are counted for each peer, else for each site."""
         self._labels = {"namespace": job.namespace, "job": job.name, "site": str(site)}
-        self._site_of, self._read = site_of, read
+        self._peer, self._read, self._has_peer_label = peer, read, has_peer_label
 
     def collect(self) -> Iterator[Metric]:
         reading = self._read()
@@ -89,6 +96,7 @@ class SidecarMetrics(Collector):
         for place, count in reading.refusals.items():
             refusals.add_metric([*self._labels.values(), *place], count)
         yield refusals
+        yield self._sent_bytes(reading.link_bytes)
         if (directive := reading.directive) is not None:
             yield self._per_site(
                 "dlion_link_budget_bytes",
@@ -107,11 +115,26 @@ class SidecarMetrics(Collector):
             family.add_metric([*self._labels.values(), part], value)
         return family
 
+    def _sent_bytes(self, rows: Sequence[tuple[Rank, str, int]]) -> Metric:
+        family = CounterMetricFamily(
+            "dlion_link_sent_bytes",
+            "Bytes sent to a peer, by kind, without TLS and TCP headers.",
+            labels=[*self._labels, "peer_site", "peer", "kind"],
+        )
+        totals: dict[tuple[str, str, str], int] = {}
+        for rank, kind, count in rows:
+            peer = self._peer(rank)
+            place = str(peer.site), peer.name if self._has_peer_label else "", kind
+            totals[place] = totals.get(place, 0) + count
+        for place, total in totals.items():
+            family.add_metric([*self._labels.values(), *place], total)
+        return family
+
     def _per_site(self, name: str, meaning: str, values: Mapping[Rank, float]) -> Metric:
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])
         totals: dict[str, float] = {}
         for rank, value in values.items():
-            site = str(self._site_of(rank))
+            site = str(self._peer(rank).site)
             totals[site] = totals.get(site, 0.0) + value
         for site, total in sorted(totals.items()):
             family.add_metric([*self._labels.values(), site], total)

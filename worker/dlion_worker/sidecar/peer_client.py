@@ -21,6 +21,7 @@ from dlion_api.names import JobKey, Rank
 from dlion_api.protocol.membership import Member
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
+from dlion_core.resource_control.budgets import PROBE_BYTES
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
 from dlion_worker.security.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.sidecar.capacity_messages import (
@@ -104,15 +105,15 @@ class PeerSidecarClient:
         if link is None or link.channel is None:
             raise UnavailableError(f"sidecar of worker {member.identity.rank}: no connection yet")
         try:
-            result = await link.stub.Probe(self._probe_chunks(), timeout=PROBE_TIMEOUT_S)
+            chunks = self._probe_chunks(member.identity.rank)
+            result = await link.stub.Probe(chunks, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(_describe(member.identity.rank, error)) from error
         seconds = result.receiver_busy_micros / 1e6
-        max_bytes = PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
-        if not 0 < result.busy_bytes <= max_bytes or not 0 < seconds <= PROBE_TIMEOUT_S:
+        if not 0 < result.busy_bytes <= PROBE_BYTES or not 0 < seconds <= PROBE_TIMEOUT_S:
             raise ContractError(
                 f"sidecar of worker {member.identity.rank}: probe of {result.busy_bytes} bytes in"
-                f" {seconds} s; allowed: up to {max_bytes} bytes, up to {PROBE_TIMEOUT_S:g} s"
+                f" {seconds} s; allowed: up to {PROBE_BYTES} bytes, up to {PROBE_TIMEOUT_S:g} s"
             )
         return result.busy_bytes, seconds
 
@@ -211,14 +212,21 @@ class PeerSidecarClient:
         if link.channel is None or link.renewals != self._credentials.renewals:
             self._renew(link)
         own = to_wire(self._worker.own(), self._job, self._worker.incarnation())
+        self._worker.count_sent(rank, own.ByteSize())
         answer: measuring_pb2.CapacityShare = await link.stub.Share(own, timeout=SHARE_TIMEOUT_S)
         self._worker.handle_capacity(from_wire(answer, self._job, rank), answer.incarnation)
 
-    async def _probe_chunks(self) -> AsyncIterator[measuring_pb2.ProbeChunk]:
+    async def _probe_chunks(self, peer: Rank) -> AsyncIterator[measuring_pb2.ProbeChunk]:
         # Random, so that nothing on the path compresses it.
         payload = random.randbytes(PROBE_CHUNK_BYTES)  # noqa: S311 - no secret
-        for _ in range(PROBE_CHUNK_COUNT):
-            yield measuring_pb2.ProbeChunk(run=str(self._job), rank=self._rank, payload=payload)
+        chunk = measuring_pb2.ProbeChunk(run=str(self._job), rank=self._rank, payload=payload)
+        sent_bytes = 0
+        try:
+            for _ in range(PROBE_CHUNK_COUNT):
+                yield chunk
+                sent_bytes += chunk.ByteSize()
+        finally:
+            self._worker.count_sent(peer, sent_bytes)
 
 
 def _jittered(seconds: float) -> float:

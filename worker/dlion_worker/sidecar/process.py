@@ -13,11 +13,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import (
     Capacity,
     CpuAllowance,
     Directive,
+    LinkDelivery,
     MeasuringEndpoint,
+    MeasuringSent,
     Peers,
     StepTiming,
     StreamRefusals,
@@ -35,9 +38,10 @@ from dlion_worker.coordination.signing import SignedCertificate, request_certifi
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.demand_prediction import DemandPrediction
 from dlion_worker.sidecar.heat_budget import HeatBudget
+from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
-from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
+from dlion_worker.sidecar.metrics import MAX_LABELLED_WORKERS, MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
@@ -73,7 +77,7 @@ class SidecarProcess:
         self._controller = ResourceController(job, config.rank)
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self.is_revoked = self._controller.is_revoked
-        self._step_seconds = StepSeconds()
+        self._step_seconds, self._link_bytes = StepSeconds(), LinkBytes()
         self._machine_root = machine_root
         policy = job.spec.node_policies.heat
         self._heat = None if policy is None else HeatBudget(policy, machine_root)
@@ -119,6 +123,10 @@ class SidecarProcess:
         """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
         self._issue(self._controller.handle_capacity(capacity, incarnation))
 
+    def count_sent(self, peer: Rank, sent_bytes: int) -> None:
+        """Count what went to a peer's sidecar. The trainer counts all bytes of a link."""
+        self._local.send(MeasuringSent(peer, sent_bytes))
+
     # ---- trainer -------------------------------------------------------------------------------
 
     def _initial_records(self) -> tuple[SidecarRecord, ...]:
@@ -136,7 +144,9 @@ class SidecarProcess:
         if isinstance(record, StreamRefusals):
             self._refusals.set_stream_refusals(record)
             return
-        if isinstance(record, StepTiming):
+        if isinstance(record, LinkDelivery):
+            self._link_bytes.add(record)
+        elif isinstance(record, StepTiming):
             self._step_seconds.add(record)
             if self._heat is not None:
                 self._heat.add_step(record)
@@ -330,7 +340,8 @@ class SidecarProcess:
             SidecarMetrics(
                 job=self._job.key,
                 site=self._identity.site,
-                site_of=lambda rank: self._job.worker(rank).site,
+                peer=self._job.worker,
+                has_peer_label=len(self._job.workers()) <= MAX_LABELLED_WORKERS,
                 read=self._reading,
             )
         )
@@ -352,6 +363,7 @@ class SidecarProcess:
             trainer_silent_s=time.monotonic() - self._heard_s if connected else None,
             step_seconds=self._step_seconds.main,
             exchange_thread_seconds=self._step_seconds.thread,
+            link_bytes=tuple(self._link_bytes.rows()),
             refused=self._refusals.messages(),
             refusals=self._refusals.counts(),
             renewals=self._credentials.renewals,

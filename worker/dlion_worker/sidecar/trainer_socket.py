@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlion_api.errors import ContractError, Problem, SpecError
-from dlion_api.protocol.measurements import MeasuringEndpoint, MeasuringRefused
+from dlion_api.protocol.measurements import MeasuringEndpoint, MeasuringRefused, MeasuringSent
 from dlion_api.protocol.sidecar_protocol import (
     MAX_LINE_BYTES,
     SidecarRecord,
@@ -88,7 +88,7 @@ class TrainerSocket:
                 writer.write(encode(initial))
             while line := await reader.readline():
                 record = decode(line)
-                if isinstance(record, MeasuringEndpoint | MeasuringRefused):
+                if isinstance(record, MeasuringEndpoint | MeasuringRefused | MeasuringSent):
                     raise ContractError(f"a trainer does not send {type(record).__name__}")
                 self._on_record(record)
         except (ContractError, ValueError) as error:  # ValueError: a line longer than the limit

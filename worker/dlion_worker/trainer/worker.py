@@ -211,6 +211,7 @@ class Worker:
             self._job, self._config, self._exchange, self._members, on_regroup=self._inbox.put
         )
         self._sidecar.on_directive(self._peer_selection.on_directive)
+        self._sidecar.on_sent(self._exchange.count_probe)
         self._parts = TrainerComponents(
             job=self._job,
             rank=self._rank,

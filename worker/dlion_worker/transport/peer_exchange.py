@@ -19,7 +19,7 @@ import grpc.aio
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.protocol.measurements import LinkDelivery
+from dlion_api.protocol.measurements import LinkDelivery, SentBytes
 from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.links.deadline import HEARTBEAT_S
@@ -70,6 +70,7 @@ class PeerExchange:
         self._budgets: Mapping[Rank, int] = {}
         self._bandwidths: Mapping[Rank, float] = {}
         self._reported: dict[Rank, tuple[int, int, float]] = {}
+        self._reported_sent: dict[Rank, SentBytes] = {}
         self._rng = random.Random()  # noqa: S311 -- jitter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -170,6 +171,11 @@ class PeerExchange:
         if (link := self._links.by_rank.get(peer)) is not None:
             self._call(link.record_violation, reason, kind)
 
+    def count_probe(self, peer: Rank, sent_bytes: int) -> None:
+        """Count what this worker's sidecar sent to the peer's. Call it from one thread only."""
+        if (link := self._links.by_rank.get(peer)) is not None:
+            link.probe_bytes += sent_bytes
+
     def quarantined(self) -> set[Rank]:
         """Return the peers that are rejected, and that no link will come from."""
         return {rank for rank, link in list(self._links.by_rank.items()) if link.quarantined}
@@ -192,14 +198,17 @@ class PeerExchange:
         return self._cpu.seconds()
 
     def take_deliveries(self) -> list[LinkDelivery]:
-        """What each peer has acknowledged since the last call. Call it from one thread only."""
+        """What each peer has acknowledged, and what was sent to it, since the last call. Call it
+        from one thread only."""
         deliveries = []
         for rank, link in list(self._links.by_rank.items()):
             box = link.send_queue
             total = (box.acknowledged_total, box.busy_bytes_total, box.receiver_busy_s_total)
             before = self._reported.get(rank, (0, 0, 0.0))
             self._reported[rank] = total
-            if total[0] == before[0] and not box.unacknowledged_bytes:
+            sent, sent_before = link.state().by_kind, self._reported_sent.get(rank, SentBytes())
+            self._reported_sent[rank] = sent
+            if total[0] == before[0] and not box.unacknowledged_bytes and sent == sent_before:
                 continue
             deliveries.append(
                 LinkDelivery(
@@ -208,6 +217,7 @@ class PeerExchange:
                     busy_bytes=total[1] - before[1],
                     receiver_busy_s=total[2] - before[2],
                     unacknowledged_bytes=box.unacknowledged_bytes,
+                    sent=sent.since(sent_before),
                 )
             )
         return deliveries

@@ -70,7 +70,7 @@ class PeerLink:
         """Whether streams are or were kept: their counters still count."""
         self.incoming: LinkStream | None = None
         self.outgoing: LinkStream | None = None
-        self.wire_received_bytes = self.state_bytes = 0
+        self.wire_received_bytes = self.state_bytes = self.probe_bytes = 0
         self.send_s = self.receive_s = 0.0
         """Seconds of cutting messages into frames, and of joining them."""
         self.remade_count = 0
@@ -279,7 +279,7 @@ class PeerLink:
             continues=continues,
         )
         data = Frame(hello=hello).SerializeToString()
-        self.send_queue.wire_sent_bytes += len(data)
+        self.send_queue.header_total += len(data)
         return data
 
     def state(self) -> LinkCounters:
@@ -292,11 +292,13 @@ class PeerLink:
             sent_total=box.sent_total,
             acknowledged_total=box.acknowledged_total,
             dropped_messages=box.dropped_messages,
-            wire_sent_bytes=box.wire_sent_bytes,
             remade_count=self.remade_count,
+            gradient_total=box.gradient_total,
             weights_total=box.weights_total,
             control_total=box.control_total,
+            header_total=box.header_total,
             state_total=self.state_bytes,
+            probe_total=self.probe_bytes,
             problem=self._problem(),
         )
 

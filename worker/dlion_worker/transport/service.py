@@ -130,7 +130,7 @@ class IncomingStream:
             self.refusal = refusal_kind(error)
             self._links.emit(Refused(None, str(error), kind=self.refusal))
             return grpc.StatusCode.FAILED_PRECONDITION, str(error)
-        tasks = {asyncio.create_task(self._read(link)), asyncio.create_task(self._write())}
+        tasks = {asyncio.create_task(self._read(link)), asyncio.create_task(self._write(link))}
         reason = "the connection to the peer broke"  # gRPC then cancels this very task
         try:
             done, _ = await asyncio.wait({*tasks, self._ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,7 +191,7 @@ class IncomingStream:
         before.successor = self
         try:
             ready = Acknowledgement(epoch=hello.epoch, incarnation=self._local.incarnation)
-            await self._context.write(ready.SerializeToString())
+            await self._send(link, ready)
             waiting: set[asyncio.Future[Any]] = {self._resumed, self._ended}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:  # gRPC cancels this very task if the connection breaks
@@ -275,10 +275,15 @@ class IncomingStream:
         if await link.wait_until_up(self):
             link.deliver(message)
 
-    async def _write(self) -> str:
+    async def _write(self, link: PeerLink) -> str:
         # Acknowledgements are running totals: one covers all frames that arrive close together.
         while True:
             await self._acknowledge.wait()
             await asyncio.sleep(ACKNOWLEDGEMENT_DELAY_S)
             self._acknowledge.clear()
-            await self._context.write(self._receiver.acknowledgement().SerializeToString())
+            await self._send(link, self._receiver.acknowledgement())
+
+    async def _send(self, link: PeerLink, acknowledgement: Acknowledgement) -> None:
+        data = acknowledgement.SerializeToString()
+        link.send_queue.header_total += len(data)
+        await self._context.write(data)

@@ -27,12 +27,14 @@ from dlion_cli.pod_streams.keeper_files import is_lost_with_pod
 from dlion_cli.pod_streams.kept_records import kept_summary
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
+from dlion_cli.terminal.sent_bytes import kinds_text
 from dlion_cli.terminal.table import summary_parts
 from dlion_cli.views.event_table import events_table
 from dlion_cli.views.job_status import JobStatus, text
 from dlion_cli.views.job_tables import one_job
 from dlion_cli.views.pod_status import pods_of_run, pods_table
-from dlion_cli.views.worker_load import JobLoad
+from dlion_cli.views.worker_load import JobLoad, load_tables
+from dlion_results.summary.link_use import KINDS
 
 MAX_EVENTS: Final = 20
 MAX_LOADS: Final = 32
@@ -226,13 +228,22 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
         parts += [pods_table(job, pods, why, facts.now), Text("")]
     elif facts.pods is not None:
         parts += [Text(f"Run {job.run_id} has no pods at this site."), Text("")]
-    parts += _figures(facts)
+    parts += [*_links(facts.load), *_figures(facts)]
     if facts.events:
         hidden = len(facts.events) - MAX_EVENTS
         more = f" (`dlion events {job.name}` shows {hidden} more)" if hidden > 0 else ""
         parts.append(Text(f"EVENTS{more}", style="bold"))
         parts.append(events_table(facts.events[-MAX_EVENTS:], facts.now))
     return parts
+
+
+def _links(load: JobLoad | None) -> list[RenderableType]:
+    """Of a running job: what the workers of this site have sent, and where to."""
+    if load is None or not load.sites:
+        return []
+    by_kind = {kind: sum(site.sent_bytes.get(kind, 0.0) for site in load.sites) for kind in KINDS}
+    sent = Text(f"Sent so far: {kinds_text(by_kind)}")
+    return [Text("LINKS", style="bold"), *load_tables({"": load})[1:], sent, Text("")]
 
 
 def _figures(facts: JobFacts) -> list[RenderableType]:

@@ -82,8 +82,8 @@ class LoadReader:
             self._row(pod, reading, ranks.get((pod.site, pod.group, pod.index or 0)))
             for pod, reading in zip(pods, readings, strict=True)
         ]
-        self._before = now
-        return JobLoad(rows, site_loads(list(now.values())))
+        before, self._before = self._before, now
+        return JobLoad(rows, site_loads(before, now))
 
     def _row(self, pod: PodStatus, reading: WorkerMetrics | DLionError, rank: int | None
              ) -> WorkerLoad:  # fmt: skip
@@ -163,8 +163,8 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     A row per worker: capacity in samples/s, batch and its share, steps/s, time of an iteration
     without waiting, shares of the time for waiting and for the exchange, CPU and its quota, share
     of the CPU time that the quota withheld, pressure of CPU, memory and disk, share of repeated TCP
-    segments, temperature. A row per site: bytes that the links to it may carry per iteration, and
-    their measured rate.
+    segments, temperature. A row per site: bytes that the links to it may carry per iteration, their
+    measured rate, what was sent per second, and the share of the rate that this is.
 
     Reads each sidecar's metrics (docs/metrics.md) twice within 2 seconds, which needs the right
     `get` on `pods/proxy`.

@@ -21,7 +21,6 @@ QUIET = LinkCounters(
     sent_total=0,
     acknowledged_total=0,
     dropped_messages=0,
-    wire_sent_bytes=0,
 )
 BUSY, IDLE = Rank(1), Rank(2)
 

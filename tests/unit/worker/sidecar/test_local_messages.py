@@ -17,7 +17,9 @@ from dlion_api.protocol.measurements import (
     Directive,
     LinkDelivery,
     MeasuringEndpoint,
+    MeasuringSent,
     Peers,
+    SentBytes,
     StepTiming,
     TrainerAlive,
 )
@@ -37,6 +39,8 @@ RECORDS: list[LocalRecord] = [
     MeasuringEndpoint("10.0.0.1:4000"),
     Directive(3, 48, 192, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 2.5}, "why: \u2264 5 %\n"),
     TrainerAlive(),
+    LinkDelivery(Rank(1), 10, 5, 0.5, 3, SentBytes(1, 2, 3, 4, 5, 6)),
+    MeasuringSent(Rank(1), 200),
 ]
 
 
@@ -82,6 +86,9 @@ def changed(record: LocalRecord, **fields: object) -> bytes:
         changed(RECORDS[7], budget_bytes={"1": -5}),
         changed(RECORDS[7], budget_bytes=[5]),
         changed(RECORDS[7], reason=5),
+        changed(RECORDS[9], sent={"gradient_bytes": -1}),
+        changed(RECORDS[9], sent=7),
+        changed(RECORDS[10], peer="1"),
         encode(RECORDS[5]).replace(b'"Lost"', b'"Asleep"'),
     ],
     ids=lambda line: line[:40],

@@ -37,6 +37,7 @@ class Beside:
     def __init__(self) -> None:
         self.heard_speeds: list[float] = []
         self.refusals: Counter[PeerRefusal] = Counter()
+        self.sent_bytes: Counter[Rank] = Counter()
 
     def own(self) -> Capacity:
         return Capacity(Rank(0), 100.0, 1.0, CapacitySource.RATE, 1)
@@ -49,6 +50,9 @@ class Beside:
 
     def handle_capacity(self, capacity: Capacity, _incarnation: int) -> None:
         self.heard_speeds.append(capacity.samples_per_s)
+
+    def count_sent(self, peer: Rank, sent_bytes: int) -> None:
+        self.sent_bytes[peer] += sent_bytes
 
     def refused(self, kind: PeerRefusal, _words: str, *, dialled: bool) -> None:
         assert not dialled

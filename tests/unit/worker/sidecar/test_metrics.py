@@ -13,31 +13,38 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import (
     Capacity,
     CapacitySource,
     CpuAllowance,
     Directive,
+    LinkDelivery,
     PhaseSeconds,
+    SentBytes,
     StepTiming,
 )
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
+from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.step_seconds import StepSeconds
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
-SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
+PEERS = {
+    Rank(rank): WorkerIdentity(Rank(rank), SiteName(site), "gpu", index)
+    for rank, site, index in ((1, "a", 1), (2, "b", 0), (3, "b", 1))
+}
 
 
-def exported(reading: MetricsReading) -> str:
+def exported(reading: MetricsReading, *, has_peer_label: bool = True) -> str:
     registry = CollectorRegistry()
     key = JobKey("default", "cifar10", "1")
     metrics = SidecarMetrics(
-        job=key, site=SiteName("a"), site_of=SITES.__getitem__, read=lambda: reading
-    )
+        job=key, site=SiteName("a"), peer=PEERS.__getitem__, read=lambda: reading,
+        has_peer_label=has_peer_label,
+    )  # fmt: skip
     registry.register(metrics)
     return generate_latest(registry).decode()
 
@@ -65,6 +72,7 @@ def reading(*, full: bool) -> MetricsReading:
         else None,
         step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
         exchange_thread_seconds={"send": 0.5} if full else {},
+        link_bytes=((Rank(1), "gradient", 9),) if full else (),
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)
         if full
         else NodeFacts(),
@@ -97,9 +105,32 @@ def test_links_are_summed_per_site() -> None:
     assert f"dlion_link_budget_bytes{{{labels}}} 30.0" in exported(reading(full=True))
 
 
+@pytest.mark.parametrize(
+    ("has_peer_label", "found"),
+    [
+        (True, {("b/gpu-0", "gradient"): 30, ("b/gpu-0", "state"): 7, ("b/gpu-1", "gradient"): 5}),
+        (False, {("", "gradient"): 35, ("", "state"): 7}),
+    ],
+    ids=["a few workers", "many"],
+)
+def test_sent_bytes_add_up_by_peer_or_by_site(
+    has_peer_label: bool, found: dict[tuple[str, str], float]
+) -> None:
+    sent = LinkBytes()
+    for rank, by_kind in ((2, SentBytes(10)), (2, SentBytes(20, state_bytes=7)), (3, SentBytes(5))):
+        sent.add(LinkDelivery(Rank(rank), 0, 0, 0.0, 0, by_kind))
+    full = replace(reading(full=True), link_bytes=tuple(sent.rows()))
+    text = exported(full, has_peer_label=has_peer_label)
+    rows = re.findall(r"^dlion_link_sent_bytes_total{(.*)} (.*)$", text, re.MULTILINE)
+    labels = [(dict(re.findall(r'(\w+)="([^"]*)"', each)), float(value)) for each, value in rows]
+    assert {(each["peer"], each["kind"]): value for each, value in labels} == found
+    assert {each["peer_site"] for each, _ in labels} == {"b"}
+
+
 def test_what_cannot_be_read_is_left_out() -> None:
     text = exported(reading(full=False))
     assert "dlion_node" not in text
     assert "dlion_capacity" not in text
-    assert "dlion_link" not in text
+    assert "dlion_link_b" not in text
+    assert "dlion_link_sent_bytes_total{" not in text
     assert "dlion_steps_total" in text

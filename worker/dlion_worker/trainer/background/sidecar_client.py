@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import (
     CpuAllowance,
     Directive,
     MeasuringEndpoint,
     MeasuringRefused,
+    MeasuringSent,
     Peers,
     StreamRefusals,
     TrainerAlive,
@@ -51,6 +53,7 @@ class SidecarClient:
         self._directive: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
         self._on_refused: Callable[[str], None] | None = None
+        self._on_sent: Callable[[Rank, int], None] | None = None
         self._resume_from: Directive | None = None
         self._endpoint: str | None = None
         self._connection: socket.socket | None = None
@@ -77,6 +80,10 @@ class SidecarClient:
     def on_refused(self, call: Callable[[str], None]) -> None:
         """Pass the sidecar's refusal reports to `call`, which must not block."""
         self._on_refused = call
+
+    def on_sent(self, call: Callable[[Rank, int], None]) -> None:
+        """Pass the bytes that the sidecar sends to each peer to `call`, which must not block."""
+        self._on_sent = call
 
     def latest_directive(self) -> Directive | None:
         """The sidecar's latest directive; None before the first."""
@@ -213,10 +220,12 @@ class SidecarClient:
                 self._directive, call = record, self._on_directive
             elif isinstance(record, MeasuringEndpoint):
                 self._endpoint = record.address
-            elif not isinstance(record, MeasuringRefused):
+            elif not isinstance(record, MeasuringRefused | MeasuringSent):
                 raise ContractError(f"a sidecar does not send {type(record).__name__}")
             self._lock.notify_all()
         if call is not None and isinstance(record, Directive):
             call(record)
         if isinstance(record, MeasuringRefused) and self._on_refused is not None:
             self._on_refused(record.words)
+        if isinstance(record, MeasuringSent) and self._on_sent is not None:
+            self._on_sent(record.peer, record.sent_bytes)
