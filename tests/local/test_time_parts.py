@@ -1,13 +1,15 @@
 """Facts: in a real run, the phases that each worker measures lie within its steps and do not
 overlap: with computing and waiting they add up to at most the wall time, and the summary's parts to
 all of it; every phase and the exchange's thread have taken time; kinds of bytes add up to what was
-sent, and those of each link to the run's.
+sent, and those of each link to the run's; the phases of each trainer's process add up to the wall
+time that its supervisor saw, within a second.
 
 Left out: what measuring costs (benchmarks/phase_cost.py).
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.patient
 PHASES = ("select_s", "encode_s", "send_s", "decode_s", "apply_s")
 ROUNDING_S = 1e-5
+PROCESS = (
+    "import", "data", "model", "join", "speed", "train", "final_wait", "gather", "evaluate",
+    "save", "close",
+)  # fmt: skip
+EXIT_S = 1.0
+"""What starting a process and ending it may take beside its own phases."""
 
 
 def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
@@ -38,6 +46,19 @@ def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
     for worker in summary["workers"]:
         parts = ("compute_s", "waited_s", *PHASES, "other_s")
         assert sum(worker[part] for part in parts) == pytest.approx(worker["wall_s"], abs=1e-3)
+    for worker in summary["workers"]:
+        process, rank = worker["process"], worker["rank"]
+        parts_s = sum(process[f"{name}_s"] for name in PROCESS)
+        assert parts_s == pytest.approx(process["process_s"])
+        (lived_s,) = map(float, re.findall(r'"lived_s": ?([\d.]+)', run.worker_log(rank)))
+        assert lived_s - EXIT_S < parts_s <= lived_s + EXIT_S
+        assert process["train_s"] == pytest.approx(worker["wall_s"], abs=0.2)
+        assert min(process["model_s"], process["join_s"], process["close_s"]) > 0
+    assert summary["ending"]["command_s"] > 0
+    # The lead gathers and saves, the other waits for it.
+    (lead,) = (each["process"] for each in summary["workers"] if each["process"]["gather_s"])
+    assert lead["save_s"] > 0
+    assert any(each["process"]["final_wait_s"] for each in summary["workers"])
     kinds = summary["bytes"]
     sent = kinds["gradient_bytes"] + kinds["weights_bytes"] + kinds["control_bytes"]
     assert sent == summary["sent_bytes"]

@@ -13,6 +13,9 @@ from dlion_api.reasons import EventReason
 
 MAX_METRICS = 64
 """Figures of a program that are recorded beside accuracy and loss."""
+START_PHASES = ("import_s", "data_s", "model_s", "join_s", "speed_s")
+END_PHASES = ("final_wait_s", "gather_s", "evaluate_s", "save_s", "close_s")
+"""Fields of `ProcessRecord` before the first step and after the last, in order."""
 _WORKER_REASONS = frozenset(map(str, EventReason))
 
 
@@ -138,6 +141,42 @@ class DirectiveRecord:
 
 
 @dataclass(frozen=True)
+class ProcessRecord:
+    """What one trainer process has spent its time on, from its start to this record, in seconds.
+
+    A process is in one phase at a time, so the phases add up to its age. Reported before the first
+    step and at the end; the later one counts.
+    """
+
+    time_s: float
+    rank: Rank
+    incarnation: int
+    iteration: int
+    import_s: float = 0.0
+    """Python's and TensorFlow's imports, and reading the manifest."""
+    data_s: float = 0.0
+    """The program's import and the data."""
+    model_s: float = 0.0
+    """Building and compiling the model."""
+    join_s: float = 0.0
+    """Certificate, checkpoint, links, and waiting for the other workers."""
+    speed_s: float = 0.0
+    """Measuring the own speed and waiting for the others' (`batching.policy: weighted`)."""
+    train_s: float = 0.0
+    """From the first step to the reason to stop."""
+    final_wait_s: float = 0.0
+    """Waiting for the others' last round, and for the saved model of another worker."""
+    gather_s: float = 0.0
+    """Pulling the others' replicas."""
+    evaluate_s: float = 0.0
+    """Evaluations after the last step."""
+    save_s: float = 0.0
+    """Saving checkpoint and model, and uploading them."""
+    close_s: float = 0.0
+    """Closing links and threads."""
+
+
+@dataclass(frozen=True)
 class EventRecord:
     """An event with a stable reason, as in Kubernetes."""
 
@@ -154,4 +193,6 @@ class EventRecord:
         return self.reason in _WORKER_REASONS
 
 
-ProgressRecord = StepRecord | LinkRecord | EvaluationRecord | DirectiveRecord | EventRecord
+ProgressRecord = (
+    StepRecord | LinkRecord | EvaluationRecord | DirectiveRecord | ProcessRecord | EventRecord
+)

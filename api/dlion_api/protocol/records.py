@@ -27,6 +27,7 @@ from dlion_api.protocol.progress import (
     EvaluationRecord,
     EventRecord,
     LinkRecord,
+    ProcessRecord,
     ProgressRecord,
     StepRecord,
 )
@@ -43,6 +44,7 @@ KINDS: Mapping[str, type[ProgressRecord]] = {
     "link": LinkRecord,
     "evaluation": EvaluationRecord,
     "directive": DirectiveRecord,
+    "process": ProcessRecord,
     "event": EventRecord,
 }
 NON_FINITE_FIELDS = frozenset({

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
-from dlion_api.protocol.progress import ProgressRecord, StepRecord
+from dlion_api.protocol.progress import ProcessRecord, ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.protocol.revocation import MAX_REVOCATIONS, Revocation, revocation_of
 from dlion_api.protocol.trust import JOINING
@@ -325,5 +325,8 @@ def _follows(member: Member, known: Member) -> bool:
     return is_same and member != known and member.incarnation >= known.incarnation
 
 
+_WITH_INCARNATION = StepRecord, ProcessRecord
+
+
 def _incarnation(record: ProgressRecord, event: ReportReceived) -> int:
-    return record.incarnation if isinstance(record, StepRecord) else event.incarnation
+    return record.incarnation if isinstance(record, _WITH_INCARNATION) else event.incarnation

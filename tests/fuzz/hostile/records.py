@@ -62,7 +62,8 @@ PROOF_KEY = WorkerKey()
 LOCAL: tuple[sidecar_protocol.LocalRecord, ...] = (
     measurements.SpeedProbe(8, 0.1, 0.1, 0.0, None, 8),
     measurements.StepTiming(3, 8, 0.1, 0.2, 0.1, None, 0.0),
-    measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3),
+    measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3, measurements.SentBytes(1, 2, 3, 4, 5, 6)),
+    measurements.MeasuringSent(Rank(1), 200),
     measurements.CpuAllowance(2.0, 1.0, 0.0),
     measurements.Peers(MEMBERSHIP, 1000, 500, "0123456789abcdef"),
     measurements.MeasuringEndpoint("127.0.0.1:4000"),
@@ -73,6 +74,7 @@ PROGRESS: tuple[progress.ProgressRecord, ...] = (
     progress.LinkRecord(1.0, Rank(0), Rank(1), 2, 10, 9, 1, 0, None, 1e6, 0, connected=True),
     progress.EvaluationRecord(1.0, Rank(0), 2, 16, 0.5, math.inf, 100, (0.5, math.nan), (1.0,)),
     progress.DirectiveRecord(1.0, Rank(0), 2, 8, 16, RANKS, {Rank(1): 1.5}, {}, "why"),
+    progress.ProcessRecord(9.0, Rank(0), 1, 2, import_s=1.5, train_s=3.0),
     progress.EventRecord(1.0, Rank(0), 2, "CheckpointSaved", "said so"),
 )
 

@@ -191,6 +191,26 @@ def test_describe_names_the_cluster_of_a_dispatched_job(
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_a_running_job_has_sent_is_shown_by_site_and_kind(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dlion_cli.commands.cluster.describe.INTERVAL_S", 0.01)
+    sent = "".join(
+        f'dlion_link_sent_bytes_total{{peer_site="plant-b",peer="{peer}",kind="{kind}"}} {count}\n'
+        for peer, kind, count in (("b-0", "gradient", 500), ("b-1", "gradient", 250),
+                                  ("b-0", "state", 250))
+    )  # fmt: skip
+    told = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, sent))
+    assert main(["describe", "digits", "--kubeconfig", kubeconfig(a=told)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("LINKS")
+    assert lines[at + 1].split()[:2] == ["LINKS", "TO"]
+    assert lines[at + 2].split() == ["plant-b", "—", "—", "0", "—"]
+    assert lines[at + 3] == "Sent so far: 1 kB: gradient 75.0 %, state 25.0 %"
+
+
 def test_describe_as_json(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dlion_api.protocol.progress import END_PHASES, START_PHASES
 from dlion_cli.terminal.sent_bytes import links_parts
 from dlion_cli.terminal.table import print_result
 from dlion_results.summary.summary import Ending, summarise
@@ -97,6 +98,21 @@ def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
     assert cells[:4] == [f"{sender} → {receiver}", "1 TB", "1 TB", "7 B"]
     used = first["sent_bytes"] / workers[1]["wall_s"] / first["last_bandwidth_bytes_per_s"]
     assert cells[4] == f"{100 * used:.1f} %"
+
+
+def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
+    assert "Start-up" not in printed(summary)
+    none = dict.fromkeys(
+        ("launch_s", *START_PHASES, "train_s", *END_PHASES, "process_s"), 0.0
+    )  # fmt: skip
+    workers = [{**worker, "process": none} for worker in summary["workers"]]
+    workers[1]["process"] = none | {"launch_s": 1.0, "model_s": 4.24, "data_s": 0.04}
+    workers[2]["process"] = none | {"final_wait_s": 2.0, "save_s": 0.5, "train_s": 99.0}
+    changed = {**summary, "workers": workers, "ending": {**summary["ending"], "command_s": 1.5}}
+    text = " ".join(printed(changed).split())
+    first, second = workers[1]["name"], workers[2]["name"]
+    assert f"Start-up: 6.8 s at {first}: command 1.5 s, launch 1.0 s, model 4.2 s End" in text
+    assert f"Ending: 2.5 s at {second}: waiting for others 2.0 s, save 0.5 s " in text
 
 
 def test_a_summary_of_a_release_that_counted_no_kinds_is_told(summary):

@@ -11,10 +11,17 @@ import json
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import LinkRecord, StepRecord
+from dlion_api.protocol.progress import LinkRecord, ProcessRecord, StepRecord
 from dlion_api.protocol.records import record_from_json, record_to_json
-from dlion_results.summary.tally import MAIN_PHASES, WorkerTally
-from dlion_results.summary.time_parts import fractions, link_bytes, pace_change, time_parts
+from dlion_results.run_folder.stored_values import MAX_NUMBER
+from dlion_results.summary.tally import MAIN_PHASES, RunTally, WorkerTally
+from dlion_results.summary.time_parts import (
+    fractions,
+    link_bytes,
+    pace_change,
+    process_parts,
+    time_parts,
+)
 
 OLD_STEP = (
     '{"kind":"step","time_s":2.0,"rank":0,"incarnation":1,"iteration":1,"loss":1.0,'
@@ -84,6 +91,37 @@ def test_links_of_older_releases_count_as_gradients() -> None:
         "gradient_bytes": 100, "weights_bytes": 0, "control_bytes": 0, "header_bytes": 0,
         "state_bytes": 0, "probe_bytes": 0,
     }  # fmt: skip
+
+
+def process(time_s: float, incarnation: int, **seconds: float) -> ProcessRecord:
+    return ProcessRecord(time_s, Rank(0), incarnation, 1, **seconds)
+
+
+def test_the_phases_of_all_starts_add_up_and_the_last_record_of_each_counts() -> None:
+    tally = RunTally([Rank(0)])
+    for record in (
+        process(5.0, 1, import_s=1.0, model_s=2.0),
+        process(9.0, 1, import_s=1.0, model_s=2.0, train_s=3.0, save_s=1.0),
+        process(20.0, 2, import_s=2.0, join_s=4.0),  # it was killed while it trained
+    ):
+        tally.add(record)
+    found = process_parts(tally.workers[Rank(0)])
+    assert found is not None
+    told = {name: seconds for name, seconds in found.items() if seconds}
+    assert told == {
+        "launch_s": 2.0, "import_s": 3.0, "model_s": 2.0, "join_s": 4.0, "train_s": 3.0,
+        "save_s": 1.0, "process_s": 13.0,
+    }  # fmt: skip
+    assert process_parts(WorkerTally(Rank(0))) is None
+
+
+def test_hostile_phases_stay_within_what_can_be_added_up() -> None:
+    tally = RunTally([Rank(0)])
+    tally.add(process(-1e300, 1, import_s=-5.0, data_s=1e300, model_s=1e308))
+    found = process_parts(tally.workers[Rank(0)])
+    assert found is not None
+    assert found["launch_s"] == found["import_s"] == 0.0
+    assert found["process_s"] == 2 * MAX_NUMBER
 
 
 def test_a_step_record_stays_one_short_line() -> None:

@@ -15,6 +15,7 @@ from dlion_api.protocol.progress import (
     EvaluationRecord,
     EventRecord,
     LinkRecord,
+    ProcessRecord,
     ProgressRecord,
     StepRecord,
 )
@@ -130,6 +131,11 @@ class Reporter:
         record = result.record(self.rank, final=final)
         self._send([record])
         return record
+
+    def process(self, seconds: Mapping[str, float], iteration: int) -> None:
+        """Report the time of this process by phase; the names are fields of `ProcessRecord`."""
+        record = ProcessRecord(self.now_s(), self.rank, self.incarnation, iteration, **seconds)
+        self._send([record])
 
     def directive(self, directive: Directive, iteration: int) -> None:
         self._send(

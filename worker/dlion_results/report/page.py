@@ -37,7 +37,7 @@ from dlion_results.report.tiles import shares, tiles
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.run_folder.stored_values import text_of
-from dlion_results.summary.time_use import time_sentences
+from dlion_results.summary.time_use import start_and_end_s, time_sentences
 
 PAGE_BYTES: Final = 1_900_000
 """Size from which on further runs have no section of their own, and that of a single run is
@@ -210,6 +210,7 @@ def _section(
         waited_for=time_charts.waited_for(run),
         maps=[link_charts.link_map(run), link_charts.budget_map(run)],
         kinds=link_charts.byte_map(run),
+        ends={worker["rank"]: start_and_end_s(worker) for worker in run.summary["workers"]},
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),
         environment=_imposed(run, limits),

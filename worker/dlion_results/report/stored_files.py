@@ -51,6 +51,7 @@ def stored_ending(summary: Json) -> Ending:
         succeeded=ending.get("succeeded") is True,
         started_at=text_of(ending.get("started_at")),
         reason=text_of(ending.get("reason")),
+        command_s=number_of(ending.get("command_s")),
         missing=tuple(rank for rank in _list(ending, "missing") if type(rank) is int and rank >= 0),
     )
 

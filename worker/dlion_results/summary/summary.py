@@ -35,7 +35,13 @@ from dlion_results.summary.tally import (
     training_s,
     trusted_workers,
 )
-from dlion_results.summary.time_parts import fractions, link_bytes, pace_change, time_parts
+from dlion_results.summary.time_parts import (
+    fractions,
+    link_bytes,
+    pace_change,
+    process_parts,
+    time_parts,
+)
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or is removed, but not for new fields."""
@@ -62,6 +68,8 @@ class Ending:
     """`EndReason`; empty: derived from `succeeded`."""
     missing: tuple[int, ...] = ()
     """Ranks of replicas that a saved model lacks."""
+    command_s: float | None = None
+    """Seconds from the start of `dlion run` to that of the run; None: it was started otherwise."""
 
 
 def summarise(
@@ -153,6 +161,7 @@ def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
         "started_at": ending.started_at,
         "iteration": max((worker.last_iteration for worker in workers), default=0),
         "missing": list(ending.missing),
+        "command_s": finite_or_none(ending.command_s),
     }
 
 
@@ -308,6 +317,7 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
         "waited_s": worker.waited_s,
         **time_parts(worker),
         **pace_change(worker),
+        "process": process_parts(worker),
         "waited_for": [
             {"peer": peer, "seconds": seconds}
             for peer, seconds in sorted(worker.waited_for_s.items())

@@ -18,6 +18,7 @@ from dlion_api.protocol.progress import (
     EvaluationRecord,
     EventRecord,
     LinkRecord,
+    ProcessRecord,
     ProgressRecord,
     StepRecord,
 )
@@ -115,6 +116,8 @@ class WorkerTally:
     exchange_cpu_s: float = 0.0
     phase_s: dict[str, float] = field(default_factory=dict)
     """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
+    processes: dict[int, ProcessRecord] = field(default_factory=dict)
+    """The last one of each incarnation."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
     passes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -260,6 +263,8 @@ class RunTally:
         match record:
             case StepRecord():
                 self._worker(record.rank).add_step(record)
+            case ProcessRecord():
+                self._worker(record.rank).processes[record.incarnation] = record
             case LinkRecord():
                 self._worker(record.rank).add_link(record, self._link_rows)
             case EvaluationRecord():

@@ -6,6 +6,8 @@ Computed from the tally for `summary`. `time_use` puts them into sentences.
 from collections.abc import Iterable
 from typing import Final
 
+from dlion_api.protocol.progress import END_PHASES, START_PHASES
+from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.tally import MAIN_PHASES, PHASES, LinkTally, WorkerTally
 
 MIN_PACE_ROWS: Final = 16
@@ -24,6 +26,27 @@ def time_parts(worker: WorkerTally) -> dict[str, float | None]:
     known_s = sum(phases[name] or 0.0 for name in MAIN_PHASES)
     other_s = max(0.0, worker.span_s - worker.compute_s - worker.waited_s - known_s)
     return {"wall_s": worker.span_s, **phases, "other_s": other_s}
+
+
+def process_parts(worker: WorkerTally) -> dict[str, float] | None:
+    """Seconds of a worker's trainer processes by phase, over all starts; None: not reported.
+
+    `launch_s` is from the run's start to that of the first process. The others add up to
+    `process_s`.
+    """
+    if not worker.processes:
+        return None
+    phases = dict.fromkeys((*START_PHASES, "train_s", *END_PHASES), 0.0)
+    for record in worker.processes.values():
+        for name in phases:
+            phases[name] += _seconds(getattr(record, name))
+    first = worker.processes[min(worker.processes)]
+    launch_s = _seconds(first.time_s - sum(_seconds(getattr(first, name)) for name in phases))
+    return {"launch_s": launch_s, **phases, "process_s": sum(phases.values())}
+
+
+def _seconds(value: float) -> float:
+    return min(max(0.0, value), MAX_NUMBER)
 
 
 def fractions(workers: Iterable[WorkerTally]) -> dict[str, float | None]:

@@ -3,25 +3,30 @@
 `dlion run` prints these sentences, and the report shows them above its bars.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from dlion_api.protocol.progress import END_PHASES, START_PHASES
 from dlion_results.summary.culprit import HARDLY_WAITS, STANDS_OUT
 
 MIN_NAMED_WAIT: Final = 0.1
 """Share of the time from which on the worker is named that others waited for most."""
+MIN_SHOWN_S: Final = 0.05
+"""Shorter phases of start and end are left out."""
+_START: Final = ("launch_s", *START_PHASES)
+_NAMES: Final = {"final_wait_s": "waiting for others"}
 _PHASES: Final = ("select", "encode", "send", "decode", "apply")
 
 
 def time_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """The shares of all workers' time; the culprit and what to do about it, or else the worker that
-    the others waited for most.
+    """The shares of all workers' time; start and end; the culprit and what to do about it, or else
+    the worker that the others waited for most.
 
     Empty without a step. Names are as in the summary, unescaped.
     """
     if (use := summary["time_use"]) is None:
         return []
-    sentences = [f"Time: {shares_text(use)}"]
+    sentences = [f"Time: {shares_text(use)}", *process_sentences(summary)]
     if (culprit := summary.get("culprit")) is not None:
         return [*sentences, culprit["sentence"], culprit["advice"]]
     workers = {each["rank"]: each for each in summary["workers"]}
@@ -31,6 +36,36 @@ def time_sentences(summary: Mapping[str, Any]) -> list[str]:
         share = _percent(first["fraction"])
         sentences.append(f"{share} of the waiting was for {_cause(workers, first['rank'])}")
     return sentences
+
+
+def process_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """How long start and end took at the worker where each took longest; empty: not reported."""
+    known = [
+        {**process, "name": worker["name"], "command_s": summary["ending"].get("command_s") or 0.0}
+        for worker in summary["workers"]
+        if (process := worker.get("process"))
+    ]
+    if not known:
+        return []
+    sentences = []
+    for title, names in (("Start-up", ("command_s", *_START)), ("Ending", END_PHASES)):
+        slowest = max(known, key=lambda process: _sum(process, names))
+        seconds = {name: slowest[name] for name in names}
+        parts = (f"{_NAMES.get(name, name.removesuffix('_s'))} {took_s:.1f} s"
+                 for name, took_s in seconds.items() if took_s >= MIN_SHOWN_S)  # fmt: skip
+        took = f"{title}: {_sum(slowest, names):.1f} s at {slowest['name']}"
+        sentences.append(": ".join(filter(None, (took, ", ".join(parts)))))
+    return sentences
+
+
+def start_and_end_s(worker: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Seconds from the run's start to a worker's first step, and from its last step to its end."""
+    process = worker.get("process")
+    return (_sum(process, _START), _sum(process, END_PHASES)) if process else (None, None)
+
+
+def _sum(process: Mapping[str, Any], names: Sequence[str]) -> float:
+    return float(sum(process[name] for name in names))
 
 
 def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:

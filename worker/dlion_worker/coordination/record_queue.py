@@ -1,13 +1,18 @@
 """A bounded queue of records for the coordinator. Pure: no thread, no clock.
 
-When full, it drops the oldest steps, links and directives; an event reports how many. Evaluations
-and events are kept.
+When full, it drops the oldest steps, links and directives; an event reports how many. Others are
+kept.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.progress import (
+    EvaluationRecord,
+    EventRecord,
+    ProcessRecord,
+    ProgressRecord,
+)
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_api.reasons import EventReason
@@ -15,7 +20,7 @@ from dlion_api.reasons import EventReason
 MAX_DROPPABLE_BYTES = 8 * 1024 * 1024
 """Of steps, links and directives: about half an hour of one worker with three peers."""
 MAX_RETAINED_BYTES = 64 * 1024 * 1024
-"""Of evaluations and events; beyond it the oldest are dropped, so that memory stays bounded."""
+"""Of the others; beyond it the oldest are dropped, so that memory stays bounded."""
 
 _ENVELOPE_BYTES = 16 * 1024
 """Space in a report for its token and the framing of its records."""
@@ -71,7 +76,7 @@ class RecordQueue:
         (`dlion_api.protocol.records`)).
         """
         text = record_to_json(record)
-        is_retained = isinstance(record, EvaluationRecord | EventRecord)
+        is_retained = isinstance(record, EvaluationRecord | ProcessRecord | EventRecord)
         queue = self._retained if is_retained else self._droppable
         for dropped in queue.put(_QueuedRecord(self._count, record, text)):
             self._dropped_count += 1

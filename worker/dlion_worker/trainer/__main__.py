@@ -19,9 +19,9 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_worker.program_traceback import program_traceback
 from dlion_worker.trainer.end_report import write_end_report
+from dlion_worker.trainer.process_times import log_import_time
 from dlion_worker.trainer.saving import ModelLostError
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
-from dlion_worker.trainer.start_up_times import log_import_time
 from dlion_worker.trainer.worker import Worker
 from dlion_worker.training import threads
 from dlion_worker.training.snapshot import storage_error_message

@@ -24,6 +24,7 @@ from dlion_core.lifecycle.admission import (
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import LinkCounters, StateSnapshot
 from dlion_core.policies.interface import SendMessage
+from dlion_worker.trainer.loop import TrainerComponents
 from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.transport import PeerExchange
@@ -37,6 +38,29 @@ UNREACHED_AFTER_S = 60.0
 """From when both have joined; an unanswered connection attempt ends after 20 s."""
 REPEAT_AFTER_S = 600.0
 MAX_NAMED = 3
+
+
+def join_training(
+    parts: TrainerComponents,
+    stopped: Callable[[], str | None],
+    members: Callable[[], Membership | None],
+    neighbours: Callable[[], frozenset[Rank]] | None,
+    *,
+    is_rejoin: bool,
+) -> StateSnapshot | None:
+    """Let a worker of these parts join the run, and report what it waits for. As `join_run`."""
+    admission = Admission(
+        parts.job,
+        parts.rank,
+        parts.inbox,
+        membership=members,
+        now_s=time.monotonic(),
+        state_bytes=2 * parts.replica.model.weights_D.nbytes,
+        is_rejoin=is_rejoin,
+        neighbours=neighbours,
+    )
+    waiting = JoinWaitReporter(parts.rank, parts.exchange, parts.reporter, members, neighbours)
+    return join_run(admission, parts.exchange, parts.inbox, stopped, waiting.report)
 
 
 def join_run(

@@ -22,7 +22,7 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import StateRequest
 from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Message
-from dlion_worker.trainer.start_up_times import process_age_s
+from dlion_worker.trainer.process_times import ProcessPhase, process_age_s
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.site_model import (
     CollectedReplica,
@@ -58,6 +58,8 @@ class Shutdown:
     interrupted: Callable[[], bool]
     missing: Callable[[set[Rank]], set[Rank]]
     """Given the linked workers: the unlinked ones that must be awaited."""
+    enter: Callable[[ProcessPhase], None]
+    """Begins a phase of the process."""
     on_saved: Callable[[SavedModel], None]
     """Gets the site's model; returns when it is stored safely."""
 
@@ -87,6 +89,7 @@ class Shutdown:
                     continue
             elif not leads:
                 break
+            self.enter(ProcessPhase.FINAL_WAIT)
             inbox.wait(SLICE_S)
         return ranks_in_saved_model
 
@@ -98,6 +101,7 @@ class Shutdown:
     def _gather(self, own: CollectedReplica) -> list[CollectedReplica]:
         """Pull the replicas of linked peers, several at once: one peer's uplink seldom fills this
         worker's downlink."""
+        self.enter(ProcessPhase.GATHER)
         peers = sorted(self.inbox.linked)
         threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas")
         try:
@@ -151,6 +155,7 @@ class Shutdown:
             message = f"worker {self.rank}: the site's saved model has more replicas and is kept"
             self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
             return False
+        self.enter(ProcessPhase.EVALUATE)
         try:
             about, state = choose_model(
                 self.job, replicas, accuracy_of=self.accuracy_of, stop_reason=stop_reason
@@ -158,6 +163,7 @@ class Shutdown:
         except UnavailableError as error:
             self.reporter.event(EventReason.REPLICA_MISSING, str(error), warning=True)
             return False
+        self.enter(ProcessPhase.SAVE)
         folder = save_site_model(about, state, save=self.save, results_dir=results_dir, site=site)
         self.reporter.event(
             EventReason.MODEL_SAVED,

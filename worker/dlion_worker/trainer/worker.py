@@ -17,20 +17,18 @@ from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_core.lifecycle.admission import Admission
 from dlion_core.lifecycle.reporting import EvaluatedSnapshot, EvaluationResult, Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
-from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
-from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages_must_arrive
+from dlion_core.policies.catalogue import has_barrier, local_optimizer
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.evaluator.final_evaluations import ask_evaluator
 from dlion_worker.once_per_key import OncePerKey
 from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.trainer.admission import JoinWaitReporter, join_run
+from dlion_worker.trainer.admission import join_training
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
 from dlion_worker.trainer.background.certificate_renewal import (
     CertificateRenewer,
@@ -42,6 +40,7 @@ from dlion_worker.trainer.background.speed_probing import compile_functions, mea
 from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
+from dlion_worker.trainer.process_times import ProcessPhase, ProcessTimes
 from dlion_worker.trainer.program_parts import first_model, make_callbacks, report_unused
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.trainer.shutdown import Shutdown, announce_departure
@@ -62,6 +61,7 @@ class Worker:
     """Holds the parts of one incarnation. `run` trains to the end; `close` releases them."""
 
     def __init__(self, config: WorkerConfig, job: Job, signals: SignalHandler) -> None:
+        self._times = ProcessTimes()
         self._config, self._job, self._signals = config, job, signals
         self._rank = Rank(config.rank)
         self._identity = job.worker(self._rank)
@@ -98,6 +98,7 @@ class Worker:
         Raises: Interrupted before training and after saving; ModelLostError; DLionError; OSError.
         """
         self._load()
+        self._times.enter(ProcessPhase.JOIN)
         credentials = initial_credentials(
             self._config,
             self._job,
@@ -114,6 +115,7 @@ class Worker:
         self._start_training()
         with self._signals.deferred():
             reason = self._train()
+            self._times.enter(ProcessPhase.SAVE)
             if self._signals.is_interrupted():
                 self._saving.save_final()
                 if has_barrier(self._job.spec):
@@ -126,6 +128,7 @@ class Worker:
             self._report(EventReason.TRAINING_STOPPED, reason)
             self._saving.save()
         self._finish(reason)
+        self._times.enter(ProcessPhase.SAVE)
         self._saving.check_model_uploaded()
         return reason
 
@@ -136,15 +139,22 @@ class Worker:
 
     def close(self, *, finished: bool) -> None:
         """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
+        self._times.enter(ProcessPhase.CLOSE)
         self._closing.close()
+        self._report_times()
         self._coordination.close(finished=finished, interrupted=self._signals.is_interrupted)
         self._sidecar.close()
 
+    def _report_times(self) -> None:
+        self._reporter.process(self._times.seconds(), self._progress.iteration)
+
     def _load(self) -> None:
+        self._times.enter(ProcessPhase.DATA)
         trainer, root = self._job.spec.trainer, Path(self._config.data_root)
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
+        self._times.enter(ProcessPhase.MODEL)
         model = first_model(program, self._data, trainer, self._rank, root)
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
@@ -188,19 +198,14 @@ class Worker:
         self._closing.callback(self._evaluator.close)
 
     def _open_links(self, credentials: WorkerCredentials) -> None:
-        must_arrive = messages_must_arrive(self._job.spec)
+        layout = self._replica.model.layout
         self._exchange = PeerExchange(
-            PeerExchangeConfig(
-                job=self._job.key,
-                identity=self._identity,
+            PeerExchangeConfig.of(
+                self._config,
+                self._job,
                 incarnation=self._incarnation,
                 credentials=credentials,
-                listen_host=self._config.listen_host,
-                listen_port=self._config.exchange_port,
-                advertise_host=self._config.advertise_host,
-                is_exposed=self._job.spec.network.exposure != "PodNetwork",
-                max_message_bytes=factory.max_message_bytes(self._job, self._replica.model.layout),
-                queue_rule=QueueRule.KEEP if must_arrive else QueueRule.NEWEST,
+                max_message_bytes=factory.max_message_bytes(self._job, layout),
             ),
             on_event=self._refusals.filtered(self._inbox.put),
             state_provider=self._replica.snapshot_for,
@@ -263,6 +268,7 @@ class Worker:
             linked = len(self._inbox.linked)
             self._report(EventReason.TRAINING_STARTED, f"linked workers: {linked}")
         if snapshot is None:
+            self._times.enter(ProcessPhase.SPEED)
             measure_and_share_speed(
                 self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
             )
@@ -271,21 +277,10 @@ class Worker:
         """Join the run. Return a peer's state to adopt, or None to keep the own one."""
         selection = self._peer_selection
         neighbours = None if selection.is_all_to_all else selection.neighbours
-        admission = Admission(
-            self._job,
-            self._rank,
-            self._inbox,
-            membership=self._members,
-            now_s=time.monotonic(),
-            state_bytes=2 * self._replica.model.weights_D.nbytes,
-            is_rejoin=is_rejoin,
-            neighbours=neighbours,
-        )
-        on_wait = JoinWaitReporter(
-            self._rank, self._exchange, self._reporter, self._members, neighbours
-        ).report
         with self._signals.immediate():
-            snapshot = join_run(admission, self._exchange, self._inbox, self._stopped, on_wait)
+            snapshot = join_training(
+                self._parts, self._stopped, self._members, neighbours, is_rejoin=is_rejoin
+            )
         if snapshot is not None:
             batching = self._job.spec.batching
             self._saving.adopt(snapshot, batch_samples=batching.global_batch_size.initial)
@@ -305,6 +300,8 @@ class Worker:
         )
         self._companions.start()
         self._callbacks.training_begins()
+        self._times.enter(ProcessPhase.TRAIN)
+        self._report_times()
         while (reason := self._loop.run()) is None:
             self._rejoin()
         return reason
@@ -359,6 +356,7 @@ class Worker:
 
     def _finish(self, reason: str) -> None:
         done = self._progress
+        self._times.enter(ProcessPhase.EVALUATE)
         self._peer_selection.connect_all(iteration_s=done.trained_s / max(1, done.iteration))
         self._companions.close()
         self._evaluator.close()
@@ -377,9 +375,11 @@ class Worker:
                 save=self._replica.save,
                 interrupted=self._signals.is_interrupted,
                 missing=self._peer_selection.missing,
+                enter=self._times.enter,
                 on_saved=self._provenance.then(self._saving.upload_model_and_wait),
             )
             self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
+            self._times.enter(ProcessPhase.EVALUATE)
             own_result = evaluated.result()  # raises what it raised
         self._loop.report_links(now=True)  # slower peers have received everything by now
         self._callbacks.training_ended(own_result)

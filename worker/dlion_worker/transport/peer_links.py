@@ -16,6 +16,8 @@ from typing import Protocol
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.spec import Job
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.events import ExchangeEvent, LinkCounters, LinkDown, LinkUp, Refused
 from dlion_core.links.framing import PROTOCOL
@@ -24,6 +26,7 @@ from dlion_core.links.incarnations import MAX_VIOLATIONS, PeerIncarnations
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.links.message_rate import MESSAGES_PER_S, MessageRate
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, SendQueue
+from dlion_core.policies.catalogue import messages_must_arrive
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_worker.security.credentials import WorkerCredentials
 
@@ -52,6 +55,30 @@ class PeerExchangeConfig:
     is_exposed: bool = False  # peers of other sites connect to the address in the membership
     max_message_bytes: int = 256 * 2**20
     queue_rule: QueueRule = QueueRule.KEEP
+
+    @classmethod
+    def of(
+        cls,
+        config: WorkerConfig,
+        job: Job,
+        *,
+        incarnation: int,
+        credentials: WorkerCredentials,
+        max_message_bytes: int,
+    ) -> PeerExchangeConfig:
+        """The settings of a worker of that job."""
+        return cls(
+            job=job.key,
+            identity=job.worker(config.rank),
+            incarnation=incarnation,
+            credentials=credentials,
+            listen_host=config.listen_host,
+            listen_port=config.exchange_port,
+            advertise_host=config.advertise_host,
+            is_exposed=job.spec.network.exposure != "PodNetwork",
+            max_message_bytes=max_message_bytes,
+            queue_rule=QueueRule.KEEP if messages_must_arrive(job.spec) else QueueRule.NEWEST,
+        )
 
 
 class PeerLink:

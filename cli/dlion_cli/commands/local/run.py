@@ -30,6 +30,7 @@ from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.layout import CHECKPOINTS, JOB
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Json
+from dlion_worker.trainer.process_times import process_age_s
 
 
 def resume_command(
@@ -188,10 +189,13 @@ def print_resume_command(ended: RunResult, command: str, folder: Path, out: Path
 
 def _train(training: LocalTraining, now: datetime) -> tuple[RunResult, Json]:
     """Train, also when a signal interrupts; return the result and the summary."""
-    started_at = now.isoformat(timespec="seconds")
+    started_at, command_s = now.isoformat(timespec="seconds"), process_age_s()
+
+    def finished(ended: RunResult) -> tuple[RunResult, Json]:
+        ending = replace(ended.ending, started_at=started_at, command_s=command_s)
+        return ended, training.folder.finish(ending)
+
     try:
-        ended = training.run()
-        return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
+        return finished(training.run())
     except KeyboardInterrupt:  # at most one: later signals are ignored
-        ended = training.interrupted()
-        return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
+        return finished(training.interrupted())

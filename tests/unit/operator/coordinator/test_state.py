@@ -14,7 +14,7 @@ import pytest
 
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import MemberState
-from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.protocol.progress import EventRecord, ProcessRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.protocol.trust import FOLLOWING
 from dlion_api.wire import coordination_pb2
@@ -361,3 +361,11 @@ def test_a_report_of_a_download_names_its_pod() -> None:
     request = coordination_pb2.DownloadReport(container="dataset-initializer", done_bytes=1)
     assert download_event(request, Bearer("of the pod")).progress.pod_uid == "of the pod"
     assert download_event(request, NOT_ITS_OWN).progress.pod_uid == ""
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_times_of_another_incarnations_process_are_refused(incarnation: int) -> None:
+    state = coordinator()
+    handle(state, join(0, stream=1, incarnation=1))
+    told = replace(report(), records=(ProcessRecord(0.0, Rank(0), incarnation, 0),))
+    assert (refused(state, told) is RefusalReason.MALFORMED) == (incarnation == 2)

@@ -12,7 +12,13 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_api.protocol.progress import (
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProcessRecord,
+    StepRecord,
+)
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_worker.coordination.record_queue import RecordQueue
@@ -71,12 +77,14 @@ def test_the_oldest_steps_give_way_and_evaluations_and_events_do_not() -> None:
     room_bytes = 5 * len(record_to_json(step(10)))
     queue = RecordQueue(max_droppable_bytes=room_bytes)
     queue.put(evaluation(10))
+    queue.put(ProcessRecord(0.0, RANK, 1, 10))
     for iteration in range(10, 30):
         queue.put(step(iteration))
     queue.put(event(99))
     notice, *rest = taken(queue)
     assert notice == ("event", 24)
-    assert rest == [("evaluation", 10), *(("step", n) for n in range(25, 30)), ("event", 99)]
+    kept = [("evaluation", 10), ("process", 10)]
+    assert rest == [*kept, *(("step", n) for n in range(25, 30)), ("event", 99)]
 
 
 def test_what_gave_way_is_told_once_with_the_count() -> None:

@@ -22,6 +22,7 @@ from dlion_api.protocol.progress import (
     EvaluationRecord,
     EventRecord,
     LinkRecord,
+    ProcessRecord,
     ProgressRecord,
     StepRecord,
 )
@@ -41,6 +42,7 @@ RECORDS: list[ProgressRecord] = [
         1.0, Rank(0), 2, 3, 0.5, 0.7, 100, metrics={"mae \N{SNOWMAN}": 12.5, "1": 0.5}
     ),
     DirectiveRecord(1.0, Rank(0), 2, 8, 32, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 9.0}, "why"),
+    ProcessRecord(9.0, Rank(0), 1, 2, import_s=1.5, train_s=3.0),
     EventRecord(1.0, Rank(0), 2, "PeerLost", "rank 1 \N{SNOWMAN}", warning=True),
 ]
 

@@ -15,7 +15,7 @@ from dlion_api.protocol.measurements import SpeedProbe
 from dlion_api.spec import Job
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
 from dlion_worker.trainer.loop import TrainerComponents
-from dlion_worker.trainer.start_up_times import logged_first_trace
+from dlion_worker.trainer.process_times import logged_first_trace
 from dlion_worker.training.datasets import BatchStream, training_set_size_is_known
 from dlion_worker.training.model import FlatModel
 

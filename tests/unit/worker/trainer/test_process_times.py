@@ -1,0 +1,71 @@
+"""Facts: the log of a trainer says how long its process had been there when all was imported, and
+how long the first trace took; the phases of a process add up to its age, also where it comes back
+to one, and each is a field of the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import ProcessRecord
+from dlion_worker.trainer.process_times import (
+    ProcessPhase,
+    ProcessTimes,
+    logged_first_trace,
+    process_age_s,
+)
+
+TICK_S = 0.01
+IMPORTS = """
+import logging, time
+time.sleep(0.3)
+logging.basicConfig(level=logging.INFO)
+from dlion_worker.trainer.process_times import log_import_time
+log_import_time()
+"""
+
+
+def told_s(text: str, what: str) -> float:
+    (found,) = re.findall(rf"{what} took (\d+\.\d) s", text)
+    return float(found)
+
+
+def test_imports_count_from_the_start_of_the_process() -> None:
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=120
+    )
+    there_s = time.monotonic() - began_s
+    assert 0.3 <= told_s(done.stderr, "imports") <= there_s + 0.05 + TICK_S
+
+
+def test_the_first_trace_is_timed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    began_s = time.monotonic()
+    with logged_first_trace():
+        time.sleep(0.2)
+    assert 0.2 <= told_s(caplog.text, "first trace") <= time.monotonic() - began_s + 0.05
+
+
+def test_phases_add_up_to_the_age_of_the_process() -> None:
+    times = ProcessTimes()
+    for phase in (ProcessPhase.DATA, ProcessPhase.SAVE, ProcessPhase.DATA, ProcessPhase.CLOSE):
+        times.enter(phase)
+        time.sleep(0.02)
+    found = times.seconds()
+    assert found["data_s"] > 0.04 > found["save_s"] > 0.02
+    assert sum(found.values()) == pytest.approx(process_age_s(), abs=2 * TICK_S)
+    assert times.seconds()["close_s"] > found["close_s"]  # the phase goes on
+
+
+def test_every_phase_is_a_field_of_the_record() -> None:
+    seconds = dict.fromkeys(map(str, ProcessPhase), 1.0)
+    record = ProcessRecord(0.0, Rank(0), 1, 2, **seconds)
+    assert {name for name, value in vars(record).items() if value == 1.0} >= set(seconds)
