@@ -19,15 +19,15 @@ TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100
 COMMON = 2
 """Commands that share an option with the same text, from which on it is listed once."""
-OF_ALL = {"--help", "--namespace", "--context", "--kubeconfig"}
+OF_ALL = {"--help", *(each.opts[-1] for each in dlion.params if isinstance(each, click.Option))}
 """Options of all commands, or of all for clusters: a section does not name them again."""
 Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
 
 What `dlion COMMAND --help` prints, without the options that commands share. `kubectl dlion`
-is the same command. All commands for clusters have `--namespace`, `--context` and `--kubeconfig`.
-`dlion --version` prints the version. See also [commands for jobs on a
+is the same command. All commands for clusters have the options from `--namespace` to `--as-group`,
+before or after the command. `dlion --version` prints the version. See also [commands for jobs on a
 cluster](cluster-commands.md) and [exit codes](errors-and-exit-codes.md).
 
 """

@@ -26,6 +26,7 @@ from dlion_api.spec import load_job
 from dlion_api.status_names import ConditionType, State
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.cluster.submission import submit_manifest, valid_manifest
 from dlion_cli.local_runs.kept_logs import kept_logs
@@ -65,7 +66,8 @@ class KubernetesBackend:
     ) -> None:
         """Sends no request. Raises: as `dlion_cli.cluster.client.connect`."""
         self._namespace = namespace
-        self._jobs = JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
+        settings = ConnectionSettings(kubeconfig=kubeconfig, context=context, namespace=namespace)
+        self._jobs = JobClient(connect(settings))
 
     def train(
         self,

@@ -5,15 +5,18 @@ command in this process; the process of a command is `__main__`.
 """
 
 import difflib
+import functools
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from dlion_api.errors import ProgramError
+from dlion_cli.cluster.connection_flags import connection_flags, given_settings
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.terminal.interruption import raise_on_signals
 from dlion_cli.terminal.short_options import joined_values, reject_late_options
@@ -127,17 +130,33 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dlion", prog_name="dlion")
-@click.option("-n", "--namespace", hidden=True)
-@click.option("--context", hidden=True)
-@click.option("--kubeconfig", hidden=True)
+@functools.partial(connection_flags, hidden=True)
 @click.pass_context
-def dlion(ctx: click.Context, /, **cluster: str | None) -> None:
+def dlion(ctx: click.Context, /, **cluster: Any) -> None:
     """Train deep models decentrally, across micro-clouds at the edge."""
-    given = {name: value for name, value in cluster.items() if value is not None}
-    command = ctx.invoked_subcommand or ""
-    if given and not is_for_clusters(command):
-        raise click.UsageError(f"{command} does not use a cluster: remove --{next(iter(given))}")
-    ctx.default_map = {command: given}  # as kubectl, which takes them before and after the command
+    name = ctx.invoked_subcommand or ""
+    if given := given_settings(cluster):
+        ctx.default_map = {name: _command_defaults(ctx, name, given)}
+
+
+def _command_defaults(
+    ctx: click.Context, name: str, given: Mapping[str, object]
+) -> dict[str, object]:
+    """The options before the command as its defaults: kubectl takes them before and after it.
+
+    Raises: UsageError for an option that the command does not have.
+    """
+    options = {each.name: each.opts[-1] for each in ctx.command.params}
+    first = options[next(iter(given))]
+    command = dlion.get_command(ctx, name) if is_for_clusters(name) else None
+    if command is None:
+        raise click.UsageError(f"{name} does not use a cluster: remove {first}")
+    known = {option: each.name for each in command.params for option in each.opts}
+    if isinstance(command, click.Group):
+        return {each: dict(given) for each in command.commands}
+    if unknown := next((each for each in map(options.get, given) if each not in known), None):
+        raise click.UsageError(f"{name} does not use {unknown}: remove it")
+    return {str(known[str(options[each])]): value for each, value in given.items()}
 
 
 def run(arguments: list[str] | None) -> int:

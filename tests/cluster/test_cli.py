@@ -15,6 +15,7 @@ Leaves out: logs and fetch, which need a node (test_cli_pods), and what an opera
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
@@ -44,6 +45,7 @@ from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.commands.cluster.scale import find_group
 from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
@@ -708,7 +710,9 @@ def test_scale_of_a_number_that_was_changed_meanwhile_is_refused(
     stored = jobs.get(name)
     site = stored["spec"]["sites"][0]
     place = find_group(stored, site["name"], site["groups"][0]["name"])
-    client = connect(kubeconfig=str(shell.kubeconfig), namespace=shell.namespace)
+    client = connect(
+        ConnectionSettings(kubeconfig=str(shell.kubeconfig), namespace=shell.namespace)
+    )
     with contextlib.closing(client):
         stale = replace(place, workers=7)
         for dry_run in (True, False):
@@ -880,6 +884,34 @@ def test_a_right_that_is_missing_is_named(as_reader: Shell, jobs: Jobs, name: st
     assert as_reader.dlion("top", name) == ExitCode.DENIED
     assert as_reader.dlion("logs", name) == ExitCode.DENIED
     assert "may not list pods" in as_reader.complained
+
+
+def test_options_of_the_connection_choose_server_credentials_and_user(
+    shell: Shell, as_reader: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin = yaml.safe_load(shell.kubeconfig.read_text())
+    reader = yaml.safe_load(as_reader.kubeconfig.read_text())
+    server, token = admin["clusters"][0]["cluster"]["server"], reader["users"][0]["user"]["token"]
+    with_token = ["--token", token, "--request-timeout=30s"]
+    assert shell.dlion("get", *with_token) == 0  # the admin's certificate would come first
+    assert shell.dlion("get", "-A", *with_token) == ExitCode.DENIED
+    assert shell.dlion("get", "--as", "jane") == ExitCode.DENIED
+    assert "user 'jane' may not list dlionjobs.dlion.dev" in shell.complained
+    assert shell.dlion("get", "--as", "jane", "--as-group", "system:masters") == 0
+    assert as_reader.dlion("get", "--as", "jane") == ExitCode.DENIED
+    assert "may not act as user 'jane' (--as, 403)" in as_reader.complained
+    authority = as_reader.folder / "ca.pem"
+    authority.write_bytes(
+        base64.b64decode(admin["clusters"][0]["cluster"]["certificate-authority-data"])
+    )
+    alone = ["-s", server, "--token", token, "-n", shell.namespace]
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", "/nowhere")
+        assert main(["get", *alone, "--certificate-authority", str(authority)]) == 0
+        assert main([*alone, "get", "--insecure-skip-tls-verify"]) == 0
+        assert main(["get", *alone]) == ExitCode.UNAVAILABLE
+    assert "--certificate-authority" in capsys.readouterr().err
 
 
 def test_a_token_that_is_not_known(as_reader: Shell) -> None:

@@ -23,6 +23,7 @@ import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from email.message import Message
     from pathlib import Path
 
 Answer = tuple[int, str]
@@ -67,6 +68,8 @@ class Server:
         self._answers = answers
         self.asked: list[str] = []
         """The paths of all requests."""
+        self.headers: list[Message] = []
+        """The headers of each request, of a WebSocket too."""
         self.patches: list[tuple[str, str, str]] = []
         """The address, content type and body of each patch."""
         self.ahead_s = ahead_s
@@ -156,6 +159,7 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            told.headers.append(self.headers)
             if told.kept is not None and urlsplit(self.path).path.endswith("/exec"):
                 self._run()
             else:

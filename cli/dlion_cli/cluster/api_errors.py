@@ -19,6 +19,7 @@ _FORBIDDEN = re.compile(
     r'(?: in API group "(?P<group>[^"]*)")?'
     r'(?: in the namespace "(?P<namespace>[^"]*)"| (?P<scope>at the cluster scope))?'
 )
+_IMPERSONATED = re.compile(r'\S+ "([^"]*)" is forbidden')
 _OBJECT = re.compile(r'^Invalid value: (?:"object"|"(?:\\.|[^"\\])*"|[^:]{0,200}): ')
 _CRD: Final = f"dlionjobs.{GROUP}"
 NEW_RUN: Final = (
@@ -35,10 +36,10 @@ _CONNECTION_ERRORS: Final = (
      f"Renew the server's certificate (kubeadm certs renew). {_CHECK_CLOCKS}"),
     (re.compile("certificate is not valid for|doesn't match"),
      "its certificate is for other names than this one",
-     "Name one of them as the kubeconfig's server, or set its tls-server-name"),
+     "Name one of them as the kubeconfig's server, or with --tls-server-name"),
     (re.compile("certificate verify failed|CERTIFICATE_VERIFY", re.IGNORECASE),
      "its certificate is not one that the kubeconfig trusts",
-     "Take a new kubeconfig (its certificate-authority-data is of another cluster)"),
+     "Take a new kubeconfig (its authority is of another cluster), or --certificate-authority"),
     (re.compile("WRONG_VERSION_NUMBER|record layer failure|wrong version number"),
      "the port does not speak TLS", _CHECK_NETWORK),
     (re.compile("refused"), "nothing listens there", _CHECK_NETWORK),
@@ -109,6 +110,8 @@ def _forbidden(message: str, context: str) -> str:
     denied = _FORBIDDEN.search(message)
     if denied is None:
         return f"the API server forbids it (403, context {context!r}): {message}"
+    if denied["verb"].startswith("impersonate"):
+        return _not_impersonated(message, denied)
     group, verb, resource = denied["group"] or "", denied["verb"], denied["resource"]
     kind = f"{resource.split('/')[0]}{'.' + group if group else ''}"
     namespace = denied["namespace"]
@@ -120,6 +123,17 @@ def _forbidden(message: str, context: str) -> str:
         f"user {denied['user']!r} may not {verb} {kind}{sub} {where} (403). "
         f"An administrator can grant it: kubectl create {role} NAME --verb={verb} "
         f"--resource={kind}{sub}{option}, and a {role}binding to that user"
+    )
+
+
+def _not_impersonated(message: str, denied: re.Match[str]) -> str:
+    """The message for `--as` or `--as-group` of a user who may not do so."""
+    named = _IMPERSONATED.match(message)
+    what = f"{denied['resource'].removesuffix('s')} {named[1]!r}" if named else denied["resource"]
+    return (
+        f"user {denied['user']!r} may not act as {what} (--as, 403). An administrator can grant "
+        f"it: kubectl create clusterrole NAME --verb=impersonate --resource={denied['resource']}, "
+        "and a clusterrolebinding to that user; or leave out --as and --as-group"
     )
 
 

@@ -1,14 +1,13 @@
 """A client of one cluster's API server: requests, streams, and commands in pods.
 
-The only module of the command line that imports the Kubernetes client, when it connects. That
-client finds the server and provides credentials. `cluster_jobs` knows the API of jobs.
+`connections` configures it. `cluster_jobs` knows the API of jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
-import logging
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from urllib.parse import quote, urlencode
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
+from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.connections import api_client, open_websocket, require_library
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
-from dlion_cli.terminal.failures import install_advice
 from dlion_cli.terminal.formatting import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -55,8 +55,22 @@ def api_path(*parts: str) -> str:
 class ClusterClient:
     """A connection to one API server, with a default namespace. Thread-safe."""
 
-    def __init__(self, client: Any, *, context: str, namespace: str) -> None:
+    def __init__(
+        self,
+        client: Any,
+        *,
+        context: str,
+        namespace: str,
+        impersonation: Sequence[tuple[str, str]] = (),
+        timeout_s: float | None = None,
+    ) -> None:
+        """`impersonation`: headers of each request. `timeout_s`: limit of each response; 0: none.
+
+        Without it, the limits of the requests apply.
+        """
         self._client = client
+        self._impersonation = tuple(impersonation)
+        self._timeout_s = timeout_s
         self.context = context
         self.namespace = namespace
 
@@ -67,7 +81,9 @@ class ClusterClient:
 
     def in_namespace(self, namespace: str) -> ClusterClient:
         """The same connection with another namespace."""
-        return ClusterClient(self._client, context=self.context, namespace=namespace)
+        there = copy.copy(self)
+        there.namespace = namespace
+        return there
 
     def core_path(self, *parts: str) -> str:
         """The path of core objects in the namespace: `core_path("pods", name, "log")`."""
@@ -81,14 +97,15 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = _JSON,
-        timeout_s: float = READ_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> ApiResponse:
-        """Send one request.
+        """Send one request. `timeout_s`: this one's limit, if it is shorter than the user's.
 
         Raises: DLionError if the API server rejects it (`api_error`); UnavailableError if there is
         no response.
         """
-        with self._send(method, path, query, body, content_type, timeout_s) as response:
+        within_s = self._limit(timeout_s)
+        with self._send(method, path, query, body, content_type, within_s) as response:
             return ApiResponse(
                 _document(response.data, self.server),
                 is_new=response.status == 201,
@@ -100,7 +117,7 @@ class ClusterClient:
         path: str,
         query: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = READ_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """One document. Raises: as `request`."""
         return self.request("GET", path, query=query, timeout_s=timeout_s).document
@@ -184,10 +201,27 @@ class ClusterClient:
         """Close the connections."""
         self._client.rest_client.pool_manager.clear()
 
+    def _limit(self, timeout_s: float | None) -> float | None:
+        """The limit of a response; None: there is none."""
+        if self._timeout_s is None:
+            return READ_TIMEOUT_S if timeout_s is None else timeout_s
+        if self._timeout_s == 0.0:
+            return timeout_s
+        return self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+
     def _headers(self) -> dict[str, str]:
-        """Authentication headers; expired tokens and plugin credentials are renewed here."""
+        """Authentication headers; expired tokens and plugin credentials are renewed here.
+
+        Raises: DataError for a token that no header can carry; it does not print it.
+        """
         settings = self._client.configuration.auth_settings().values()
-        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+        headers = {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            raise DataError(
+                f"the token of context {self.context!r} has a line break or a character that is "
+                "not ASCII: take a new kubeconfig"
+            )
+        return headers
 
     @contextlib.contextmanager
     def _send(
@@ -202,16 +236,19 @@ class ClusterClient:
         import urllib3
 
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Accept": f"{_JSON}, */*", "User-Agent": "dlion", **self._headers()}
+        headers = urllib3.HTTPHeaderDict({"Accept": f"{_JSON}, */*", "User-Agent": "dlion"})
         if body is not None:
             headers["Content-Type"] = content_type
+        for name, value in (*self._headers().items(), *self._impersonation):
+            headers.add(name, value)  # a group each in a header of its own
+        connect_s = min(CONNECT_TIMEOUT_S, self._timeout_s or CONNECT_TIMEOUT_S)
         try:
             response = self._client.rest_client.pool_manager.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=silence_s),
+                timeout=urllib3.Timeout(connect=connect_s, read=silence_s),
                 retries=False,
                 preload_content=False,
             )
@@ -226,20 +263,18 @@ class ClusterClient:
 
     @contextlib.contextmanager
     def _socket(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
-        from kubernetes.stream import ws_client
         from websocket import WebSocketBadStatusException, WebSocketException
 
         address = "ws" + self.server.removeprefix("http") + f"{path}?{urlencode(query)}"
-        headers = {name.lower(): value for name, value in self._headers().items()}
+        headers = [*self._headers().items(), *self._impersonation]
+        configuration = self._client.configuration
         try:
-            open_socket: Any = ws_client.create_websocket
-            socket = open_socket(self._client.configuration, address, headers)
+            socket = open_websocket(configuration, address, headers, timeout_s=READ_TIMEOUT_S)
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
             raise api_error(error.status_code, body, context=self.context) from error
         except (WebSocketException, OSError) as error:
             raise unreachable_error(self.server, error, context=self.context) from error
-        socket.settimeout(READ_TIMEOUT_S)
         try:
             yield socket
         finally:
@@ -256,61 +291,21 @@ class ClusterClient:
         return opcode, bytes(frame.data)
 
 
-def connect(
-    *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
-) -> ClusterClient:
+def connect(settings: ConnectionSettings) -> ClusterClient:
     """The cluster that these options select, by kubectl's rules. Sends no request.
 
     Raises: DataError if the configuration is missing or invalid; UnavailableError if the Kubernetes
     client is not installed.
     """
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise UnavailableError(
-            f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
-        ) from None
-    loading: Any = config  # its functions have no types
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves
-    chosen = choose_context(kubeconfig, context)
-    settings = client.Configuration()
-    settings.keep_alive = True
-    try:
-        if chosen is None:
-            loading.load_incluster_config(client_configuration=settings)
-            return ClusterClient(
-                client.ApiClient(settings),
-                context="(this pod)",
-                namespace=namespace or pod_namespace(),
-            )
-        with _logged_errors() as errors:
-            loading.load_kube_config(
-                config_file=chosen.files,
-                context=chosen.name,
-                client_configuration=settings,
-                persist_config=False,
-            )
-        if errors:
-            raise ValueError("; ".join(errors))
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
-        where = "this pod" if chosen is None else f"kubeconfig {chosen.files}"
-        raise DataError(f"{where}: cannot be used: {error}") from error
+    require_library()
+    chosen = choose_context(settings)
     return ClusterClient(
-        client.ApiClient(settings), context=chosen.name, namespace=namespace or chosen.namespace
+        api_client(settings, chosen),
+        context="(this pod)" if chosen is None else chosen.name or "(options)",
+        namespace=settings.namespace or (pod_namespace() if chosen is None else chosen.namespace),
+        impersonation=settings.impersonation,
+        timeout_s=settings.request_timeout_s,
     )
-
-
-@contextlib.contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Collect errors logged inside: the client only logs a credential plugin's failure."""
-    errors: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield errors
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _document(content: bytes, server: str) -> dict[str, Any]:

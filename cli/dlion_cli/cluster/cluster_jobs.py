@@ -14,7 +14,6 @@ from dlion_cli.cluster.client import (
     APPLY,
     JSON_PATCH,
     MERGE,
-    READ_TIMEOUT_S,
     ClusterClient,
     api_path,
 )
@@ -66,7 +65,7 @@ class JobClient:
         field_selector: str = "",
         *,
         everywhere: bool = False,
-        timeout_s: float = READ_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Document:
         """A DLionJobList of this namespace, or of all."""
         path = api_path(*_API, PLURAL) if everywhere else self._path()

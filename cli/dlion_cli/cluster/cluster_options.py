@@ -1,4 +1,4 @@
-"""Options of all cluster commands, and shell completion of what clusters and kubeconfigs name."""
+"""Options of all cluster commands, and shell completion of what clusters name."""
 
 import contextlib
 import functools
@@ -11,9 +11,17 @@ from click.shell_completion import CompletionItem
 from dlion_api.errors import DLionError
 from dlion_cli.cluster.client import api_path, connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.connection_flags import (
+    ONE_SERVER,
+    complete_contexts,
+    connection_flags,
+    given_settings,
+    given_so_far,
+    pop_settings,
+)
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_cli.cluster.kubeconfig import context_list
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -21,8 +29,7 @@ _COMPLETE_WITHIN_S: Final = 3.0
 def cluster_options(
     command: Callable[..., Any], *, namespace: str | None = None
 ) -> Callable[..., Any]:
-    """Add `--kubeconfig`, `--context` and `-n`; the command receives `jobs`, a client of the
-    namespace.
+    """Add the options of a connection; the command receives `jobs`, a client of the namespace.
 
     Connects only when the command runs, so that `--help` needs no cluster. `namespace` is the
     default of `-n` if it is not the context's.
@@ -39,35 +46,22 @@ def connecting_options(
     command: Callable[..., Any], *, namespace: str | None = None
 ) -> Callable[..., Any]:
     """As `cluster_options`; the command receives `connect`, which connects when it is called."""
-    usual = namespace or "the context's"
 
-    @click.option(
-        "-n", "--namespace", metavar="NAME", default=namespace,
-        help=f"Namespace. Default: {usual}.", shell_complete=complete_namespaces,
-    )  # fmt: skip
-    @click.option(
-        "--context", metavar="NAME", help="Context. Default: the current context.",
-        shell_complete=complete_contexts,
-    )  # fmt: skip
-    @click.option(
-        "--kubeconfig",
-        metavar="FILE",
-        help="Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
-    )
     @functools.wraps(command)
-    def connecting(
-        *, kubeconfig: str | None, context: str | None, namespace: str | None, **others: Any
-    ) -> Any:
+    def connecting(**given: Any) -> Any:
+        settings = pop_settings(given)
         with contextlib.ExitStack() as open_clients:
 
-            def connect() -> JobClient:
-                jobs = _connected(kubeconfig, context, namespace)
+            def open_client() -> JobClient:
+                jobs = JobClient(connect(settings))
                 open_clients.callback(jobs.cluster.close)
                 return jobs
 
-            return command(connect=connect, **others)
+            return command(connect=open_client, **given)
 
-    return connecting
+    return connection_flags(
+        connecting, namespace=namespace, complete_namespaces=complete_namespaces
+    )
 
 
 def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,11 +81,12 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
             if not contexts:
                 return command(**given)
-            if given.pop("context"):
+            if given["context"]:
                 raise click.UsageError("--context and --contexts exclude each other")
-            several = Contexts(
-                contexts, kubeconfig=given.pop("kubeconfig"), namespace=given.pop("namespace")
-            )
+            if of_one := [name for name in given_settings(given) if name in ONE_SERVER]:
+                option = of_one[0].replace("_", "-")
+                raise click.UsageError(f"--{option} is of one server: use it without --contexts")
+            several = Contexts(contexts, pop_settings(given))
             with contextlib.closing(several):
                 return joined(contexts=several, **given)
 
@@ -147,33 +142,9 @@ def complete_namespaces(
     return [name for each in found if (name := str(each.get("name", ""))).startswith(begun)]
 
 
-def complete_contexts(
-    ctx: click.Context, _parameter: click.Parameter, begun: str
-) -> list[str | CompletionItem]:
-    """Contexts of the kubeconfig; of a list with commas the last one. Sends no request."""
-    try:
-        names = context_list(_given(ctx).get("kubeconfig"))
-    except DLionError:
-        return []
-    before, comma, last = begun.rpartition(",")
-    taken = set(before.split(","))
-    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
-
-
 def _completing(ctx: click.Context) -> JobClient:
     """The cluster of the command line so far. Raises: as `connect`."""
-    given = _given(ctx)
-    return _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
-
-
-def _given(ctx: click.Context) -> dict[str, Any]:
-    """Options before and after the command."""
-    parent = {} if ctx.parent is None else ctx.parent.params
-    return {**parent, **{name: value for name, value in ctx.params.items() if value is not None}}
-
-
-def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:
-    return JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
+    return JobClient(connect(ConnectionSettings(**given_so_far(ctx))))
 
 
 wait_timeout: Final = click.option(

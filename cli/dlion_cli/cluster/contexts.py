@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import click
@@ -10,6 +11,7 @@ from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.terminal.failures import exit_code_of, message_of
 
 T = TypeVar("T")
@@ -18,16 +20,14 @@ T = TypeVar("T")
 class Contexts:
     """The jobs of several clusters, by context name."""
 
-    def __init__(
-        self, names: Sequence[str], *, kubeconfig: str | None, namespace: str | None
-    ) -> None:
-        """Sends no request. Without `namespace`, each context's own applies."""
+    def __init__(self, names: Sequence[str], settings: ConnectionSettings) -> None:
+        """Sends no request. Without a namespace, each context's own applies."""
         self.names = tuple(names)
         self.errors: dict[str, DLionError] = {}
         self._jobs: dict[str, JobClient] = {}
         for name in self.names:
             try:
-                cluster = connect(kubeconfig=kubeconfig, context=name, namespace=namespace)
+                cluster = connect(replace(settings, context=name))
             except DLionError as error:
                 self.errors[name] = error
             else:

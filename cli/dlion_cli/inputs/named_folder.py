@@ -18,13 +18,14 @@ RUNS: Final = "runs"
 """Where `dlion run` makes folders."""
 
 
-def local_folder(name: str) -> Path | None:
+def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:
     """The result folder that NAME is; None: it is a job of a cluster.
+
+    `is_of_cluster`: whether an option selects a cluster.
 
     `dlion ls` lists folders without their path, so a hint tells how to name one.
     """
-    given = click.get_current_context().params
-    if any(given.get(option) for option in ("context", "kubeconfig", "namespace")):
+    if is_of_cluster:
         return None
     if "/" in name or _is_result_folder(Path(name)):
         return Path(name)

@@ -15,6 +15,7 @@ from functools import partial
 from dlion_api.errors import AbsentError, DeniedError, DLionError
 from dlion_cli.cluster.api_errors import CredentialsRejectedError
 from dlion_cli.cluster.client import ClusterClient, api_path, connect
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR, mapping_of
 from dlion_cli.cluster.rights import COMMAND_RIGHTS, is_allowed
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -51,10 +52,8 @@ from dlion_operator.kubernetes.lease import LEASE_NAME
 class ClusterAccess:
     """The options that select a cluster."""
 
-    kubeconfig: str | None
-    context: str | None
-    namespace: str | None
-    """That of jobs; None: the context's."""
+    connection: ConnectionSettings
+    """Its namespace is that of jobs."""
     operator_namespace: str
     within_s: float
     """Limit of each response."""
@@ -98,11 +97,8 @@ class ClusterHealth:
         ]
 
     def _connect(self) -> Check:
-        given = self._access
         try:
-            client = connect(
-                kubeconfig=given.kubeconfig, context=given.context, namespace=given.namespace
-            )
+            client = connect(self._access.connection)
         except Exception as error:
             self._client.set_exception(error)
             raise

@@ -27,6 +27,7 @@ import yaml
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient, connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.pod_streams.log_lines import LogSource, follow_lines
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
@@ -76,7 +77,7 @@ def cluster(script: Script, tmp_path: Path) -> Iterator[ClusterClient]:
             "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "ml"}}],
         }
         (tmp_path / "config").write_text(yaml.safe_dump(config))
-        made = connect(kubeconfig=str(tmp_path / "config"))
+        made = connect(ConnectionSettings(kubeconfig=str(tmp_path / "config")))
         with contextlib.closing(made):
             yield made
         server.shutdown()
@@ -260,7 +261,7 @@ def ran(tmp_path: Path, *frames: bytes) -> bytes:
             "contexts": [{"name": "x", "context": {"cluster": "c"}}],
         }
         (tmp_path / "config").write_text(yaml.safe_dump(config))
-        cluster = connect(kubeconfig=str(tmp_path / "config"))
+        cluster = connect(ConnectionSettings(kubeconfig=str(tmp_path / "config")))
         try:
             return b"".join(cluster.exec_command("k", "keeper", ["python"]))
         finally:

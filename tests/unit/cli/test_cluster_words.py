@@ -37,6 +37,7 @@ from dlion_cli.cluster.api_errors import (
     api_error,
     unreachable_error,
 )
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.kubeconfig import choose_context
 from dlion_cli.cluster.submission import changed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
@@ -129,14 +130,14 @@ def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
     second = config(tmp_path / "2", "a", a="of-2", b="other")
     third = config(tmp_path / "3", "b")
     environment = {"KUBECONFIG": f"{first}:{tmp_path / 'none'}:{second}:{third}"}
-    chosen = choose_context(None, None, environment)
+    chosen = choose_context(ConnectionSettings(), environment)
     assert chosen is not None
     assert (chosen.name, chosen.namespace) == ("a", "of-1")
     assert chosen.files == f"{first}:{second}:{third}"
-    other = choose_context(None, "b", environment)
+    other = choose_context(ConnectionSettings(context="b"), environment)
     assert other is not None
     assert other.namespace == "other"
-    named = choose_context(str(third.with_name("2")), None, environment)
+    named = choose_context(ConnectionSettings(kubeconfig=str(third.with_name("2"))), environment)
     assert named is not None
     assert named.namespace == "of-2"
 
@@ -158,16 +159,16 @@ def test_a_kubeconfig_that_is_wrong(
     path = tmp_path / "config"
     path.write_text(content)
     with pytest.raises(DataError, match=words):
-        choose_context(str(path), context, {})
+        choose_context(ConnectionSettings(kubeconfig=str(path), context=context), {})
 
 
 def test_without_a_file_a_pod_finds_its_own_cluster() -> None:
     environment = {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert choose_context(None, None, environment) is None
+    assert choose_context(ConnectionSettings(), environment) is None
     with pytest.raises(DataError, match="no kubeconfig file at /none"):
-        choose_context(None, None, {"KUBECONFIG": "/none"})
+        choose_context(ConnectionSettings(), {"KUBECONFIG": "/none"})
     with pytest.raises(DataError, match="/other"):
-        choose_context("/other", None, environment)
+        choose_context(ConnectionSettings(kubeconfig="/other"), environment)
 
 
 # ---- documents as they are shown -----------------------------------------------------------------

@@ -19,23 +19,20 @@ import re
 import time
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from dlion_api.document import schema
 from dlion_api.spec import Job
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.rights import COMMAND_RIGHTS
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.cluster_health import ClusterAccess, ClusterHealth
 from dlion_cli.preflight_checks.timed_checks import run_checks
+from self_signed import self_signed
 from told_servers import ServedTls, Server, served
 
 if TYPE_CHECKING:
@@ -169,7 +166,9 @@ def looked(tmp_path: Path) -> Callable[..., Found]:
 
 
 def checked(config: str, *, context: str | None = None, within_s: float = 20.0) -> Found:
-    access = ClusterAccess(config, context, None, "dlion-system", within_s)
+    access = ClusterAccess(
+        ConnectionSettings(kubeconfig=config, context=context), "dlion-system", within_s
+    )
     results = run_checks(ClusterHealth(access).checks(), within_s)
     found = {each.name: each for each in results}
     assert tuple(found) == NAMES
@@ -368,30 +367,6 @@ def test_another_clock_is_a_warning(looked: Callable[..., Found]) -> None:
     assert "NTP" in found["clock"].advice
 
 
-def certificate(folder: Path, name: str, *, begins_s: float, ends_s: float, host: str) -> Path:
-    """A self-signed certificate and its key."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))])
-    made = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject)
-        .public_key(key.public_key()).serial_number(x509.random_serial_number())
-        .not_valid_before(now + timedelta(seconds=begins_s))
-        .not_valid_after(now + timedelta(seconds=ends_s))
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    path = folder / f"{name}.pem"
-    pem = made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path.write_bytes(pem)
-    return path
-
-
 @pytest.mark.parametrize(
     ("given", "trusted", "words", "advice"),
     [
@@ -409,9 +384,8 @@ def test_each_fault_of_the_servers_certificate_has_its_words(
     words: str,
     advice: str,
 ) -> None:
-    usual = {"begins_s": -HOUR, "ends_s": HOUR, "host": "127.0.0.1"}
-    chain = certificate(tmp_path, "server", **(usual | given))
-    other = certificate(tmp_path, "other", **usual)
+    chain = self_signed(tmp_path, "server", **given)
+    other = self_signed(tmp_path, "other")
     tls = ServedTls(chain, chain if trusted == "server" else other)
     found = looked(tls=tls)
     assert found["api server"].outcome is FAIL
@@ -420,7 +394,7 @@ def test_each_fault_of_the_servers_certificate_has_its_words(
 
 
 def test_a_good_certificate_passes(looked: Callable[..., Found], tmp_path: Path) -> None:
-    chain = certificate(tmp_path, "server", begins_s=-HOUR, ends_s=HOUR, host="127.0.0.1")
+    chain = self_signed(tmp_path, "server")
     assert outcomes(looked(tls=ServedTls(chain, chain))) == {OK}
 
 
@@ -440,8 +414,8 @@ def test_a_client_certificates_times_are_told(
     outcome: CheckOutcome,
     words: str,
 ) -> None:
-    path = certificate(tmp_path, "jane", begins_s=begins_s, ends_s=ends_s, host="127.0.0.1")
-    server = certificate(tmp_path, "server", begins_s=-HOUR, ends_s=HOUR, host="127.0.0.1")
+    path = self_signed(tmp_path, "jane", begins_s=begins_s, ends_s=ends_s)
+    server = self_signed(tmp_path, "server")
     user = {"client-certificate": str(path), "client-key": str(path)}
     check = looked(user=user, tls=ServedTls(server, server))["credentials"]
     assert (check.outcome, words in check.observed) == (outcome, True), check

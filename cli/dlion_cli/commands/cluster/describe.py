@@ -14,6 +14,7 @@ from rich.text import Text
 from dlion_api.errors import DeniedError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
+from dlion_cli.cluster.connection_flags import selects_cluster
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import mapping_of, without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
@@ -127,7 +128,7 @@ def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     dlion describe runs/digits-20260101-120000
     dlion describe cifar10 -o json | jq -r '.problems[] | .message, .command'
     """
-    if (folder := local_folder(name)) is not None:
+    if (folder := local_folder(name, is_of_cluster=selects_cluster())) is not None:
         from dlion_cli.findings.folder_description import describe_folder
 
         describe_folder(folder, output_console(), output)

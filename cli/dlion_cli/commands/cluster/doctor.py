@@ -1,5 +1,6 @@
 """`dlion doctor`: find what is wrong with this machine and, if there is one, with the cluster."""
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,6 +9,9 @@ import click
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_options import complete_namespaces
+from dlion_cli.cluster.connection_flags import connection_flags, pop_settings
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.kubeconfig import is_configured
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import OPERATOR_NAMESPACE
@@ -30,11 +34,6 @@ _MAX_RESPONSE_S: Final = 8.0
 
 
 @click.command()
-@click.option("--context", metavar="NAME", help="Context. Default: the current context.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
-@click.option(
-    "-n", "--namespace", metavar="NAME", help="Namespace of jobs. Default: the context's."
-)
 @click.option(
     "--operator-namespace", metavar="NAME", default=OPERATOR_NAMESPACE, show_default=True,
     help="Namespace of the operator.",
@@ -45,14 +44,8 @@ _MAX_RESPONSE_S: Final = 8.0
     metavar="SECONDS", default=MAX_TIMEOUT_S, show_default=True, help="Limit for all checks.",
 )  # fmt: skip
 @options.output
-def doctor(
-    context: str | None,
-    kubeconfig: str | None,
-    namespace: str | None,
-    operator_namespace: str,
-    timeout_s: float,
-    output: str,
-) -> int:
+@functools.partial(connection_flags, complete_namespaces=complete_namespaces)
+def doctor(operator_namespace: str, timeout_s: float, output: str, **given: Any) -> int:
     """Check this machine, and the cluster if there is a kubeconfig.
 
     The machine: Python, packages, TensorFlow, kernels, CPU, memory, disks, loopback, and what
@@ -68,9 +61,10 @@ def doctor(
     from dlion_cli.preflight_checks.machine_checks import machine_checks
     from dlion_cli.preflight_checks.software_checks import software_checks
 
+    connection = pop_settings(given)
     checks = [*software_checks(), *machine_checks()]
-    if context or kubeconfig or is_configured():
-        checks += _cluster_checks(context, kubeconfig, namespace, operator_namespace, timeout_s)
+    if connection.names_entry or connection.server or is_configured():
+        checks += _cluster_checks(connection, operator_namespace, timeout_s)
     results = run_checks(checks, timeout_s)
     _show(results, output)
     failed = any(check.outcome is CheckOutcome.FAIL for check in results)
@@ -78,11 +72,7 @@ def doctor(
 
 
 def _cluster_checks(
-    context: str | None,
-    kubeconfig: str | None,
-    namespace: str | None,
-    operator_namespace: str,
-    timeout_s: float,
+    connection: ConnectionSettings, operator_namespace: str, timeout_s: float
 ) -> list[TimedCheck]:
     try:
         from dlion_cli.preflight_checks.cluster_health import ClusterAccess, ClusterHealth
@@ -93,9 +83,7 @@ def _cluster_checks(
         )
         return [TimedCheck(missing.site, missing.name, lambda: missing)]
     access = ClusterAccess(
-        kubeconfig=kubeconfig,
-        context=context,
-        namespace=namespace,
+        connection=connection,
         operator_namespace=operator_namespace,
         within_s=min(timeout_s, _MAX_RESPONSE_S),
     )

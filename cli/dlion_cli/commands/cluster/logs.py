@@ -19,6 +19,7 @@ from dlion_api.cluster_names import TRAINER_CONTAINER
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
+from dlion_cli.cluster.connection_flags import selects_cluster
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.inputs.named_folder import local_folder
 from dlion_cli.local_runs.kept_logs import kept_logs
@@ -134,7 +135,7 @@ def logs(
     """
     selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
-    if (folder := local_folder(name)) is not None:
+    if (folder := local_folder(name, is_of_cluster=selects_cluster())) is not None:
         if timestamps:
             raise click.UsageError("logs of local runs have no times: remove --timestamps")
         if selector.is_keeper:

@@ -1,17 +1,24 @@
 """`dlion preflight`: check whether the listed sites can reach and authenticate each other."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job
-from dlion_cli.cluster.cluster_options import complete_contexts, context_names
+from dlion_cli.cluster.cluster_options import context_names
+from dlion_cli.cluster.connection_flags import (
+    ONE_SERVER,
+    complete_contexts,
+    connection_flags,
+    pop_settings,
+)
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
@@ -41,11 +48,6 @@ _STYLES: Final = {
     help="Also query the clusters of these contexts.",
 )  # fmt: skip
 @click.option(
-    "-n", "--namespace", metavar="NAME", default=OPERATOR_NAMESPACE, show_default=True,
-    help="The operators' namespace.",
-)  # fmt: skip
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
-@click.option(
     "--timeout", "timeout_s", type=options.FiniteFloatRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
     help="Limit for each site's connection and for each response of a cluster.",
@@ -60,16 +62,16 @@ _STYLES: Final = {
     metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@functools.partial(connection_flags, namespace=OPERATOR_NAMESPACE, without={"context", *ONE_SERVER})
 def preflight(
     file: str,
     manifest: str | None,
     contexts: tuple[str, ...],
-    namespace: str,
-    kubeconfig: str | None,
     timeout_s: float,
     bandwidth: bool,
     least_mbit: float | None,
     output: str,
+    **given: Any,
 ) -> int:
     """Check that the sites in FILE, the shared values file, can be reached and authenticated.
 
@@ -91,6 +93,7 @@ def preflight(
         raise click.UsageError("FILE and --job cannot both be standard input")
     if (bandwidth or least_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
+    connection = pop_settings(given)
     sites = read_sites(file, valid_for=timedelta(0))
     job = None if manifest is None else read_job(manifest, source=source_of(manifest))
     from dlion_cli.preflight_checks.site_probe import probe_sites
@@ -101,7 +104,7 @@ def preflight(
     if contexts:
         from dlion_cli.preflight_checks.preflight_clusters import cluster_checks, merge_checks
 
-        clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
+        clusters = Contexts(contexts, connection)
         with contextlib.closing(clusters):
             least = (least_mbit or 0.0) if bandwidth or least_mbit else None
             checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))

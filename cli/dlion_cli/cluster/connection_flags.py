@@ -1,0 +1,243 @@
+"""kubectl's options that choose an API server, before and after the command.
+
+Their completion reads the kubeconfig and sends no request, except for namespaces.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+from click.shell_completion import CompletionItem
+
+from dlion_api.errors import DLionError
+from dlion_cli.cluster.connection_settings import ConnectionSettings
+
+Completions = list[str | CompletionItem]
+Completer = Callable[[click.Context, click.Parameter, str], Completions]
+ONE_SERVER: Final = frozenset(
+    {"cluster", "server", "token", "certificate_authority", "tls_server_name"}
+)
+"""Settings of one server, which several contexts cannot share."""
+_NAMES: Final = tuple(each.name for each in fields(ConnectionSettings))
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)"
+_MAX_TIMEOUT_S: Final = 24 * 3600.0
+
+
+class DurationType(click.ParamType[float]):
+    """A duration as kubectl takes it, in seconds: `90s`, `1m30s`, or a whole number."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds. Raises: BadParameter."""
+        if isinstance(value, float):
+            return value
+        text = str(value)
+        if re.fullmatch(r"\d{1,9}", text):
+            seconds = float(text)
+        elif re.fullmatch(f"(?:{_PART})+", text):
+            seconds = sum(float(n) * _UNITS_S[unit] for n, unit in re.findall(_PART, text))
+        else:
+            self.fail(f"{text!r} is no duration: write 30s, 1m30s or 0 (no limit)", param, ctx)
+        if seconds > _MAX_TIMEOUT_S:
+            self.fail(f"{text!r} is longer than 24h: 0 is no limit", param, ctx)
+        return seconds
+
+
+class ServerUrlType(click.ParamType[str]):
+    """The URL of an API server, without credentials."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The URL without a slash at its end. Raises: BadParameter, which prints no password."""
+        text = str(value)
+        try:
+            url = urlsplit(text)
+            port = url.port
+        except ValueError:
+            self.fail("the URL is invalid: write https://HOST:PORT", param, ctx)
+        if url.username or url.password:
+            self.fail("credentials stand in the URL: remove them, and use --token", param, ctx)
+        if url.scheme not in ("http", "https") or not url.hostname or port == 0:
+            self.fail(f"{text!r} is no URL of a server: write https://HOST:PORT", param, ctx)
+        if url.query or url.fragment or not (text.isascii() and text.isprintable()):
+            self.fail(f"{text!r} has more than a server and a path", param, ctx)
+        return text.rstrip("/")
+
+
+def _header_value(
+    _context: click.Context, parameter: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """The value or values. Raises: BadParameter, without the value, which may be a token."""
+    for each in (value,) if isinstance(value, str) else value or ():
+        if not each or not each.isascii() or not each.isprintable() or each != each.strip():
+            raise click.BadParameter(
+                "the value is empty, or has a space or line break at an end or a character that is "
+                "not ASCII",
+                param=parameter,
+            )
+    return value
+
+
+def connection_flags(
+    command: Callable[..., Any],
+    *,
+    namespace: str | None = None,
+    without: Collection[str] = (),
+    complete_namespaces: Completer | None = None,
+    hidden: bool = False,
+) -> Callable[..., Any]:
+    """Add the options, except those of the settings `without`.
+
+    The command receives each as an argument; `pop_settings` takes them. `namespace`: the default
+    of `-n` if it is not the context's.
+    """
+    options = {
+        **_entry_options(namespace, complete_namespaces, hidden=hidden),
+        **_server_options(hidden=hidden),
+    }
+    for name, option in reversed(options.items()):  # click lists the last one first
+        command = command if name in without else option(command)
+    return command
+
+
+_Options = dict[str, Callable[..., Any]]
+"""By the name of the setting."""
+
+
+def _entry_options(
+    namespace: str | None, complete_namespaces: Completer | None, *, hidden: bool
+) -> _Options:
+    """The options that choose entries of the kubeconfig."""
+    usual = namespace or "the context's"
+    return {
+        "namespace": click.option(
+            "-n", "--namespace", metavar="NAME", default=namespace, hidden=hidden,
+            help=f"Namespace. Default: {usual}.", shell_complete=complete_namespaces,
+        ),
+        "context": click.option(
+            "--context", metavar="NAME", hidden=hidden, shell_complete=complete_contexts,
+            help="Context. Default: the current context.",
+        ),
+        "kubeconfig": click.option(
+            "--kubeconfig", metavar="FILE", hidden=hidden,
+            help="Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
+        ),
+        "cluster": click.option(
+            "--cluster", metavar="NAME", hidden=hidden,
+            shell_complete=functools.partial(_complete_entries, "clusters"),
+            help="Cluster of the kubeconfig.",
+        ),
+        "user": click.option(
+            "--user", metavar="NAME", hidden=hidden,
+            shell_complete=functools.partial(_complete_entries, "users"),
+            help="User of the kubeconfig.",
+        ),
+    }  # fmt: skip
+
+
+def _server_options(*, hidden: bool) -> _Options:
+    """The options that replace the kubeconfig's server, credentials and user."""
+    return {
+        "server": click.option(
+            "-s", "--server", metavar="URL", type=ServerUrlType(), hidden=hidden,
+            help="API server, not the kubeconfig's.",
+        ),
+        "token": click.option(
+            "--token", metavar="TOKEN", callback=_header_value, hidden=hidden,
+            help="Bearer token, not the user's credentials.",
+        ),
+        "certificate_authority": click.option(
+            "--certificate-authority", metavar="FILE", hidden=hidden,
+            type=click.Path(exists=True, dir_okay=False),
+            help="Authority of the server's certificate (PEM).",
+        ),
+        "insecure_skip_tls_verify": click.option(
+            "--insecure-skip-tls-verify", is_flag=True, hidden=hidden,
+            help="Do not verify the server's certificate.",
+        ),
+        "tls_server_name": click.option(
+            "--tls-server-name", metavar="NAME", callback=_header_value, hidden=hidden,
+            help="Name in the server's certificate.",
+        ),
+        "request_timeout_s": click.option(
+            "--request-timeout", "request_timeout_s", metavar="DURATION", type=DurationType(),
+            hidden=hidden,
+            help="Limit of a response, e.g. 30s; 0: none.",
+        ),
+        "impersonated_user": click.option(
+            "--as", "impersonated_user", metavar="USER", callback=_header_value, hidden=hidden,
+            help="Act as this user (impersonation).",
+        ),
+        "impersonated_groups": click.option(
+            "--as-group", "impersonated_groups", metavar="GROUP", multiple=True, hidden=hidden,
+            callback=_header_value, help="Act as in this group, with --as. Repeatable.",
+        ),
+    }  # fmt: skip
+
+
+def pop_settings(given: dict[str, Any]) -> ConnectionSettings:
+    """Take the settings out of a command's arguments.
+
+    Raises: UsageError for options that contradict each other.
+    """
+    settings = ConnectionSettings(**{name: given.pop(name) for name in _NAMES if name in given})
+    if settings.impersonated_groups and not settings.impersonated_user:
+        raise click.UsageError("--as-group needs --as with the name of a user")
+    if settings.insecure_skip_tls_verify and settings.certificate_authority:
+        raise click.UsageError(
+            "--certificate-authority and --insecure-skip-tls-verify exclude each other"
+        )
+    return settings
+
+
+def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that are settings and that the user gave."""
+    present = {name: given[name] for name in _NAMES if name in given}
+    return {
+        name: value
+        for name, value in present.items()
+        if value not in (None, "", ()) and value is not False
+    }
+
+
+def selects_cluster() -> bool:
+    """Whether an option of the running command selects a cluster or a connection."""
+    return bool(given_settings(click.get_current_context().params))
+
+
+def given_so_far(context: click.Context) -> dict[str, Any]:
+    """The settings before and after the command, to complete others."""
+    before = {} if context.parent is None else context.parent.params
+    return {**given_settings(before), **given_settings(context.params)}
+
+
+def complete_contexts(
+    context: click.Context, parameter: click.Parameter, begun: str
+) -> Completions:
+    """Contexts of the kubeconfig; of a list with commas the last one."""
+    before, comma, last = begun.rpartition(",")
+    taken = set(before.split(","))
+    names = _complete_entries("contexts", context, parameter, last)
+    return [f"{before}{comma}{name}" for name in names if name not in taken]
+
+
+def _complete_entries(
+    kind: str, context: click.Context, _parameter: click.Parameter, begun: str
+) -> Completions:
+    """Names of the kubeconfig's `contexts`, `clusters` or `users`."""
+    from dlion_cli.cluster.kubeconfig import entry_names
+
+    try:
+        names = entry_names(kind, given_so_far(context).get("kubeconfig"))
+    except DLionError:
+        return []
+    return [name for name in names if name.startswith(begun)]
