@@ -4,15 +4,12 @@ A process of its own (`python -m dlion_worker.training.trial`), as a program may
 reads a request from standard input and writes its answer to a file, both JSON.
 """
 
-import ast
 import contextlib
 import json
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +21,12 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.program_traceback import program_traceback
 from dlion_worker.training import datasets, programs
-from dlion_worker.training.building import new_keras_model
 from dlion_worker.training.evaluation import evaluated_subset
-from dlion_worker.training.keras_optimizer import KerasOptimizer, make_optimizer
+from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.private.model import model_of
-from dlion_worker.training.programs.callbacks import TrainingCallbacks, new_callbacks
-from dlion_worker.training.programs.compiled import unused_optimizer, with_compiled
-from dlion_worker.training.programs.program import TrainingProgram
+from dlion_worker.training.programs.callbacks import TrainingCallbacks
+from dlion_worker.training.programs.compiled import unused_optimizer
 
 MAX_BATCH, MAX_EVALUATED = 32, 64
 """Samples: enough to call everything, few enough to take no time."""
@@ -40,13 +35,12 @@ MAX_BATCH, MAX_EVALUATED = 32, 64
 def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
     """Train the first worker's model on one batch of its data, evaluate and save it.
 
-    Return what was found. Raises: ProgramError, DataError.
+    The program's functions are called in the order of a run: `load_data` may set what `build_model`
+    reads. Return what was found. Raises: ProgramError, DataError.
     """
     trainer, worker = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
     with tempfile.TemporaryDirectory() as folder:  # callbacks may write
-        if program.sources and not _assigns_globals(program.sources):
-            program = _checked_without_data(program, trainer, folder)
         data = datasets.load(job, worker, program=program, data_root=data_root)
         model = model_of(program, data, trainer)
         with contextlib.chdir(folder):
@@ -92,32 +86,6 @@ def _train_one_batch(
     callbacks.training_ended(model.evaluate(x[subset], y[subset]))
     model.save_keras(Path("model.keras"))
     return step.loss
-
-
-def _checked_without_data(
-    program: TrainingProgram, trainer: Trainer, folder: str
-) -> TrainingProgram:
-    """Find what fails without data, as loading them may take minutes.
-
-    Return the program with its model and its callbacks, made once, the latter in `folder`.
-    Raises: ProgramError.
-    """
-    model = new_keras_model(program, (), 0, trainer.seed)
-    compiled = with_compiled(program, model)
-    if trainer.optimizer.name == "program":
-        KerasOptimizer(compiled, trainer.optimizer, size=1)
-    with contextlib.chdir(folder):
-        callbacks = new_callbacks(program)
-    return replace(program, build=lambda *_: model, callbacks=lambda: callbacks)
-
-
-def _assigns_globals(sources: Iterable[Path]) -> bool:
-    """Whether functions assign global variables: `load_data` may set what `build_model` reads."""
-    return any(
-        isinstance(node, ast.Global)
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_bytes()))
-    )
 
 
 def main() -> None:
