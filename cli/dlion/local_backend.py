@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from dlion.job import JobSnapshot
 from dlion.manifests import ManifestInput, yaml_text
@@ -29,6 +28,7 @@ from dlion_cli.inputs.manifests import STDIN, apply_set, load_manifest
 from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_run, prepare_simulation
+from dlion_cli.local_runs.run_logs import GrowingFile
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import default_folder
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, MODEL_AND_DATA
@@ -43,7 +43,6 @@ _POLL_S: Final = 0.2
 _RELEASE_WITHIN_S: Final = 2.0
 """A process that ends holds its lock a little longer."""
 _REMOVE_ATTEMPTS: Final = 10
-_MAX_LINE_BYTES: Final = 1 << 20
 """Longer lines of a log are split."""
 
 
@@ -264,13 +263,13 @@ class LocalBackend:
             if not follow or not reader.is_running():
                 return
             time.sleep(_POLL_S)
-        with log.open("rb") as file:
-            while True:
-                is_last = not follow or not reader.is_running()
-                yield from _new_lines(file, is_last=is_last)
-                if is_last:
-                    return
-                time.sleep(_POLL_S)
+        file = GrowingFile(log, None)
+        while True:
+            is_last = not follow or not reader.is_running()
+            yield from file.lines(is_last=is_last)
+            if is_last:
+                return
+            time.sleep(_POLL_S)
 
 
 def _holder(path: Path) -> int | None:
@@ -290,15 +289,3 @@ def _remove(path: Path) -> None:
             return shutil.rmtree(path)
         time.sleep(_POLL_S)
     return shutil.rmtree(path)
-
-
-def _new_lines(file: BinaryIO, *, is_last: bool) -> Iterator[str]:
-    """Whole lines from the file's position on; with `is_last` also one without its end."""
-    if file.tell() > os.fstat(file.fileno()).st_size:  # its beginning was dropped
-        file.seek(0)
-    while line := file.readline(_MAX_LINE_BYTES):
-        is_whole = line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES
-        if not is_whole and not is_last:
-            file.seek(-len(line), 1)
-            return
-        yield line.decode("utf-8", "replace").rstrip("\r\n")

@@ -21,6 +21,7 @@ from dlion_api.names import Rank
 from dlion_cli.inputs.named_folder import require_folder
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource
 from dlion_cli.terminal.formatting import printable
+from dlion_local.runner.log_limit import LogBeginning, read_beginning, uncut
 from dlion_results.run_folder.description import find_worker
 from dlion_results.run_folder.layout import EVENTS, LOGS
 from dlion_results.run_folder.lock import is_held
@@ -88,7 +89,7 @@ class WorkerLogs:
         """All lines of that worker, if it is selected and has a log."""
         name = f"{_PROCESSES[self.container]}-{rank}.log"
         chosen = (path for path in self.files() if path.name == name)
-        return [line for path in chosen for line in _GrowingFile(path, None).lines(is_last=True)]
+        return [line for path in chosen for line in GrowingFile(path, None).lines(is_last=True)]
 
     @functools.cached_property
     def _job(self) -> Job | None:
@@ -115,11 +116,11 @@ def print_logs(logs: WorkerLogs, printer: LogPrinter, *, tail: int | None, follo
     """
     if not (follow and is_held(logs.folder)):
         logs.require()
-    readers: dict[Path, _GrowingFile] = {}
+    readers: dict[Path, GrowingFile] = {}
     while True:
         is_alive = follow and is_held(logs.folder)  # before reading, so that no line is missed
         for path, source in logs.files().items():
-            reader = readers.setdefault(path, _GrowingFile(path, tail))
+            reader = readers.setdefault(path, GrowingFile(path, tail))
             for line in reader.lines(is_last=not is_alive):
                 printer.show(source, LogLine("", line))
         if not is_alive:
@@ -127,27 +128,22 @@ def print_logs(logs: WorkerLogs, printer: LogPrinter, *, tail: int | None, follo
         time.sleep(_POLL_INTERVAL_S)
 
 
-class _GrowingFile:
-    """The lines of a file, from its last `tail` ones on."""
+class GrowingFile:
+    """The lines of a log that grows and may be cut: each once, from its last `tail` ones on."""
 
     def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path
         self._tail = tail
         self._position = 0
+        self._beginning = LogBeginning()
         self._rest = b""
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
-        """The lines since the last call; with `is_last` also one without its end."""
+        """The lines since the last call, also if the file was cut meanwhile; with `is_last` also
+        one without its end."""
         with contextlib.suppress(OSError), opened(self._path) as descriptor:
-            size = os.fstat(descriptor).st_size
-            if self._tail is not None:
-                self._position = _tail_position(descriptor, size, self._tail)
-                self._tail = None
-            elif size < self._position:  # replaced by another
-                self._position, self._rest = 0, b""
-            while block := os.pread(descriptor, _BLOCK_BYTES, self._position):
-                self._position += len(block)
-                *whole, self._rest = (self._rest + block).split(b"\n")
+            while blocks := self._next(descriptor):
+                *whole, self._rest = b"".join((self._rest, *blocks)).split(b"\n")
                 yield from map(_text, whole)
                 if len(self._rest) > _MAX_LINE_BYTES:
                     yield _text(self._rest)
@@ -155,6 +151,25 @@ class _GrowingFile:
         if is_last and self._rest:
             yield _text(self._rest)
             self._rest = b""
+
+    def _next(self, descriptor: int) -> list[bytes]:
+        """What comes next, with a line end before it where lines are missing; empty: nothing."""
+        before, after = self._beginning, b""
+        with uncut(descriptor):
+            now, size = read_beginning(descriptor), os.fstat(descriptor).st_size
+            if self._tail is not None:
+                self._position = _tail_position(descriptor, size, self._tail)
+                self._tail = None
+            elif now.dropped_bytes > before.dropped_bytes:
+                place = before.place_of(self._position)
+                self._position = now.position_of(place)
+                after = b"\n" if self._rest and place < now.dropped_bytes else b""
+            elif now != before or size < self._position:  # replaced by another
+                self._position, self._rest = 0, b""
+            self._beginning = now
+            block = os.pread(descriptor, _BLOCK_BYTES, self._position)
+        self._position += len(block)
+        return [each for each in (after, block) if each]
 
 
 def _tail_position(descriptor: int, size: int, count: int) -> int:

@@ -3,7 +3,8 @@
 Proves: each line has its worker's name, as for pods; group, index and container select files, and
 `--tail` counts lines of each file, however large; a path, or an existing result folder without an
 option of a cluster, is local, and anything else is a job; following shows lines and files as they
-come, a line without its end at last, and ends with the run; control characters, links, foreign
+come, a line without its end at last, and ends with the run; a log that is cut meanwhile is shown
+once, and what was dropped unread has a note; control characters, links, foreign
 files, and a damaged or hostile job do no harm.
 
 Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
@@ -13,8 +14,11 @@ Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +26,8 @@ import pytest
 import yaml
 
 from dlion_cli.__main__ import main
-from dlion_cli.local_runs.run_logs import WorkerLogs
+from dlion_cli.local_runs.run_logs import GrowingFile, WorkerLogs
+from dlion_local.runner.log_limit import cut_log
 from dlion_results.run_folder.lock import FolderLock
 from local_run import job_document
 
@@ -206,6 +211,76 @@ def test_a_follower_waits_for_the_first_log_of_a_run_that_has_begun(folder: Path
         assert process.stdout.readline() == "plant-a/g-0 | at last\n"
         lock.release()
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["equal lines", "other lines"])
+def test_a_log_that_is_cut_is_followed_without_repeats(tmp_path: Path, same: bool) -> None:
+    """The log grows by up to what a cut keeps between two looks, in parts of lines too."""
+    chance = random.Random(7)
+    path = tmp_path / "worker-0.log"
+    path.touch()
+    whole, shown, cuts = "", [], 0
+    reader = GrowingFile(path, None)
+    for number in range(300):
+        text = "".join(
+            f"line {0 if same else f'{number}.{each}'}\n" for each in range(chance.randrange(80))
+        )
+        text = text[: len(text) - chance.choice((0, 0, 3))]  # a line without its end yet
+        whole += text
+        with path.open("a") as log:
+            log.write(text)
+        if chance.random() < 0.5:
+            shown += reader.lines(is_last=False)
+            cuts += cut_log(path, max_bytes=4000, kept_bytes=2000) > 0
+    shown += reader.lines(is_last=True)
+    assert cuts > 20
+    assert shown == whole.splitlines()
+
+
+def test_lines_that_are_dropped_unread_leave_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+    path.write_text("first\nhalf a li")
+    reader = GrowingFile(path, None)
+    assert list(reader.lines(is_last=False)) == ["first"]
+    with path.open("a") as log:
+        log.write("ne\n" + "unread\n" * 1000)
+    dropped = cut_log(path, max_bytes=4000, kept_bytes=75)
+    assert dropped
+    half, note, *rest = reader.lines(is_last=False)
+    assert half == "half a li"
+    assert re.fullmatch(r"\(\d+ earlier bytes were dropped: the log is too long\)", note)
+    assert rest == ["unread"] * 10
+    assert list(GrowingFile(path, 2).lines(is_last=True)) == ["unread"] * 2
+
+
+def test_a_log_is_followed_while_another_process_cuts_it(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+    path.touch()
+    ended = threading.Event()
+
+    def write_and_cut() -> None:
+        with path.open("ab", buffering=0) as log:
+            for number in range(4000):
+                log.write(b"%d\n" % number)
+                cut_log(path, max_bytes=1500, kept_bytes=700)
+        ended.set()
+
+    writer = threading.Thread(target=write_and_cut)
+    writer.start()
+    reader, shown, is_last = GrowingFile(path, None), [], False
+    while not is_last:
+        is_last = ended.is_set()
+        shown += reader.lines(is_last=is_last)
+    writer.join()
+    before, is_noted = -1, False
+    for line in shown:
+        if line.startswith("("):
+            is_noted = True
+            continue
+        number = int(line)
+        assert number == before + 1 or (is_noted and number > before)
+        before, is_noted = number, False
+    assert before == 3999
 
 
 def test_only_files_of_the_folder_itself_are_read(folder: Path) -> None:
