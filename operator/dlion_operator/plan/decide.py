@@ -45,9 +45,10 @@ from dlion_operator.plan.objects.manifest_changes import (
     recreate_objects,
     start_refusal,
 )
-from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.observed import Observed, first_of
 from dlion_operator.plan.open_run import open_run
 from dlion_operator.plan.outcome.diagnosis import (
+    MAX_LISTED,
     diagnose,
     join_messages,
     with_last_error,
@@ -282,7 +283,7 @@ def _stop_reason(run: Run) -> str:
         # A worker that rejoins now would wait for peers that are gone.
         return A_WORKER_FINISHED
     if why := cannot_continue_reason(run):
-        return f"{', '.join(run.failed)} failed for good, and {why}"
+        return f"{first_of(run.failed, MAX_LISTED)} failed for good, and {why}"
     for worker in run.revoked_workers:
         if why := run.job.spec.exchange.lacks_trainer([worker.rank]):
             return f"{worker.name} is revoked, and {why}"

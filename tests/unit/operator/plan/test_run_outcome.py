@@ -18,6 +18,7 @@ from dlion_api.status import TrainerStatus
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.plan.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
 from dlion_operator.plan.observed import RejectedObject, RunView
+from dlion_operator.plan.outcome.diagnosis import MAX_LISTED
 from dlion_operator.plan.outcome.run_outcome import A_WORKER_FINISHED
 from operator_world import STAGED, World, dlion_job, ready_reason, stamp, truths
 
@@ -254,6 +255,17 @@ def test_a_run_whose_wanted_workers_all_failed_is_over() -> None:
     world = degraded()
     world.jobs["small"]["status"]["failedIndexes"] = "0,1"
     assert ends(world.look()) == ["stop: small-0, small-1 failed for good, and no worker is left"]
+
+
+def test_the_message_names_some_of_many_failed_workers() -> None:
+    world = degraded()
+    scale(world, 100)
+    world.jobs["small"]["spec"] |= {"completions": 100, "parallelism": 100}
+    world.jobs["small"]["status"]["failedIndexes"] = "0-99"
+    (end,) = ends(world.look())
+    assert end.startswith("stop: small-0, small-1, ")
+    assert f" and {100 - MAX_LISTED} more failed for good, and no worker is left" in end
+    assert len(end) < 200
 
 
 # ---- the manifest
