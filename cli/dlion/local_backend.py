@@ -25,7 +25,7 @@ from dlion.run_processes import (
 from dlion_api.errors import AbsentError, DataError, Problem, SpecError, UnavailableError
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_cli.inputs.manifests import STDIN, apply_set, load_manifest
-from dlion_cli.inputs.program_files import program_problems
+from dlion_cli.inputs.program_files import program_error, program_problems
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_run, prepare_simulation
 from dlion_cli.local_runs.run_logs import GrowingFile
@@ -211,7 +211,7 @@ class LocalBackend:
         if not data_root.is_dir():
             raise DataError(f"data_root: {data_root}: there is no such folder")
         if problems := program_problems(job, program_root):
-            raise SpecError(problems, source=source)
+            raise program_error(problems, source)
         if self._kind == "local":
             prepare_run(
                 job, environment, source=source, program_root=program_root, data_root=data_root

@@ -12,7 +12,12 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job, Metadata, load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.inputs.manifests import apply_set, load_manifest
-from dlion_cli.inputs.program_files import PackedProgram, packed_program
+from dlion_cli.inputs.program_files import (
+    PackedProgram,
+    packed_program,
+    program_error,
+    program_problems,
+)
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_environments.yaml_text import YamlDocument
 
@@ -90,7 +95,8 @@ def valid_manifest(
 
     `source` names the document in messages, `file` is the path that its program is relative to, `-`
     the working directory. `given` is the namespace that the user chose. Raises: SpecError with the
-    problems of the document, its program or its namespace.
+    problems of the document or its namespace, or why a cluster cannot take its program;
+    ProgramError with the problems of the program, as `dlion run`.
     """
     lines = None if assignments else text.lines
     document = apply_set(text.value, assignments) if assignments else text.value
@@ -106,14 +112,20 @@ def valid_manifest(
             line=(lines or {}).get("metadata.namespace"),
         )
         raise SpecError([problem], source=source)
-    program, problems = packed_program(job, find_program_root(job, file, None))
+    root = find_program_root(job, file, None)
+    if wrong := program_problems(job, root):
+        raise program_error(_located(wrong, lines), source)
+    program, problems = packed_program(job, root)
     if problems:
-        located = [replace(one, line=(lines or {}).get(one.path)) for one in problems]
-        raise SpecError(located, source=source)
+        raise SpecError(_located(problems, lines), source=source)
     if program is not None:
         trainer = {**document["spec"]["trainer"], "program": program.field}
         document = {**document, "spec": {**document["spec"], "trainer": trainer}}
     return Manifest(source, document, lines, job, named, program)
+
+
+def _located(problems: Sequence[Problem], lines: Mapping[str, int] | None) -> list[Problem]:
+    return [replace(one, line=(lines or {}).get(one.path)) for one in problems]
 
 
 def submit_manifest(

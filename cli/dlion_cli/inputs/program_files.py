@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dlion_api.errors import Problem, ProgramError
+from dlion_api.errors import Problem, ProgramError, SpecError
 from dlion_worker.program_modules import find_modules, parse_file
 
 if TYPE_CHECKING:
@@ -92,16 +92,20 @@ def file_problems(job: Job, root: Path) -> list[Problem]:
     return problems
 
 
-def packed_program(job: Job, root: Path) -> tuple[PackedProgram | None, list[Problem]]:
-    """Return the program to send with the job, and why it cannot be sent.
+def program_error(problems: Sequence[Problem], source: str) -> ProgramError:
+    """The error for problems of `program_problems`, in the words of those of the manifest."""
+    return ProgramError(str(SpecError(problems, source=source)))
 
-    None without problems: it is built in, in an image, or in a ConfigMap already.
+
+def packed_program(job: Job, root: Path) -> tuple[PackedProgram | None, list[Problem]]:
+    """Return the program to send with the job, and why a cluster cannot take it.
+
+    None without problems: it is built in, in an image, or in a ConfigMap already. The caller has
+    checked `program_problems`.
     """
     program = job.spec.trainer.program
     if job.spec.trainer.image or not (program.file or program.module):
         return None, []
-    if problems := program_problems(job, root):
-        return None, problems
     if not program.file:
         return None, _beside(program.module or "", root)
     path = (root / program.file).resolve()

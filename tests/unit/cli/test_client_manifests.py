@@ -119,7 +119,6 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, manifest: Any, message: 
         ({"trainer.stop": {"maxSeconds": -1}}, "maxSeconds"),
         ({"trainer.stop.maxSeconds": 5, "suspend": True}, "is suspended"),
         ({"exchange.policy": "unheard-of"}, "exchange.policy"),
-        ({"trainer.program": {"file": "none.py"}}, "no such file"),
         ({"trainer.stop": object()}, "cannot be set"),
         (["trainer"], "has no ="),
     ],
@@ -149,8 +148,9 @@ def test_missing_data_and_a_wrong_program_are_raised_before_anything_starts(tmp_
         client.train(smallest(), set=missing, data_root=tmp_path)
     (tmp_path / "program.py").write_text("def build_model(:\n")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(smallest()))
-    with pytest.raises(errors.SpecError, match="is not Python"):
-        client.train(tmp_path / "job.yaml", set={"trainer.program": {"file": "program.py"}})
+    for file, message in (("program.py", "is not Python"), ("none.py", "no such file")):
+        with pytest.raises(errors.ProgramError, match=message):
+            client.train(tmp_path / "job.yaml", set={"trainer.program": {"file": file}})
     assert not (tmp_path / "runs").exists()
 
 

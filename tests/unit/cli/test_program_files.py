@@ -25,7 +25,12 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_cli.inputs.program_files import MAX_PROGRAM_BYTES, PackedProgram, packed_program
+from dlion_cli.inputs.program_files import (
+    MAX_PROGRAM_BYTES,
+    PackedProgram,
+    packed_program,
+    program_problems,
+)
 from local_run import job_document
 from own_programs import PROBABILITIES, TWO_INPUTS
 
@@ -36,7 +41,9 @@ def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str
     """What is sent of a job in that folder, and the problems' messages."""
     trainer = {"program": {"file": "mine.py"}, **trainer}
     job = load_job(job_document(2, trainer=trainer))
-    program, problems = packed_program(job, folder)
+    problems = program_problems(job, folder)
+    program, more = (None, []) if problems else packed_program(job, folder)
+    problems += more
     return program, [problem.message for problem in problems]
 
 
@@ -67,7 +74,7 @@ def test_a_wrong_program_is_found_before_anything_is_done(
         [command, str(manifest), *(["--kubeconfig", "none"] if command == "submit" else [])]
     )
     error = " ".join(capsys.readouterr().err.split())
-    assert code == (ExitCode.SPEC if command == "submit" else ExitCode.PROGRAM)
+    assert code == ExitCode.PROGRAM
     assert command == "run" or "line " in error
     assert command == "run" or "spec.trainer.program.file: " in error
     assert said in error
@@ -189,17 +196,48 @@ def test_modules_of_one_name_are_told_apart(
 def test_a_program_is_not_run_where_it_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note says so: the manifest is valid."""
+    """A note or a warning says so: the manifest is valid."""
     failing = f"{PROBABILITIES.text}\n\nraise ValueError\n"
     manifest = own_job(tmp_path, failing, dataset={"path": "none.npz", "format": "npz"})
     assert main(["validate", manifest]) == 0
-    said = capsys.readouterr().out
-    assert "its program not run: " in said
-    assert "no such file or directory: " in said
+    captured = capsys.readouterr()
+    assert "is valid, its program not run: its data are not here" in captured.out
+    assert "job.yaml: warning: trainer.dataset.path: no such file or directory: " in captured.err
+    assert "On this machine `dlion run` would end with 66" in captured.err
+    assert main(["validate", manifest, "--no-run"]) == 0
+    assert "warning" not in capsys.readouterr().err
     manifest = own_job(tmp_path, failing)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["validate", manifest]) == 0
     assert "its program not run: TensorFlow is not installed here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", [None, "mine.py"])
+def test_missing_data_are_a_warning_that_run_ends_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str | None
+) -> None:
+    (tmp_path / "mine.py").write_text(PROBABILITIES.text)
+    trainer: dict[str, Any] = {"dataset": {"path": "none.npz", "format": "npz"}}
+    trainer |= {"program": {"file": program}} if program else {}
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job_document(1, trainer=trainer)))
+    words = [str(manifest), "--data-root", str(tmp_path)]
+    assert main(["validate", "-o", "json", *words]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["valid"], result["exitCode"]) == (True, 0)
+    warned, _, ends = result["warning"].partition(". On this machine ")
+    assert ends == "`dlion run` would end with 66"
+    assert main(["run", *words]) == ExitCode.DATA
+    assert warned in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_wrong_program_among_wrong_manifests_gives_the_manifests_code(tmp_path: Path) -> None:
+    program = job_document(2, trainer={"program": {"file": "none.py"}})
+    for others, code in (([], ExitCode.PROGRAM), ([{"kind": "Job"}], ExitCode.SPEC)):
+        manifest = tmp_path / "job.yaml"
+        manifest.write_text(yaml.safe_dump_all([program, *others]))
+        assert main(["submit", str(manifest), "--kubeconfig", "none"]) == code
+        assert main(["validate", "--no-run", str(manifest)]) == code
 
 
 @pytest.mark.parametrize(

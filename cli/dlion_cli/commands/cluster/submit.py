@@ -8,7 +8,7 @@ from typing import Any
 import click
 import yaml
 
-from dlion_api.errors import DLionError, SpecError
+from dlion_api.errors import DLionError, ProgramError, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, wait_timeout
@@ -46,10 +46,10 @@ def submit(
 ) -> int:
     """Submit the jobs of manifest FILE to the cluster; `-` reads standard input.
 
-    If a document is invalid, nothing is sent. Each is applied with server-side apply (field manager
-    dlion-cli). Submit a job that trains across several sites at each of them. A program beside the
-    manifest is sent in a ConfigMap, with the modules of its folder that it imports, unless
-    trainer.image is set.
+    If a document is invalid (exit code 65) or its program is (67), nothing is sent. Each is applied
+    with server-side apply (field manager dlion-cli). Submit a job that trains across several sites
+    at each of them. A program beside the manifest is sent in a ConfigMap, with the modules of its
+    folder that it imports, unless trainer.image is set.
 
     \b
     dlion submit job.yaml
@@ -60,9 +60,9 @@ def submit(
     if wait and dry_run:
         raise click.UsageError("--dry-run and --wait exclude each other")
     given = click.get_current_context().params.get("namespace")
-    manifests = _read_valid(file, assignments, given)
-    if manifests is None:
-        return ExitCode.SPEC
+    manifests, invalid = _read_valid(file, assignments, given)
+    if invalid:
+        return invalid
     jobs = connect()
     shown = "" if wait and output == "json" else output
     submitted, code = [], int(ExitCode.OK)
@@ -90,18 +90,18 @@ def submit(
 
 def _read_valid(
     file: str, assignments: tuple[str, ...], given: str | None
-) -> list[Manifest] | None:
-    """All documents, or None after printing the problems of invalid ones."""
+) -> tuple[list[Manifest], ExitCode]:
+    """All valid documents, and the exit code after printing the problems of the others."""
     source, texts = source_of(file), read_documents(file)
-    manifests, is_invalid = [], False
+    manifests, codes = [], {ExitCode.OK}
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
         try:
             manifests.append(valid_manifest(text, name, Path(file), assignments, given))
-        except SpecError as error:
+        except (SpecError, ProgramError) as error:
             click.echo(f"dlion: {error}", err=True)
-            is_invalid = True
-    return None if is_invalid else manifests
+            codes.add(error.exit_code)
+    return manifests, ExitCode.SPEC if ExitCode.SPEC in codes else max(codes)
 
 
 def _submit(

@@ -46,7 +46,8 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     """Validate manifests and environment files; `-` reads standard input.
 
     Reports all problems of every document. A program of your own beside the manifest is run on one
-    batch of the first worker's data; with --no-run it is only parsed.
+    batch of the first worker's data; with --no-run it is only parsed. Missing data are a warning:
+    `dlion run` here would end with 66, the sites may have them.
 
     The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
     the program is missing, has no build_model(), or fails.
@@ -103,20 +104,41 @@ def _check_document(
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
     note, code = "", ExitCode.PROGRAM
+    warning = _missing_data(job, data_root)
     if root is None and job.spec.trainer.program.file:
         note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
-        note, problems, code = _try_program(job, root, data_root, console)
+        note, problems, code = _try_program(job, root, data_root, console, has_data=not warning)
     note = ", ".join(filter(None, (note, refused_by_default(job))))
     lines = document.lines
     located = tuple(replace(one, line=lines.get(one.path)) for one in problems)
     return _result(
-        source, name=str(job.key), spec_hash=job.hash(), note=note, problems=located, code=code
+        source,
+        name=str(job.key),
+        spec_hash=job.hash(),
+        note=note,
+        warning=warning,
+        problems=located,
+        code=code,
     )
 
 
+def _missing_data(job: Job, data_root: Path | None) -> str:
+    """What `dlion run` would lack on this machine; empty: nothing, or programs are not run.
+
+    Sites may have these data, so that the manifest is valid.
+    """
+    if data_root is None:
+        return ""
+    try:
+        require_data([job], data_root)
+    except DataError as error:
+        return f"{error}. On this machine `dlion run` would end with {int(ExitCode.DATA)}"
+    return ""
+
+
 def _try_program(
-    job: Job, root: Path, data_root: Path, console: Console | None
+    job: Job, root: Path, data_root: Path, console: Console | None, *, has_data: bool
 ) -> tuple[str, list[Problem], ExitCode]:
     """Run a user's program on one batch, in a process of its own.
 
@@ -128,10 +150,8 @@ def _try_program(
         return "", [], ExitCode.OK
     if importlib.util.find_spec("tensorflow") is None:
         return "its program not run: TensorFlow is not installed here", [], ExitCode.OK
-    try:
-        require_data([job], data_root)
-    except DataError as error:
-        return f"its program not run: {error}", [], ExitCode.OK
+    if not has_data:
+        return "its program not run: its data are not here", [], ExitCode.OK
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         request = {
@@ -201,6 +221,7 @@ def _result(
     name: str = "",
     spec_hash: str = "",
     note: str = "",
+    warning: str = "",
     problems: tuple[Problem, ...] = (),
     code: ExitCode = ExitCode.SPEC,
 ) -> dict[str, Any]:
@@ -212,12 +233,15 @@ def _result(
         "specHash": spec_hash,
         "exitCode": int(code if problems else ExitCode.OK),
         "note": note,
+        "warning": warning,
         "problems": [asdict(problem) for problem in problems],
     }
 
 
 def _print_results(results: list[dict[str, Any]]) -> None:
     for result in results:
+        if result["warning"]:
+            click.echo(f"{result['source']}: warning: {result['warning']}", err=True)
         if result["valid"]:
             note = f", {result['note']}" if result["note"] else ""
             click.echo(f"{result['source']}: {result['kind']} {result['job']} is valid{note}")
