@@ -1,9 +1,9 @@
 """Facts: `dlion.Client` trains a job on this machine and in virtual time, and reports its states,
-figures, logs, records and model; another process sees the same jobs; deleting a job in training
-ends every process and removes its folder alone; `dlion.train` returns the ended job, raises its
-failure with the reason, and Ctrl-C ends its run in order; a compiled Keras model and arrays are
-trained at two sites, and their run is resumed, listed and deleted as any other; the cells of
-examples/notebook.ipynb run one after another.
+figures, logs, records and model, and draws them; another process sees the same jobs; deleting a job
+in training ends every process and removes its folder alone; `dlion.train` returns the ended job,
+raises its failure with the reason, and Ctrl-C ends its run in order; a compiled Keras model and
+arrays are trained at two sites, and their run is resumed, listed and deleted as any other; the
+cells of examples/notebook.ipynb run one after another.
 
 Left out: models and data that are refused, what is read from damaged folders, and how processes end
 with their interpreter (tests/unit/cli), clusters (tests/cluster).
@@ -64,7 +64,9 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
-def test_a_job_is_trained_and_read_also_by_another_process(tmp_path: Path, mark: str) -> None:
+def test_a_job_is_trained_shown_and_read_also_by_another_process(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = job_document(
         {"plant-a": 1, "plant-b": 1},
         trainer={"program": blobs(tmp_path, nap_s=0.0), "stop": {"maxSteps": 10_000}},
@@ -85,6 +87,15 @@ def test_a_job_is_trained_and_read_also_by_another_process(tmp_path: Path, mark:
     assert ended.result_folder == tmp_path / "runs" / job.name
     frame = client.get_job_metrics(job.name)
     assert frame[frame["loss"].notna()].groupby("worker")["iteration"].max().tolist() == [20, 20]
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    axes = frame[frame["worker"] == 0].dropna(subset="loss").plot("time_s", "loss")
+    assert len(axes.lines[0].get_xydata()) == 20
+    axes.figure.savefig(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert client.plot(job.name) == ended
+    assert f"{job.name}: Succeeded, 100 %, loss " in capsys.readouterr().err
+    assert f"<td style='text-align:left'>{ended.loss:.4g}</td>" in ended._repr_html_()
     lines = [*client.get_job_logs(job.name, worker=1)]
     assert any('"supervisor": "started"' in line for line in lines)
     assert [*client.get_job_logs(job.name, worker=1, follow=True)] == lines
