@@ -1,23 +1,25 @@
 """Facts: a program of each shape is tried on one batch, and nothing is left of it; what a run would
 find seconds later, or at its end, is found: an input of another shape, a name that is not defined,
 values that are not finite, a layer that Keras cannot save, an optimizer that is none. The model is
-built once, after the data are loaded, as in a run.
+built once, after the data are loaded, as in a run. The sites of the example need each other.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from dlion_api.errors import ProgramError
+from dlion_api.spec import load_job
+from dlion_worker.training import programs
 from dlion_worker.training.trial import try_program
 from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tried(
@@ -152,3 +154,21 @@ def test_statistics_of_batches_are_found_with_privacy(tmp_path: Path, make_job: 
     tried(tmp_path, make_job, text)
     with pytest.raises(ProgramError, match="privacy does not go with variables"):
         tried(tmp_path, make_job, text, privacy={"clipNorm": 1, "noiseMultiplier": 1})
+
+
+def test_sites_of_the_example_need_each_other() -> None:
+    """Each lacks half of the classes that all are tested on."""
+    folder = Path(__file__).parents[4] / "examples" / "own-model"
+    job = load_job(yaml.safe_load((folder / "job.yaml").read_text()))
+    load_data = programs.load(job.spec.trainer.program, directory=folder).load_data
+    assert load_data is not None
+    _, tested = load_data("test", "plant-a", 0)
+    classes = np.unique(tested)
+    seen: set[int] = set()
+    for worker in job.workers():
+        _, y = load_data("train", str(worker.site), worker.index)
+        own = {*np.unique(y).tolist()}
+        assert 2 * len(own) == len(classes)
+        assert np.isin(tested, [*own]).mean() < 0.55
+        seen |= own
+    assert seen == {*classes.tolist()}
