@@ -292,6 +292,11 @@ def test_a_model_is_fetched_whole(
     assert (out / "model.keras").read_bytes() == MODEL
     assert json.loads((out / "model.json").read_text()) == {"model": "averaged"}
     assert str(out / "model.keras") in capsys.readouterr().out.splitlines()
+    for options in (["--as=jane", "--as-group=system:masters"], ["--insecure-skip-tls-verify"]):
+        again = ["fetch", JOB, "--out", str(out), "--allow-unsigned", *options]
+        assert dlion(job, *again) == 0, capsys.readouterr().err
+    assert dlion(job, "fetch", JOB, "--out", str(out), "--as=jane") == ExitCode.DENIED
+    capsys.readouterr()
     assert dlion(job, "fetch", JOB, "--out", str(out), "--site", "plant-b") == ExitCode.DATA
     assert "asked for" in capsys.readouterr().err
     assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.keras"]

@@ -20,7 +20,7 @@ import pytest
 
 import dlion
 from api_server import Jobs, jobs_of
-from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
+from dlion.errors import AbsentError, DataError, ProgramError, SpecError, UnavailableError
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -194,12 +194,13 @@ def test_a_program_goes_with_the_job(
 def test_what_is_wrong_is_refused_and_leaves_nothing(client: dlion.Client, tmp_path: Path) -> None:
     for changes, message in (
         ({"trainer.stop": {}}, "needs a stop rule"),
-        ({"trainer.program": {"file": "none.py"}}, "no such file"),
         ({"metadata.namespace": "elsewhere"}, "differs from the namespace"),
         ({"metadata.labels": {"a": "!"}}, "the API server|labels"),
     ):
         with pytest.raises(SpecError, match=message):
             client.train(manifest(), set=changes)
+    with pytest.raises(ProgramError, match="no such file"):
+        client.train(manifest(), set={"trainer.program": {"file": "none.py"}})
     with pytest.raises(SpecError, match="for runs on this machine"):
         client.train(manifest(), environment="quickstart")
     assert client.list_jobs() == []
