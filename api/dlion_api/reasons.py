@@ -80,7 +80,7 @@ class EventReason(StrEnum):
     MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
     UNUSUAL_VALUES = (
         "UnusualValues",
-        "a peer's contributions are far too large, opposed, of one sign, repeated or empty",
+        "a peer's contributions are too large, opposed, one-sided, biased, repeated or empty",
     )
     WORKER_QUARANTINED = (
         "WorkerQuarantined",

@@ -3,9 +3,9 @@
 Facts: clean runs name and shut out nobody, with like and with skewed data; with `quarantine` an
 attacker is shut out, and the others learn; a hundredfold contribution destroys
 the model or training, its sender is named before, and with `clip` the model learns; a worker with
-flipped signs, flipped labels or a constant contribution is named, and no honest one; who sends the
-contrary of what an honest worker sent cannot have that one named; with like data `krum` learns
-beside a threefold sign flip.
+flipped signs, flipped labels, a constant contribution or a small constant part is named, and no
+honest one; who sends the contrary of what an honest worker sent cannot have that one named; with
+like data `krum` learns beside a threefold sign flip.
 
 Left out: the whole table (benchmarks/insiders.py), attacks that are not found (docs/robustness.md),
 each bound (tests/unit/core/policies/test_deviations.py).
@@ -37,9 +37,11 @@ CASES = {
     "replay, quarantine": ("replay", "iid", "clip", "majority"),
     "sign flip x3, quarantine": ("sign flip x3", "bySite", "clip", "majority"),
     "little is enough, quarantine": ("little is enough", "bySite", "clip", "majority"),
+    "little, both signs, quarantine": ("little, both signs", "bySite", "clip", "majority"),
+    "slow drip": ("slow drip", "bySite", "detect"),
 }
 STEPS = 60
-STEPS_OF = {"label flip": 40, "frame a peer": 40}
+STEPS_OF = {"label flip": 40, "frame a peer": 40, "slow drip": 80}
 """Of jobs that are not asked what they learn."""
 
 
@@ -87,6 +89,8 @@ def test_a_clean_run_names_nobody_and_learns(runs: dict[str, dict[str, Any]], na
         ("constant", "contributes what it contributed"),
         ("frame a peer", "contributes values that oppose"),
         ("sign flip, quarantine", "contributes values that oppose"),
+        ("little, both signs, quarantine", "contributes values that differ from those"),
+        ("slow drip", "contributes values that differ from those"),
     ],
 )
 def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, text: str) -> None:

@@ -1,7 +1,8 @@
 """A peer whose contributions are wrong and of a plausible size is named, and honest ones are not.
 
 Facts: at most once for each cause are named: a norm far above all that others ever had, values that
-oppose workers of like data, values of one sign, the same values again and again, no values at all;
+oppose workers of like data, values of one sign, a lasting difference from workers of like data,
+the same values again and again, no values at all;
 a worker with other data, a small batch, a slow link, nothing left to learn, a jump back to earlier
 norms, one round that opposes, or sums that do not fit a float is not named; a bad peer of three or
 four cannot have an honest one named; who is compared follows from the manifest; nothing is found
@@ -105,13 +106,17 @@ def constant(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.linspace(-1, 1, SIZE, dtype=np.float32) / np.float32(32)
 
 
+def drip(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+    return honest_D + constant(at, honest_D)
+
+
 @pytest.mark.parametrize(
     ("send", "text"),
     [
         (lambda _, honest_D: 100 * honest_D, "worker 1 contributes values with the norm"),
         (lambda _, honest_D: -honest_D, "worker 1 contributes values that oppose"),
         (lambda _, honest_D: -3 * honest_D, "worker 1 contributes values that oppose"),
-        (constant, f"worker 1 contributes what it contributed {WINDOW} measured rounds ago"),
+        (drip, "worker 1 contributes values that differ from those of workers of like data"),
         (lambda *_: None, "worker 1 has contributed samples and no values in"),
         (lambda _, honest_D: 0 * honest_D, "worker 1 has contributed samples and no values in"),
         (lambda at, honest_D: honest_D if at < 30 else 1e9 * honest_D, "worker 1 contributes"),
@@ -121,6 +126,13 @@ def constant(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_who_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
     (found,) = named(context(workers=workers), send)
     assert found.startswith(text)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_a_constant_contribution_lasts_and_is_repeated(workers: int) -> None:
+    lasting, repeated = named(context(workers=workers), constant)
+    assert lasting.startswith("worker 1 contributes values that differ from those of workers of")
+    assert repeated.startswith(f"worker 1 contributes what it contributed {WINDOW} measured")
 
 
 @pytest.mark.parametrize("other", [{}, {"partition": "bySite"}, {"partition": "dirichlet"}])

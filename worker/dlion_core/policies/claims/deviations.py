@@ -8,6 +8,7 @@ and cause. The bounds are wide, since a warning about an honest worker is worth 
 - **large**: its norm is far above the largest that any other worker ever had.
 - **opposed**: it points away from workers of like data, who agree with each other.
 - **one-sided**: far more of its entries than of any other worker's have the same sign.
+- **lasting**: it differs from workers of like data in one direction (`lasting_differences`).
 - **repeated**: it is what the same peer sent long ago, while those of others change.
 - **empty**: it claims samples and has no entry, while others have.
 
@@ -16,8 +17,8 @@ let a bad worker make an honest one seem opposed. Workers of other data may hone
 opposite way: where two sites balance, their contributions are opposite. So only workers whose data
 are alike by the manifest are compared (`groups_of_like_data`).
 
-Directions and signs are summed over rounds (`cumulative_sums`). A large deviation is named in its
-second or third round, a small one once it has lasted.
+Directions, signs and lasting differences are summed over rounds (`cumulative_sums`). A large
+deviation is named in its second or third round, a small one once it has lasted.
 
 Source: ours. The sketch is a count sketch (Charikar, Chen & Farach-Colton, 2002) with one sign for
 each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P workers.
@@ -39,6 +40,7 @@ from dlion_core.codecs import GradientPart
 from dlion_core.codecs.norms import add_projection, squared_norm_of
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.claims.cumulative_sums import CumulativeSums
+from dlion_core.policies.claims.lasting_differences import LastingDifferences
 from dlion_core.policies.claims.sign_balance import sign_balance
 from dlion_core.policies.context import PolicyContext
 
@@ -61,7 +63,7 @@ LARGE_RATIO, LARGE_ROUNDS = 5.0, 2
 of unequal workers with skewed data came to 2.1."""
 
 LIMIT = 1.0
-"""Of the sums over rounds. One round alone adds less to either of them."""
+"""Of the sums over rounds. One round alone adds less to each of them."""
 
 OPPOSITION = 0.1
 """Above it, what a contribution opposes adds to the sum. Clean runs came to sums of 0.4, where
@@ -70,6 +72,9 @@ they had learnt all, too."""
 ONE_SIDED_EXCESS = 0.25
 """Above it, the excess of a sign balance over the largest of all others adds to the sum. Clean runs
 came to sums of 0.3."""
+
+LASTING_EXCESS = 0.1
+"""Above it, what `LastingDifferences` returns adds to the sum. Clean runs came to sums of 0.3."""
 
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
 """Of a contribution to the same peer's of `WINDOW` rounds ago, and of those of most others."""
@@ -154,6 +159,10 @@ class DeviationDetector:
         self._empty: Counter[Rank] = Counter()
         self._opposition = CumulativeSums(OPPOSITION)
         self._one_sidedness = CumulativeSums(ONE_SIDED_EXCESS)
+        self._lasting = LastingDifferences(
+            self._groups, self._size, np.random.default_rng((*seed, 1))
+        )
+        self._lasting_excess = CumulativeSums(LASTING_EXCESS)
         self._repeats = _windows()
         """Of each worker the cosines to its own contribution of `WINDOW` rounds ago."""
         self._earlier: defaultdict[Rank, deque[NDArray[np.float32]]] = defaultdict(
@@ -166,6 +175,8 @@ class DeviationDetector:
         """Drop the directions of a worker that left: it may come back with other weights."""
         self._opposition.forget(rank)
         self._one_sidedness.forget(rank)
+        self._lasting.forget(rank)
+        self._lasting_excess.forget(rank)
         self._repeats.pop(rank, None)
         self._earlier.pop(rank, None)
         del self._empty[rank], self._silent[rank]
@@ -195,6 +206,7 @@ class DeviationDetector:
         sizes: dict[Rank, _Size] = {}
         unit_of: dict[Rank, NDArray[np.float32]] = {}
         balance_of: dict[Rank, float] = {}
+        taken_of: dict[Rank, NDArray[np.float32]] = {}
         first_block = int(self._chance.integers(2**31))  # the same entries of all contributions
         for rank, one in contributions.items():
             if one.part is None:
@@ -215,9 +227,11 @@ class DeviationDetector:
             balance = sign_balance(value_D, first_block)
             if balance is not None:
                 balance_of[rank] = balance
+            taken_of[rank] = self._lasting.taken(value_D)
         self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         found += self._one_sided_ones(balance_of)
+        found += self._lasting_ones(taken_of)
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
@@ -226,9 +240,10 @@ class DeviationDetector:
         """Return all entries, in space that the next call uses again."""
         if part.where is None:
             return part.value_K
-        if not self._scattered_D.size:
+        if self._scattered_D.size:
+            self._scattered_D[:] = 0
+        else:
             self._scattered_D = np.zeros(self._size, np.float32)
-        self._scattered_D[:] = 0
         part.add_to(self._scattered_D, np.float32(1))
         return self._scattered_D
 
@@ -306,6 +321,18 @@ class DeviationDetector:
                 text = f"contributes values of one sign: {(1 + one) / 2:.0%} of them,"
                 text = f"{text} at most {(1 + usual) / 2:.0%} of any other worker's"
                 found.append((rank, "one-sided", text))
+        return found
+
+    def _lasting_ones(
+        self, taken_of: Mapping[Rank, NDArray[np.float32]]
+    ) -> list[tuple[Rank, str, str]]:
+        found = []
+        for rank, excess in self._lasting.excesses(taken_of).items():
+            self._lasting_excess.add(rank, excess)
+            is_known = any(rank == at for at, _ in self._reported)  # by a plainer cause
+            if self._lasting_excess.of(rank) >= LIMIT and not is_known:
+                text = "contributes values that differ from those of workers of like data in one"
+                found.append((rank, "lasting", f"{text} direction, round after round"))
         return found
 
     def _repeated_ones(
