@@ -113,6 +113,9 @@ def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
     first, second = workers[1]["name"], workers[2]["name"]
     assert f"Start-up: 6.8 s at {first}: command 1.5 s, launch 1.0 s, model 4.2 s End" in text
     assert f"Ending: 2.5 s at {second}: waiting for others 2.0 s, save 0.5 s " in text
+    late = [{**worker, "process": none | {"launch_s": None}} for worker in workers]
+    text = printed({**changed, "workers": late})
+    assert f"Start-up: 1.5 s at {workers[0]['name']}: command 1.5 s\n" in text
 
 
 def test_a_summary_of_a_release_that_counted_no_kinds_is_told(summary):

@@ -11,8 +11,9 @@ import json
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import LinkRecord, ProcessRecord, StepRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord, ProcessRecord, StepRecord
 from dlion_api.protocol.records import record_from_json, record_to_json
+from dlion_api.reasons import EventReason
 from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.tally import MAIN_PHASES, RunTally, WorkerTally
 from dlion_results.summary.time_parts import (
@@ -105,20 +106,43 @@ def test_the_phases_of_all_starts_add_up_and_the_last_record_of_each_counts() ->
         process(20.0, 2, import_s=2.0, join_s=4.0),  # it was killed while it trained
     ):
         tally.add(record)
-    found = process_parts(tally.workers[Rank(0)])
+    found = process_parts(tally.workers[Rank(0)], first_step_s=5.0)
     assert found is not None
     told = {name: seconds for name, seconds in found.items() if seconds}
     assert told == {
         "launch_s": 2.0, "import_s": 3.0, "model_s": 2.0, "join_s": 4.0, "train_s": 3.0,
         "save_s": 1.0, "process_s": 13.0,
     }  # fmt: skip
-    assert process_parts(WorkerTally(Rank(0))) is None
+    assert process_parts(WorkerTally(Rank(0)), None) is None
+
+
+@pytest.mark.parametrize(
+    ("imported_s", "first_step_s", "launch_s"),
+    [
+        ([602.0], 603.0, 600.0),
+        ([602.0], None, 600.0),
+        ([2.0, 602.0], 603.0, None),
+        ([602.0], 599.0, None),
+    ],
+    ids=["its only start", "without a step", "killed before", "joined later"],
+)
+def test_time_before_a_later_process_is_no_launch(
+    imported_s: list[float], first_step_s: float | None, launch_s: float | None
+) -> None:
+    """The only process with a record begins at 600 s."""
+    tally = RunTally([Rank(0)])
+    for time_s in imported_s:
+        tally.add(EventRecord(time_s, Rank(0), 0, EventReason.TRAINER_IMPORTED, "imported"))
+    tally.add(process(603.0, 7, import_s=2.0, model_s=1.0))
+    found = process_parts(tally.workers[Rank(0)], first_step_s)
+    assert found is not None
+    assert (found["launch_s"], found["process_s"]) == (launch_s, 3.0)
 
 
 def test_hostile_phases_stay_within_what_can_be_added_up() -> None:
     tally = RunTally([Rank(0)])
     tally.add(process(-1e300, 1, import_s=-5.0, data_s=1e300, model_s=1e308))
-    found = process_parts(tally.workers[Rank(0)])
+    found = process_parts(tally.workers[Rank(0)], None)
     assert found is not None
     assert found["launch_s"] == found["import_s"] == 0.0
     assert found["process_s"] == 2 * MAX_NUMBER

@@ -88,7 +88,7 @@ def summarise(
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
     known = {worker.rank: worker for worker in job.workers()}  # a look-up in the job takes all
-    target = job.spec.trainer.stop.target_accuracy
+    target, began_s = job.spec.trainer.stop.target_accuracy, first_step_s(workers)
     summary: Json = {
         "schema_version": SCHEMA_VERSION,
         "job": {
@@ -111,6 +111,7 @@ def summarise(
         "workers": [
             {
                 **_worker(worker, known.get(worker.rank) or find_worker(job, worker.rank)),
+                "process": process_parts(worker, began_s),
                 "privacy": privacy_spent(
                     job.spec.trainer.privacy, worker, complete=not tally.reasons[RECORDS_MISSED]
                 ),
@@ -317,7 +318,6 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
         "waited_s": worker.waited_s,
         **time_parts(worker),
         **pace_change(worker),
-        "process": process_parts(worker),
         "waited_for": [
             {"peer": peer, "seconds": seconds}
             for peer, seconds in sorted(worker.waited_for_s.items())

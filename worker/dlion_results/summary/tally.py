@@ -118,6 +118,8 @@ class WorkerTally:
     """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
     processes: dict[int, ProcessRecord] = field(default_factory=dict)
     """The last one of each incarnation."""
+    imported_s: float = math.inf
+    """When the first process that was heard of had imported TensorFlow."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
     passes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -228,6 +230,8 @@ class WorkerTally:
         elif record.reason == EventReason.WORKER_READY:
             self.quarantine = ""
             self.unreported_starts += 1
+        elif record.reason == EventReason.TRAINER_IMPORTED:
+            self.imported_s = min(self.imported_s, record.time_s)
 
     @property
     def last_metrics(self) -> dict[str, float]:

@@ -28,11 +28,14 @@ def time_parts(worker: WorkerTally) -> dict[str, float | None]:
     return {"wall_s": worker.span_s, **phases, "other_s": other_s}
 
 
-def process_parts(worker: WorkerTally) -> dict[str, float] | None:
+def process_parts(
+    worker: WorkerTally, first_step_s: float | None
+) -> dict[str, float | None] | None:
     """Seconds of a worker's trainer processes by phase, over all starts; None: not reported.
 
-    `launch_s` is from the run's start to that of the first process. The others add up to
-    `process_s`.
+    `launch_s` is from the run's start to that of the first process. It is None if that process is
+    not the worker's first, or began after the run's first step (`first_step_s`): the time before
+    was not a launch. The others add up to `process_s`.
     """
     if not worker.processes:
         return None
@@ -41,7 +44,9 @@ def process_parts(worker: WorkerTally) -> dict[str, float] | None:
         for name in phases:
             phases[name] += _seconds(getattr(record, name))
     first = worker.processes[min(worker.processes)]
-    launch_s = _seconds(first.time_s - sum(_seconds(getattr(first, name)) for name in phases))
+    began_s = first.time_s - sum(_seconds(getattr(first, name)) for name in phases)
+    is_late = worker.imported_s < began_s or (first_step_s is not None and first_step_s < began_s)
+    launch_s = None if is_late else _seconds(began_s)
     return {"launch_s": launch_s, **phases, "process_s": sum(phases.values())}
 
 

@@ -50,7 +50,7 @@ def process_sentences(summary: Mapping[str, Any]) -> list[str]:
     sentences = []
     for title, names in (("Start-up", ("command_s", *_START)), ("Ending", END_PHASES)):
         slowest = max(known, key=lambda process: _sum(process, names))
-        seconds = {name: slowest[name] for name in names}
+        seconds = {name: slowest[name] or 0.0 for name in names}
         parts = (f"{_NAMES.get(name, name.removesuffix('_s'))} {took_s:.1f} s"
                  for name, took_s in seconds.items() if took_s >= MIN_SHOWN_S)  # fmt: skip
         took = f"{title}: {_sum(slowest, names):.1f} s at {slowest['name']}"
@@ -59,13 +59,14 @@ def process_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 
 def start_and_end_s(worker: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Seconds from the run's start to a worker's first step, and from its last step to its end."""
+    """Seconds from the run's start to a worker's first step, and from its last step to its end.
+    Without a launch, the first are those of its processes alone."""
     process = worker.get("process")
     return (_sum(process, _START), _sum(process, END_PHASES)) if process else (None, None)
 
 
 def _sum(process: Mapping[str, Any], names: Sequence[str]) -> float:
-    return float(sum(process[name] for name in names))
+    return float(sum(process[name] or 0.0 for name in names))
 
 
 def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:
