@@ -24,14 +24,17 @@ def kinds_text(by_kind: Mapping[str, float]) -> str:
     return f"{format_bytes(total)}: {', '.join(shares)}" if total else format_bytes(0)
 
 
-def sent_sentence(summary: Mapping[str, Any]) -> str:
-    """All bytes of the run by kind, and the link that carried most."""
-    text = f"Bytes on links: {kinds_text(bytes_by_kind(summary.get('bytes') or {}))}"
-    links = carried_bytes(summary)
+def sent_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """All bytes of the run by kind, and the link that carried most; empty if there are no links, or
+    an older release did not count kinds."""
+    links, by_kind = carried_bytes(summary), summary.get("bytes")
+    if not links or not by_kind:
+        return []
+    text = f"Bytes on links: {kinds_text(bytes_by_kind(by_kind))}"
     if len(links) < 2 or not links[0].total:
-        return text
+        return [text]
     most = links[0]
-    return f"{text}; most from {most.sender} to {most.receiver}, {format_bytes(most.total)}"
+    return [f"{text}; most from {most.sender} to {most.receiver}, {format_bytes(most.total)}"]
 
 
 def links_parts(summary: Mapping[str, Any]) -> list[RenderableType]:

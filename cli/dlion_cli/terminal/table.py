@@ -16,7 +16,7 @@ from dlion_cli.terminal.formatting import (
     format_rate,
     printable,
 )
-from dlion_cli.terminal.sent_bytes import links_parts, sent_sentence
+from dlion_cli.terminal.sent_bytes import links_parts, sent_sentences
 from dlion_results.run_folder.stored_values import UNREADABLE
 from dlion_results.summary.privacy import privacy_sentence
 from dlion_results.summary.time_use import time_sentences
@@ -52,7 +52,7 @@ def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType
         table = result_table(summary, width)
         sentences = [
             *metric_sentences(summary), *_privacy(summary), *time_sentences(summary),
-            sent_sentence(summary),
+            *sent_sentences(summary),
         ]  # fmt: skip
         parts: list[RenderableType] = [table, *(Text(printable(each)) for each in sentences)]
         return [*parts, *links_parts(summary)]
@@ -171,7 +171,7 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
         printable,
         [
             *metric_sentences(summary), *_privacy(summary), *time_sentences(summary),
-            sent_sentence(summary),
+            *sent_sentences(summary),
         ],
     )  # fmt: skip
     reasons = [each["quarantine"] for each in summary["workers"] if each["quarantine"]]

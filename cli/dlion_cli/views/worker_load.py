@@ -75,7 +75,7 @@ class SiteLoad:
     used_fraction: float | None = None
     """That over the bandwidth. Above 1 where bytes of a long step are counted at its end."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
-    """So far, by kind."""
+    """Since the sidecars started, by kind; empty: not counted."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,9 @@ def site_loads(
         sent = sum(rates) if rates else None
         used = sent / bandwidth if sent is not None and bandwidth else None
         budget = _sum(metrics, site, "link_budget_bytes")
-        by_kind = {kind: sum(each.sent.get(site, {}).get(kind, 0.0) for each in metrics)
-                   for kind in KINDS}  # fmt: skip
+        counted = [each.sent[site] for each in metrics if site in each.sent]
+        by_kind = {kind: sum(each.get(kind, 0.0) for each in counted)
+                   for kind in KINDS if counted}  # fmt: skip
         loads.append(SiteLoad(text(site), budget, bandwidth, sent, used, by_kind))
     return loads
 

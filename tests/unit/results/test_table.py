@@ -118,9 +118,13 @@ def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
     assert f"Start-up: 1.5 s at {workers[0]['name']}: command 1.5 s\n" in text
 
 
-def test_a_summary_of_a_release_that_counted_no_kinds_is_told(summary):
+def test_bytes_that_were_not_counted_are_not_told(summary):
+    """By a release that counted no kinds, or of a run without links."""
+    assert "Bytes on links:" in printed(summary)
     old = {name: value for name, value in summary.items() if name != "bytes"}
-    assert "Bytes on links: 0 B" in printed(old)
+    assert "Bytes on links" not in printed(old)
+    alone = [{**worker, "links": []} for worker in summary["workers"]]
+    assert "Bytes on links" not in printed({**summary, "workers": alone})
 
 
 def test_in_eighty_columns_whole_columns_are_left_out_and_no_figure_is_cut(summary):

@@ -243,8 +243,10 @@ def _links(load: JobLoad | None) -> list[RenderableType]:
     if load is None or not load.sites:
         return []
     by_kind = {kind: sum(site.sent_bytes.get(kind, 0.0) for site in load.sites) for kind in KINDS}
-    sent = Text(f"Sent so far: {kinds_text(by_kind)}")
-    return [Text("LINKS", style="bold"), *load_tables({"": load})[1:], sent, Text("")]
+    parts: list[RenderableType] = [Text("LINKS", style="bold"), *load_tables({"": load})[1:]]
+    if any(site.sent_bytes for site in load.sites):
+        parts.append(Text(f"Sent since the sidecars started: {kinds_text(by_kind)}"))
+    return [*parts, Text("")]
 
 
 def _figures(facts: JobFacts) -> list[RenderableType]:
