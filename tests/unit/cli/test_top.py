@@ -81,7 +81,7 @@ def exported(
             peer=lambda rank: WorkerIdentity(
                 rank, SiteName("plant-b" if rank == 3 else "plant-a"), "small", int(rank)
             ),
-            read=lambda: reading, has_peer_label=True,
+            read=lambda: reading,
         )
     )  # fmt: skip
     return generate_latest(registry).decode()

@@ -17,8 +17,9 @@ from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
 
-MAX_LABELLED_WORKERS = 64
-"""A job with more workers has sent bytes by site, so that a sidecar has some 400 series at most."""
+MAX_LABELLED_PEERS = 63
+"""A worker that has sent to more has sent bytes by site, so that a sidecar has some 400 series at
+most."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,10 @@ class SidecarMetrics(Collector):
         site: SiteName,
         peer: Callable[[Rank], WorkerIdentity],
         read: Callable[[], MetricsReading],
-        has_peer_label: bool,
     ) -> None:
-        """`has_peer_label`: sent bytes are counted for each peer, else for each site."""
+        """`peer` raises LookupError for a rank that the job cannot have, which is left out."""
         self._labels = {"namespace": job.namespace, "job": job.name, "site": str(site)}
-        self._peer, self._read, self._has_peer_label = peer, read, has_peer_label
+        self._peer, self._read = peer, read
 
     def collect(self) -> Iterator[Metric]:
         reading = self._read()
@@ -121,11 +121,12 @@ class SidecarMetrics(Collector):
             "Bytes sent to a peer, by kind, without TLS and TCP headers.",
             labels=[*self._labels, "peer_site", "peer", "kind"],
         )
+        has_peer_label = len({rank for rank, _, _ in rows}) <= MAX_LABELLED_PEERS
         totals: dict[tuple[str, str, str], int] = {}
         for rank, kind, count in rows:
-            peer = self._peer(rank)
-            place = str(peer.site), peer.name if self._has_peer_label else "", kind
-            totals[place] = totals.get(place, 0) + count
+            if (peer := self._known_peer(rank)) is not None:
+                place = str(peer.site), peer.name if has_peer_label else "", kind
+                totals[place] = totals.get(place, 0) + count
         for place, total in totals.items():
             family.add_metric([*self._labels.values(), *place], total)
         return family
@@ -134,11 +135,17 @@ class SidecarMetrics(Collector):
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])
         totals: dict[str, float] = {}
         for rank, value in values.items():
-            site = str(self._peer(rank).site)
-            totals[site] = totals.get(site, 0.0) + value
+            if (peer := self._known_peer(rank)) is not None:
+                totals[str(peer.site)] = totals.get(str(peer.site), 0.0) + value
         for site, total in sorted(totals.items()):
             family.add_metric([*self._labels.values(), site], total)
         return family
+
+    def _known_peer(self, rank: Rank) -> WorkerIdentity | None:
+        try:
+            return self._peer(rank)
+        except LookupError:  # a wrong record must not end all metrics
+            return None
 
 
 _Row = tuple[str, str, float | None]

@@ -41,7 +41,7 @@ from dlion_worker.sidecar.heat_budget import HeatBudget
 from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
-from dlion_worker.sidecar.metrics import MAX_LABELLED_WORKERS, MetricsReading, SidecarMetrics
+from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
@@ -78,6 +78,8 @@ class SidecarProcess:
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self.is_revoked = self._controller.is_revoked
         self._step_seconds, self._link_bytes = StepSeconds(), LinkBytes()
+        self._members: frozenset[Rank] = frozenset()
+        """All ranks of the membership that the trainer reported last."""
         self._machine_root = machine_root
         policy = job.spec.node_policies.heat
         self._heat = None if policy is None else HeatBudget(policy, machine_root)
@@ -145,6 +147,8 @@ class SidecarProcess:
             self._refusals.set_stream_refusals(record)
             return
         if isinstance(record, LinkDelivery):
+            if record.peer not in self._members:
+                return  # what is kept by peer stays bounded
             self._link_bytes.add(record)
         elif isinstance(record, StepTiming):
             self._step_seconds.add(record)
@@ -155,6 +159,7 @@ class SidecarProcess:
             self._predict(self._demand, record, now_s)
         if isinstance(record, Peers):
             self._trust = record.trust
+            self._members = frozenset(each.identity.rank for each in record.membership.members)
         if self._caller is None:
             return
         if isinstance(record, Peers):
@@ -341,7 +346,6 @@ class SidecarProcess:
                 job=self._job.key,
                 site=self._identity.site,
                 peer=self._job.worker,
-                has_peer_label=len(self._job.workers()) <= MAX_LABELLED_WORKERS,
                 read=self._reading,
             )
         )

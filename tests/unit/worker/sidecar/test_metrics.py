@@ -7,6 +7,7 @@ labels it names; missing facts leave their family out. Leaves out: HTTP (tests/l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,24 +28,25 @@ from dlion_api.protocol.measurements import (
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.link_bytes import LinkBytes
-from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
+from dlion_worker.sidecar.metrics import MAX_LABELLED_PEERS, MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.step_seconds import StepSeconds
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
+MANY = tuple((rank, "c", rank) for rank in range(4, 4 + MAX_LABELLED_PEERS))
+"""With one of the other three, they are too many for a label each."""
 PEERS = {
     Rank(rank): WorkerIdentity(Rank(rank), SiteName(site), "gpu", index)
-    for rank, site, index in ((1, "a", 1), (2, "b", 0), (3, "b", 1))
+    for rank, site, index in ((1, "a", 1), (2, "b", 0), (3, "b", 1), *MANY)
 }
 
 
-def exported(reading: MetricsReading, *, has_peer_label: bool = True) -> str:
+def exported(reading: MetricsReading) -> str:
     registry = CollectorRegistry()
     key = JobKey("default", "cifar10", "1")
     metrics = SidecarMetrics(
-        job=key, site=SiteName("a"), peer=PEERS.__getitem__, read=lambda: reading,
-        has_peer_label=has_peer_label,
-    )  # fmt: skip
+        job=key, site=SiteName("a"), peer=PEERS.__getitem__, read=lambda: reading
+    )
     registry.register(metrics)
     return generate_latest(registry).decode()
 
@@ -106,25 +108,40 @@ def test_links_are_summed_per_site() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_peer_label", "found"),
+    ("others", "found"),
     [
-        (True, {("b/gpu-0", "gradient"): 30, ("b/gpu-0", "state"): 7, ("b/gpu-1", "gradient"): 5}),
-        (False, {("", "gradient"): 35, ("", "state"): 7}),
+        (
+            MANY[2:],
+            {("b/gpu-0", "gradient"): 30, ("b/gpu-0", "state"): 7, ("b/gpu-1", "gradient"): 5},
+        ),
+        (MANY[1:], {("", "gradient"): 35, ("", "state"): 7}),
     ],
-    ids=["a few workers", "many"],
+    ids=["63 peers", "64 peers"],
 )
 def test_sent_bytes_add_up_by_peer_or_by_site(
-    has_peer_label: bool, found: dict[tuple[str, str], float]
+    others: Sequence[tuple[int, str, int]], found: dict[tuple[str, str], float]
 ) -> None:
     sent = LinkBytes()
     for rank, by_kind in ((2, SentBytes(10)), (2, SentBytes(20, state_bytes=7)), (3, SentBytes(5))):
         sent.add(LinkDelivery(Rank(rank), 0, 0, 0.0, 0, by_kind))
+    for rank, _, _ in others:
+        sent.add(LinkDelivery(Rank(rank), 0, 0, 0.0, 0, SentBytes(header_bytes=1)))
     full = replace(reading(full=True), link_bytes=tuple(sent.rows()))
-    text = exported(full, has_peer_label=has_peer_label)
+    text = exported(full)
     rows = re.findall(r"^dlion_link_sent_bytes_total{(.*)} (.*)$", text, re.MULTILINE)
     labels = [(dict(re.findall(r'(\w+)="([^"]*)"', each)), float(value)) for each, value in rows]
-    assert {(each["peer"], each["kind"]): value for each, value in labels} == found
-    assert {each["peer_site"] for each, _ in labels} == {"b"}
+    at_b = [(each, value) for each, value in labels if each["peer_site"] == "b"]
+    assert {(each["peer"], each["kind"]): value for each, value in at_b} == found
+    assert sum(value for _, value in labels) == 42 + len(others)
+
+
+def test_a_rank_that_the_job_cannot_have_ends_no_metrics() -> None:
+    none = Rank(10**12)
+    directive = Directive(3, 48, 192, {none: 10, Rank(2): 5}, {}, {none: 5.0})
+    rows = ((none, "gradient", 9), (Rank(2), "gradient", 4))
+    text = exported(replace(reading(full=True), directive=directive, link_bytes=rows))
+    assert re.findall(r"^dlion_link_sent_bytes_total{.*} (.*)$", text, re.MULTILINE) == ["4.0"]
+    assert re.findall(r"^dlion_link_budget_bytes{.*} (.*)$", text, re.MULTILINE) == ["5.0"]
 
 
 def test_what_cannot_be_read_is_left_out() -> None:
