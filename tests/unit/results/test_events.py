@@ -15,7 +15,13 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.protocol.progress import (
+    END_PHASES,
+    START_PHASES,
+    EventRecord,
+    ProcessRecord,
+    StepRecord,
+)
 from dlion_api.protocol.records import record_to_json
 from dlion_results.run_folder.events import MAX_LINE_BYTES, EventFollower, read_events
 
@@ -60,6 +66,14 @@ def test_numbers_that_no_run_has_are_bad_lines(tmp_path, field, value):
     records, named = read(tmp_path / "e", b"".join(lines))
     assert records == [good, good]
     assert [line.startswith(f"line 2: {field}: is too large") for line in named] == [True]
+
+
+@pytest.mark.parametrize("field", [*START_PHASES, "train_s", *END_PHASES])
+def test_phases_that_no_process_has_are_bad_lines(tmp_path, field):
+    bad = ProcessRecord(1.0, Rank(0), 1, 1, **{field: 1e10})
+    records, named = read(tmp_path / "e", record_to_json(bad).encode() + b"\n")
+    assert records == []
+    assert [line.startswith(f"line 1: {field}: is too large") for line in named] == [True]
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

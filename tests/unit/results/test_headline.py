@@ -16,7 +16,7 @@ from dlion_api.protocol.progress import EventRecord
 from dlion_api.spec import Job, load_job
 from dlion_results.report.headline import headline, setting
 from dlion_results.report.runs import LoadedRun
-from dlion_results.report.stored_files import UNFINISHED
+from dlion_results.report.stored_files import UNFINISHED, stored_ending
 from dlion_results.report.tiles import MAX_TILED_RUNS, tiles
 from dlion_results.summary.summary import Ending, summarise
 from dlion_results.summary.tally import RunTally
@@ -248,3 +248,13 @@ def test_without_a_step_tiles_say_so_and_many_runs_have_none() -> None:
     assert "no step was done" in notes
     assert "no replica was evaluated" in notes
     assert tiles([replace(empty, label=str(i)) for i in range(MAX_TILED_RUNS + 1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "command_s"),
+    [(1.5, 1.5), (0, 0.0), (-5.0, None), (1e299, None), (10**400, None), ("1", None), (True, None)],
+)
+def test_a_stored_ending_has_a_commands_time_that_can_be(
+    stored: Any, command_s: float | None
+) -> None:
+    assert stored_ending({"ending": {"command_s": stored}}).command_s == command_s

@@ -14,7 +14,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord, LinkRecord, ProcessRecord, StepRecord
 from dlion_api.protocol.records import record_from_json, record_to_json
 from dlion_api.reasons import EventReason
-from dlion_results.run_folder.stored_values import MAX_NUMBER
+from dlion_results.run_folder.stored_values import MAX_FIGURE
 from dlion_results.summary.tally import MAIN_PHASES, RunTally, WorkerTally
 from dlion_results.summary.time_parts import (
     fractions,
@@ -139,13 +139,13 @@ def test_time_before_a_later_process_is_no_launch(
     assert (found["launch_s"], found["process_s"]) == (launch_s, 3.0)
 
 
-def test_hostile_phases_stay_within_what_can_be_added_up() -> None:
+def test_hostile_phases_stay_within_what_a_run_can_last() -> None:
     tally = RunTally([Rank(0)])
     tally.add(process(-1e300, 1, import_s=-5.0, data_s=1e300, model_s=1e308))
     found = process_parts(tally.workers[Rank(0)], None)
     assert found is not None
     assert found["launch_s"] == found["import_s"] == 0.0
-    assert found["process_s"] == 2 * MAX_NUMBER
+    assert found["process_s"] == 2 * MAX_FIGURE
 
 
 def test_a_step_record_stays_one_short_line() -> None:

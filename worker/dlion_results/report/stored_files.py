@@ -15,6 +15,7 @@ from dlion_results.run_folder.layout import ENVIRONMENT, SUMMARY
 from dlion_results.run_folder.regular_files import read_start
 from dlion_results.run_folder.stored_values import (
     MAX_BYTES,
+    MAX_FIGURE,
     UNREADABLE,
     count_of,
     number_of,
@@ -51,9 +52,15 @@ def stored_ending(summary: Json) -> Ending:
         succeeded=ending.get("succeeded") is True,
         started_at=text_of(ending.get("started_at")),
         reason=text_of(ending.get("reason")),
-        command_s=number_of(ending.get("command_s")),
+        command_s=_duration_s(ending.get("command_s")),
         missing=tuple(rank for rank in _list(ending, "missing") if type(rank) is int and rank >= 0),
     )
+
+
+def _duration_s(stored: object) -> float | None:
+    """The seconds, if a run can last so long."""
+    seconds = number_of(stored, below=MAX_FIGURE)
+    return seconds if seconds is not None and seconds >= 0 else None
 
 
 def _list(stored: Mapping[str, Any], name: str) -> list[Any]:

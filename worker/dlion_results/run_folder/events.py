@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dlion_api.errors import ContractError, DataError
-from dlion_api.protocol.progress import ProgressRecord
+from dlion_api.protocol.progress import END_PHASES, START_PHASES, ProgressRecord
 from dlion_api.protocol.records import MAX_RECORD_BYTES, NON_FINITE_FIELDS, record_from_json
 from dlion_results.run_folder.regular_files import opened
 from dlion_results.run_folder.stored_values import MAX_FIGURE, MAX_NUMBER
@@ -19,7 +19,7 @@ MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
 """Maximum length of a record with its newline."""
 _BOUNDED: Final = frozenset({
     "time_s", "compute_s", "wall_s", "cpu_s", "exchange_cpu_s", "waited_s", "accuracy",
-    "class_accuracy",
+    "class_accuracy", *START_PHASES, "train_s", *END_PHASES,
 })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dlion_api.protocol.progress import END_PHASES, START_PHASES
-from dlion_results.run_folder.stored_values import MAX_NUMBER
+from dlion_results.run_folder.stored_values import MAX_FIGURE
 from dlion_results.summary.tally import MAIN_PHASES, PHASES, LinkTally, WorkerTally
 
 MIN_PACE_ROWS: Final = 16
@@ -51,7 +51,7 @@ def process_parts(
 
 
 def _seconds(value: float) -> float:
-    return min(max(0.0, value), MAX_NUMBER)
+    return min(max(0.0, value), MAX_FIGURE)
 
 
 def fractions(workers: Iterable[WorkerTally]) -> dict[str, float | None]:
