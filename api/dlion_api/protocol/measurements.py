@@ -189,7 +189,8 @@ class MeasuringRefused:
 
 @dataclass(frozen=True)
 class MeasuringSent:
-    """Bytes that this sidecar sent to a peer's sidecar since its last such record."""
+    """Bytes that this sidecar sent to a peer's sidecar since its last such record; sent when the
+    trainer has reported a step."""
 
     peer: Rank
     sent_bytes: int

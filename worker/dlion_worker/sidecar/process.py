@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
@@ -78,6 +79,8 @@ class SidecarProcess:
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self.is_revoked = self._controller.is_revoked
         self._step_seconds, self._link_bytes = StepSeconds(), LinkBytes()
+        self._unreported_bytes: Counter[Rank] = Counter()
+        """What went to peers' sidecars since the trainer's last step."""
         self._members: frozenset[Rank] = frozenset()
         """All ranks of the membership that the trainer reported last."""
         self._machine_root = machine_root
@@ -126,8 +129,11 @@ class SidecarProcess:
         self._issue(self._controller.handle_capacity(capacity, incarnation))
 
     def count_sent(self, peer: Rank, sent_bytes: int) -> None:
-        """Count what went to a peer's sidecar. The trainer counts all bytes of a link."""
-        self._local.send(MeasuringSent(peer, sent_bytes))
+        """Count what went to a peer's sidecar, for the trainer, which counts all bytes of a link.
+
+        The record follows the next step: then the trainer is connected, and has its links.
+        """
+        self._unreported_bytes[peer] += sent_bytes
 
     # ---- trainer -------------------------------------------------------------------------------
 
@@ -152,6 +158,9 @@ class SidecarProcess:
             self._link_bytes.add(record)
         elif isinstance(record, StepTiming):
             self._step_seconds.add(record)
+            for peer, sent_bytes in self._unreported_bytes.items():
+                self._local.send(MeasuringSent(peer, sent_bytes))
+            self._unreported_bytes.clear()
             if self._heat is not None:
                 self._heat.add_step(record)
         self._issue(self._controller.handle(record, now_s := time.monotonic()))

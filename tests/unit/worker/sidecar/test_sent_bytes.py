@@ -1,4 +1,5 @@
-"""Facts: a sidecar sums up the sent bytes of members alone.
+"""Facts: a sidecar sums up the sent bytes of members alone; what it sends while its trainer is
+away, or has no links yet, is told with the next step.
 
 The sidecar and its socket are real; the trainer is this test. Left out: real peers
 (tests/local/test_sidecar.py).
@@ -12,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import LinkDelivery, Peers, SentBytes
+from dlion_api.protocol.measurements import (
+    LinkDelivery,
+    MeasuringSent,
+    Peers,
+    SentBytes,
+    StepTiming,
+)
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import LocalRecord, TrainerRecord, decode, encode
 from dlion_api.protocol.worker_config import WorkerConfig
@@ -63,3 +70,13 @@ def test_bytes_to_what_is_no_member_are_not_kept(sidecar: SidecarProcess) -> Non
     ranks = (*range(1, 500), 10**12)
     told(sidecar, PEERS, *(LinkDelivery(Rank(n), 10, 5, 0.5, 3, SentBytes(7)) for n in ranks))
     assert sidecar._reading().link_bytes == ((Rank(1), "gradient", 7),)
+
+
+def test_what_is_sent_without_a_trainer_is_told_with_its_next_step(sidecar: SidecarProcess) -> None:
+    for sent_bytes in (200, 131_072):
+        sidecar.count_sent(Rank(1), sent_bytes)
+    assert not [one for one in told(sidecar, PEERS) if isinstance(one, MeasuringSent)]
+    sidecar.count_sent(Rank(1), 8)
+    step = StepTiming(1, 48, 0.3, 0.4, 0.5)
+    found = [one for one in told(sidecar, PEERS, step, step) if isinstance(one, MeasuringSent)]
+    assert found == [MeasuringSent(Rank(1), 131_280)]
