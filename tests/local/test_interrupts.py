@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import yaml
 
+from dlion_api.protocol.progress import LinkRecord
 from dlion_local.emulation.compute.quotas import control_groups_unavailable
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
 from local_run import LocalRun, blobs, job_document, run_command
@@ -107,6 +108,12 @@ def assert_interrupted_and_resumable(run: LocalRun) -> None:
     assert_readable_and_resumable(run)
 
 
+def assert_links_are_reported_to_the_end(run: LocalRun) -> None:
+    links = [record for record in run.records() if isinstance(record, LinkRecord)]
+    last = {record.rank: record.iteration for record in links}
+    assert last == {step.rank: step.iteration for step in run.steps()}
+
+
 def assert_readable_and_resumable(run: LocalRun) -> None:
     """On a machine too busy for a report within the time, the command to make it is named."""
     assert run.steps()
@@ -152,6 +159,7 @@ def test_a_signal_ends_everything_within_five_seconds(
     if moment is training:
         assert_readable_and_resumable(run)
         assert not run.events("WorkerLost"), "nobody is lost: the user ended the run"
+        assert_links_are_reported_to_the_end(run)
         command = f"dlion run {tmp_path / 'job.yaml'} --resume {run.folder}"
         assert run.terminal().splitlines()[-1] == command
     assert took_s <= WITHIN_S

@@ -159,7 +159,7 @@ class ProcessRecord:
     model_s: float = 0.0
     """Building and compiling the model."""
     join_s: float = 0.0
-    """Certificate, checkpoint, links, and waiting for the other workers."""
+    """Certificate, checkpoint, links, waiting for the other workers, and callbacks."""
     speed_s: float = 0.0
     """Measuring the own speed and waiting for the others' (`batching.policy: weighted`)."""
     train_s: float = 0.0
@@ -173,7 +173,7 @@ class ProcessRecord:
     save_s: float = 0.0
     """Saving checkpoint and model, and uploading them."""
     close_s: float = 0.0
-    """Closing links and threads."""
+    """The last callbacks, and closing links and threads."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import stop_message
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
-from dlion_core.lifecycle.reporting import Reporter, has_traffic
+from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
     EndRun,
@@ -350,15 +350,16 @@ class TrainingLoop:
         self._report_to_sidecar(took)
 
     def report_links(self, *, now: bool = False) -> None:
-        """Report link counters when due, or `now`."""
+        """Report link counters when due, or `now`: then to the sidecar, too, as no step follows."""
         states, iteration = self._parts.exchange.link_counters, self.progress.iteration
         self._parts.reporter.links(states, self._cycle.directive, iteration, now=now)
+        if now:
+            self._parts.sidecar.send(*self._parts.exchange.take_deliveries())
 
     def _report_to_sidecar(self, took: StepDuration) -> None:
         """Send deliveries before the timing, which closes their iteration."""
         parts = self._parts
-        for delivery in filter(has_traffic, parts.exchange.take_deliveries()):
-            parts.sidecar.send(delivery)
+        parts.sidecar.send(*parts.exchange.take_deliveries())
         quota_changed = self._quota.changed()
         parts.sidecar.send(
             self._cycle.timing(

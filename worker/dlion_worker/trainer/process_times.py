@@ -51,6 +51,14 @@ class ProcessTimes:
         self._seconds[self._phase.value] += now_s - self._since_s
         self._phase, self._since_s = phase, now_s
 
+    @contextmanager
+    def during(self, phase: ProcessPhase) -> Iterator[None]:
+        """Be in that phase within the block, and then in the present one again."""
+        before = self._phase
+        self.enter(phase)
+        yield
+        self.enter(before)
+
     def seconds(self) -> dict[str, float]:
         """By field of `ProcessRecord`; they add up to the age of the process."""
         self.enter(self._phase)

@@ -119,11 +119,10 @@ class Worker:
             if self._signals.is_interrupted():
                 self._saving.save_final()
                 if has_barrier(self._job.spec):
-                    announce_departure(
-                        self._exchange, self._inbox, reason, self._progress.iteration
-                    )
+                    at = self._progress.iteration
+                    announce_departure(self._exchange, self._inbox, reason, at)
                 self._saving.wait_for_upload()
-                self._callbacks.training_ended()
+                self._training_ended()
                 return reason
             self._report(EventReason.TRAINING_STOPPED, reason)
             self._saving.save()
@@ -265,13 +264,10 @@ class Worker:
     def _start_training(self) -> None:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
-            linked = len(self._inbox.linked)
-            self._report(EventReason.TRAINING_STARTED, f"linked workers: {linked}")
+            self._report(EventReason.TRAINING_STARTED, f"linked workers: {len(self._inbox.linked)}")
         if snapshot is None:
-            self._times.enter(ProcessPhase.SPEED)
-            measure_and_share_speed(
-                self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
-            )
+            with self._times.during(ProcessPhase.SPEED):
+                measure_and_share_speed(self._parts, self._stopped)
 
     def _join_run(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
         """Join the run. Return a peer's state to adopt, or None to keep the own one."""
@@ -381,7 +377,11 @@ class Worker:
             self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
             self._times.enter(ProcessPhase.EVALUATE)
             own_result = evaluated.result()  # raises what it raised
+        self._training_ended(own_result)
+
+    def _training_ended(self, own_result: EvaluationResult | None = None) -> None:
         self._loop.report_links(now=True)  # slower peers have received everything by now
+        self._times.enter(ProcessPhase.CLOSE)
         self._callbacks.training_ended(own_result)
 
     def _report_own(self, tag: tuple[int, int, float], snapshot: Snapshot) -> EvaluationResult:

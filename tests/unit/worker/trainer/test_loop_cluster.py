@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import LinkDelivery, SentBytes
 from dlion_core.policies.interface import Message, MessageKind
 from dlion_worker.trainer import admission, loop
 from loop_cluster import Network, Node, synchronous_job
@@ -56,6 +57,22 @@ def test_a_step_tells_how_often_the_data_were_passed() -> None:
     batch = job.spec.batching.global_batch_size.initial
     told = [step.epochs for step in node.steps]
     assert told == [iteration * batch / 1000 for iteration in range(1, 6)]
+
+
+def test_what_was_sent_after_the_last_step_is_told_to_the_sidecar() -> None:
+    """With the last report of links alone: before, steps tell it."""
+    node = Node(synchronous_job(1, 2), Rank(0), Network(random.Random(0), 0.0), 1, 0.0).start()
+    node.thread.join(60)
+    assert node.error is None
+    sent: list[LinkDelivery] = []
+    delivery = LinkDelivery(Rank(1), 10, 5, 0.5, 3, SentBytes(state_bytes=1000))
+    parts: Any = node.loop._parts
+    parts.exchange.take_deliveries = lambda: [delivery]
+    parts.sidecar.send = lambda *records: sent.extend(records)
+    node.loop.report_links()
+    assert sent == []
+    node.loop.report_links(now=True)
+    assert sent == [delivery]
 
 
 class AskedInTheMiddle(Node):

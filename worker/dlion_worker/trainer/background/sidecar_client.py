@@ -61,13 +61,14 @@ class SidecarClient:
         self._thread = threading.Thread(target=self._run, name="sidecar-client", daemon=True)
         self._thread.start()
 
-    def send(self, record: TrainerRecord) -> None:
-        """Queue a record for the sidecar; returns at once."""
+    def send(self, *records: TrainerRecord) -> None:
+        """Queue records for the sidecar; returns at once."""
         with self._lock:
-            if isinstance(record, CpuAllowance | Peers | StreamRefusals):
-                self._states[type(record)] = record
-            else:
-                self._events.append(record)
+            for record in records:
+                if isinstance(record, CpuAllowance | Peers | StreamRefusals):
+                    self._states[type(record)] = record
+                else:
+                    self._events.append(record)
             self._lock.notify_all()
 
     def on_directive(self, call: Callable[[Directive], None]) -> None:

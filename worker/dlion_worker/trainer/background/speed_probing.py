@@ -141,12 +141,18 @@ class SpeedProber:
         return _Timing(samples, max(1e-9, self._wall_s() - wall_s), used_s, 1)
 
 
-def measure_and_share_speed(parts: TrainerComponents, stopped: Callable[[], bool]) -> None:
+def measure_and_share_speed(
+    parts: TrainerComponents, external_stop: Callable[[], str | None]
+) -> None:
     """Measure this worker's speed and wait (bounded) until its sidecar knows all speeds.
 
-    Does nothing if the speeds have no effect, or are known already, as after a restart.
+    Does nothing if the speeds have no effect, or are known already, as after a restart. Ends early
+    if the run is over, or `external_stop` gives a reason.
     """
     job, rank, inbox, stream = parts.job, parts.rank, parts.inbox, parts.stream
+
+    def stopped() -> bool:
+        return bool(inbox.stop_reason or external_stop())
 
     def known(ranks: set[Rank]) -> bool:
         directive = parts.sidecar.latest_directive()
