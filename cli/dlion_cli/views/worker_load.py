@@ -73,7 +73,8 @@ class SiteLoad:
     sent_bytes_per_second: float | None = None
     """Since the last reading."""
     used_fraction: float | None = None
-    """That over the bandwidth. Above 1 where bytes of a long step are counted at its end."""
+    """That over the bandwidth, of the workers that have both. Above 1 where bytes of a long step
+    are counted at its end."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
     """Since the sidecars started, by kind; empty: not counted."""
 
@@ -190,9 +191,15 @@ def site_loads(
     for site in names:
         bandwidth = _sum(metrics, site, "link_bandwidth_bytes_per_second")
         pairs = ((before[pod], reading) for pod, reading in now.items() if pod in before)
-        rates = [rate for pair in pairs if (rate := _sent_rate(site, *pair)) is not None]
-        sent = sum(rates) if rates else None
-        used = sent / bandwidth if sent is not None and bandwidth else None
+        rates = [
+            (rate, _bandwidth(site, pair[1]))
+            for pair in pairs
+            if (rate := _sent_rate(site, *pair)) is not None
+        ]
+        sent = sum(rate for rate, _ in rates) if rates else None
+        both = [(rate, most) for rate, most in rates if most is not None]
+        most = sum(most for _, most in both)
+        used = sum(rate for rate, _ in both) / most if most else None
         budget = _sum(metrics, site, "link_budget_bytes")
         counted = [each.sent[site] for each in metrics if site in each.sent]
         by_kind = {kind: sum(each.get(kind, 0.0) for each in counted)
@@ -207,6 +214,10 @@ def _sent_rate(site: str, before: WorkerMetrics, now: WorkerMetrics) -> float | 
         return None
     grown = sum(now.sent[site].values()) - sum(before.sent.get(site, {}).values())
     return grown / (now.time_s - before.time_s) if grown >= 0 else None
+
+
+def _bandwidth(site: str, now: WorkerMetrics) -> float | None:
+    return now.by_site.get(site, {}).get("link_bandwidth_bytes_per_second")
 
 
 def _sum(metrics: Sequence[WorkerMetrics], site: str, name: str) -> float | None:

@@ -27,7 +27,13 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
-from dlion_cli.views.worker_load import JobLoad, WorkerLoad, load_tables, worker_load
+from dlion_cli.views.worker_load import (
+    JobLoad,
+    WorkerLoad,
+    load_tables,
+    site_loads,
+    worker_load,
+)
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_results.summary.link_use import KINDS
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
@@ -273,6 +279,26 @@ def test_counters_that_were_reset_have_no_rate() -> None:
     ):
         assert worker_load("p", "w", 0, before, now).steps_per_second == rate
     assert worker_load("p", "w", 0, None, before).steps_per_second is None
+
+
+def test_used_is_of_the_workers_that_have_both_figures() -> None:
+    """One was read once, and one has no rate yet; all count for what is sent and what can be."""
+
+    def reading(time_s: float, sent: float, rate: float | None) -> WorkerMetrics:
+        links = {} if rate is None else {"link_bandwidth_bytes_per_second": rate}
+        return WorkerMetrics(time_s, by_site={"b": links}, sent={"b": {"gradient": sent}})
+
+    before = {"w-0": reading(0.0, 0.0, 100.0), "w-2": reading(0.0, 0.0, None)}
+    now = {
+        "w-0": reading(2.0, 100.0, 100.0),
+        "w-1": reading(2.0, 900.0, 900.0),
+        "w-2": reading(2.0, 600.0, None),
+    }
+    (load,) = site_loads(before, now)
+    assert (load.sent_bytes_per_second, load.bandwidth_bytes_per_second) == (350.0, 1000.0)
+    assert load.used_fraction == 0.5
+    (alone,) = site_loads(before, {"w-2": now["w-2"]})
+    assert (alone.sent_bytes_per_second, alone.used_fraction) == (300.0, None)
 
 
 def test_a_worker_without_its_trainer_says_so() -> None:
