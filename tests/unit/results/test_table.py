@@ -116,6 +116,7 @@ def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
     late = [{**worker, "process": none | {"launch_s": None}} for worker in workers]
     text = printed({**changed, "workers": late})
     assert f"Start-up: 1.5 s at {workers[0]['name']}: command 1.5 s\n" in text
+    assert "Ending:" not in text
 
 
 def test_bytes_that_were_not_counted_are_not_told(summary):

@@ -39,7 +39,8 @@ def time_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 
 def process_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """How long start and end took at the worker where each took longest; empty: not reported."""
+    """How long start and end took at the worker where each took longest. One that no worker has
+    reported is left out, as the end of a run that was killed."""
     known = [
         {**process, "name": worker["name"], "command_s": summary["ending"].get("command_s") or 0.0}
         for worker in summary["workers"]
@@ -50,6 +51,8 @@ def process_sentences(summary: Mapping[str, Any]) -> list[str]:
     sentences = []
     for title, names in (("Start-up", ("command_s", *_START)), ("Ending", END_PHASES)):
         slowest = max(known, key=lambda process: _sum(process, names))
+        if not _sum(slowest, names):
+            continue
         seconds = {name: slowest[name] or 0.0 for name in names}
         parts = (f"{_NAMES.get(name, name.removesuffix('_s'))} {took_s:.1f} s"
                  for name, took_s in seconds.items() if took_s >= MIN_SHOWN_S)  # fmt: skip
