@@ -22,7 +22,9 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import SentBytes
 from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.progress import LinkRecord
 from dlion_api.protocol.refusals import PeerRefusal
+from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
@@ -87,6 +89,19 @@ def arrived(worker: Worker) -> Message:
     return event.message
 
 
+def reported(worker: Worker) -> LinkRecord:
+    """The record of the worker's only link, of all that it has carried."""
+    records: list[Any] = []
+    reporter = Reporter(
+        rank=Rank(0), incarnation=1, start_monotonic_s=0.0, send=records.extend,
+        clock_s=time.monotonic,
+    )  # fmt: skip
+    reporter.links(worker.exchange.link_counters, None, 1, now=True)
+    (record,) = records
+    assert isinstance(record, LinkRecord)
+    return record
+
+
 @pytest.mark.parametrize("proof", [None, WorkerCredentials.insecure()], ids=["mtls", "disabled"])
 def test_messages_of_every_kind_and_size_cross_both_ways(
     start: Start, proof: WorkerCredentials | None
@@ -123,6 +138,11 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     a.exchange.count_probe(TO_B, 77)
     (later,) = a.exchange.take_deliveries()  # it may have acknowledged frames since, too
     assert later.sent == SentBytes(probe_bytes=77, header_bytes=later.sent.header_bytes)
+    record = reported(a)
+    assert record.sent_bytes - record.weights_bytes - record.control_bytes == 3_000_000
+    assert (record.weights_bytes, record.control_bytes) == (0, 23)
+    assert (record.state_bytes, record.probe_bytes) == (0, 77)
+    assert record.header_bytes >= by_kind.header_bytes + later.sent.header_bytes
 
 
 def test_cpu_counts_the_threads_of_grpc_too_and_never_falls(start: Start) -> None:

@@ -1,7 +1,7 @@
 """Facts: in a real run, the phases that each worker measures lie within its steps and do not
 overlap: with computing and waiting they add up to at most the wall time, and the summary's parts to
 all of it; every phase and the exchange's thread have taken time; kinds of bytes add up to what was
-sent, and those of each link to the run's; the phases of each trainer's process add up to the wall
+sent, and are those of the links' records; the phases of each trainer's process add up to the wall
 time that its supervisor saw, within a second.
 
 Left out: what measuring costs (benchmarks/phase_cost.py).
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlion_api.protocol.progress import LinkRecord
 from local_run import LocalRun, job_document
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
     assert kinds["gradient_bytes"] > 0.9 * sent
     assert min(kinds["header_bytes"], kinds["state_bytes"]) > 0  # a lead has pulled a replica
     links = [link for worker in summary["workers"] for link in worker["links"]]
-    for kind, count in kinds.items():
-        assert sum(link[kind] for link in links) == count, kind
+    records = [record for record in run.records() if isinstance(record, LinkRecord)]
+    for kind in ("weights_bytes", "control_bytes", "header_bytes", "state_bytes", "probe_bytes"):
+        told = sum(getattr(record, kind) for record in records)
+        assert told == kinds[kind] == sum(link[kind] for link in links), kind
     assert all(link["probe_bytes"] > 0 for link in links)  # capacities at least

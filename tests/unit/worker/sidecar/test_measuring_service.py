@@ -1,5 +1,6 @@
 """Facts: a peer's sidecar is heard on a connection that stands only for as long as its certificate
-holds and its site is believed; with a newer one it is heard again. Real TLS over loopback.
+holds and its site is believed; with a newer one it is heard again. Each end counts what it sends.
+Real TLS over loopback.
 
 Left out: what capacities say (test_capacity_messages.py), how they are asked for (tests/local).
 """
@@ -11,19 +12,22 @@ import contextlib
 import time
 from collections import Counter
 from datetime import timedelta
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CapacitySource
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import load_job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.sidecar.capacity_messages import to_wire
+from dlion_worker.sidecar.capacity_messages import PROBE_CHUNK_BYTES, to_wire
 from dlion_worker.sidecar.measuring_service import MAX_PROBES_PER_CALLER, MeasuringService
+from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from local_run import job_document
 
 JOB = load_job(job_document({"plant-a": 1, "plant-b": 1}))
@@ -32,15 +36,16 @@ LIFE = timedelta(seconds=3)
 
 
 class Beside:
-    """The worker of the sidecar that is called."""
+    """The worker of a sidecar, that which is called or the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = Rank(rank)
         self.heard_speeds: list[float] = []
         self.refusals: Counter[PeerRefusal] = Counter()
-        self.sent_bytes: Counter[Rank] = Counter()
+        self.sent_bytes: list[tuple[Rank, int]] = []
 
     def own(self) -> Capacity:
-        return Capacity(Rank(0), 100.0, 1.0, CapacitySource.RATE, 1)
+        return Capacity(self._rank, 100.0, 1.0, CapacitySource.RATE, 1)
 
     def incarnation(self) -> int:
         return 1
@@ -52,7 +57,7 @@ class Beside:
         self.heard_speeds.append(capacity.samples_per_s)
 
     def count_sent(self, peer: Rank, sent_bytes: int) -> None:
-        self.sent_bytes[peer] += sent_bytes
+        self.sent_bytes.append((peer, sent_bytes))
 
     def refused(self, kind: PeerRefusal, _words: str, *, dialled: bool) -> None:
         assert not dialled
@@ -92,10 +97,11 @@ class Called:
         return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options)
 
 
-async def share(channel: grpc.aio.Channel, speed: float) -> None:
+async def share(channel: grpc.aio.Channel, speed: float) -> measuring_pb2.CapacityShare:
     stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
     said = to_wire(Capacity(Rank(1), speed, 1.0, CapacitySource.RATE, 1), JOB.key, 1)
-    await stub.Share(said, timeout=10)
+    answer: measuring_pb2.CapacityShare = await stub.Share(said, timeout=10)
+    return answer
 
 
 async def refused(channel: grpc.aio.Channel, text: str) -> None:
@@ -132,14 +138,41 @@ def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
         called = Called()
         port = await called.service.start("127.0.0.1", preferred_port=0)
         async with called.connection(port) as open_connection:
-            await share(open_connection, 10.0)
+            first = await share(open_connection, 10.0)
             called.mine.trust({HERE.site: called.bundles[HERE.site]})
             for _ in range(2):
                 await refused(open_connection, "not by the authority of site plant-b")
             called.mine.trust(called.bundles)
-            await share(open_connection, 20.0)
+            second = await share(open_connection, 20.0)
         assert called.beside.heard_speeds == [10.0, 20.0]
+        answers = [first.ByteSize(), second.ByteSize()]
+        assert called.beside.sent_bytes == [(Rank(1), each) for each in answers]
         await called.service.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_who_calls_counts_its_capacity_and_its_probes() -> None:
+    async def body() -> None:
+        called, beside = Called(life=timedelta(minutes=5)), Beside(1)
+        port = await called.service.start("127.0.0.1", preferred_port=0)
+        caller = PeerSidecarClient(
+            job=JOB.key,
+            rank=Rank(1),
+            worker=cast("Any", beside),
+            credentials=called.theirs,
+            dial=lambda _: f"127.0.0.1:{port}",
+        )
+        member = Member(HERE, 1, MemberState.READY, "h:1", "h:2")
+        caller.set_peers([member])
+        await caller.probe(member)
+        await caller.close()
+        await called.service.stop()
+        payload = bytes(PROBE_CHUNK_BYTES)
+        chunk = measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=payload)
+        capacity = to_wire(beside.own(), JOB.key, beside.incarnation())
+        found = {(Rank(0), 16 * chunk.ByteSize()), (Rank(0), capacity.ByteSize())}
+        assert set(beside.sent_bytes) == found
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
