@@ -70,14 +70,17 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
                     parts.setdefault(name, {})[part] = sample.value
                 elif (kind := sample.labels.get("kind")) is not None:
                     site = sample.labels.get("peer_site", "")
-                    if name == _SENT_METRIC and kind in KINDS and len(sent) < MAX_PEER_SITES:
+                    if name == _SENT_METRIC and kind in KINDS and _has_room(sent, site):
                         sent.setdefault(site, defaultdict(float))[kind] += sample.value
                 elif name not in _LINK_METRICS:
                     values[name] = sample.value
-                elif len(by_site) < MAX_PEER_SITES:
-                    site = sample.labels.get("peer_site", "")
+                elif _has_room(by_site, site := sample.labels.get("peer_site", "")):
                     by_site.setdefault(site, {})[name] = sample.value
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         # The parser has no error class of its own for malformed input.
         raise DataError(f"its metrics are not in Prometheus' format: {str(error)[:100]}") from None
     return WorkerMetrics(time_s, values, by_site, parts, sent)
+
+
+def _has_room(known: Mapping[str, object], site: str) -> bool:
+    return site in known or len(known) < MAX_PEER_SITES

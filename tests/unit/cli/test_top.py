@@ -352,14 +352,21 @@ def test_what_is_no_prometheus_text_is_refused(text: str) -> None:
 
 
 def test_numbers_that_are_none_are_left_out() -> None:
+    last = (
+        'dlion_link_bandwidth_bytes_per_second{peer_site="s255"} 2\n'
+        'dlion_link_sent_bytes_total{peer_site="s255",peer="p",kind="state"} 3\n'
+    )
     many = "".join(
         f'dlion_link_budget_bytes{{peer_site="s{n}"}} 1\n'
         f'dlion_link_sent_bytes_total{{peer_site="s{n}",peer="p",kind="gradient"}} 1\n'
         f'dlion_link_sent_bytes_total{{peer_site="s0",peer="q",kind="x{n}"}} 1\n'
         for n in range(1000)
     )
-    text = f"dlion_a NaN\ndlion_b +Inf\ndlion_d 1e300\ndlion_c 3\nother 4\n{many}"
+    text = f"dlion_a NaN\ndlion_b +Inf\ndlion_d 1e300\ndlion_c 3\nother 4\n{many}{last}"
     found = parse_metrics(text, 0.0)
     assert found.values == {"c": 3.0}
     assert len(found.by_site) == len(found.sent) == 256
     assert found.sent["s0"] == {"gradient": 1.0}
+    assert found.sent["s255"] == {"gradient": 1.0, "state": 3.0}
+    rate = {"link_bandwidth_bytes_per_second": 2.0}
+    assert found.by_site["s255"] == {"link_budget_bytes": 1.0, **rate}

@@ -168,22 +168,31 @@ class Reporter:
         if time_s < self._next_links_s and not now:
             return
         self._next_links_s = time_s + LINK_INTERVAL_S
-        records = [
-            self._link(time_s, peer, s, directive, iteration) for peer, s in states().items()
-        ]
-        due = [r for r in records if now or self._is_worth_reporting(r)]
-        self._reported.update((record.peer, record) for record in due)
+        counted = states()
+        records = [self._link(time_s, peer, s, directive, iteration) for peer, s in counted.items()]
+        due = [r for r in records if now or self._is_worth_reporting(r, counted[r.peer])]
+        for record in due:  # what is left out now is part of a later record
+            self._reported[record.peer], self._counted[record.peer] = record, counted[record.peer]
         if due:
             self._send(list[ProgressRecord](due))
 
-    def _is_worth_reporting(self, record: LinkRecord) -> bool:
-        """False for an unused link that was reported without change a short while ago."""
+    def _is_worth_reporting(self, record: LinkRecord, state: LinkCounters) -> bool:
+        """False for an unused link that was reported without change a short while ago. Headers, as
+        of heartbeats, are no change."""
         last = self._reported.get(record.peer)
-        if last is None or self._counted[record.peer].sent_total:
+        if last is None or state.sent_total or record.state_bytes or record.probe_bytes:
             return True
         if record.time_s >= last.time_s + self._unused_links_every_s:
             return True
-        return record != replace(last, time_s=record.time_s, iteration=record.iteration)
+        unchanged = replace(
+            last,
+            time_s=record.time_s,
+            iteration=record.iteration,
+            header_bytes=record.header_bytes,
+            state_bytes=0,
+            probe_bytes=0,
+        )
+        return record != unchanged
 
     def _link(
         self,
@@ -194,7 +203,6 @@ class Reporter:
         iteration: int,
     ) -> LinkRecord:
         before = self._counted.get(peer, _NOTHING_SENT)
-        self._counted[peer] = state
         return LinkRecord(
             time_s=time_s,
             rank=self.rank,

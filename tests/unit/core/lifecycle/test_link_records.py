@@ -83,3 +83,19 @@ def test_a_change_of_an_unused_link_is_reported_at_once() -> None:
     told.pass_time(2)
     found = [(one.time_s, one.connected, one.sent_bytes) for one in told.of(IDLE)]
     assert found == [(0.5, True, 0), (3.5, False, 0), (6.5, True, 7), (7.5, True, 0)]
+
+
+def test_bytes_of_an_unused_link_are_never_left_out() -> None:
+    """Equal ones in a row, as of heartbeats and of what its sidecar sends."""
+    told = Told(unused_links_every_s=10.0)
+    for second in range(1, 6):
+        told.states[IDLE] = replace(QUIET, header_total=40 * second)
+        told.pass_time(1)
+    assert len(told.of(IDLE)) == 1, "headers are no change"
+    for second in range(1, 4):
+        told.states[IDLE] = replace(told.states[IDLE], probe_total=300 * second)
+        told.pass_time(1)
+    told.end()
+    found = told.of(IDLE)
+    assert [one.probe_bytes for one in found] == [0, 300, 300, 300, 0]
+    assert sum(one.header_bytes for one in found) == 200
