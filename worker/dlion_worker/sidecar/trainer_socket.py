@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from dlion_api import VERSION
 from dlion_api.errors import ContractError, Problem, SpecError
 from dlion_api.protocol.measurements import MeasuringEndpoint, MeasuringRefused, MeasuringSent
 from dlion_api.protocol.sidecar_protocol import (
@@ -92,7 +93,12 @@ class TrainerSocket:
                     raise ContractError(f"a trainer does not send {type(record).__name__}")
                 self._on_record(record)
         except (ContractError, ValueError) as error:  # ValueError: a line longer than the limit
-            _LOG.error("invalid message from the trainer, disconnecting: %s", error)
+            _LOG.error(
+                "invalid message from the trainer, whose image must be of this release (%s): %s."
+                " Disconnecting",
+                VERSION,
+                error,
+            )
         except OSError as error:
             _LOG.info("the trainer disconnected: %s", error)
         finally:

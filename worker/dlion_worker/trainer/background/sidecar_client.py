@@ -8,10 +8,12 @@ Training then continues with the last directive. Decides nothing.
 import logging
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from dlion_api import VERSION
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import (
@@ -120,12 +122,9 @@ class SidecarClient:
         while not self._closed:
             connection = self._dial()
             if connection is None:
-                retry_s = min(_LAST_RETRY_S, retry_s * 2)
-                with self._lock:
-                    jitter = JITTER.uniform(0.5, 1.0)
-                    self._lock.wait_for(lambda: self._closed, retry_s * jitter)
+                retry_s = self._pause(retry_s)
                 continue
-            retry_s = _FIRST_RETRY_S
+            connected_s = time.monotonic()
             listener = threading.Thread(
                 target=self._listen, args=(connection,), name="sidecar-listener", daemon=True
             )
@@ -133,6 +132,17 @@ class SidecarClient:
             self._send_records(connection)
             listener.join()
             connection.close()
+            if time.monotonic() - connected_s > _LAST_RETRY_S:
+                retry_s = _FIRST_RETRY_S
+            else:  # it may end like this each time, as with a sidecar of another release
+                retry_s = self._pause(retry_s)
+
+    def _pause(self, retry_s: float) -> float:
+        """Wait for up to twice the last pause, which is returned, or until closed."""
+        retry_s = min(_LAST_RETRY_S, retry_s * 2)
+        with self._lock:
+            self._lock.wait_for(lambda: self._closed, retry_s * JITTER.uniform(0.5, 1.0))
+        return retry_s
 
     def _dial(self) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -208,7 +218,13 @@ class SidecarClient:
         except OSError as error:
             _LOG.debug("reading from the sidecar at %s ended: %s", self._path, error)
         except ContractError as error:
-            _LOG.warning("invalid data from the sidecar at %s: %s; reconnecting", self._path, error)
+            _LOG.warning(
+                "invalid data from the sidecar at %s: %s; its image must be of this release (%s)."
+                " Reconnecting",
+                self._path,
+                error,
+                VERSION,
+            )
         with self._lock:
             if self._connection is connection:
                 self._disconnect()

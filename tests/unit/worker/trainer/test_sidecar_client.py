@@ -1,0 +1,50 @@
+"""Facts: a sidecar whose records this release does not know is called again ever less often, and
+the log says why.
+
+Left out: a sidecar that restarts (tests/local/test_sidecar.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from dlion_api import VERSION
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+WATCHED_S = 0.7
+MAX_CALLS = 6
+"""With pauses of at least 0.05, 0.1, 0.2 and 0.4 s, and one to spare."""
+
+
+def test_a_sidecar_of_another_release_is_called_ever_less_often(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        listener.settimeout(0.05)
+        client = SidecarClient(tmp_path / "s")
+        end_s = time.monotonic() + WATCHED_S
+        with caplog.at_level(logging.WARNING):
+            while time.monotonic() < end_s:
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                calls += 1
+                with connection:
+                    connection.sendall(b'{"kind":"OfTomorrow"}\n')
+                    connection.recv(65536)
+        client.close()
+    assert 1 <= calls <= MAX_CALLS
+    assert "local message of unknown kind (given: 'OfTomorrow')" in caplog.text
+    assert f"its image must be of this release ({VERSION})" in caplog.text
