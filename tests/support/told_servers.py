@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,7 +25,6 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from email.message import Message
-    from pathlib import Path
 
 Answer = tuple[int, str]
 """A code and a body."""
@@ -57,7 +57,7 @@ class Server:
         silent: Collection[str] = (),
         tls: ServedTls | None = None,
         kept: Path | None = None,
-        user: Mapping[str, str] | None = None,
+        user: Mapping[str, Any] | None = None,
     ) -> None:
         """Its clock goes `ahead_s` ahead of this machine's.
 
@@ -143,6 +143,12 @@ def served(path: Path, servers: Mapping[str, Server | None]) -> Iterator[str]:
         listed = [{"name": name, "user": user} for name, user in users.items()]
         path.write_text(yaml.safe_dump(document | {"contexts": contexts, "users": listed}))
         yield str(path)
+
+
+def server_url(file: str, name: str) -> str:
+    """The URL of the cluster of that name in the kubeconfig file."""
+    clusters = yaml.safe_load(Path(file).read_text())["clusters"]
+    return next(str(each["cluster"]["server"]) for each in clusters if each["name"] == name)
 
 
 class _AllAtOnce(ThreadingHTTPServer):

@@ -42,6 +42,8 @@ _CONNECTION_ERRORS: Final = (
      "Take a new kubeconfig (its authority is of another cluster), or --certificate-authority"),
     (re.compile("WRONG_VERSION_NUMBER|record layer failure|wrong version number"),
      "the port does not speak TLS", _CHECK_NETWORK),
+    (re.compile("Redirect limit"), "it redirects to another server",
+     "Name that one as the kubeconfig's server, or with --server"),
     (re.compile("refused"), "nothing listens there", _CHECK_NETWORK),
     (re.compile("timed out|timeout", re.IGNORECASE), "no answer in time", _CHECK_NETWORK),
     (re.compile("name resolution|not known|No address|resolve", re.IGNORECASE),
@@ -133,7 +135,8 @@ def _not_impersonated(message: str, denied: re.Match[str]) -> str:
     return (
         f"user {denied['user']!r} may not act as {what} (--as, 403). An administrator can grant "
         f"it: kubectl create clusterrole NAME --verb=impersonate --resource={denied['resource']}, "
-        "and a clusterrolebinding to that user; or leave out --as and --as-group"
+        "and a clusterrolebinding to that user; or leave out --as and --as-group (in the "
+        "kubeconfig: `as`)"
     )
 
 

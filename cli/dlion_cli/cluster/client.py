@@ -303,7 +303,7 @@ def connect(settings: ConnectionSettings) -> ClusterClient:
         api_client(settings, chosen),
         context="(this pod)" if chosen is None else chosen.name or "(options)",
         namespace=settings.namespace or (pod_namespace() if chosen is None else chosen.namespace),
-        impersonation=settings.impersonation,
+        impersonation=settings.impersonation or ([] if chosen is None else chosen.impersonation),
         timeout_s=settings.request_timeout_s,
     )
 

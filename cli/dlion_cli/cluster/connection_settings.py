@@ -38,7 +38,10 @@ class ConnectionSettings:
 
     @property
     def impersonation(self) -> list[tuple[str, str]]:
-        """Headers that ask the API server to act as another user."""
+        """Headers that ask the API server to act as another user.
+
+        They replace all of the kubeconfig's: groups of another user would give this one its rights.
+        """
         if not self.impersonated_user:
             return []
         groups = [("Impersonate-Group", group) for group in self.impersonated_groups]

@@ -10,8 +10,10 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.connection_settings import ConnectionSettings
@@ -36,7 +38,7 @@ def require_library() -> None:
 def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
     """The Kubernetes client of that context; None: of this pod's service account.
 
-    Raises: DataError if the configuration is invalid.
+    Raises: DataError if the configuration is invalid, or would send credentials without TLS.
     """
     import urllib3
     from kubernetes import client, config
@@ -55,6 +57,7 @@ def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
                 _load_kubeconfig(settings, chosen, configuration)
             if errors:
                 raise ValueError("; ".join(errors))
+        _check_encrypted(configuration)
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         where = "this pod" if chosen is None else _source(chosen)
         raise DataError(f"{where}: cannot be used: {error}") from error
@@ -89,8 +92,24 @@ def open_websocket(
         connecting = proxy(connecting, configuration, url, dict(headers))
     socket: Any = WebSocket(sslopt=options, skip_utf8_validation=False)
     socket.settimeout(timeout_s)
-    socket.connect(url, **connecting)
+    # A redirect would take the credentials along, also to another server and without TLS.
+    socket.connect(url, redirect_limit=0, **connecting)
     return socket
+
+
+def _check_encrypted(configuration: Any) -> None:
+    """Raises: DataError if credentials would reach another machine without TLS."""
+    url = urlsplit(str(configuration.host))
+    host = url.hostname or ""
+    if not configuration.api_key or url.scheme == "https" or host == "localhost":
+        return
+    with contextlib.suppress(ValueError):  # a name
+        if ip_address(host).is_loopback:
+            return
+    raise DataError(
+        f"{url.scheme}://{url.netloc.rpartition('@')[2]}: credentials would be sent without TLS. "
+        "Name the server with https://, or choose a user without credentials"
+    )
 
 
 def _check_authorities(path: str | None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
 
@@ -13,6 +14,8 @@ from dlion_api.suggestions import did_you_mean
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 
 DEFAULT_NAMESPACE: Final = "default"
+_HEADER_CHARACTERS: Final = "!#$&'*+-.^_`|~"
+"""Those of RFC 9110 that stand in a header's name as they are, beside letters and digits."""
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -25,6 +28,8 @@ class KubeContext:
     name: str
     """Empty: none, and options name a cluster or server."""
     namespace: str
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """Headers by which the user acts as another."""
 
 
 def choose_context(
@@ -33,7 +38,8 @@ def choose_context(
     """The context that the options select; None: use the pod's service account.
 
     `$KUBECONFIG` may name several files; the first definition of a value applies. Raises: DataError
-    if there is no file, an invalid file, or no such context, cluster or user.
+    if there is no file, an invalid file, no such context, cluster or user, or a user with
+    impersonation that is invalid.
     """
     paths = _paths(given.kubeconfig, environment)
     existing = [path for path in paths if path.is_file()]
@@ -53,8 +59,12 @@ def choose_context(
             raise _absent_entry(files, kind, name, known)
     name = given.context or next(filter(None, (d.get("current-context") for d in documents)), "")
     if not name and (given.cluster or given.server):
-        return KubeContext(files, "", DEFAULT_NAMESPACE)
-    return KubeContext(files, str(name), _namespace(documents, str(name), files))
+        impersonation = _impersonation(documents, given.user, files)
+        return KubeContext(files, "", DEFAULT_NAMESPACE, impersonation)
+    context = _context(documents, str(name), files)
+    namespace = str(context.get("namespace") or DEFAULT_NAMESPACE)
+    impersonation = _impersonation(documents, given.user or context.get("user"), files)
+    return KubeContext(files, str(name), namespace, impersonation)
 
 
 def is_configured(environment: Mapping[str, str] = os.environ) -> bool:
@@ -110,11 +120,55 @@ def _names(documents: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
     return list(dict.fromkeys(str(entry.get("name")) for entry in _entries(documents, kind)))
 
 
-def _namespace(documents: Sequence[Mapping[str, Any]], name: str, files: str) -> str:
+def _context(documents: Sequence[Mapping[str, Any]], name: str, files: str) -> Mapping[str, Any]:
     for entry in _entries(documents, "context"):
         if entry.get("name") == name:
-            return str(entry["context"].get("namespace") or DEFAULT_NAMESPACE)
+            context: Mapping[str, Any] = entry["context"]
+            return context
     raise _absent_entry(files, "context", name, _names(documents, "context"))
+
+
+def _impersonation(
+    documents: Sequence[Mapping[str, Any]], user: object, files: str
+) -> tuple[tuple[str, str], ...]:
+    """The headers of the user's `as`, `as-uid`, `as-groups` and `as-user-extra`.
+
+    Raises: DataError for a value that no header carries, and for others without `as`: without an
+    error the user would act with more rights than the file gives.
+    """
+    users = (each["user"] for each in _entries(documents, "user") if each.get("name") == user)
+    given: Mapping[str, Any] = next(users, {})
+    single = [("User", given.get("as")), ("Uid", given.get("as-uid"))]
+    headers = [(kind, value) for kind, value in single if value not in (None, "")]
+    headers += [("Group", each) for each in _listed(given.get("as-groups"))]
+    for key, values in _mapping(given.get("as-user-extra")).items():
+        name = f"Extra-{quote(str(key), safe=_HEADER_CHARACTERS)}"
+        headers += [(name, each) for each in _listed(values)]
+    if not all(_is_header_value(value) for _, value in headers):
+        raise DataError(
+            f"kubeconfig {files}: user {user!r}: as, as-uid, as-groups or as-user-extra has a "
+            "value that is empty or no text in ASCII. Write as: NAME, as-groups: [NAME, …]"
+        )
+    if headers and not given.get("as"):
+        raise DataError(
+            f"kubeconfig {files}: user {user!r}: as-uid, as-groups and as-user-extra need as: NAME"
+        )
+    return tuple((f"Impersonate-{kind}", str(value)) for kind, value in headers)
+
+
+def _listed(value: object) -> list[object]:
+    """The values of a list; a value that is no list has one that is invalid."""
+    return value if isinstance(value, list) else [] if value is None else [None]
+
+
+def _mapping(value: object) -> Mapping[object, object]:
+    return value if isinstance(value, dict) else {} if value is None else {"": 0}
+
+
+def _is_header_value(value: object) -> bool:
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+        return False
+    return bool(value) and value == value.strip()
 
 
 def _absent_entry(files: str, kind: str, name: str, known: Sequence[str]) -> DataError:

@@ -5,7 +5,8 @@ too; a cluster, server or token of the command line replaces the kubeconfig's, a
 a server is named; names that the kubeconfig lacks, durations, URLs and combinations that are wrong
 are refused with what to write; refused impersonation is said; no token is printed.
 
-Leaves out: a real API server (tests/cluster/test_cli.py).
+Leaves out: what a kubeconfig has by itself (test_connection_credentials); a real API server
+(tests/cluster/test_cli.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dlion_cli.cluster.connection_flags import complete_contexts, connection_fla
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.commands.cluster.get import get
 from self_signed import self_signed
-from told_servers import ServedTls, Server, served
+from told_servers import ServedTls, Server, served, server_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,11 +53,6 @@ def file(servers: Servers, tmp_path: Path) -> Iterator[str]:
     """A kubeconfig with a context, a cluster and a user for each of the servers."""
     with served(tmp_path / "config", servers) as path:
         yield path
-
-
-def url(file: str, name: str) -> str:
-    clusters = yaml.safe_load(Path(file).read_text())["clusters"]
-    return next(str(each["cluster"]["server"]) for each in clusters if each["name"] == name)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -88,7 +84,7 @@ def test_each_option_is_read_before_and_after_the_command(
 
 @pytest.mark.parametrize("option", ["--server", "-s"])
 def test_a_server_replaces_the_clusters(servers: Servers, file: str, option: str) -> None:
-    assert main(["get", option, f"{url(file, 'plant-b')}/", "--kubeconfig", file]) == 0
+    assert main(["get", option, f"{server_url(file, 'plant-b')}/", "--kubeconfig", file]) == 0
     assert (servers["plant-a"].asked, len(servers["plant-b"].asked)) == ([], 1)
     assert servers["plant-b"].headers[0]["Authorization"] == f"Bearer {OLD}"
 
@@ -97,7 +93,7 @@ def test_a_server_needs_no_kubeconfig(
     servers: Servers, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    assert main(["get", "-s", url(file, "plant-b"), "--token", SECRET, "-n", "farm"]) == 0
+    assert main(["get", "-s", server_url(file, "plant-b"), "--token", SECRET, "-n", "farm"]) == 0
     server = servers["plant-b"]
     assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
     assert server.asked[0].endswith("/namespaces/farm/dlionjobs")
@@ -148,13 +144,13 @@ def test_the_verification_of_a_certificate_is_chosen(
     with served(tmp_path / "config", {"here": server}) as file:
         for options, words in (
             (named[:2], "names"), (named[2:], "trusts"), ([], "trusts"),
-            (["-s", url(file, "here"), *named[:2]], "names"),
+            (["-s", server_url(file, "here"), *named[:2]], "names"),
         ):  # fmt: skip
             assert main(["get", *options, "--kubeconfig", file]) == ExitCode.UNAVAILABLE
             assert words in capsys.readouterr().err
         assert server.asked == []
         assert main(["get", *named, "--kubeconfig", file]) == 0
-        assert main([*named, "get", "--kubeconfig", file, "-s", url(file, "here")]) == 0
+        assert main([*named, "get", "--kubeconfig", file, "-s", server_url(file, "here")]) == 0
         assert main(["get", "--insecure-skip-tls-verify", "--kubeconfig", file]) == 0
     assert len(server.asked) == 3
     assert "arning" not in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""Where the credentials of a connection go, and what a kubeconfig's user is.
+
+Proves: credentials follow no redirect, and reach another machine by TLS alone; the user of a
+kubeconfig acts as the one of `as`, with its groups, in commands in pods too, unless `--as` names
+another; values that no header carries are refused.
+
+Leaves out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlion_api.errors import DataError, UnavailableError
+from dlion_cli.__main__ import main
+from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.connection_settings import ConnectionSettings
+from told_servers import Server, served, server_url
+
+NONE = (200, json.dumps({"items": [], "metadata": {}}))
+SECRET = "s3cr3t-t0ken"
+OLD = "t0ken-of-the-file"
+
+
+def test_a_redirect_of_a_command_in_a_pod_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    other = Server({}, kept=tmp_path)
+    with (
+        served(tmp_path / "other", {"other": other}) as file,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        there = server_url(file, "other").replace("http", "ws", 1) + "/steal/exec"
+
+        def redirect() -> None:
+            near, _ = listener.accept()
+            with near:
+                near.recv(65536)
+                near.sendall(f"HTTP/1.1 302 Found\r\nLocation: {there}\r\n\r\n".encode())
+
+        thread = threading.Thread(target=redirect)
+        thread.start()
+        settings = ConnectionSettings(
+            server=f"http://127.0.0.1:{listener.getsockname()[1]}", token=SECRET
+        )
+        with (
+            contextlib.closing(connect(settings)) as client,
+            pytest.raises(UnavailableError, match="it redirects to another server"),
+        ):
+            list(client.exec_command("k", "keeper", ["python"]))
+        thread.join()
+    assert other.headers == []
+
+
+@pytest.mark.parametrize("host", ["plant-a.example:8080", "10.0.0.1", "[2001:db8::1]:80"])
+def test_credentials_are_sent_to_another_machine_by_tls_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with pytest.raises(DataError, match="would be sent without TLS") as raised:
+        connect(ConnectionSettings(server=f"http://{host}", token=SECRET))
+    assert SECRET not in str(raised.value)
+    for server in (f"https://{host}", "http://localhost:8080", "http://[::1]:80"):
+        connect(ConnectionSettings(server=server, token=SECRET)).close()
+    connect(ConnectionSettings(server=f"http://{host}")).close()  # nothing is secret
+    with served(tmp_path / "config", {"here": Server({}, user={"token": OLD})}) as file:
+        text = Path(file).read_text().replace(server_url(file, "here"), f"http://{host}")
+        Path(file).write_text(text)
+        with pytest.raises(DataError, match="would be sent without TLS"):
+            connect(ConnectionSettings(kubeconfig=file))
+
+
+ACTS_AS = {
+    "as": "jane",
+    "as-uid": "7",
+    "as-groups": ["dev", "ops"],
+    "as-user-extra": {"acme.com/Project%": ["p", "q"]},
+}
+
+
+def test_the_kubeconfigs_user_acts_as_another(tmp_path: Path) -> None:
+    server = Server({"dlionjobs": NONE}, kept=tmp_path, user={"token": OLD, **ACTS_AS})
+    with served(tmp_path / "config", {"here": server}) as file:
+        assert main(["get", "--kubeconfig", file]) == 0
+        assert main(["get", "--kubeconfig", file, "--token", SECRET]) == 0
+        with contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client:
+            list(client.exec_command("k", "keeper", ["python", "-c", "pass"]))
+        assert main(["get", "--kubeconfig", file, "--as", "joe"]) == 0
+    *all_of_file, replaced = server.headers
+    for headers in all_of_file:
+        assert headers.get_all("Impersonate-User") == ["jane"]
+        assert headers.get_all("Impersonate-Uid") == ["7"]
+        assert headers.get_all("Impersonate-Group") == ["dev", "ops"]
+        assert headers.get_all("Impersonate-Extra-acme.com%2FProject%25") == ["p", "q"]
+    assert len(all_of_file) == 3
+    given = [(name, value) for name, value in replaced.items() if name.startswith("Impersonate")]
+    assert given == [("Impersonate-User", "joe")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"as-groups": ["dev"]}, "need as: NAME"),
+        ({"as": 7}, "no text in ASCII"),
+        ({"as": "jane\nX-Admin: 1"}, "no text in ASCII"),
+        ({"as": "jane", "as-groups": "dev"}, "no text in ASCII"),
+        ({"as": "jane", "as-groups": [{}]}, "no text in ASCII"),
+        ({"as": "jane", "as-user-extra": ["a"]}, "no text in ASCII"),
+        ({"as": "jane", "as-user-extra": {"a": "b"}}, "no text in ASCII"),
+    ],
+)
+def test_wrong_impersonation_of_the_kubeconfig_is_refused(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    with (
+        served(tmp_path / "config", {"here": Server({}, user=given)}) as file,
+        pytest.raises(DataError, match=said),
+    ):
+        connect(ConnectionSettings(kubeconfig=file))
