@@ -64,9 +64,9 @@ class ClusterClient:
         impersonation: Sequence[tuple[str, str]] = (),
         timeout_s: float | None = None,
     ) -> None:
-        """`impersonation`: headers of each request. `timeout_s`: limit of each response; 0: none.
+        """`impersonation`: headers of each request. `timeout_s`: longest silence in a response.
 
-        Without it, the limits of the requests apply.
+        0: no limit. Without it, the limits of the requests apply.
         """
         self._client = client
         self._impersonation = tuple(impersonation)
@@ -99,13 +99,13 @@ class ClusterClient:
         content_type: str = _JSON,
         timeout_s: float | None = None,
     ) -> ApiResponse:
-        """Send one request. `timeout_s`: this one's limit, if it is shorter than the user's.
+        """Send one request. `timeout_s`: its longest silence, if it is shorter than the user's.
 
         Raises: DLionError if the API server rejects it (`api_error`); UnavailableError if there is
         no response.
         """
-        within_s = self._limit(timeout_s)
-        with self._send(method, path, query, body, content_type, within_s) as response:
+        silence_s = self.silence_s(timeout_s)
+        with self._send(method, path, query, body, content_type, silence_s) as response:
             return ApiResponse(
                 _document(response.data, self.server),
                 is_new=response.status == 201,
@@ -125,12 +125,14 @@ class ClusterClient:
     def read_text(self, path: str, *, most_bytes: int, within_s: float) -> str:
         """A text that the API server proxies.
 
-        Raises: as `request`; UnavailableError if it exceeds `most_bytes` or `within_s`.
+        Raises: as `request`; UnavailableError if it exceeds `most_bytes`, or `within_s` or the
+        user's limit.
         """
+        within_s = self._shortened(within_s)
         end_s = time.monotonic() + within_s
         content = b""
         with self._send("GET", path, None, None, _JSON, within_s) as response:
-            for chunk in response.stream(64 * 1024):
+            while chunk := response.read1(64 * 1024):  # `stream` waits for a whole chunk
                 content += chunk
                 if len(content) > most_bytes or time.monotonic() > end_s:
                     raise UnavailableError(
@@ -201,13 +203,14 @@ class ClusterClient:
         """Close the connections."""
         self._client.rest_client.pool_manager.clear()
 
-    def _limit(self, timeout_s: float | None) -> float | None:
-        """The limit of a response; None: there is none."""
-        if self._timeout_s is None:
-            return READ_TIMEOUT_S if timeout_s is None else timeout_s
-        if self._timeout_s == 0.0:
-            return timeout_s
-        return self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+    def silence_s(self, timeout_s: float | None = None) -> float | None:
+        """The longest silence in a response; None: there is no limit."""
+        if timeout_s is not None:
+            return self._shortened(timeout_s)
+        return READ_TIMEOUT_S if self._timeout_s is None else self._timeout_s or None
+
+    def _shortened(self, limit_s: float) -> float:
+        return min(limit_s, self._timeout_s or limit_s)
 
     def _headers(self) -> dict[str, str]:
         """Authentication headers; expired tokens and plugin credentials are renewed here.
@@ -241,7 +244,7 @@ class ClusterClient:
             headers["Content-Type"] = content_type
         for name, value in (*self._headers().items(), *self._impersonation):
             headers.add(name, value)  # a group each in a header of its own
-        connect_s = min(CONNECT_TIMEOUT_S, self._timeout_s or CONNECT_TIMEOUT_S)
+        connect_s = self._shortened(CONNECT_TIMEOUT_S)
         try:
             response = self._client.rest_client.pool_manager.request(
                 method,
@@ -269,7 +272,7 @@ class ClusterClient:
         headers = [*self._headers().items(), *self._impersonation]
         configuration = self._client.configuration
         try:
-            socket = open_websocket(configuration, address, headers, timeout_s=READ_TIMEOUT_S)
+            socket = open_websocket(configuration, address, headers, timeout_s=self.silence_s())
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
             raise api_error(error.status_code, body, context=self.context) from error

@@ -57,7 +57,10 @@ class ServerUrlType(click.ParamType[str]):
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The URL without a slash at its end. Raises: BadParameter, which prints no password."""
+        """The URL, its scheme in small letters, without a slash at its end.
+
+        Raises: BadParameter, which prints no password.
+        """
         text = str(value)
         try:
             url = urlsplit(text)
@@ -70,7 +73,7 @@ class ServerUrlType(click.ParamType[str]):
             self.fail(f"{text!r} is no URL of a server: write https://HOST:PORT", param, ctx)
         if url.query or url.fragment or not (text.isascii() and text.isprintable()):
             self.fail(f"{text!r} has more than a server and a path", param, ctx)
-        return text.rstrip("/")
+        return url.geturl().rstrip("/")  # the client would use no authority for HTTPS://
 
 
 def _header_value(
@@ -171,7 +174,7 @@ def _server_options(*, hidden: bool) -> _Options:
         "request_timeout_s": click.option(
             "--request-timeout", "request_timeout_s", metavar="DURATION", type=DurationType(),
             hidden=hidden,
-            help="Limit of a response, e.g. 30s; 0: none.",
+            help="Longest silence of the server, e.g. 30s; 0: no limit.",
         ),
         "impersonated_user": click.option(
             "--as", "impersonated_user", metavar="USER", callback=_header_value, hidden=hidden,

@@ -21,7 +21,7 @@ class ConnectionSettings:
     insecure_skip_tls_verify: bool = False
     tls_server_name: str | None = None
     request_timeout_s: float | None = None
-    """Limit of a response; 0: none. Streams have none."""
+    """Longest silence in a response; 0: no limit. Streams that wait for news have none."""
     impersonated_user: str | None = None
     impersonated_groups: tuple[str, ...] = ()
 

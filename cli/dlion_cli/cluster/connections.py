@@ -65,7 +65,7 @@ def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
 
 
 def open_websocket(
-    configuration: Any, url: str, headers: list[tuple[str, str]], *, timeout_s: float
+    configuration: Any, url: str, headers: list[tuple[str, str]], *, timeout_s: float | None
 ) -> Any:
     """A WebSocket for a command in a pod. Raises: WebSocketException, OSError.
 

@@ -75,7 +75,8 @@ def read_lines(
     query |= {"tailLines": str(tail)} if tail is not None else {}
     query |= {"sinceTime": since} if since else {}
     path = cluster.core_path("pods", source.pod, "log")
-    for content in cluster.stream_lines(path, query, silence_s=None if follow else 60.0):
+    silence_s = None if follow else cluster.silence_s()
+    for content in cluster.stream_lines(path, query, silence_s=silence_s):
         yield parse_line(content.decode("utf-8", "replace"))
 
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,7 @@ from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_flags import complete_contexts, connection_flags
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.commands.cluster.get import get
+from dlion_cli.pod_streams.log_lines import LogSource, read_lines
 from self_signed import self_signed
 from told_servers import ServedTls, Server, served, server_url
 
@@ -152,7 +156,9 @@ def test_the_verification_of_a_certificate_is_chosen(
         assert main(["get", *named, "--kubeconfig", file]) == 0
         assert main([*named, "get", "--kubeconfig", file, "-s", server_url(file, "here")]) == 0
         assert main(["get", "--insecure-skip-tls-verify", "--kubeconfig", file]) == 0
-    assert len(server.asked) == 3
+        in_capitals = server_url(file, "here").replace("https", "HTTPS")
+        assert main(["get", "--kubeconfig", file, "-s", in_capitals, *named]) == 0
+    assert len(server.asked) == 4
     assert "arning" not in capsys.readouterr().err
 
 
@@ -167,6 +173,49 @@ def test_the_limit_of_a_request_is_the_users(tmp_path: Path, given_s: float | No
             pytest.raises(UnavailableError, match="no answer in time"),
         ):
             client.get("/version", timeout_s=60.0 if given_s else 0.2)
+
+
+def test_the_users_limit_holds_for_texts_logs_and_commands(tmp_path: Path) -> None:
+    server = Server({}, silent={"metrics", "log", "exec"})
+    with served(tmp_path / "config", {"here": server}) as file:
+        settings = ConnectionSettings(kubeconfig=file, request_timeout_s=0.2)
+        with contextlib.closing(connect(settings)) as client:
+            logged = LogSource("w-0", "trainer", "small-0")
+            for read in (
+                lambda: client.read_text("/metrics", most_bytes=9, within_s=60.0),
+                lambda: list(read_lines(client, logged, tail=None)),
+                lambda: list(client.exec_command("w-0", "trainer", ["true"])),
+            ):
+                began_s = time.monotonic()
+                with pytest.raises(UnavailableError, match="no answer in time"):
+                    read()
+                assert time.monotonic() - began_s < 30
+
+
+def test_a_text_ends_in_time_though_bytes_come_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            near, _ = listener.accept()
+            with near, contextlib.suppress(OSError):
+                near.recv(65536)
+                near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                for _ in range(1000):
+                    near.sendall(b"x")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        settings = ConnectionSettings(server=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with (
+            contextlib.closing(connect(settings)) as client,
+            pytest.raises(UnavailableError, match=r"did not end within 9999 bytes and 0\.2 s"),
+        ):
+            client.read_text("/metrics", most_bytes=9999, within_s=0.2)
+        thread.join()
 
 
 @pytest.mark.parametrize(
