@@ -26,9 +26,11 @@ HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' he
 # The commands
 
 What `dlion COMMAND --help` prints, without the options that commands share. `kubectl dlion`
-is the same command. All commands for clusters have the options from `--namespace` to `--as-group`,
-before or after the command. `dlion --version` prints the version. See also [commands for jobs on a
-cluster](cluster-commands.md) and [exit codes](errors-and-exit-codes.md).
+is the same command. Commands for clusters have the options from `--namespace` to `--as-group`,
+before or after the command. But `trust verify` has none, and `preflight`, with `--contexts`, none
+that is of one server.
+`dlion --version` prints the version. See also [commands for jobs on a cluster](cluster-commands.md)
+and [exit codes](errors-and-exit-codes.md).
 
 """
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dlion_api.errors import DLionError
@@ -94,6 +95,7 @@ def connection_flags(
     command: Callable[..., Any],
     *,
     namespace: str | None = None,
+    of_namespace: str = "Namespace",
     without: Collection[str] = (),
     complete_namespaces: Completer | None = None,
     hidden: bool = False,
@@ -101,10 +103,12 @@ def connection_flags(
     """Add the options, except those of the settings `without`.
 
     The command receives each as an argument; `pop_settings` takes them. `namespace`: the default
-    of `-n` if it is not the context's.
+    of `-n` if it is not the context's. `of_namespace`: what its help calls it.
     """
+    usual = namespace or "the context's"
+    of_default = f"{of_namespace}. Default: {usual}."
     options = {
-        **_entry_options(namespace, complete_namespaces, hidden=hidden),
+        **_entry_options(namespace, of_default, complete_namespaces, hidden=hidden),
         **_server_options(hidden=hidden),
     }
     for name, option in reversed(options.items()):  # click lists the last one first
@@ -117,14 +121,13 @@ _Options = dict[str, Callable[..., Any]]
 
 
 def _entry_options(
-    namespace: str | None, complete_namespaces: Completer | None, *, hidden: bool
+    namespace: str | None, of_namespace: str, complete_namespaces: Completer | None, *, hidden: bool
 ) -> _Options:
     """The options that choose entries of the kubeconfig."""
-    usual = namespace or "the context's"
     return {
         "namespace": click.option(
             "-n", "--namespace", metavar="NAME", default=namespace, hidden=hidden,
-            help=f"Namespace. Default: {usual}.", shell_complete=complete_namespaces,
+            help=of_namespace, shell_complete=complete_namespaces,
         ),
         "context": click.option(
             "--context", metavar="NAME", hidden=hidden, shell_complete=complete_contexts,
@@ -210,6 +213,33 @@ def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in present.items()
         if value not in (None, "", ()) and value is not False
     }
+
+
+def given_options(context: click.Context) -> list[str]:
+    """The options of a connection that the user gave the command, as they are written."""
+    return [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name in given_settings(context.params)
+        and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+    ]
+
+
+class ConnectionGroup(click.Group):
+    """A group whose subcommands receive the options before it as their defaults."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand. Raises: UsageError for an option before it that it does not have."""
+        name, command, others = super().resolve_command(ctx, args)
+        known = {} if command is None else {each.name for each in command.params}
+        given = (ctx.default_map or {}).get(name or "", {})
+        for each in ctx.find_root().command.params:
+            if each.name in given and each.name not in known:
+                path = f"{self.name} {name}"
+                raise click.UsageError(f"{path} does not use {each.opts[-1]}: remove it")
+        return name, command, others
 
 
 def selects_cluster() -> bool:

@@ -255,6 +255,10 @@ def test_what_the_files_lack_is_said(
         (["--server", "https://h", "get", "--contexts", "a"], "--server is of one server"),
         (["preflight", "f", "--token", SECRET], "No such option"),
         (["--token", SECRET, "preflight", "f"], "preflight does not use --token"),
+        (["preflight", "f", "--as", "jane"], "--as is of the sites' clusters: give --contexts"),
+        (["-n", "x", "preflight", "f"], "--namespace is of the sites' clusters"),
+        (["--context", "x", "trust", "verify", "f"], "trust verify does not use --context: remove"),
+        (["--token", SECRET, "trust", "verify", "f"], "trust verify does not use --token"),
         (["--token", SECRET, "run", "f"], "run does not use a cluster: remove --token"),
         (["--insecure-skip-tls-verify", "validate", "f"], "remove --insecure-skip-tls-verify"),
     ],
@@ -266,6 +270,29 @@ def test_wrong_options_are_refused_and_no_token_is_printed(
     shown = capsys.readouterr()
     assert said in " ".join(shown.err.split())
     assert SECRET not in shown.err + shown.out
+
+
+@pytest.mark.parametrize("options", [["--token", SECRET, "--as", "jane"], ["-n", "ml"]])
+def test_doctor_checks_the_cluster_of_any_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr("dlion_cli.preflight_checks.software_checks.software_checks", list)
+    monkeypatch.setattr("dlion_cli.preflight_checks.machine_checks.machine_checks", list)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert main(["doctor", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checks"] == []
+    assert main(["doctor", "-o", "json", *options]) == ExitCode.UNAVAILABLE
+    assert "no kubeconfig file at /nowhere" in capsys.readouterr().out
+
+
+def test_the_help_of_a_namespace_tells_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, said in (
+        ("preflight", "The operators' namespace. Default: dlion"),
+        ("doctor", "Namespace of jobs. Default: the context's."),
+        ("get", "Namespace. Default: the context's."),
+    ):
+        assert main([command, "--help"]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_authority_and_none_exclude_each_other(file: str) -> None:

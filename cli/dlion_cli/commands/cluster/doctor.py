@@ -44,9 +44,11 @@ _MAX_RESPONSE_S: Final = 8.0
     metavar="SECONDS", default=MAX_TIMEOUT_S, show_default=True, help="Limit for all checks.",
 )  # fmt: skip
 @options.output
-@functools.partial(connection_flags, complete_namespaces=complete_namespaces)
+@functools.partial(
+    connection_flags, complete_namespaces=complete_namespaces, of_namespace="Namespace of jobs"
+)
 def doctor(operator_namespace: str, timeout_s: float, output: str, **given: Any) -> int:
-    """Check this machine, and the cluster if there is a kubeconfig.
+    """Check this machine, and the cluster if there is a kubeconfig or an option of a connection.
 
     The machine: Python, packages, TensorFlow, kernels, CPU, memory, disks, loopback, and what
     `dlion run --environment` needs. The cluster: credentials, API server, clock, DLionJobs,
@@ -63,7 +65,7 @@ def doctor(operator_namespace: str, timeout_s: float, output: str, **given: Any)
 
     connection = pop_settings(given)
     checks = [*software_checks(), *machine_checks()]
-    if connection.names_entry or connection.server or is_configured():
+    if connection != ConnectionSettings() or is_configured():
         checks += _cluster_checks(connection, operator_namespace, timeout_s)
     results = run_checks(checks, timeout_s)
     _show(results, output)

@@ -17,6 +17,7 @@ from dlion_cli.cluster.connection_flags import (
     ONE_SERVER,
     complete_contexts,
     connection_flags,
+    given_options,
     pop_settings,
 )
 from dlion_cli.cluster.contexts import Contexts
@@ -62,7 +63,10 @@ _STYLES: Final = {
     metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
-@functools.partial(connection_flags, namespace=OPERATOR_NAMESPACE, without={"context", *ONE_SERVER})
+@functools.partial(
+    connection_flags, namespace=OPERATOR_NAMESPACE, of_namespace="The operators' namespace",
+    without={"context", *ONE_SERVER},
+)  # fmt: skip
 def preflight(
     file: str,
     manifest: str | None,
@@ -93,6 +97,8 @@ def preflight(
         raise click.UsageError("FILE and --job cannot both be standard input")
     if (bandwidth or least_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
+    if not contexts and (unused := given_options(click.get_current_context())):
+        raise click.UsageError(f"{unused[0]} is of the sites' clusters: give --contexts")
     connection = pop_settings(given)
     sites = read_sites(file, valid_for=timedelta(0))
     job = None if manifest is None else read_job(manifest, source=source_of(manifest))

@@ -24,6 +24,7 @@ from dlion_api.protocol.revocation import (
 from dlion_api.spec import load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.connection_flags import ConnectionGroup
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.inputs.bundles import Bundle
@@ -39,7 +40,7 @@ ATTEMPTS: Final = 5
 """The operator writes to the same object, which refuses a change of an older version."""
 
 
-@click.group()
+@click.group(cls=ConnectionGroup)
 def trust() -> None:
     """Decide which sites and workers are trusted.
 
