@@ -71,9 +71,10 @@ class ServerUrlType(click.ParamType[str]):
         if url.username or url.password:
             self.fail("credentials stand in the URL: remove them, and use --token", param, ctx)
         if url.scheme not in ("http", "https") or not url.hostname or port == 0:
-            self.fail(f"{text!r} is no URL of a server: write https://HOST:PORT", param, ctx)
+            shown = "this value" if re.search("[@?#]", text) else repr(text)  # no password
+            self.fail(f"{shown} is no URL of a server: write https://HOST:PORT", param, ctx)
         if url.query or url.fragment or not (text.isascii() and text.isprintable()):
-            self.fail(f"{text!r} has more than a server and a path", param, ctx)
+            self.fail("the URL has more than a server and a path in ASCII", param, ctx)
         return url.geturl().rstrip("/")  # the client would use no authority for HTTPS://
 
 
@@ -248,9 +249,9 @@ def selects_cluster() -> bool:
 
 
 def given_so_far(context: click.Context) -> dict[str, Any]:
-    """The settings before and after the command, to complete others."""
-    before = {} if context.parent is None else context.parent.params
-    return {**given_settings(before), **given_settings(context.params)}
+    """The settings before and after the command and its groups, to complete others."""
+    before = {} if context.parent is None else given_so_far(context.parent)
+    return {**before, **given_settings(context.params)}
 
 
 def complete_contexts(

@@ -27,8 +27,8 @@ class ConnectionSettings:
 
     @property
     def names_entry(self) -> bool:
-        """Whether it names something that only a kubeconfig has."""
-        return any((self.kubeconfig, self.context, self.cluster, self.user))
+        """Whether it names an entry of a kubeconfig."""
+        return any((self.context, self.cluster, self.user))
 
     @property
     def changes_server(self) -> bool:

@@ -145,11 +145,12 @@ def _load_kubeconfig(settings: ConnectionSettings, chosen: KubeContext, configur
         else library.ConfigNode("options", empty)
     )
     active = chosen.name
+    context = _context(merged, chosen.name)
+    user = settings.user or context.get("user")
+    _resolve_paths(merged, user)
     if settings.cluster or settings.user or settings.token or settings.changes_server:
         active = _CHANGED
-        context = _context(merged, chosen.name)
         cluster = settings.cluster or context.get("cluster")
-        user = settings.user or context.get("user")
         if settings.changes_server:
             _add_cluster(library, merged, cluster, settings)
             cluster = _CHANGED
@@ -167,6 +168,17 @@ def _context(merged: Any, name: str) -> Mapping[str, Any]:
         return {}
     entry: Mapping[str, Any] = merged["contexts"].get_with_name(name).value["context"]
     return entry
+
+
+def _resolve_paths(merged: Any, user: str | None) -> None:
+    """Make the user's paths absolute: the client takes those of a certificate as the cluster's."""
+    entry = merged["users"].get_with_name(user, safe=True) if user else None
+    if entry is None or entry.path is None:
+        return
+    given = entry.value["user"]
+    for key in ("client-certificate", "client-key"):
+        if isinstance(given, dict) and isinstance(given.get(key), str):
+            given[key] = str(Path(entry.path).absolute().parent / given[key])
 
 
 def _add_cluster(library: Any, merged: Any, name: str | None, settings: ConnectionSettings) -> None:

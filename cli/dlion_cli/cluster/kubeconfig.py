@@ -42,18 +42,21 @@ def choose_context(
     impersonation that is invalid.
     """
     paths = _paths(given.kubeconfig, environment)
-    existing = [path for path in paths if path.is_file()]
-    if not existing:
-        if not given.names_entry and given.server:
+    found = {path: _read(path) for path in paths if path.is_file()}
+    filled = {path: document for path, document in found.items() if document}
+    if not filled:
+        may_lack = not given.names_entry and bool(found or not given.kubeconfig)
+        if may_lack and given.server:
             return KubeContext("", "", DEFAULT_NAMESPACE)
-        if not given.names_entry and environment.get("KUBERNETES_SERVICE_HOST"):
+        if may_lack and environment.get("KUBERNETES_SERVICE_HOST"):
             return None
+        what = "nothing in the kubeconfig" if found else "no kubeconfig file at"
         raise DataError(
-            f"no kubeconfig file at {', '.join(map(str, paths))}. Name one with --kubeconfig or "
+            f"{what} {', '.join(map(str, found or paths))}. Name one with --kubeconfig or "
             "$KUBECONFIG"
         )
-    documents = [_read(path) for path in existing]
-    files = os.pathsep.join(map(str, existing))
+    documents = list(filled.values())
+    files = os.pathsep.join(map(str, filled))
     for kind, name in (("cluster", given.cluster), ("user", given.user)):
         if name and name not in (known := _names(documents, kind)):
             raise _absent_entry(files, kind, name, known)

@@ -23,7 +23,8 @@ def reject_late_options(arguments: Sequence[str]) -> None:
     """Raises: UsageError for an option after `--`; what stands there is a name."""
     names = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     if late := next((each for each in names if len(each) > 1 and each.startswith("-")), None):
-        raise click.UsageError(f"{late} stands after --, where names stand: put it before --")
+        name = late.partition("=")[0] if late.startswith("--") else late[:2]  # without a token
+        raise click.UsageError(f"{name} stands after --, where names stand: put it before --")
 
 
 def _options(command: click.Command) -> Iterator[click.Option]:

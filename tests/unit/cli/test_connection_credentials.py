@@ -2,7 +2,8 @@
 
 Proves: credentials follow no redirect, and reach another machine by TLS alone; the user of a
 kubeconfig acts as the one of `as`, with its groups, in commands in pods too, unless `--as` names
-another; values that no header carries are refused.
+another; values that no header carries are refused. Relative paths of a user's certificate are of
+its own file; an empty file is as none.
 
 Leaves out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
 """
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
+from self_signed import self_signed
 from told_servers import Server, served, server_url
 
 NONE = (200, json.dumps({"items": [], "metadata": {}}))
@@ -125,3 +128,36 @@ def test_wrong_impersonation_of_the_kubeconfig_is_refused(
         pytest.raises(DataError, match=said),
     ):
         connect(ConnectionSettings(kubeconfig=file))
+
+
+@pytest.mark.parametrize("options", [{"user": "adm"}, {"user": "adm", "cluster": "c"}])
+def test_a_certificates_path_is_relative_to_the_users_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    (tmp_path / "users").mkdir()
+    (tmp_path / "clusters").mkdir()
+    certificate = self_signed(tmp_path / "users", "adm")
+    pem = {"client-certificate": certificate.name, "client-key": certificate.name}
+    users = {"users": [{"name": "adm", "user": pem}]}
+    clusters = {"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}]}
+    (tmp_path / "users/config").write_text(yaml.safe_dump(users))
+    (tmp_path / "clusters/config").write_text(yaml.safe_dump(clusters))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "clusters/config:users/config")
+    server = None if "cluster" in options else "https://127.0.0.1:9"
+    with contextlib.closing(connect(ConnectionSettings(server=server, **options))) as client:
+        assert client.client_certificate() == certificate.read_bytes()
+
+
+def test_an_empty_kubeconfig_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server({"dlionjobs": NONE})
+    with served(tmp_path / "config", {"here": server}) as file:
+        url = server_url(file, "here")
+        (tmp_path / "empty").write_text("# nothing\n")
+        empty = str(tmp_path / "empty")
+        assert main(["get", "--kubeconfig", empty, "-s", url, "--token", SECRET]) == 0
+        monkeypatch.setenv("KUBECONFIG", f"{empty}:{file}")
+        assert main(["get"]) == 0
+        with pytest.raises(DataError, match=r"nothing in the kubeconfig .*empty\. Name one"):
+            connect(ConnectionSettings(kubeconfig=empty))
+    assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"

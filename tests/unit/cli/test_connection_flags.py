@@ -245,7 +245,13 @@ def test_what_the_files_lack_is_said(
         (["get", "--server", "plant-a:6443"], "write https://HOST:PORT"),
         (["get", "--server", "https://h:99999999"], "the URL is invalid"),
         (["get", "--server", f"https://jane:{SECRET}@h"], "credentials stand in the URL"),
-        (["get", "--server", "https://h?x=1"], "more than a server and a path"),
+        (["get", "--server", f"https://h?access_token={SECRET}"], "more than a server and a path"),
+        (["get", "--server", f"https://h#{SECRET}"], "more than a server and a path"),
+        (["get", "-s", f"jane:{SECRET}@h"], "this value is no URL of a server"),
+        (["get", "-s", f"h:6443/?access_token={SECRET}"], "this value is no URL of a server"),
+        (["get", "--", f"--token={SECRET}"], "--token stands after --"),
+        (["get", "--", f"-s=https://jane:{SECRET}@h"], "-s stands after --"),
+        (["get", "--", f"-shttps://jane:{SECRET}@h"], "-s stands after --"),
         (["get", "--token", f"{SECRET}\nX-Admin: 1"], "has a space or line break"),
         (["get", "--token="], "the value is empty"),
         (["get", "--as", "jäne"], "not ASCII"),
@@ -365,10 +371,12 @@ def test_clusters_and_users_are_completed_from_the_kubeconfig(file: str) -> None
     bare = click.Command("get", params=[])
     named = connection_flags(lambda: None)
     options: dict[str, click.Option] = {each.name: each for each in named.__click_params__}
-    context = click.Context(get, parent=click.Context(bare))
-    assert context.parent is not None
-    context.parent.params["kubeconfig"] = file  # before the command
-    for name in ("cluster", "user"):
-        found = options[name].shell_complete(context, "plant-b")
-        assert [each.value for each in found] == ["plant-b"], name
-    assert complete_contexts(context, options["context"], "plant-a,") == ["plant-a,plant-b"]
+    root = click.Context(bare)
+    root.params["kubeconfig"] = file  # before the command
+    for parent in (root, click.Context(click.Group("trust"), parent=root)):
+        context = click.Context(get, parent=parent)
+        for name in ("cluster", "user"):
+            found = options[name].shell_complete(context, "plant-b")
+            assert [each.value for each in found] == ["plant-b"], name
+        found_contexts = complete_contexts(context, options["context"], "plant-a,")
+        assert found_contexts == ["plant-a,plant-b"]

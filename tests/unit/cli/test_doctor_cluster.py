@@ -346,7 +346,7 @@ def test_a_dead_server_is_named(tmp_path: Path) -> None:
         (None, None, "no kubeconfig file at"),
         ("a: [", None, "cannot be read"),
         ("[]", None, "contains no mapping"),
-        ("{}", "absent", "there is no context 'absent'"),
+        ("{}", "absent", "nothing in the kubeconfig"),
     ],
 )
 def test_an_unusable_kubeconfig_is_named(
