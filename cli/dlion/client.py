@@ -198,7 +198,7 @@ class Client:
 
         A simulation is one process with one log, which a local run has, too: `worker=None`. With
         `follow` new lines come until the run has ended. Raises: AbsentError or SpecError if there
-        is no such job or worker.
+        is no such job or worker; while lines are read, DataError if the log cannot be read.
         """
         return self._backend.logs(name, worker, follow)
 

@@ -81,7 +81,8 @@ class KubernetesBackend:
     ) -> JobSnapshot:
         """Submit the job, as `dlion submit`.
 
-        Raises: SpecError, also if this run of the job has ended already; and as `submit_manifest`.
+        Raises: SpecError, also if this run of the job has ended already; ProgramError for a wrong
+        program file; and as `submit_manifest`.
         """
         if environment is not None:
             problem = Problem(

@@ -33,6 +33,7 @@ from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import default_folder
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, MODEL_AND_DATA
 from dlion_results.run_folder.lock import lock_holder
+from dlion_results.run_folder.regular_files import opened
 from dlion_results.run_folder.storage import storage_error
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _POLL_S: Final = 0.2
 _RELEASE_WITHIN_S: Final = 2.0
 """A process that ends holds its lock a little longer."""
 _REMOVE_ATTEMPTS: Final = 10
-"""Longer lines of a log are split."""
 
 
 class LocalBackend:
@@ -263,6 +263,11 @@ class LocalBackend:
             if not follow or not reader.is_running():
                 return
             time.sleep(_POLL_S)
+        try:
+            with opened(log):
+                pass
+        except OSError as error:
+            raise DataError(f"{log}: cannot be read: {error.strerror or error}") from None
         file = GrowingFile(log, None)
         while True:
             is_last = not follow or not reader.is_running()

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -388,6 +389,21 @@ def test_logs_are_read_by_rank(tmp_path: Path, client: dlion.Client) -> None:
             client.get_job_logs(NAME, worker=rank)
     with pytest.raises(UnavailableError, match="terminal"):
         client.get_job_logs(NAME, worker=None)
+
+
+def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, client: dlion.Client) -> None:
+    path = make(tmp_path, Ending("x"))
+    (path / "state").mkdir()
+    (path / "logs").mkdir()
+    (path / "logs" / "worker-0.log").write_text("one\n")
+    lines = client.get_job_logs(NAME, worker=0)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))  # holds for a superuser, too
+    try:
+        with pytest.raises(DataError, match=r"worker-0\.log: cannot be read: Too many open"):
+            next(lines)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_log_that_is_cut_is_followed(running: Path, client: dlion.Client) -> None:

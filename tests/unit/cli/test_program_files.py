@@ -231,6 +231,19 @@ def test_missing_data_are_a_warning_that_run_ends_with(
     assert warned in " ".join(capsys.readouterr().err.split())
 
 
+def test_missing_data_beside_a_missing_program_are_no_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dlion run` ends with the program's code, not with that of the data."""
+    trainer = {"dataset": {"path": "no.npz", "format": "npz"}, "program": {"file": "no.py"}}
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job_document(1, trainer=trainer)))
+    words = [str(manifest), "--data-root", str(tmp_path)]
+    assert main(["run", *words]) == ExitCode.PROGRAM
+    assert main(["validate", *words]) == ExitCode.PROGRAM
+    assert "would end with" not in capsys.readouterr().err
+
+
 def test_a_wrong_program_among_wrong_manifests_gives_the_manifests_code(tmp_path: Path) -> None:
     program = job_document(2, trainer={"program": {"file": "none.py"}})
     for others, code in (([], ExitCode.PROGRAM), ([{"kind": "Job"}], ExitCode.SPEC)):

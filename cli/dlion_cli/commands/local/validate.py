@@ -46,8 +46,8 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     """Validate manifests and environment files; `-` reads standard input.
 
     Reports all problems of every document. A program of your own beside the manifest is run on one
-    batch of the first worker's data; with --no-run it is only parsed. Missing data are a warning:
-    `dlion run` here would end with 66, the sites may have them.
+    batch of the first worker's data; with --no-run it is only parsed. Missing data are a warning,
+    which --no-run omits: `dlion run` here would end with 66, the sites may have them.
 
     The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
     the program is missing, has no build_model(), or fails.
@@ -104,7 +104,7 @@ def _check_document(
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
     note, code = "", ExitCode.PROGRAM
-    warning = _missing_data(job, data_root)
+    warning = "" if problems else _missing_data(job, data_root)  # `dlion run` tells problems first
     if root is None and job.spec.trainer.program.file:
         note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
