@@ -54,7 +54,7 @@ def build_model() -> keras.Model:
 def load_data(split: str, site: str, worker_index: int) -> tuple[np.ndarray, np.ndarray]:
     """Generated images: stripes in one of four directions, with noise.
 
-    A site has two of the directions, so that alone it names at most half of the test images.
+    A site has two of the directions, so that alone it names about half of the test images at most.
     Replace this with your own data, for example `np.load(f"/data/{site}/{split}.npz")` and
     `return file["x"], file["y"]`.
     """

@@ -95,7 +95,12 @@ def test_the_tutorial_runs_from_top_to_bottom(clone: Path) -> None:
         assert ending["stop_reason"].startswith("targetAccuracy 0.97 reached"), ending
     rows = document(runs / "compared" / "comparison.json")["rows"]
     sent = {row["variant"]: row["bytes_to_target"]["median"] for row in rows}
-    assert 4 < sent["full"] / sent["adaptive"] < 9, "the page has six times"
+    assert 5 < sent["full"] / sent["adaptive"] < 11, "the page has eight times"
+    seconds = {row["variant"]: row["time_to_target_s"]["median"] for row in rows}
+    assert 0.9 < seconds["full"] / seconds["adaptive"] < 1.4, "the page has 1.1 times"
+    alone = document(runs / "alone" / "summary.json")
+    accuracies = [each["accuracy"]["best"] for each in alone["workers"]]
+    assert max(accuracies) < 0.55, "the page has about half"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
