@@ -4,13 +4,12 @@ Each is kept until the trainer has read it, which may compute for seconds. Bytes
 link; small messages cost far more memory than bytes.
 """
 
-from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
-
 MESSAGES_PER_S = 2000.0
 """For long. A step sends a few, and takes a millisecond at least."""
 
-MAX_BURST = 4 * MAX_QUEUED_MESSAGES
-"""At once, as after a silence: whatever a sender's queue may hold."""
+MAX_BURST = 10_000
+"""At once. While this process gets no processor, a connection holds the messages of seconds: a peer
+with a small model makes hundreds of steps a second."""
 
 
 class MessageRate:

@@ -19,3 +19,10 @@ def test_what_comes_for_long_is_limited(per_s: float, is_allowed: bool) -> None:
     count = 20 * MAX_BURST
     times_s = [number / (per_s * MESSAGES_PER_S) for number in range(count)]
     assert all(rate.allows(time_s) for time_s in times_s) == is_allowed
+
+
+def test_what_a_connection_held_while_its_receiver_stood_still_is_taken() -> None:
+    """A peer makes 300 steps a second, with a message each; the receiver is away for ten."""
+    rate = MessageRate(0.0)
+    assert all(rate.allows(number / 300) for number in range(3000))
+    assert all(rate.allows(20.0) for _ in range(3000))
