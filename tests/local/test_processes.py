@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,16 @@ def test_a_child_has_its_environment_prefix_and_log(group: ProcessGroup) -> None
                 env={"A": "a"}, prefix=["env", "B=b"])  # fmt: skip
     wait_until(lambda: group.poll() == {"one": 7}, "ended")
     assert group.log_path("one").read_text() == "a b\nwrong\n"
+
+
+def test_children_are_polled_while_more_are_started(group: ProcessGroup) -> None:
+    """As where Ctrl-C ends a run that still starts."""
+    names = [f"child-{number}" for number in range(60)]
+    with ThreadPoolExecutor(1) as starter:
+        started = [starter.submit(group.start, name, ["true"]) for name in names]
+        while not all(each.done() for each in started):
+            group.poll()
+    wait_until(lambda: group.poll() == dict.fromkeys(names, 0), "all have ended")
 
 
 def test_a_name_may_come_again_after_its_end_only(group: ProcessGroup) -> None:

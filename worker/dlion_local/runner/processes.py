@@ -116,7 +116,8 @@ class ProcessGroup:
 
     def poll(self) -> dict[str, int | None]:
         """Every child's exit code: None while it runs, -n if signal n ended it."""
-        return {name: child.poll() for name, child in self._children.items()}
+        children = list(self._children.items())  # the starter's thread may add one meanwhile
+        return {name: child.poll() for name, child in children}
 
     def running(self) -> tuple[str, ...]:
         return tuple(name for name, code in self.poll().items() if code is None)
