@@ -79,7 +79,7 @@ class LinkCounters:
     """Counters of one link since the exchange started; they survive reconnections.
 
     Bytes are as passed to gRPC, without TLS and TCP headers. `unacknowledged_bytes` never exceeds
-    `window_bytes` (two budgets). No total shrinks.
+    `window_bytes` as it was when they were sent. No total shrinks.
     """
 
     connected: bool

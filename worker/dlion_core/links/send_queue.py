@@ -15,7 +15,7 @@ from dlion_core.links.framing import (
     carries_gradient,
     lane_of,
 )
-from dlion_core.links.link_budget import LinkBudget, QueueRule
+from dlion_core.links.link_budget import UNBUDGETED_WINDOW_BYTES, LinkBudget, QueueRule
 from dlion_core.policies.interface import Message
 
 CHUNKS_PER_WINDOW = 4
@@ -34,6 +34,10 @@ MAX_QUEUED_MESSAGES = 64
 CHUNK_S = 0.125
 """A chunk takes the link at most this long, so that a large drop in its rate shows within a step or
 two."""
+
+WINDOW_ROUND_TRIPS = 2
+"""The window holds at least what the link carries in so many round trips: less would hold up a
+message of more than a window where an acknowledgement takes longer than a step."""
 
 MIN_BUSY_PAYLOADS = 2
 """With this many payloads in flight a link is busy: the first may just have arrived, the next has
@@ -104,8 +108,11 @@ class SendQueue:
 
     @property
     def window_bytes(self) -> int:
-        """The limit for `unacknowledged_bytes`: two budgets."""
-        return self._budget.window_bytes
+        """The limit for `unacknowledged_bytes`: two budgets, or what two round trips carry."""
+        if self._bandwidth_bytes_per_s is None or not self._acknowledged_frames:
+            return self._budget.window_bytes
+        carried = WINDOW_ROUND_TRIPS * self._base_delay_s * self._bandwidth_bytes_per_s
+        return max(self._budget.window_bytes, int(min(carried, UNBUDGETED_WINDOW_BYTES)))
 
     def set_budget(
         self, budget_bytes: int | None, bandwidth_bytes_per_s: float | None = None

@@ -20,6 +20,7 @@ from dlion_core.links.link_budget import (
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
     SIMILAR_FRACTION,
+    UNBUDGETED_WINDOW_BYTES,
     QueueRule,
     equalize_similar,
 )
@@ -323,6 +324,21 @@ def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it
     wire.deliver()
     wire.fill()
     assert flags(wire)[-1]
+
+
+def test_the_window_holds_what_two_round_trips_carry() -> None:
+    wire = Wire()
+    wire.send_queue.set_budget(4 * KIB, 64 * KIB)
+    assert wire.send_queue.window_bytes == 8 * KIB
+    wire.send_queue.heartbeat()
+    wire.fill()
+    wire.now_s = 0.25
+    wire.deliver()
+    assert wire.send_queue.window_bytes == 32 * KIB
+    wire.send_queue.set_budget(100 * KIB, 64 * KIB)
+    assert wire.send_queue.window_bytes == 200 * KIB
+    wire.send_queue.set_budget(4 * KIB, 1e12)
+    assert wire.send_queue.window_bytes == UNBUDGETED_WINDOW_BYTES
 
 
 def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> None:

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
 from dlion_core.links.events import StateSnapshot
-from dlion_core.links.framing import MAX_CHUNK_BYTES
-from dlion_core.links.state_transfer import StateAssembler, state_chunks
+from dlion_core.links.state_transfer import CHUNK_BYTES, StateAssembler, state_chunks
 
-LIMIT = 4 * MAX_CHUNK_BYTES
+LIMIT = 4 * CHUNK_BYTES
 
 
 @settings(deadline=None)  # a busy machine stands still for longer
 @given(
-    st.sampled_from([1, 2, MAX_CHUNK_BYTES - 1, MAX_CHUNK_BYTES, MAX_CHUNK_BYTES + 1, LIMIT]),
+    st.sampled_from([1, 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, LIMIT]),
     st.integers(0, 2**40),
 )
 def test_a_state_of_any_size_comes_together(size: int, samples: int) -> None:
@@ -51,7 +50,7 @@ def test_a_wrong_chunk_is_refused(words: str, spoil: Callable[[StateChunk], None
 
 
 def test_a_chunk_of_another_state_is_refused() -> None:
-    first, second = state_chunks(StateSnapshot(1, 1, bytes(MAX_CHUNK_BYTES + 1)))
+    first, second = state_chunks(StateSnapshot(1, 1, bytes(CHUNK_BYTES + 1)))
     other = StateChunk.FromString(second)
     other.iteration = 2
     assembly = StateAssembler(LIMIT)
@@ -61,8 +60,8 @@ def test_a_chunk_of_another_state_is_refused() -> None:
 
 
 def test_a_chunk_that_skips_another_is_refused() -> None:
-    first, _, third = state_chunks(StateSnapshot(1, 1, bytes(2 * MAX_CHUNK_BYTES + 1)))
+    first, _, third = state_chunks(StateSnapshot(1, 1, bytes(2 * CHUNK_BYTES + 1)))
     assembly = StateAssembler(LIMIT)
     assembly.feed(first)
-    with pytest.raises(ContractError, match=f"expected: at {MAX_CHUNK_BYTES}"):
+    with pytest.raises(ContractError, match=f"expected: at {CHUNK_BYTES}"):
         assembly.feed(third)
