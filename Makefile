@@ -29,7 +29,8 @@ quickstart: setup ## Train the main example on this machine, with an exchange an
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/adaptive && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
 	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
-	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html
+	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html && \
+	echo "The page above, for a browser, compares both runs. Next: docs/tutorial.md"
 
 picture: setup ## Draw the pictures of README and docs from the newest quick start (screenshots with chromium)
 	@out=$$(ls -d runs/quickstart-* | tail -1) && mkdir -p docs/images && \

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def calibrate(
     if out is not None:  # last: if this fails, the result is already printed
         write_whole(out, text.encode())
         click.echo(f"Calibration: {out}", err=output == "json")
+        simulate = f"dlion simulate FILE --environment NAME --calibration {shlex.quote(str(out))}"
+        click.echo(f"next: {simulate}", err=output == "json")
 
 
 def _step(
