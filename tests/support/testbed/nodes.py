@@ -108,10 +108,11 @@ class Node:
                 self.load_image(image.archive)
 
     def name_image(self, reference: str, name: str) -> None:
-        """Gives an image that it holds another name, too. Raises: UnavailableError."""
+        """Gives an image that it holds another name, too, also again. Raises: UnavailableError."""
         self.machine.run(
-            "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "tag", reference, name
-        )
+            "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "tag", "--force",
+            reference, name,
+        )  # fmt: skip
 
     def images(self) -> list[str]:
         """References of the images it holds."""
