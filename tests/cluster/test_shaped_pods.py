@@ -122,4 +122,5 @@ def test_groups_and_keeper_run_on_their_own_kinds_of_nodes(
     kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=300)
     wide = kubectl.run("get", "dlj", "-o", "wide").splitlines()
     print("\n".join(wide))
-    assert wide[0].split()[-5:] == ["RUN", "POLICY", "LOSS", "ACCURACY", "REASON"]
+    columns = ["RUN", "POLICY", "LOSS", "ACCURACY", "ETA-SECONDS", "REASON"]
+    assert wide[0].split()[-len(columns) :] == columns
