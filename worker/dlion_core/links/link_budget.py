@@ -45,7 +45,7 @@ class LinkBudget:
 
     @property
     def window_bytes(self) -> int:
-        """The limit for bytes sent and not acknowledged: two budgets."""
+        """Two budgets: the limit for bytes sent and not acknowledged if round trips are short."""
         if self.budget_bytes is None:
             return UNBUDGETED_WINDOW_BYTES
         return 2 * max(MIN_BUDGET_BYTES, self.budget_bytes)
