@@ -118,7 +118,7 @@ def test_deleting_a_job_in_training_leaves_nothing(tmp_path: Path, mark: str) ->
     client = dlion.Client("local", root=tmp_path / "runs")
     job = client.train(document)
     follower = client.get_job_logs(job.name, worker=0, follow=True)
-    assert "supervisor" in next(follower), "it waits for the log"
+    assert "INFO dlion_worker." in next(follower), "it waits for the log"
     training = client.wait_for_job_status(job.name, {"Training"}, timeout_s=LONG_S)
     assert training.progress is None or training.progress < 0.5
     client.delete_job(job.name)

@@ -123,8 +123,11 @@ class Leases:
         for namespace in wanted - self._states.keys():
             self._states[namespace] = _LeaseState()
         unwanted = self._states.keys() - wanted
-        due = [n for n in wanted if self._states[n].due_s <= self._monotonic_s()]
-        await asyncio.gather(*map(self._check, due), *map(self._release, unwanted))
+        due = {n for n, state in self._states.items() if state.due_s <= self._monotonic_s()}
+        # One that is no longer wanted is released at once, and again when due.
+        released = {n for n in unwanted if n in due or self._states[n].is_ours}
+        checks = map(self._check, due & wanted)
+        await asyncio.gather(*checks, *map(self._release, released))
 
     async def release(self) -> None:
         """Release all Leases, so that another operator can continue at once. Write nothing
@@ -219,21 +222,34 @@ class Leases:
         state.renewed_s, state.is_ours = renewed_s, True
 
     async def _release(self, namespace: str) -> None:
-        """Delete the Lease, if it is as this operator left it."""
-        state = self._states.pop(namespace)
-        if not state.is_ours:
-            return
+        """Delete the Lease, if this operator holds it. A failed deletion is repeated when due."""
+        state = self._states[namespace]
+        # From here on nothing is written there.
+        was_ours, state.is_ours, state.was_held = state.is_ours, False, False
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await self._cluster.delete(
-                    Kind.LEASE,
-                    namespace,
-                    LEASE_NAME,
-                    uid=state.uid,
-                    resource_version=state.version,
-                )
+                await self._delete(namespace, state, was_ours=was_ours)
         except (DLionError, TimeoutError) as error:
-            _LOG.info("namespace %s: its Lease is left to expire: %s", namespace, error)
+            self._log_once(namespace, state, str(error), "could not be deleted")
+            state.due_s = self._monotonic_s() + POLL_INTERVAL_S
+        else:
+            del self._states[namespace]
+
+    async def _delete(self, namespace: str, state: _LeaseState, *, was_ours: bool) -> None:
+        if was_ours:
+            with contextlib.suppress(ConflictError):
+                await self._delete_version(namespace, state.uid, state.version)
+                return
+        # A request without an answer may have created or renewed it.
+        lease = await self._cluster.get(Kind.LEASE, namespace, LEASE_NAME)
+        if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+            metadata = lease["metadata"]
+            await self._delete_version(namespace, metadata["uid"], metadata["resourceVersion"])
+
+    async def _delete_version(self, namespace: str, uid: str, version: str) -> None:
+        await self._cluster.delete(
+            Kind.LEASE, namespace, LEASE_NAME, uid=uid, resource_version=version
+        )
 
     def _log_once(self, namespace: str, state: _LeaseState, subject: str, message: str) -> None:
         if state.logged != subject:

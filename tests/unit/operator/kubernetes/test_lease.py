@@ -161,6 +161,37 @@ def test_where_there_are_no_jobs_any_more_no_lease_stays() -> None:
     assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
 
 
+def test_a_lease_that_could_not_be_deleted_is_deleted_later() -> None:
+    cluster, a, _ = two()
+    a.wanted, cluster.candidates, cluster.is_away = set(), [a], True
+    cluster.pass_by(30)
+    assert not a.holds
+    cluster.is_away = False
+    cluster.pass_by(3)
+    assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
+    assert a.leases.held() == {}
+
+
+@pytest.mark.parametrize(("verb", "after_s"), [("create", STEP_S), ("patch", 6.0)])
+def test_a_lease_is_deleted_after_a_write_whose_answer_was_lost(verb: str, after_s: float) -> None:
+    cluster = Cluster()
+    a = cluster.join("a")
+    if verb == "patch":
+        cluster.pass_by(1)
+    write = getattr(cluster.kept, verb)
+
+    async def lose_answer(*arguments: object, **options: object) -> None:
+        await write(*arguments, **options)
+        raise ServerError("no answer")
+
+    setattr(cluster.kept, verb, lose_answer)
+    cluster.pass_by(after_s)
+    assert (Kind.LEASE, LEASE_NAME) in cluster.kept.objects
+    a.wanted = set()
+    cluster.pass_by(3)
+    assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
+
+
 @pytest.mark.parametrize("away_s", [5.0, 14.0, 30.0, 600.0])
 def test_an_outage_moves_no_lease(away_s: float) -> None:
     cluster, a, b = two()
