@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from chart import CHART, NAMESPACE, Helm, image_values  # noqa: E402
-from start_times import starts_of, tell_starts  # noqa: E402
+from start_times import report_starts, starts_of  # noqa: E402
 from testbed.kubectl import Kubectl  # noqa: E402
 from testbed.project_images import build_images  # noqa: E402
 from testbed.sites import Testbed  # noqa: E402
@@ -65,7 +65,7 @@ def _run(kubectl: Kubectl, folder: Path, cpu: int) -> float:
     wait_until_trains(kubectl)
     starts = starts_of(kubectl, "digits")
     kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=120)
-    longest_s = tell_starts(starts, fetched(kubectl, folder, "--all"), applied_s)
+    longest_s = report_starts(starts, fetched(kubectl, folder, "--all"), applied_s)
     kubectl.run("delete", "dlj", "digits", "--wait=true")
     eventually(lambda: not kubectl.get("pods")["items"], within_s=90, what="no pod")
     return longest_s

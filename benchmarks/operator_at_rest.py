@@ -227,12 +227,12 @@ def _measured(kubectl: Kubectl, folder: Path, jobs: int, seconds: float) -> list
     ):
         rests = [_rest("without a job", REST_BAR_MB, operator, proxy, seconds)]
         kubectl.apply(manifest("waiting"))
-        assert waited(lambda: bool(state_of(kubectl, "waiting")), 30), operator.last_words()
+        assert waited(lambda: bool(state_of(kubectl, "waiting")), 30), operator.last_log_lines()
         kubectl.wait("--for=condition=Stalled", "dlj/waiting", timeout_s=120)
         rests.append(_rest("a job whose pods fit nowhere", REST_BAR_MB, operator, proxy, seconds))
         kubectl.run("delete", "dlj", "waiting")
         kubectl.apply(*(manifest(f"job-{number}", suspend=True) for number in range(jobs)))
-        assert waited(lambda: _suspended(kubectl) == jobs, START_S), operator.last_words()
+        assert waited(lambda: _suspended(kubectl) == jobs, START_S), operator.last_log_lines()
         for what in (f"{jobs} suspended jobs", "the same, started anew"):
             rests.append(_rest(what, SUSPENDED_BAR_MB, operator, proxy, seconds))
             operator.kill()

@@ -261,7 +261,7 @@ class Run:
         while not holds():
             self._take_peak()
             if not self._operator.is_running():
-                raise UnavailableError(f"the operator has ended: {self._operator.last_words()}")
+                raise UnavailableError(f"the operator has ended: {self._operator.last_log_lines()}")
             if time.monotonic() > deadline_s:
                 joined, pods = self._fleet.read("joined"), self._fleet.read("pods")
                 raise UnavailableError(f"not in time: {what}; {pods} pods run, {joined} joined")
@@ -340,7 +340,7 @@ def start(operator: OperatorProcess, within_s: float) -> None:
     deadline_s = time.monotonic() + within_s
     while not operator.is_ready():
         if time.monotonic() > deadline_s or not operator.is_running():
-            raise UnavailableError(f"the operator did not get ready: {operator.last_words()}")
+            raise UnavailableError(f"the operator did not get ready: {operator.last_log_lines()}")
         time.sleep(0.05)
 
 

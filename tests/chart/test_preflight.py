@@ -16,14 +16,14 @@ import yaml
 from chart import Helm, entry, merged, nested
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pytest
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 PORTS = {"plant-a": 30446, "plant-b": 30447, "plant-c": 30448}
 ENTRIES = [entry(name, address=f"127.0.0.1:{port}") for name, port in PORTS.items()]

@@ -24,13 +24,13 @@ import pytest
 import cert_manager
 from audit import (
     MODES,
-    Asked,
+    AuditedRequest,
     Right,
-    asked_by,
-    asked_by_operators,
-    granted_in_vain,
+    granted_but_unused,
     not_granted,
     refused,
+    requests_of,
+    requests_of_operators,
     used_in_modes,
 )
 from chart import Helm, helm_program, image_values
@@ -60,7 +60,7 @@ os.environ.setdefault("GOGC", "400")
 USED = pytest.StashKey[set[tuple[str, str, Right]]]()
 """By all processes of xdist together."""
 LACKING = pytest.StashKey[dict[str, list[str]]]()
-ASKED = pytest.StashKey[list[Asked]]()
+ASKED = pytest.StashKey[list[AuditedRequest]]()
 """Of the whole session: where its last test is run again, fixtures of the session are made anew."""
 
 
@@ -85,7 +85,7 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     def read_and_take_down(testbed: Testbed) -> None:
         for site in testbed.sites.values():
             if (log := site.control_plane.audit_log).exists():
-                asked.extend(asked_by_operators(log))
+                asked.extend(requests_of_operators(log))
         take_down(testbed)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +105,7 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _in_vain(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
     tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
-    return granted_in_vain(used, *tls, "Kueue", "KueueClasses")
+    return granted_but_unused(used, *tls, "Kueue", "KueueClasses")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -311,7 +311,7 @@ def operated_site(
     helm.run(*install, "--create-namespace", values=values)
     yield kubectl
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
-    denied = refused(asked_by(account, site.control_plane.audit_log))
+    denied = refused(requests_of(account, site.control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
     assert denied == [], "the operator asked for what the chart does not grant"
 

@@ -262,12 +262,12 @@ def test_an_api_server_that_fails_for_a_while_is_got_over(
     assert not children(kubectl)
     alive, starts = operator.livez(), operator.starts
     proxy.answer = None
-    assert kept_alive(operator, lambda: len(workers(kubectl)) == 3, 90), operator.last_words()
+    assert kept_alive(operator, lambda: len(workers(kubectl)) == 3, 90), operator.last_log_lines()
     there = settled(kubectl, pods=3)
     print(f"{fault}: /livez {alive}, started anew: {operator.starts - starts}")
     assert len(there) == len(set(there)), there
     if fault != "401 on all":
-        assert (operator.starts, alive[0]) == (starts, 200), operator.last_words()
+        assert (operator.starts, alive[0]) == (starts, 200), operator.last_log_lines()
 
 
 def test_answers_that_come_late_are_waited_for(
@@ -313,7 +313,7 @@ def test_an_api_server_that_is_away_is_got_over(
         kubectl.apply(manifest(suspend=True))
         began_s = time.monotonic()
         look = partial(_is_suspended, kubectl)
-        assert kept_alive(operator, look, 120), operator.last_words()
+        assert kept_alive(operator, look, 120), operator.last_log_lines()
         print(
             f"{how} for {away_s:g} s: /livez {alive}, starts: {operator.starts}, "
             f"acts again within {time.monotonic() - began_s:.0f} s"

@@ -64,12 +64,12 @@ def test_an_etcd_that_is_restored_is_taken_for_the_truth(
         assert state_of(kubectl) == "Suspended"
         assert not children(kubectl)
         restored = "dlion_operator_restores_total"
-        assert waited(lambda: operator.metric(restored) >= 1, NOTICED_S), operator.last_words()
+        assert waited(lambda: operator.metric(restored) >= 1, NOTICED_S), operator.last_log_lines()
         print(f"noticed {time.monotonic() - began_s:.0f} s after the restore")
         assert waited(lambda: operator.livez()[0] == 503, 5)
         assert "went back" in operator.livez()[1]
         kubectl.apply(manifest())
-        assert waited(lambda: len(workers(kubectl)) == 3, 90), operator.last_words()
+        assert waited(lambda: len(workers(kubectl)) == 3, 90), operator.last_log_lines()
         assert not [each for each in children(kubectl) if "later" in each]
         operator.end()
         operator.start()  # as a kubelet does then

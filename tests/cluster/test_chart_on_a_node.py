@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from audit import Right, asked_by, refused, used
+from audit import Right, refused, requests_of, used
 from chart import CHART, NAMESPACE, Helm, helm_program
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
@@ -160,7 +160,7 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
 ) -> None:
     chosen = values | {"namespaces": namespaces}
     log = site.control_plane.audit_log
-    before = len(asked_by(ACCOUNT, log))
+    before = len(requests_of(ACCOUNT, log))
     install(helm, site, chosen)
     assert "Succeeded" in helm.run("test", "dlion", "-n", NAMESPACE)
     kubectl = replace(site.kubectl, namespace="ml")
@@ -173,7 +173,7 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
     while not (state_of(kubectl, name) and kubectl.get("jobs")["items"]):
         assert time.monotonic() < deadline_s, state_of(kubectl, name)
         time.sleep(0.5)
-    asked = asked_by(ACCOUNT, log)[before:]
+    asked = requests_of(ACCOUNT, log)[before:]
     assert refused(asked) == []
     assert Right("batch", "jobs", "create") in used(asked, "ml")
     kubectl.run("delete", "dlionjob", name)
@@ -184,7 +184,7 @@ def test_a_job_trains_to_its_end_by_roles_alone(
     helm: Helm, site: Site, values: dict[str, Any]
 ) -> None:
     log = site.control_plane.audit_log
-    before = len(asked_by(ACCOUNT, log))
+    before = len(requests_of(ACCOUNT, log))
     install(helm, site, values | {"namespaces": ["ml"]})
     bound = json.dumps(site.kubectl.get("clusterrolebindings")["items"])
     assert '"dlion-operator"' not in bound
@@ -196,7 +196,7 @@ def test_a_job_trains_to_its_end_by_roles_alone(
     kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=400)
     jobs = kubectl.get("jobs")["items"]
     assert [each["status"].get("succeeded") for each in jobs] == [1]
-    asked = asked_by(ACCOUNT, log)[before:]
+    asked = requests_of(ACCOUNT, log)[before:]
     assert refused(asked) == []
     assert used(asked, "") == set()
     kubectl.run("delete", "dlionjob", "digits")

@@ -300,7 +300,7 @@ def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
     two_sites.federate_by_gateways()
     job = _job()
     with two_sites.job("Gateway", lambda site: two_sites.operators_come_in[site.name]):
-        _check_followed(two_sites.contexts.said("logs", "digits", "--tail", "2"))
+        _check_followed(two_sites.contexts.output("logs", "digits", "--tail", "2"))
         for site, other in (two_sites.sites, two_sites.sites[::-1]):
             assert _service_types(site.kubectl, "--all-namespaces") == {"ClusterIP"}
             taken = two_sites.gateways[site.name].taken_bytes()

@@ -262,7 +262,7 @@ def _operated(control_planes: dict[str, Kubectl], tmp_path: Path) -> Iterator[li
         yield made
         for each in made:
             defects = each.operator.metric('dlion_operator_reconciles_total{result="defect"}')
-            assert defects == 0, each.operator.last_words()
+            assert defects == 0, each.operator.last_log_lines()
 
 
 GROUPS = [{"name": "small", "workers": 1}]
@@ -331,7 +331,7 @@ def test_two_sites_see_the_whole_job(
 def _one_command_shows_both(a: OperatedSite, b: OperatedSite, folder: Path) -> None:
     """`dlion get --contexts`, of one file with a context of each cluster."""
     both = SeveralContexts({site.name: site.kubectl for site in (b, a)}, folder)
-    _, *rows = (line.split() for line in both.said("get", "digits"))
+    _, *rows = (line.split() for line in both.output("get", "digits"))
     assert [row[:2] for row in rows] == [["plant-b", "digits"], ["plant-a", "digits"]]
     assert all("3/3" in row for row in rows), rows
 

@@ -69,7 +69,7 @@ def check_served(at: Scene, case: Case) -> None:
     until(lambda: refused(at, case.at, reason) > before, f"counted: {case}")
     if case.at in ("exchange", "measuring"):
         until(lambda: len(at.records()) > records, f"an event: {case}")
-    elif not case.told:
+    elif not case.reported:
         begins = f"{case.at}: {reason}: "
         until(lambda: any(m.startswith(begins) for m in at.events("CallerRefused")), begins)
 

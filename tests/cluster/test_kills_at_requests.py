@@ -133,7 +133,7 @@ def killed_at_every_request(
     act()
     while True:
         is_up = partial(_is_held_or_alive, proxy, operator)
-        assert waited(is_up, 30, every_s=0.05), operator.last_words()
+        assert waited(is_up, 30, every_s=0.05), operator.last_log_lines()
         reached = gate.reached.wait(patience_s) or (not done() and gate.reached.wait(BUSY_S))
         if not reached:
             proxy.release()

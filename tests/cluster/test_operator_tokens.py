@@ -110,7 +110,7 @@ def test_a_token_that_is_refused_gives_way_to_the_next(
         assert not workers(home)
         account.take(token_of(home, NAME))
         began_s = time.monotonic()
-        assert waited(acts(home, operator), ACTS_WITHIN_S), operator.last_words()
+        assert waited(acts(home, operator), ACTS_WITHIN_S), operator.last_log_lines()
         print(
             f"acts {time.monotonic() - began_s:.0f} s after the new token; {operator.starts} starts"
         )
@@ -140,12 +140,12 @@ def test_the_end_of_a_token_is_survived_by_an_exchange_before_or_after_it(
         ended_s = time.monotonic() - made_s
         for home in homes:
             home.apply(manifest())
-        assert waited(lambda: len(workers(homes[0])) == 3, 30), one.last_words()
+        assert waited(lambda: len(workers(homes[0])) == 3, 30), one.last_log_lines()
         assert waited(lambda: is_refusing(other), 90)
         assert not workers(homes[1])
         late.take(token_of(homes[1], NAME, seconds=LIFE_S))
         began_s = time.monotonic()
-        assert waited(acts(homes[1], other), ACTS_WITHIN_S), other.last_words()
+        assert waited(acts(homes[1], other), ACTS_WITHIN_S), other.last_log_lines()
         print(
             f"refused {ended_s:.0f} s after it was made; exchanged in time: {one.starts} start, "
             f"exchanged late: acts after {time.monotonic() - began_s:.0f} s, {other.starts} starts"

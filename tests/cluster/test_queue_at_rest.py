@@ -143,7 +143,7 @@ def test_an_outage_of_kueues_webhook_ends_nothing_and_hides_no_later_admission(
     kubectl.apply(manifest("plain"))
     eventually(lambda: jobs_of(kubectl, "plain"), what="Jobs of another job")
     time.sleep(OUTAGE_S)
-    assert operator.is_running(), operator.last_words()
+    assert operator.is_running(), operator.last_log_lines()
     operator.kill()
     operator.start()
     kubectl.apply(manifest("later"))

@@ -20,7 +20,7 @@ import pytest
 
 import cert_manager
 import kueue
-from audit import NEVER_ASKED, asked_by, listed, refused, used
+from audit import NEVER_REQUESTED, listed, refused, requests_of, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.names import SiteName
@@ -241,13 +241,13 @@ def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: 
     with ThreadPoolExecutor() as pool:  # most of a life is the minute after which a pod is lost
         list(pool.map(live, lives.values()))
     for mode, life in lives.items():
-        asked = asked_by(USER, life.site.control_plane.audit_log)
+        asked = requests_of(USER, life.site.control_plane.audit_log)
         everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))
         print(f"{mode}: {len(asked)} requests, {len(everywhere | jobs | own)} rights used")
         assert refused(asked) == [], mode
         of_all = () if life.namespaces else ("cluster", "AdmissionPolicy")
         granted = listed("jobs", *of_all, *TLS_SCOPES, "Kueue", "KueueClasses")
-        assert everywhere | jobs == granted - NEVER_ASKED.keys(), mode
+        assert everywhere | jobs == granted - NEVER_REQUESTED.keys(), mode
         assert own == listed("operator"), mode
         if life.namespaces:
             assert everywhere == listed("KueueClasses")

@@ -73,10 +73,10 @@ def test_one_of_two_operators_acts_and_the_other_follows_when_it_is_killed(
         uids = {each["metadata"]["uid"] for each in kubectl.get("jobs")["items"]}
         one.kill()
         began_s = time.monotonic()
-        assert waited(lambda: other.metric(HELD) == 1, 20), other.last_words()
+        assert waited(lambda: other.metric(HELD) == 1, 20), other.last_log_lines()
         print(f"taken over {time.monotonic() - began_s:.1f} s after the kill")
         kubectl.apply(manifest(small=3))
-        assert waited(lambda: len(workers(kubectl)) == 4, 20), other.last_words()
+        assert waited(lambda: len(workers(kubectl)) == 4, 20), other.last_log_lines()
         assert {each["metadata"]["uid"] for each in kubectl.get("jobs")["items"]} == uids
         assert {each for each in children(kubectl) if "Pod/" not in each} == {
             each for each in there if "Pod/" not in each
@@ -85,9 +85,9 @@ def test_one_of_two_operators_acts_and_the_other_follows_when_it_is_killed(
         one.start()
         assert one.metric(HELD) == 0
         other.end()
-        assert waited(lambda: one.metric(HELD) == 1, 10), one.last_words()
+        assert waited(lambda: one.metric(HELD) == 1, 10), one.last_log_lines()
         for each in (one, other):
-            assert 'result="defect"' not in each.last_words()
+            assert 'result="defect"' not in each.last_log_lines()
         assert one.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 

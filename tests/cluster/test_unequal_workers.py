@@ -31,7 +31,7 @@ from dlion_api.exit_codes import ExitCode
 from gitops.agreement import agree
 from gitops.documents import SUCCEEDED, TRAINING
 from site_files import bring_files
-from start_times import starts_of, tell_starts
+from start_times import report_starts, starts_of
 from trained_jobs import (
     SITE,
     eventually,
@@ -172,7 +172,7 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     print(kubectl.run("get", "dlj"))
     assert (progress(kubectl, task), status_of(kubectl, task.name)["readyWorkers"]) == (100, "3/3")
     results = fetched(kubectl, tmp_path / "all", "--all", name=task.name)
-    tell_starts(starts, results, applied_s)
+    report_starts(starts, results, applied_s)
     model = fetched(kubectl, tmp_path / "model", name=task.name)
     print(f"has ended and is fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
     forms = [

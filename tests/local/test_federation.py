@@ -104,10 +104,10 @@ def knows(site: FederatedSite, others: dict[SiteName, RunReport]) -> bool:
 async def test_three_sites_hear_of_each_other(folder: Path) -> None:
     sites = federated_sites(folder, A, B, C)
     for rank, site in enumerate(sites):
-        site.said[JOB] = report(site.name, rank)
+        site.reports[JOB] = report(site.name, rank)
     async with running(*sites):
         for site in sites:
-            others = {each.name: each.said[JOB] for each in sites if each is not site}
+            others = {each.name: each.reports[JOB] for each in sites if each is not site}
             await until(partial(knows, site, others))
             assert set(site.news) == {JOB}
             assert site.node is not None
@@ -115,9 +115,9 @@ async def test_three_sites_hear_of_each_other(folder: Path) -> None:
                 name = family.name + ("_total" if family.type == "counter" else "")
                 assert f"| `{name}` | {family.type} |" in METRICS_PAGE, name
         first, second, _ = sites
-        first.said = {JOB: replace(first.said[JOB], figures=TrainingFigures(True, 7, 3.5))}
+        first.reports = {JOB: replace(first.reports[JOB], figures=TrainingFigures(True, 7, 3.5))}
         await until(lambda: heard(second, A).figures == TrainingFigures(True, 7, 3.5))
-        first.said = {}
+        first.reports = {}
         await until(lambda: heard(second, A) is None)
 
 
@@ -159,7 +159,7 @@ async def counted(site: FederatedSite, *, delay_s: float = 0.0) -> AsyncIterator
 @within
 async def test_an_idle_link_is_quiet(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
-    a.said[JOB] = report(A, 0)
+    a.reports[JOB] = report(A, 0)
     async with counted(b) as passed, running(a, b):
         await until(lambda: heard(b, A) and a.node and a.node.clients[B].connected)
         assert a.node is not None
@@ -174,7 +174,7 @@ async def test_an_idle_link_is_quiet(folder: Path) -> None:
 async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
     """There and back takes 0.3 s, and a handshake several times that."""
     a, b = federated_sites(folder, A, B)
-    a.said[JOB] = report(A, 0)
+    a.reports[JOB] = report(A, 0)
     async with counted(b, delay_s=0.15), running(a, b):
         await until(lambda: heard(b, A))
         assert a.node is not None
@@ -187,7 +187,7 @@ async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
 @within
 async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
-    a.said[JOB], b.said[JOB] = report(A, 0), report(B, 1)
+    a.reports[JOB], b.reports[JOB] = report(A, 0), report(B, 1)
     async with running(a, b):
         await until(lambda: heard(a, B) and heard(b, A))
         assert a.node is not None
@@ -195,8 +195,8 @@ async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
         await b.node.close()
         await until(lambda: a.node.problem(B))
         assert "listens at that address" in a.node.problem(B)
-        assert heard(a, B) == b.said[JOB]  # the last that is known
-        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 9, 1.0))
+        assert heard(a, B) == b.reports[JOB]  # the last that is known
+        b.reports[JOB] = replace(b.reports[JOB], figures=TrainingFigures(True, 9, 1.0))
         await b.start(a)
         await until(lambda: heard(a, B).figures.iteration == 9)
         await until(lambda: heard(b, A) and not a.node.problem(B))
@@ -205,7 +205,7 @@ async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
 @within
 async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
-    a.said[JOB], b.said[JOB] = report(A, 0), report(B, 1)
+    a.reports[JOB], b.reports[JOB] = report(A, 0), report(B, 1)
     right = b.bundle_file.read_bytes()
     b.bundle_file.write_bytes(
         CertificateAuthority(B).bundle_pem
@@ -222,13 +222,13 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         b.node.credentials.replace_authority(b.authority)
         b.bundle_file.write_bytes(b.authority.bundle_pem)
         await until(lambda: a.bundles[-1] == {B: b.authority.bundle_pem})
-        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 2, 1.0))
+        b.reports[JOB] = replace(b.reports[JOB], figures=TrainingFigures(True, 2, 1.0))
         await until(lambda: heard(a, B).figures.iteration == 2)
         b.bundle_file.write_text("no bundle")
         await until(lambda: "holds no certificates" in a.node.problem(B))
         assert not a.node.is_bundle_valid(B)
         assert a.bundles[-1] == {B: b.authority.bundle_pem}, "that of before stands"
-        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 3, 1.0))
+        b.reports[JOB] = replace(b.reports[JOB], figures=TrainingFigures(True, 3, 1.0))
         await until(lambda: heard(a, B).figures.iteration == 3)
         b.bundle_file.write_bytes(
             CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
@@ -248,7 +248,7 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
         assert a.node is not None
         assert b.node is not None
         await until(lambda: b.node.service.streams == 3)
-        a.said = {JOB: report(A, 0, iteration=7)}
+        a.reports = {JOB: report(A, 0, iteration=7)}
         await until(lambda: heard(b, A) and heard(b, A).figures.iteration == 7)
         assert not b.node.service.refusals
         assert not a.node.clients[B].failures
@@ -257,7 +257,7 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
 @within
 async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
-    a.said[JOB] = report(A, 0)
+    a.reports[JOB] = report(A, 0)
     async with running(a, b):
         await until(lambda: heard(b, A))
         assert a.node is not None
@@ -268,14 +268,14 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
         )  # whose certificates plant B does not take
         for iteration in (7, 8):
             failures = dialler.failures
-            a.said = {JOB: report(A, 0, iteration=iteration)}
+            a.reports = {JOB: report(A, 0, iteration=iteration)}
             await until(lambda said=iteration: heard(b, A).figures.iteration == said)
             assert dialler.connected
             await until(lambda before=failures: dialler.failures > before)
         assert b.node.service.streams == 1
         a.node.credentials.replace_authority(a.authority)
         await until(lambda: b.node.service.streams == 2)
-        a.said = {JOB: report(A, 0, iteration=9)}
+        a.reports = {JOB: report(A, 0, iteration=9)}
         await until(lambda: heard(b, A).figures.iteration == 9)
         assert not b.node.service.refusals
         assert dialler.connected
@@ -455,7 +455,7 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], FederationRefusalReason]] = {
 async def scene(folder: Path) -> AsyncIterator[Scene]:
     """Plant A, which knows plants B and C; B has told it of a run and is away."""
     a, b, c = federated_sites(folder, A, B, C)
-    b.said[JOB] = report(B, 1)
+    b.reports[JOB] = report(B, 1)
     try:
         await a.start(b, c)
         await b.start(a)

@@ -133,9 +133,11 @@ def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Ren
     assert kept is not None
     assert kept.key_and_chain() == renewed.credentials.key_and_chain()
     until(client.connected)  # the coordinator counts a join before the worker has its answer
-    lost_before = sum(r.reason == "WorkerLost" for r in run.told if isinstance(r, EventRecord))
+    lost_before = sum(
+        r.reason == "WorkerLost" for r in run.progress_records if isinstance(r, EventRecord)
+    )
     assert client.close()
-    said = [record.message for record in run.told if isinstance(record, EventRecord)]
+    said = [record.message for record in run.progress_records if isinstance(record, EventRecord)]
     assert [words for words in said if words.startswith("report")] == [
         f"report {count}" for count in range(1, 4)
     ]

@@ -35,7 +35,7 @@ from dlion_core.policies.interface import (
 )
 from example_counts import examples
 from policy_cluster import spec
-from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
+from weighing_cluster import WeighingCluster, comparable, own_step, run_at_random
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -192,10 +192,10 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
             *(MessageArrived(peer, gradient_of(cluster, rng, iteration)) for peer in (ONE, TWO)),
         ):
             told = original.machine.handle(event)
-            assert spoken(copy.handle(event)) == spoken(told)
+            assert comparable(copy.handle(event)) == comparable(told)
             if any(isinstance(one, ApplyGradient) for one in told):
                 told = original.machine.handle(UpdateApplied())
-                assert spoken(copy.handle(UpdateApplied())) == spoken(told)
+                assert comparable(copy.handle(UpdateApplied())) == comparable(told)
     assert str(copy.state()) == str(original.machine.state())
 
 

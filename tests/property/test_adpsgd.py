@@ -30,7 +30,7 @@ from dlion_core.policies.weights.adpsgd import pairing_candidates
 from example_counts import examples
 from weights_cluster import (
     WeightsCluster,
-    check_a_restored_worker_goes_on_identically,
+    check_a_restored_worker_continues_identically,
     run_at_random,
     weights_spec,
 )
@@ -87,7 +87,7 @@ def test_an_exchange_leaves_both_with_the_mean_and_then_the_own_gradient_is_appl
     np.testing.assert_allclose(after[0], mean_D - cluster.rate * gradient_D, atol=tolerance)
     if codec == "float32":
         own = cluster.replicas[active]
-        assert (own.said[-2].weights_D == after[1]).all()  # type: ignore[union-attr]
+        assert (own.instructions[-2].weights_D == after[1]).all()  # type: ignore[union-attr]
 
 
 @given(seed=seeds, workers=workers_of, graph=graphs, codec=st.sampled_from(["float32", "float16"]))
@@ -134,7 +134,7 @@ def test_no_deadlock_in_random_schedules() -> None:
             for rank in cluster.ranks:  # no exchange is left half done
                 assert not is_open(cluster, rank), f"never answered in schedule {seed}"
             for replica in cluster.replicas.values():
-                replica.said.clear()
+                replica.instructions.clear()
             done += 1
     assert done == 8 * count
 
@@ -191,7 +191,7 @@ def test_a_request_that_comes_twice_is_answered_once() -> None:
 def test_a_restored_worker_goes_on_identically(seed: int, restored: int) -> None:
     cluster = cluster_of(3, seed)
     run_at_random(cluster, seed, steps=4)
-    check_a_restored_worker_goes_on_identically(cluster, Rank(restored), seed, steps=9)
+    check_a_restored_worker_continues_identically(cluster, Rank(restored), seed, steps=9)
 
 
 def test_without_overlap_an_active_worker_is_held_for_the_answer() -> None:

@@ -32,7 +32,7 @@ from dlion_core.policies.interface import (
 )
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
-from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
+from weighing_cluster import WeighingCluster, comparable, own_step, run_at_random
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -193,7 +193,7 @@ def test_a_worker_that_comes_back_gets_the_servers_weights() -> None:
     kept, weights_D = replica.machine.state(), replica.weights_D.copy()
     cluster.lockstep(2)
     cluster.leave(ONE)
-    cluster.come_back(ONE, kept, weights_D)
+    cluster.restore_worker(ONE, kept, weights_D)
     cluster.deliver_all()
     np.testing.assert_array_equal(cluster.replicas[ONE].weights_D, cluster.replicas[ME].weights_D)
     cluster.lockstep(2)
@@ -225,7 +225,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
         ):
             told = cluster.handle(ME, event)
             again = twin.handle(event)
-            assert spoken(again) == spoken(told)
+            assert comparable(again) == comparable(told)
             for one in again:
                 if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D

@@ -26,7 +26,7 @@ from dlion_core.policies.interface import (
 )
 from example_counts import examples
 from skewed_cluster import KINDS, WORKERS, Skewed
-from weights_cluster import check_a_restored_worker_goes_on_identically, run_at_random
+from weights_cluster import check_a_restored_worker_continues_identically, run_at_random
 
 seeds = st.integers(0, 2**32)
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def its_last_part_reaches_only_some(cluster: Skewed) -> None:
 def a_link_is_down_for_a_while(cluster: Skewed) -> None:
     peer = min(cluster.graph[Rank(0)])
     cluster.cut(Rank(0), peer)
-    cluster.go_on(3)
+    cluster.run_lockstep(3)
     cluster.link(Rank(0), peer)
     cluster.deliver_all()
 
@@ -67,7 +67,7 @@ def one_is_alone_for_a_while(cluster: Skewed) -> None:
     others = [rank for rank in cluster.ranks if rank != 2]
     for peer in others:
         cluster.cut(Rank(2), peer)
-    cluster.go_on(4)
+    cluster.run_lockstep(4)
     for peer in others:
         cluster.link(Rank(2), peer)
     cluster.deliver_all()
@@ -82,7 +82,7 @@ def one_is_replaced_at_once(cluster: Skewed) -> None:
 
 def one_is_replaced_later(cluster: Skewed) -> None:
     cluster.die(Rank(2))
-    cluster.go_on(5)
+    cluster.run_lockstep(5)
     cluster.take_over(Rank(2), donor=Rank(3))
     cluster.deliver_all()
 
@@ -95,16 +95,16 @@ def all_resume_and_one_had_mixed(cluster: Skewed) -> None:
 
 def all_resume_from_different_iterations(cluster: Skewed) -> None:
     early = cluster.saved()
-    cluster.go_on(3)
+    cluster.run_lockstep(3)
     late = cluster.saved()
     cluster.resume({rank: (early if rank % 2 else late)[rank] for rank in cluster.ranks})
 
 
 def several_at_once(cluster: Skewed) -> None:
     cluster.cut(Rank(0), Rank(1))
-    cluster.go_on(2)
+    cluster.run_lockstep(2)
     cluster.die(Rank(4))
-    cluster.go_on(1)
+    cluster.run_lockstep(1)
     cluster.link(Rank(0), Rank(1))
     cluster.deliver_all()
 
@@ -136,10 +136,10 @@ def test_whatever_changes_those_who_are_left_come_to_their_optimum(
     kind: str, change: Callable[[Skewed], None], settled: int
 ) -> None:
     cluster = Skewed(kind)
-    cluster.go_on(settled)
+    cluster.run_lockstep(settled)
     assert (cluster.distance() < 1e-3) == (settled > 4)
     change(cluster)
-    assert cluster.comes_to_its_optimum()
+    assert cluster.converges()
 
 
 @given(
@@ -193,13 +193,13 @@ def change_at_random(cluster: Skewed, rng: np.random.Generator) -> None:
         if rng.random() < 0.7:
             cluster.link(one, other)
     elif what == 3 and one in cluster.alive:
-        cluster.come_back(one)
+        cluster.restart_from_checkpoint(one)
 
 
 @kinds
 def test_all_start_again_in_one_iteration_n_after_the_change(kind: str) -> None:
     cluster = Skewed(kind)
-    cluster.go_on(10)
+    cluster.run_lockstep(10)
     cluster.die(Rank(5))
     void = {}
     for iteration in range(11, 30):
@@ -218,14 +218,14 @@ def test_a_restored_worker_goes_on_identically_until_its_restart(kind: str, seed
     cluster = Skewed(kind, seed=seed)
     run_at_random(cluster, seed, steps=5)
     last = 6 + WORKERS - 1  # its first mixing is that of iteration 6
-    check_a_restored_worker_goes_on_identically(
+    check_a_restored_worker_continues_identically(
         cluster, Rank(1), seed, steps=last, with_versions=False
     )
 
 
 def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
     cluster = Skewed("complete", 2)
-    cluster.go_on(3)
+    cluster.run_lockstep(3)
     cluster.step(Rank(0))
     machine = cluster.replicas[Rank(0)].machine
     assert machine.waiting_for()
@@ -240,7 +240,7 @@ def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
 
 def said_by(cluster: Skewed, rank: Rank) -> list[int]:
     """In how many iterations the next restart is, by each of that worker's parts."""
-    said = cluster.replicas[rank].said
+    said = cluster.replicas[rank].instructions
     sends = [one.message for one in said if isinstance(one, SendMessage)]
     return [one.weights_version for one in sends if one.kind is MessageKind.WEIGHTS]
 
@@ -256,7 +256,7 @@ def test_a_restart_that_nobody_can_know_of_is_refused_and_its_part_not_waited_fo
     ahead: int,
 ) -> None:
     cluster = Skewed("ring")
-    cluster.go_on(3)
+    cluster.run_lockstep(3)
     cluster.all_step()
     told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
     cluster.cut(Rank(0), Rank(5))
@@ -272,7 +272,7 @@ def test_a_restart_that_nobody_can_know_of_is_refused_and_its_part_not_waited_fo
 
 def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_passed_over() -> None:
     cluster = Skewed("ring")
-    cluster.go_on(10)
+    cluster.run_lockstep(10)
     cluster.all_step()
     told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
     far = replace(told, iteration=10 + 2 * WORKERS + 1, weights_version=WORKERS - 1)
@@ -294,7 +294,7 @@ def test_made_up_restarts_hold_nobody_and_keep_no_true_one_from_coming(
 ) -> None:
     """Worker 1 names one in each of its parts, of its own iteration or of one that is far away."""
     cluster, liar, rng = Skewed(kind), Rank(1), np.random.default_rng(0)
-    cluster.go_on(10)
+    cluster.run_lockstep(10)
     for _ in range(20):
         cluster.all_step()
         for peer in cluster.graph[liar]:
@@ -306,4 +306,4 @@ def test_made_up_restarts_hold_nobody_and_keep_no_true_one_from_coming(
     assert {cluster.replicas[rank].iteration for rank in cluster.ranks} == {30}
     assert all(said < WORKERS for rank in cluster.ranks for said in said_by(cluster, rank))
     cluster.die(liar)
-    assert cluster.comes_to_its_optimum()
+    assert cluster.converges()

@@ -34,7 +34,7 @@ from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,
-    check_a_restored_worker_goes_on_identically,
+    check_a_restored_worker_continues_identically,
     run_at_random,
     weights_spec,
 )
@@ -54,7 +54,7 @@ def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> dict[int, list[boo
     variables = VariableCodec(cluster.layout, ValueCodec.FLOAT32)
     return {
         one.message.iteration: variables.decoded(one.message.payload)[0].tolist()
-        for one in cluster.replicas[rank].said
+        for one in cluster.replicas[rank].instructions
         if isinstance(one, SendMessage)
         and one.peer == to
         and one.message.kind is MessageKind.WEIGHTS
@@ -193,7 +193,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, bound=bound, warmupSteps=2)
     run_at_random(cluster, seed, steps=5)
-    check_a_restored_worker_goes_on_identically(cluster, ME, seed, steps=10)
+    check_a_restored_worker_continues_identically(cluster, ME, seed, steps=10)
 
 
 def variables_message(iteration: int, chosen: list[bool], value: float = 1.0) -> Message:

@@ -40,7 +40,7 @@ from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster
 from weighing_cluster import own_step
-from weights_cluster import WeightsCluster, weights_spec, words
+from weights_cluster import WeightsCluster, comparable, weights_spec
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -211,7 +211,7 @@ def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declare
     for _ in range(turn):
         cluster.turn(rng, steps=12)
     cluster.leave(Rank(int(rng.integers(len(sizes)))))
-    cluster.run_on(seed, steps=30)
+    cluster.run_at_least(seed, steps=30)
 
 
 @given(seed=seeds, turn=st.integers(0, 120), away=st.integers(0, 60), gone=st.integers(0, 3))
@@ -225,8 +225,8 @@ def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: i
     cluster.leave(Rank(gone))
     for _ in range(away):
         cluster.turn(rng, steps=10)
-    cluster.come_back(Rank(gone), min(cluster.alive), kept if gone == ME else None)
-    cluster.run_on(seed, steps=40)
+    cluster.replace_worker(Rank(gone), min(cluster.alive), kept if gone == ME else None)
+    cluster.run_at_least(seed, steps=40)
     state = cluster.replicas[ME].machine.state()
     assert all(int(state[f"tier_count_{tier}"]) >= 2 for tier in (1, 2))
 
@@ -279,7 +279,7 @@ def test_who_missed_a_round_of_the_profile_is_of_the_slowest() -> None:
 
     cluster.leave(late)
     answer([ONE, ME, TWO])
-    cluster.come_back(late, ME)
+    cluster.replace_worker(late, ME)
     cluster.deliver_all()
     answer([late, ONE, ME, TWO])
     state = cluster.replicas[ME].machine.state()
@@ -324,12 +324,14 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int, rank: 
         answer = Message(MessageKind.WEIGHTS, iteration, 2, 1000, encode_polyline(vector_D, 4))
         sender = Rank(int(rng.choice([1, 2]))) if rank == ME else ME
         for one in (cluster, twin):
-            one.replicas[rank].said.clear()
+            one.replicas[rank].instructions.clear()
             if not one.replicas[rank].machine.waiting_for():
                 one.handle(rank, own_step(iteration, vector_D, 2))
             if iteration % 2 == 0:
                 one.handle(rank, MessageArrived(sender, replace(answer, weights_version=iteration)))
-        assert words(cluster.replicas[rank].said) == words(twin.replicas[rank].said)
+        assert comparable(cluster.replicas[rank].instructions) == comparable(
+            twin.replicas[rank].instructions
+        )
     np.testing.assert_array_equal(cluster.weights(), twin.weights())
 
 

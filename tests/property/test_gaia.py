@@ -34,7 +34,7 @@ from policy_cluster import linear_gradient
 from weights_cluster import (
     MOMENTUM,
     WeightsCluster,
-    check_a_restored_worker_goes_on_identically,
+    check_a_restored_worker_continues_identically,
     run_at_random,
     weights_spec,
 )
@@ -58,7 +58,7 @@ def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> list[tuple[int, np
             one.message.iteration,
             decode_gradient(one.message.payload, cluster.layout.size).weighted(np.float32(1)),
         )
-        for one in cluster.replicas[rank].said
+        for one in cluster.replicas[rank].instructions
         if isinstance(one, SendMessage)
         and one.peer == to
         and one.message.kind is MessageKind.WEIGHTS
@@ -282,7 +282,7 @@ def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
     if bound == 0:  # something that came early
         early = encode_whole(np.full(20, 0.25, np.float32), ValueCodec.FLOAT32)
         cluster.handle(me, MessageArrived(peer, Message(MessageKind.WEIGHTS, 6, 5, payload=early)))
-    check_a_restored_worker_goes_on_identically(cluster, me, seed, steps=10)
+    check_a_restored_worker_continues_identically(cluster, me, seed, steps=10)
 
 
 LAYOUT = Layout(("w",), (4,))

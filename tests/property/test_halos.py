@@ -200,11 +200,11 @@ def test_between_sites_travels_one_message_for_k_changes_and_to_servers_alone() 
     said = {
         (rank, one.peer): sum(
             other.message.kind is MessageKind.WEIGHTS
-            for other in replica.said
+            for other in replica.instructions
             if isinstance(other, SendMessage) and other.peer == one.peer
         )
         for rank, replica in cluster.replicas.items()
-        for one in replica.said
+        for one in replica.instructions
         if isinstance(one, SendMessage)
     }
     assert (said[TWO, ME], said[ME, TWO]) == (6, 6)  # of 24 changes in that site
@@ -269,7 +269,7 @@ def sent_to_global(cluster: SitesCluster, rank: Rank) -> list[Message]:
     """The changes of its site that this worker has sent."""
     return [
         one.message
-        for one in cluster.replicas[rank].said
+        for one in cluster.replicas[rank].instructions
         if isinstance(one, SendMessage)
         and one.message.kind is MessageKind.WEIGHTS
         and one.message.weights_version % 4 == Form.SITE_CHANGE
@@ -294,9 +294,9 @@ def test_who_serves_all_again_begins_from_its_sites_weights() -> None:
     """It did while the other site was away. What it kept from then is long out of date."""
     cluster = cluster_of([2, 2], [1, 1], localSteps=1, accumulate=1)
     cluster.leave(ME)
-    cluster.run_on(0, steps=6)
-    cluster.come_back(ME, ONE)
-    cluster.run_on(0, steps=20)
+    cluster.run_at_least(0, steps=6)
+    cluster.replace_worker(ME, ONE)
+    cluster.run_at_least(0, steps=20)
     machine = cluster.replicas[ONE].machine
     before_D = np.asarray(machine.state()["global_D"])
     cluster.leave(ME)

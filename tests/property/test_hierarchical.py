@@ -37,7 +37,7 @@ from dlion_core.policies.interface import (
 from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster
-from weights_cluster import weights_spec, words
+from weights_cluster import comparable, weights_spec
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -188,10 +188,10 @@ def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient_elsewhere(
     cluster.run(7, steps=2)
     seen: dict[tuple[bool, int], list[int]] = {}
     for replica in cluster.replicas.values():
-        replica.said.clear()
+        replica.instructions.clear()
     cluster.run(8, steps=5)
     for rank, replica in cluster.replicas.items():
-        for one in replica.said:
+        for one in replica.instructions:
             if isinstance(one, SendMessage) and one.message.payload:
                 is_inside = cluster.sites[rank] == cluster.sites[one.peer]
                 what = min(MEAN, one.message.weights_version)
@@ -220,7 +220,7 @@ def test_bytes_fall_with_what_is_frozen(share: float) -> None:
         travelled[trained] = sum(
             len(one.message.payload)
             for replica in cluster.replicas.values()
-            for one in replica.said
+            for one in replica.instructions
             if isinstance(one, SendMessage)
         )
     assert travelled[4000] / travelled[1000] == pytest.approx(4, rel=0.03)
@@ -248,7 +248,7 @@ def test_who_comes_back_at_any_moment_is_in_line_again(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
     cluster, gone, _ = gone_for_a_while([*sites, 1], seed, turn, away)
-    cluster.come_back(gone, min(cluster.alive))
+    cluster.replace_worker(gone, min(cluster.alive))
     cluster.run(seed, steps=14)
     for _ in range(4):  # links are quicker than steps: it does not lag for ever
         cluster.deliver_all()
@@ -317,7 +317,7 @@ def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     cluster.run(seed, steps=16)
     if not {one, other} <= gateways:
         assert_alike(cluster)
-    cluster.link_again(one, other)
+    cluster.relink(one, other)
     cluster.run(seed, steps=32)
     if not {one, other} <= gateways:
         assert_alike(cluster)
@@ -368,10 +368,12 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
         replica.machine.handle(MessageArrived(peer, Message(MessageKind.PROGRESS, 4, 2)))
     for one in (cluster, twin):
         for each in one.replicas.values():
-            each.said.clear()
+            each.instructions.clear()
         one.run(seed, steps=9)
     for rank in cluster.ranks:
-        assert words(cluster.replicas[rank].said) == words(twin.replicas[rank].said)
+        assert comparable(cluster.replicas[rank].instructions) == comparable(
+            twin.replicas[rank].instructions
+        )
     np.testing.assert_array_equal(cluster.weights(), twin.weights())
 
 

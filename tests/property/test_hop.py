@@ -30,7 +30,7 @@ from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,
-    check_a_restored_worker_goes_on_identically,
+    check_a_restored_worker_continues_identically,
     run_at_random,
     weights_spec,
 )
@@ -138,7 +138,7 @@ def zero_step(cluster: WeightsCluster) -> None:
 
 
 def replaced(cluster: WeightsCluster) -> int:
-    return sum(isinstance(one, ReplaceWeights) for one in cluster.replicas[Rank(0)].said)
+    return sum(isinstance(one, ReplaceWeights) for one in cluster.replicas[Rank(0)].instructions)
 
 
 @given(
@@ -219,7 +219,7 @@ def test_a_token_holds_back_who_is_at_the_bound() -> None:
 def test_a_restored_worker_goes_on_identically(seed: int, backup: int, staleness: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, backupWorkers=backup, staleness=staleness)
     run_at_random(cluster, seed, steps=5)
-    check_a_restored_worker_goes_on_identically(cluster, Rank(1), seed, steps=12)
+    check_a_restored_worker_continues_identically(cluster, Rank(1), seed, steps=12)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def trained(
     cluster = WeighingCluster(job, sizes, seed=seed)
     run_at_random(cluster, seed, steps=STEPS)
     replicas = [cluster.replicas[rank] for rank in cluster.ranks]
-    merged = sum(isinstance(one, AverageWeights) for replica in replicas for one in replica.said)
+    merged = sum(
+        isinstance(one, AverageWeights) for replica in replicas for one in replica.instructions
+    )
     return [replica.weights_D for replica in replicas], merged
 
 

@@ -33,7 +33,7 @@ from dlion_core.policies.interface import (
 )
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
-from weighing_cluster import WeighingCluster, lose_for_a_while, own_step, run_at_random, spoken
+from weighing_cluster import WeighingCluster, comparable, lose_for_a_while, own_step, run_at_random
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -221,7 +221,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
         for event in events:
             told = cluster.handle(ME, event)
             pending = twin.handle(event)
-            assert spoken(pending) == spoken(told)
+            assert comparable(pending) == comparable(told)
             while pending:
                 one = pending.pop(0)
                 if isinstance(one, ApplyGradient):

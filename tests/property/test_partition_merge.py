@@ -135,7 +135,9 @@ class SplitCluster(WeightsCluster):
         self.deliver_at_random()
 
     def folds(self) -> int:
-        return sum(isinstance(one, MergeReplicas) for r in self.replicas.values() for one in r.said)
+        return sum(
+            isinstance(one, MergeReplicas) for r in self.replicas.values() for one in r.instructions
+        )
 
 
 sizes_of = st.lists(st.integers(1, 6), min_size=2, max_size=5)
@@ -429,7 +431,7 @@ def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(lat
     cluster.handle(Rank(0), MessageArrived(Rank(1), message))
     assert cluster.folds() == (later < 2)  # one that is ahead is waited for
     iteration()
-    (fold,) = [one for one in replica.said if isinstance(one, MergeReplicas)]
+    (fold,) = [one for one in replica.instructions if isinstance(one, MergeReplicas)]
     np.testing.assert_array_equal(fold.since_D, after[later] if later < 2 else after[1] - 1)
     np.testing.assert_array_equal(fold.weights_D, theirs_D)
 
@@ -467,7 +469,7 @@ def test_who_heard_both_is_asked_however_long_messages_take(
     told = [
         (r, f)
         for r in cluster.ranks
-        for f in cluster.replicas[r].said
+        for f in cluster.replicas[r].instructions
         if isinstance(f, MergeReplicas)
     ]
     assert [(rank, fold.sender, fold.own_samples) for rank, fold in told] == [(0, 2, 0), (1, 2, 0)]

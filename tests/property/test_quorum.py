@@ -193,7 +193,7 @@ def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
     assert min(cluster.steps(others, from_s).values()) > 10
     cluster.heal()
     cluster.run(15)
-    cluster.all_go_on()
+    cluster.all_continue()
     assert not any(was_still for _, _, was_still in cluster.donors)
     assert all(bool(cluster.nodes[rank].replica.taken) == (rank in alone) for rank in cluster.ranks)
     assert not cluster.folds()
@@ -210,7 +210,7 @@ def test_two_sides_that_hold_come_back_to_the_one_that_trained(seed: int, mode: 
     assert_held(cluster, cluster.of_sites(2, 3))
     cluster.heal()
     cluster.run(15)
-    cluster.all_go_on()
+    cluster.all_continue()
     assert not cluster.folds()
     assert_equal(cluster, mode)
 
@@ -227,7 +227,7 @@ def test_a_second_cut_while_it_comes_back(seed: int, mode: str) -> None:
         cluster.run(6)
         cluster.heal()
         cluster.run(back_s)
-    cluster.all_go_on()
+    cluster.all_continue()
 
 
 @given(seed=SEEDS, mode=MODES)
@@ -245,7 +245,7 @@ def test_a_donor_that_dies_meanwhile(seed: int, mode: str) -> None:
     cluster.run(10 * float(cluster.rng.random()))
     cluster.restart(donor)
     cluster.run(15)
-    cluster.all_go_on()
+    cluster.all_continue()
 
 
 @given(seed=SEEDS, mode=MODES)
@@ -259,7 +259,7 @@ def test_a_lost_worker_that_starts_anew_frees_those_that_hold(seed: int, mode: s
     assert_held(cluster, here)
     cluster.restart(lost)
     cluster.run(5)
-    cluster.all_go_on()
+    cluster.all_continue()
     assert cluster.nodes[lost].replica.taken
     assert_equal(cluster, mode)
 
@@ -274,7 +274,7 @@ def test_where_all_held_still_all_go_on(seed: int, mode: str, unheard_s: float) 
     assert_held(cluster, cluster.ranks)
     cluster.heal()
     cluster.run(10)
-    cluster.all_go_on()
+    cluster.all_continue()
     if unheard_s and mode == "asynchronous":  # what each has learnt meanwhile counts
         assert cluster.folds()
 
@@ -282,7 +282,7 @@ def test_where_all_held_still_all_go_on(seed: int, mode: str, unheard_s: float) 
 def test_a_link_that_breaks_between_two_of_three_sites_holds_nobody() -> None:
     cluster = QuorumCluster([1, 1, 1], 3, seed=0)
     cluster.break_link(Rank(0), Rank(1))
-    cluster.all_go_on()
+    cluster.all_continue()
     cluster.break_link(Rank(0), Rank(2))
     cluster.run(2)
     assert_held(cluster, cluster.ranks)

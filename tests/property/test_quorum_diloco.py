@@ -224,7 +224,7 @@ def test_every_answer_is_the_references(
     seed: int, sizes: list[int], quorum: float, overlap: int
 ) -> None:
     cluster = Watched(sizes, seed % 999, quorum, overlap)
-    cluster.run_on(seed, steps=12)
+    cluster.run_at_least(seed, steps=12)
     assert cluster.answers >= 2 * (len(sizes) - 1)
 
 
@@ -320,7 +320,9 @@ def test_steps_made_while_waiting_are_kept() -> None:
     np.testing.assert_allclose(cluster.weights()[1], start_D - 0.1 - 3 * 0.05, atol=1e-6)
     np.testing.assert_allclose(cluster.weights()[0], start_D - 0.1, atol=1e-6)
     steps(cluster, ONE, 1)  # three since the change: the next one is due
-    said = [one.message for one in cluster.replicas[ONE].said if isinstance(one, SendMessage)]
+    said = [
+        one.message for one in cluster.replicas[ONE].instructions if isinstance(one, SendMessage)
+    ]
     change = [one for one in said if one.kind is MessageKind.WEIGHTS][-1]
     part_D = decode_gradient(change.payload, SIZE).weighted(np.float32(1))
     np.testing.assert_allclose(part_D, np.full(SIZE, -4 * 0.05), atol=1e-6)

@@ -214,11 +214,11 @@ def bytes_per_worker_step(
         for rank in cluster.ranks:
             cluster.step(rank)
             replica = cluster.replicas[rank]
-            for told in replica.said:
+            for told in replica.instructions:
                 if isinstance(told, SendMessage) and told.message.kind is MessageKind.GRADIENT:
                     sent += told.message.size_bytes + 128
                     served[rank, told.peer] = step
-            replica.said.clear()
+            replica.instructions.clear()
         for queue in cluster.links.values():
             queue.clear()
         late = [pair for pair in cluster.links if step - served.get(pair, 0) >= 32]

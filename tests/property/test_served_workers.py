@@ -36,7 +36,7 @@ from dlion_core.policies.served.served_worker import Form
 from example_counts import examples
 from sites_cluster import SitesCluster
 from weighing_cluster import own_step
-from weights_cluster import weights_spec, words
+from weights_cluster import comparable, weights_spec
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -64,7 +64,7 @@ def test_who_leaves_holds_nobody(kind: str, seed: int, turn: int, gone: int) -> 
     for _ in range(turn):
         cluster.turn(rng, steps=14)
     cluster.leave(Rank(gone))
-    cluster.run_on(seed, steps=30)
+    cluster.run_at_least(seed, steps=30)
 
 
 @given(
@@ -88,11 +88,11 @@ def test_who_comes_back_takes_part_again(
     cluster.leave(rank)
     for _ in range(away):
         cluster.turn(rng, steps=14)
-    cluster.come_back(rank, min(cluster.alive), kept)
+    cluster.replace_worker(rank, min(cluster.alive), kept)
     begun = cluster.replicas[rank].iteration
-    cluster.replicas[rank].said.clear()
-    cluster.run_on(seed, steps=max(40, begun + 20))
-    said = [one for one in cluster.replicas[rank].said if isinstance(one, SendMessage)]
+    cluster.replicas[rank].instructions.clear()
+    cluster.run_at_least(seed, steps=max(40, begun + 20))
+    said = [one for one in cluster.replicas[rank].instructions if isinstance(one, SendMessage)]
     served = rank == ME or any(one.message.kind is MessageKind.WEIGHTS for one in said)
     assert served or kind == "halos"  # a site's only worker serves itself
 
@@ -115,9 +115,9 @@ def test_single_links_that_break_and_heal_hold_nobody_for_ever(
             cluster.turn(rng, steps=10**9)
     for pair in down:
         first, second = sorted(pair)
-        cluster.link_again(Rank(first), Rank(second))
+        cluster.relink(Rank(first), Rank(second))
     now = max(replica.iteration for replica in cluster.replicas.values())
-    cluster.run_on(seed, steps=now + 20)
+    cluster.run_at_least(seed, steps=now + 20)
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
@@ -135,7 +135,7 @@ def test_a_change_ahead_of_the_word_of_its_link_is_answered(kind: str) -> None:
     while cluster.deliver(ONE, ME):
         pass
     cluster.handle(ME, MemberJoined(ONE, cluster.replicas[ONE].iteration))
-    cluster.run_on(0, steps=30)
+    cluster.run_at_least(0, steps=30)
 
 
 def change(values: float = 0.1) -> bytes:
@@ -226,7 +226,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
     cluster.lockstep(7)
     cluster.deliver_all()
     for one in cluster.replicas.values():
-        one.said.clear()
+        one.instructions.clear()
     twin = copy.deepcopy(cluster)
     restored = twin.replicas[rank]
     state = restored.machine.state()
@@ -247,13 +247,15 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
         payload = bytes(encode_whole(vector_D, ValueCodec.FLOAT32))
         message = Message(MessageKind.WEIGHTS, iteration, 2, 4 * 2, payload)
         for one in (cluster, twin):
-            one.replicas[rank].said.clear()
+            one.replicas[rank].instructions.clear()
             if not one.replicas[rank].machine.waiting_for():
                 one.handle(rank, own_step(iteration, vector_D, 2))
             if iteration % 2 == 0:
                 version = 4 * iteration if rank == ME else 1
                 one.handle(rank, MessageArrived(sender, replace(message, weights_version=version)))
-        assert words(cluster.replicas[rank].said) == words(twin.replicas[rank].said)
+        assert comparable(cluster.replicas[rank].instructions) == comparable(
+            twin.replicas[rank].instructions
+        )
     np.testing.assert_array_equal(cluster.weights(), twin.weights())
 
 
@@ -274,12 +276,12 @@ def test_who_serves_again_begins_from_its_own_weights(kind: str) -> None:
     """It served while the lower rank was away. What it kept from then is long out of date."""
     cluster = cluster_of(kind, sites=(2,))
     cluster.leave(ME)
-    cluster.run_on(0, steps=10)
-    cluster.come_back(ME, ONE)
+    cluster.run_at_least(0, steps=10)
+    cluster.replace_worker(ME, ONE)
     cluster.step(ME)
     while cluster.deliver(ME, ONE):
         pass
-    cluster.run_on(0, steps=30)
+    cluster.run_at_least(0, steps=30)
     far_D = np.full(SIZE, 50, np.float32)
     for replica in cluster.replicas.values():
         replica.weights_D[:] = far_D

@@ -48,7 +48,7 @@ from dlion_core.policies.interface import (
 from dlion_core.policies.parameters import TwostepParameters
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, spec
-from weighing_cluster import View, WeighingCluster, own_step, run_at_random, spoken
+from weighing_cluster import View, WeighingCluster, comparable, own_step, run_at_random
 
 if TYPE_CHECKING:
     from dlion_core.policies.interface import Flat, PolicyMachine
@@ -296,7 +296,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
             ),
         ):
             told, again = cluster.handle(ME, event), twin.handle(event)
-            assert spoken(again) == spoken(told)
+            assert comparable(again) == comparable(told)
             for one in again:
                 if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
@@ -318,7 +318,7 @@ def test_every_member_hears_of_a_step_that_releases_nothing() -> None:
     cluster = WeighingCluster(job(), [2, 2, 2])
     cluster.budgets(ME, {ONE: 0, TWO: 0})
     cluster.step(ME)
-    sent = [one for one in cluster.replicas[ME].said if isinstance(one, SendMessage)]
+    sent = [one for one in cluster.replicas[ME].instructions if isinstance(one, SendMessage)]
     assert [(one.peer, one.message.kind) for one in sent] == [
         (ONE, MessageKind.PROGRESS),
         (TWO, MessageKind.PROGRESS),

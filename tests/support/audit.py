@@ -57,7 +57,7 @@ class Right:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 
 
-NEVER_ASKED = {
+NEVER_REQUESTED = {
     Right("dlion.dev", "dlionjobs/finalizers", "update"): "an owner reference that blocks deletion"
     " takes it where the admission plugin OwnerReferencesPermissionEnforcement is on, which looks"
     " the right up: no request asks for it",
@@ -67,7 +67,7 @@ NEVER_ASKED = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditedRequest:
     """One request of the log."""
 
     verb: str
@@ -134,19 +134,19 @@ class Asked:
         return {Right(*self.resource, verb) for verb in verbs}
 
 
-def asked_by(account: str, log: Path) -> list[Asked]:
+def requests_of(account: str, log: Path) -> list[AuditedRequest]:
     """All that a user has asked so far."""
     return [_asked(event) for event in _events(log, account) if _user(event) == account]
 
 
-def asked_by_operators(log: Path) -> list[Asked]:
+def requests_of_operators(log: Path) -> list[AuditedRequest]:
     """All that processes have asked so far that say they are an operator; from tests with rights
     over everything, too."""
     events = _events(log, MANAGER)
     return _in_modes([_asked(event) for event in events if event.get("userAgent") == MANAGER])
 
 
-def _in_modes(asked: list[Asked]) -> list[Asked]:
+def _in_modes(asked: list[AuditedRequest]) -> list[AuditedRequest]:
     """The same with the modes of those who have an account: by where each lists jobs last. What it
     asks before its first such list, as where it makes its site's authority, is by that one's."""
     modes: dict[str, str] = {}
@@ -178,7 +178,7 @@ def _user(event: dict[str, Any]) -> str:
     return str(event["user"].get("username", ""))
 
 
-def refused(asked: list[Asked]) -> list[str]:
+def refused(asked: list[AuditedRequest]) -> list[str]:
     """What was not allowed, as text; that nothing is made in a namespace that goes is no right.
 
     `helm uninstall` deletes the Deployment and then the rights, without waiting for the pod: an
@@ -193,7 +193,7 @@ def refused(asked: list[Asked]) -> list[str]:
     ]
 
 
-def used(asked: list[Asked], *namespaces: str) -> set[Right]:
+def used(asked: list[AuditedRequest], *namespaces: str) -> set[Right]:
     """The rights that these requests took in one of the namespaces; "" is that of all."""
     return {right for each in asked if each.namespace in namespaces for right in each.rights}
 
@@ -215,19 +215,19 @@ def listed_by_scope(*scopes: str) -> set[tuple[str, Right]]:
     return {(scope, right) for scope in scopes for right in listed(scope)}
 
 
-def not_granted(asked: list[Asked]) -> list[str]:
+def not_granted(asked: list[AuditedRequest]) -> list[str]:
     """What was asked for that no scope of files/rights.yaml grants to that operator, there and by
     that name, or that was forbidden."""
     beyond = {str(each) for each in asked if {right for _, right in each.scopes()} != each.rights}
     return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
 
 
-def used_in_modes(asked: list[Asked]) -> set[tuple[str, str, Right]]:
+def used_in_modes(asked: list[AuditedRequest]) -> set[tuple[str, str, Right]]:
     """Mode, scope and right of all that was asked for; what a session's processes tell."""
     return {(each.mode, scope, right) for each in asked for scope, right in each.scopes()}
 
 
-def granted_in_vain(used: set[tuple[str, str, Right]], *tls: str) -> dict[str, list[str]]:
+def granted_but_unused(used: set[tuple[str, str, Right]], *tls: str) -> dict[str, list[str]]:
     """By mode, what is granted in it and was asked for by no operator that is known to be in it;
     and under `routes`, what no operator at all asked of gateways' routes. `tls` are scopes too."""
     of_all = ("jobs", "operator", *tls)
@@ -237,20 +237,22 @@ def granted_in_vain(used: set[tuple[str, str, Right]], *tls: str) -> dict[str, l
     never = {}
     for mode, rights in wanted.items():
         asked = {(scope, right) for of, scope, right in used if mode in (of, "routes")}
-        lacking = {(scope, right) for scope, right in rights - asked if right not in NEVER_ASKED}
+        lacking = {
+            (scope, right) for scope, right in rights - asked if right not in NEVER_REQUESTED
+        }
         if lacking:
             never[mode] = sorted(f"{scope}: {right}" for scope, right in lacking)
     return never
 
 
-def _asked(event: dict[str, Any]) -> Asked:
+def _asked(event: dict[str, Any]) -> AuditedRequest:
     about = event.get("objectRef")
     resource = None
     if about is not None and "resource" in about:
         below = f"/{about['subresource']}" if about.get("subresource") else ""
         resource = (about.get("apiGroup", ""), about["resource"] + below)
     answer = event.get("responseStatus", {})
-    return Asked(
+    return AuditedRequest(
         verb=event["verb"],
         path=event["requestURI"].partition("?")[0],
         code=int(answer.get("code", 0)),

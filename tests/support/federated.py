@@ -62,7 +62,7 @@ class FederatedSite:
     life: timedelta = LIFE
     reached_at: int = 0
     """A port of something between others and this; 0: nothing is."""
-    said: dict[JobKey, RunReport] = field(default_factory=dict)
+    reports: dict[JobKey, RunReport] = field(default_factory=dict)
     news: list[JobKey] = field(default_factory=list)
     bundles: list[Any] = field(default_factory=list)
     node: FederationNode | None = None
@@ -93,7 +93,7 @@ class FederatedSite:
             sites,
             certificate_life=self.life,
             **{
-                "reports": lambda: self.said,
+                "reports": lambda: self.reports,
                 "on_run_changed": self.news.append,
                 "on_bundles": self.bundles.append,
                 **parts,

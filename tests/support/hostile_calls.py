@@ -355,7 +355,7 @@ def put(prove: Prove = OF_WORKER, **changes: Callable[[Scene], Any]) -> Act:
 # ---- federation ----------------------------------------------------------------------------------
 
 
-def tell(
+def federate(
     prove: Prove = of_operator,
     messages: Callable[[Scene], list[bytes]] = lambda _: [greeting(B, A).SerializeToString()],
 ) -> Act:
@@ -370,7 +370,7 @@ def tell(
     return act
 
 
-def says(*messages: bytes) -> Callable[[Scene], list[bytes]]:
+def sends(*messages: bytes) -> Callable[[Scene], list[bytes]]:
     return lambda _: list(messages)
 
 

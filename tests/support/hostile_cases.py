@@ -28,6 +28,7 @@ from hostile_calls import (
     OTHER,
     Act,
     by_another_key,
+    federate,
     for_another_request,
     garbage,
     greeted,
@@ -41,12 +42,11 @@ from hostile_calls import (
     other_run,
     plain,
     put,
-    says,
+    sends,
     share,
     sign,
     sign_for_a_deleted_pod,
     sign_for_a_made_up_pod,
-    tell,
     unproven,
 )
 from hostile_proofs import (
@@ -60,7 +60,6 @@ from hostile_proofs import (
     foreign_operator,
     forged_token,
     of_keeper,
-    of_nobody,
     of_operator,
     of_run,
     of_site_a,
@@ -72,6 +71,7 @@ from hostile_proofs import (
     token_of_another_account,
     token_of_another_namespace,
     token_of_no_pod,
+    without_certificate,
 )
 from hostile_scene import (
     INCARNATION,
@@ -95,7 +95,7 @@ class Case:
     reason: str
     """By which it is refused, or `IN_TLS`."""
     act: Act
-    told: str = ""
+    reported: str = ""
     """How it is told, where that is not as the page has it for `reason`."""
 
 
@@ -104,7 +104,7 @@ def table(cases: Sequence[Case]) -> list[str]:
     callers: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         reason = case.reason if case.reason == IN_TLS else f"`{case.reason}`"
-        answer = f"{reason} ({case.told})" if case.told else reason
+        answer = f"{reason} ({case.reported})" if case.reported else reason
         callers.setdefault((case.at, answer), []).append(case.who)
     lines = ["| at | callers | refused |", "|---|---|---|"]
     for (at, answer), names in callers.items():
@@ -115,7 +115,7 @@ def table(cases: Sequence[Case]) -> list[str]:
 SERVED: tuple[Case, ...] = (
     Case("exchange", "plain text", IN_TLS, plain("exchange")),
     Case("exchange", "TLS 1.2, no certificate", IN_TLS, old_tls("exchange")),
-    Case("exchange", "no certificate", IN_TLS, link(of_nobody)),
+    Case("exchange", "no certificate", IN_TLS, link(without_certificate)),
     Case("exchange", "a foreign authority", IN_TLS,
          link(foreign)),
     Case("exchange", "expired", IN_TLS, link(EXPIRED)),
@@ -139,9 +139,9 @@ SERVED: tuple[Case, ...] = (
          link(frames=greeted(incarnation=INCARNATION - 1))),
     Case("exchange", "another protocol version", "WrongRelease",
          link(frames=greeted(protocol=PROTOCOL + 1))),
-    Case("exchange", "no frame", "Malformed", link(frames=says(b"\xff" * 99))),
+    Case("exchange", "no frame", "Malformed", link(frames=sends(b"\xff" * 99))),
     Case("exchange", "too long a frame", "Malformed",
-         link(frames=says(b"\x7a" * (MAX_FRAME_BYTES + 1)))),
+         link(frames=sends(b"\x7a" * (MAX_FRAME_BYTES + 1)))),
     Case("measuring", "plain text", IN_TLS, plain("measuring")),
     Case("measuring", "a foreign authority", IN_TLS,
          share(foreign)),
@@ -201,7 +201,7 @@ SERVED: tuple[Case, ...] = (
     Case("coordinator", "a replaced incarnation", "OldIncarnation",
          join(incarnation=INCARNATION - 1)),
     Case("coordinator", "another manifest", "SpecDiffers", join(spec_hash="0" * 64)),
-    Case("keeper", "no certificate", IN_TLS, put(of_nobody)),
+    Case("keeper", "no certificate", IN_TLS, put(without_certificate)),
     Case("keeper", "another site's worker", IN_TLS, put(rightful)),
     Case("keeper", "another worker's certificate", "BadCertificate", put(OF_NEXT)),
     Case("keeper", "another worker's file", "NotItsOwn",
@@ -209,21 +209,21 @@ SERVED: tuple[Case, ...] = (
     Case("keeper", "another run's file", "WrongRun", put(run=other_run)),
     Case("keeper", "another's rank", "UnknownWorker",
          put(worker=lambda at: wire_worker(at.victim, rank=at.worker(A, 1).rank))),
-    Case("federation", "no certificate", IN_TLS, tell(of_nobody)),
+    Case("federation", "no certificate", IN_TLS, federate(without_certificate)),
     Case("federation", "a foreign authority", IN_TLS,
-         tell(foreign_operator)),
-    Case("federation", "expired", IN_TLS, tell(expired_operator)),
+         federate(foreign_operator)),
+    Case("federation", "expired", IN_TLS, federate(expired_operator)),
     Case("federation", "the called site's authority", IN_TLS,
-         tell(operator_of_b_by_a)),
-    Case("federation", "a worker's certificate", "BadCertificate", tell(rightful)),
+         federate(operator_of_b_by_a)),
+    Case("federation", "a worker's certificate", "BadCertificate", federate(rightful)),
     Case("federation", "another site claimed", "BadCertificate",
-         tell(messages=says(greeting(SiteName("plant-c"), A).SerializeToString()))),
+         federate(messages=sends(greeting(SiteName("plant-c"), A).SerializeToString()))),
     Case("federation", "another site expected", "WrongSite",
-         tell(messages=says(greeting(B, SiteName("plant-c")).SerializeToString()))),
+         federate(messages=sends(greeting(B, SiteName("plant-c")).SerializeToString()))),
     Case("federation", "no statement", "Malformed",
-         tell(messages=says(GREETING, b"\xff" * 99))),
+         federate(messages=sends(GREETING, b"\xff" * 99))),
     Case("federation", "too long a statement", "Malformed",
-         tell(messages=says(GREETING, b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)))),
+         federate(messages=sends(GREETING, b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)))),
     Case("coordinator", "a pod made with its labels",
          "BadToken", sign_for_a_made_up_pod),
     Case("coordinator", "a deleted pod's token", "BadToken",
@@ -242,7 +242,7 @@ DIALLED: tuple[Case, ...] = (
          dialled(partial(of_run, run_id=OTHER))),
     Case("dialled worker", "expired", "Unproven", dialled(EXPIRED)),
     Case("dialled worker", "for clients alone", "Unproven", dialled(CLIENT_ONLY)),
-    Case("dialled worker", "plain text", "Unproven", dialled(of_nobody)),
+    Case("dialled worker", "plain text", "Unproven", dialled(without_certificate)),
     Case("dialled worker", "a site without a bundle", "UnknownAuthority",
          unknown_site),
     Case("dialled coordinator", "a worker's certificate", IN_TLS,

@@ -30,15 +30,15 @@ PROOFS: dict[str, Prove] = {
     "for servers alone": SERVER_ONLY,
 }
 
-Tells = Callable[[], bool]
+ReportsRefusal = Callable[[], bool]
 """Whether that dialler has told that it is not believed."""
 
 
 @contextlib.contextmanager
-def mistaken_workers(at: Scene) -> Iterator[dict[str, Tells]]:
+def mistaken_workers(at: Scene) -> Iterator[dict[str, ReportsRefusal]]:
     """Trainers and sidecars, dialling, by who they are."""
     with contextlib.ExitStack() as stack:
-        tells: dict[str, Tells] = {}
+        tells: dict[str, ReportsRefusal] = {}
         for words, prove in PROOFS.items():
             credentials = _credentials(at, prove)
             tells[f"trainer, {words}"] = stack.enter_context(_trainer(at, credentials))
@@ -59,7 +59,7 @@ def _victim(at: Scene) -> Member:
 
 
 @contextlib.contextmanager
-def _trainer(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
+def _trainer(at: Scene, credentials: WorkerCredentials) -> Iterator[ReportsRefusal]:
     dialler = Worker(at.worker(B), credentials, INCARNATION, job=at.job)
     dialler.exchange.set_members(Membership(1, at.job, 2, (_victim(at), dialler.member())))
 
@@ -98,7 +98,7 @@ class _Beside:
 
 
 @contextlib.contextmanager
-def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
+def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[ReportsRefusal]:
     beside = _Beside(at)
 
     async def begin() -> PeerSidecarClient:
@@ -120,7 +120,7 @@ def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
 
 
 @contextlib.contextmanager
-def mistaken_operator(at: Scene) -> Iterator[Tells]:
+def mistaken_operator(at: Scene) -> Iterator[ReportsRefusal]:
     """Dials, and calls itself plant-b's, by an authority that plant-a was not told of."""
     folder = at.pods.folder / "mistaken"
     folder.mkdir()

@@ -39,7 +39,7 @@ def rightful(at: Scene) -> Proof:
     return of_worker(at.authorities[B], at.worker(B), at.job)
 
 
-def of_nobody(_: Scene) -> None:
+def without_certificate(_: Scene) -> None:
     return None
 
 

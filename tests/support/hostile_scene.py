@@ -177,7 +177,7 @@ class Scene:
         member = Member(worker, INCARNATION, MemberState.READY, exchange, measuring)
         told = ReportedWorkers((worker,), (member,), settled=True)
         report = RunReport(SpecFingerprint.of(self.pods.job), told, TrainingFigures())
-        self.neighbour.site.said = {self.job: report}
+        self.neighbour.site.reports = {self.job: report}
 
     # ---- what is told ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from audit import asked_by, refused
+from audit import refused, requests_of
 from chart import CHART, NAMESPACE, Helm, image_values, merged
 from several_contexts import SeveralContexts
 from testbed.image_store import image_store
@@ -102,7 +102,7 @@ class InstalledSites:
         """Nothing that an operator asked for was refused."""
         account = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
         for site in self.sites:
-            assert refused(asked_by(account, site.control_plane.audit_log)) == [], site.name
+            assert refused(requests_of(account, site.control_plane.audit_log)) == [], site.name
 
 
 def bundle_of(site: Site) -> str:

@@ -351,7 +351,7 @@ class Node:
         members = [Member(w, up[w.rank], MemberState.READY, "a:1") for w in workers]
         return Membership(1, self._job.key, len(self._ranks), tuple(members))
 
-    def _come_in_anew(self) -> None:
+    def _rejoin(self) -> None:
         """As `Worker` does."""
         before, self.machine = self.machine, self.machine.restarted()
         self.loop.reset(self.machine)
@@ -400,7 +400,7 @@ class Node:
             training_set_samples=lambda _: 1000, callbacks=callbacks,
         )  # fmt: skip
         while self.loop.run() is None:
-            self._come_in_anew()
+            self._rejoin()
 
     def sendable_bytes(self) -> dict[Rank, float]:
         """Of the links, in every iteration."""

@@ -91,7 +91,7 @@ PATTERNS: dict[str, tuple[Callable[[int], str], tuple[str, ...]]] = {
 }  # fmt: skip
 """By pattern: how to make a string of a length, and strings that are refused."""
 
-LEAST_LENGTH = {
+MIN_LENGTH = {
     "^(?:.*[^/]\\.py)$": 4,
     "^(?:[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)$": 3,
     "^(?:[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]+)?(Z|[-+][0-9:]{5}))$": 22,
@@ -288,7 +288,7 @@ def _values(path: str, keyword: str, node: dict[str, Any]) -> Halves | None:
         case "pattern":
             made, refused = PATTERNS[limit]
             longest: int = node["maxLength"]
-            return [made(LEAST_LENGTH.get(limit, 1)), made(longest)], list(refused)
+            return [made(MIN_LENGTH.get(limit, 1)), made(longest)], list(refused)
         case "minLength" | "maxLength":
             beyond = limit - 1 if keyword == "minLength" else limit + 1
             return [_string(node, limit, path)], [_string(node, beyond, path)]

@@ -135,7 +135,7 @@ class NoWorkers:
         self.asked: list[SiteName] = []
         self.open_runs: list[JobKey] = []
         self.addresses: Addresses | None = None
-        self.told: tuple[JobEvent, ...] = ()
+        self.pending_events: tuple[JobEvent, ...] = ()
         self.authority: NamedAuthority | None = None
         self.known_by = "PEM"
         self.kept_bundles: Mapping[SiteName, bytes] = {}
@@ -159,8 +159,8 @@ class NoWorkers:
         return self.others
 
     def events(self, run: JobKey) -> tuple[JobEvent, ...]:
-        told, self.told = self.told, ()
-        return told
+        events, self.pending_events = self.pending_events, ()
+        return events
 
     def authority_pem(self) -> str:
         return self.known_by

@@ -139,7 +139,7 @@ class OperatorProcess:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self.is_ready():
             if time.monotonic() > deadline_s or not self.is_running():
-                raise UnavailableError(f"the operator did not get ready: {self.last_words()}")
+                raise UnavailableError(f"the operator did not get ready: {self.last_log_lines()}")
             time.sleep(0.05)
 
     def launch(self) -> None:
@@ -213,7 +213,7 @@ class OperatorProcess:
             self._process.send_signal(number)
         return self._process.wait(timeout_s)
 
-    def last_words(self) -> str:
+    def last_log_lines(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 

@@ -62,7 +62,7 @@ class PodRun:
         """Of lives of the keeper before this one."""
         self.environment: dict[str, str] = {}
         """What every process is to have beside its own."""
-        self.told: list[ProgressRecord] = []
+        self.progress_records: list[ProgressRecord] = []
         """What workers have reported to the coordinator."""
         self.coordinator_port = 0
         self.start_coordinator()
@@ -75,7 +75,10 @@ class PodRun:
             f"{self.address(100)}:{self.coordinator_port}", self.authorities.get(self.site)
         )
         self._loop_server.open(
-            self.job, authorities=self.authorities, tokens=self.tokens, on_record=self.told.append
+            self.job,
+            authorities=self.authorities,
+            tokens=self.tokens,
+            on_record=self.progress_records.append,
         )
         self.coordinator = CoordinatorThread(self._loop_server, self.job.key)
         self.coordinator_port = self.coordinator.start()

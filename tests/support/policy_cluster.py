@@ -90,7 +90,7 @@ class Replica:
     rng: np.random.Generator
     local_batch_size: int
     iteration: int = 0
-    said: list[Instruction] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
 
     @property
     def resting_D(self) -> NDArray[np.float32]:  # noqa: N802 - the shape's suffix
@@ -99,7 +99,7 @@ class Replica:
 
     def descents(self) -> list[ApplyGradient]:
         """The updates made so far."""
-        return [one for one in self.said if isinstance(one, ApplyGradient)]
+        return [one for one in self.instructions if isinstance(one, ApplyGradient)]
 
 
 class Cluster:
@@ -147,7 +147,7 @@ class Cluster:
         """Gives a machine an event and carries out what it says."""
         replica = self.replicas[rank]
         told = replica.machine.handle(event)
-        replica.said += told
+        replica.instructions += told
         for instruction in told:
             self._carry_out(replica, instruction)
         return told

@@ -48,7 +48,7 @@ def listening(
             each.join()
 
 
-def says_nothing(connection: socket.socket) -> None:
+def stays_silent(connection: socket.socket) -> None:
     while connection.recv(65536):
         pass
 

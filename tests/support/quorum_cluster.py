@@ -97,23 +97,23 @@ class Node:
 
     # ---- the way in ----------------------------------------------------------------------------
 
-    def come_in(self, before: Any = None) -> None:
+    def join(self, before: Any = None) -> None:
         self.admission = VirtualAdmission(
             self,  # type: ignore[arg-type]
             self.cluster.clock, membership=self.cluster.membership,
             pull=partial(self.cluster.pull, self),
-            retry=self._come_in_anew, before=before,
+            retry=self._rejoin, before=before,
         )  # fmt: skip
 
     def start_at(self, iteration: int) -> None:
         self.admission = None
         self.cycle.handle(self.inbox.start(iteration))
 
-    def _come_in_anew(self) -> None:
+    def _rejoin(self) -> None:
         before = self.parts.machine
         self.cycle.reset(before.restarted())
         self.inbox.reset(self.progress.iteration)
-        self.come_in(before)
+        self.join(before)
         for peer in sorted(self.neighbours):
             self.cluster.renew(self.rank, peer)
 
@@ -153,7 +153,7 @@ class Node:
                     self.ends.append(self.cluster.clock.now_s)
                     self.weights_after[self.progress.iteration] = self.replica.weights_D.tobytes()
                 case Rejoin():
-                    self._come_in_anew()
+                    self._rejoin()
                     return
                 case _:
                     return
@@ -353,7 +353,7 @@ class QuorumCluster:
     def restart(self, rank: Rank) -> None:
         """Without a checkpoint."""
         node = self.nodes[rank] = Node(self, rank, self.nodes[rank].incarnation + 1)
-        node.come_in()
+        node.join()
         for peer in self.ranks:
             if peer != rank and frozenset((rank, peer)) not in self.cut:
                 self.mend_link(rank, peer)
@@ -364,7 +364,7 @@ class QuorumCluster:
         """Iterations that ended since then."""
         return {rank: sum(s > from_s for s in self.nodes[rank].ends) for rank in ranks}
 
-    def all_go_on(self, seconds: float = 10.0, at_least: int = 15) -> None:
+    def all_continue(self, seconds: float = 10.0, at_least: int = 15) -> None:
         """Within that time everybody makes so many steps, and then nobody holds still."""
         from_s = self.clock.now_s
         alive = [rank for rank in self.ranks if not self.nodes[rank].is_gone]

@@ -60,7 +60,7 @@ class SeveralContexts:
             process.kill()
             process.communicate()
 
-    def said(self, *words: str) -> list[str]:
+    def output(self, *words: str) -> list[str]:
         """The lines of `dlion WORDS`, which must succeed."""
         with self.started(*words) as process:
             return ended(process, within_s=60)
@@ -68,6 +68,6 @@ class SeveralContexts:
 
 def ended(process: subprocess.Popen[str], *, within_s: float) -> list[str]:
     """Its lines, once it has succeeded."""
-    said, complained = process.communicate(timeout=within_s)
+    output, complained = process.communicate(timeout=within_s)
     assert process.returncode == 0, complained
-    return said.splitlines()
+    return output.splitlines()

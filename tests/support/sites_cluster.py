@@ -71,13 +71,15 @@ class SitesCluster(WeightsCluster):
                 self.turn(rng, steps=12)
         self.links[one, other].clear()
 
-    def link_again(self, one: Rank, other: Rank) -> None:
+    def relink(self, one: Rank, other: Rank) -> None:
         """Their link is back."""
         finished = {rank: self.replicas[rank].iteration for rank in (one, other)}
         self.handle(one, MemberJoined(other, finished[other]))
         self.handle(other, MemberJoined(one, finished[one]))
 
-    def come_back(self, rank: Rank, source: Rank, state: Mapping[str, Value] | None = None) -> None:
+    def replace_worker(
+        self, rank: Rank, source: Rank, state: Mapping[str, Value] | None = None
+    ) -> None:
         """A new incarnation takes over a worker's weights and iteration, or comes with a state."""
         replica, other = self.replicas[rank], self.replicas[source]
         self.alive.add(rank)
@@ -116,7 +118,7 @@ class SitesCluster(WeightsCluster):
             pass
         self._check_nobody_is_held(steps)
 
-    def run_on(self, seed: int, *, steps: int) -> None:
+    def run_at_least(self, seed: int, *, steps: int) -> None:
         """By chance until all who live have done at least so many; others do not stop for that."""
         rng = np.random.default_rng(seed)
         for _ in range(200 * steps * len(self.ranks)):

@@ -57,19 +57,19 @@ class Skewed(WeightsCluster):
         for rank in filter(self.may_step, self.alive):
             self.step(rank)
 
-    def go_on(self, steps: int) -> None:
+    def run_lockstep(self, steps: int) -> None:
         """Those who are left, in lock step."""
         for _ in range(steps):
             self.all_step()
             self.deliver_all()
 
-    def comes_to_its_optimum(self) -> bool:
+    def converges(self) -> bool:
         """Whether those who are left do, in 150 steps. All restarts are over after the first 40."""
-        self.go_on(40)
+        self.run_lockstep(40)
         for _ in range(11):
             if self.distance() < 1e-4:
                 return True
-            self.go_on(10)
+            self.run_lockstep(10)
         return self.distance() < 1e-4
 
     def deliver_to(self, targets: Iterable[int]) -> None:
@@ -95,7 +95,7 @@ class Skewed(WeightsCluster):
         for peer in set(self.alive) - {rank}:
             self.link(rank, peer)
 
-    def come_back(self, rank: Rank) -> None:
+    def restart_from_checkpoint(self, rank: Rank) -> None:
         """In a new process, from a checkpoint of just now."""
         saved = self.saved()[rank]
         self.leave(rank)

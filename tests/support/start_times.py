@@ -69,7 +69,7 @@ def _seconds(said: str, what: str) -> float:
     return float(found[0])
 
 
-def tell_starts(starts: list[Start], results: Path, applied_s: float) -> float:
+def report_starts(starts: list[Start], results: Path, applied_s: float) -> float:
     """Prints a row for each worker; the longest time to a first step less imports and trace."""
     print("\n| worker | imports | first trace | first step after apply | less both |")
     print("|---|---|---|---|---|")

@@ -83,7 +83,7 @@ class WeighingCluster(Cluster):
         """A machine over these weights."""
         return build(self.job_spec, rank, self.layout, self.ranks, replica=View(weights_D))
 
-    def come_back(self, rank: Rank, state: Mapping[str, Value], weights_D: Flat) -> None:
+    def restore_worker(self, rank: Rank, state: Mapping[str, Value], weights_D: Flat) -> None:
         """A new incarnation of a worker, from a checkpoint."""
         replica = self.replicas[rank]
         replica.weights_D = weights_D.copy()
@@ -147,7 +147,7 @@ def own_step(iteration: int, gradient_D: Flat, batch: int = 1) -> LocalStepDone:
     return LocalStepDone(iteration, gradient_D, batch, loss=0.5)
 
 
-def spoken(told: Iterable[Instruction]) -> list[object]:
+def comparable(told: Iterable[Instruction]) -> list[object]:
     """Instructions in a form that compares, bit for bit."""
     said: list[object] = []
     for one in told:
@@ -180,5 +180,5 @@ def lose_for_a_while(cluster: WeighingCluster, lost: Rank, *, steps: int) -> Non
     for link in cluster.links:
         if lost in link:
             cluster.links[link].clear()
-    cluster.come_back(lost, kept, weights_D)
+    cluster.restore_worker(lost, kept, weights_D)
     cluster.deliver_all()

@@ -139,7 +139,7 @@ class WeightsCluster(Cluster):
         return np.array([self.replicas[rank].weights_D for rank in self.ranks])
 
 
-def words(told: list[Instruction], *, with_versions: bool = True) -> list[object]:
+def comparable(told: list[Instruction], *, with_versions: bool = True) -> list[object]:
     """Instructions in a form that compares; `with_versions`: with what messages say by it."""
     said: list[object] = []
     for one in told:
@@ -193,12 +193,12 @@ def run_at_random(
     assert not late, f"held for ever: {late}"
 
 
-def check_a_restored_worker_goes_on_identically(
+def check_a_restored_worker_continues_identically(
     cluster: WeightsCluster, restored: Rank, seed: int, *, steps: int, with_versions: bool = True
 ) -> None:
     """Puts a machine built anew in the worker's place in a copy of the cluster, and runs both."""
     for one in cluster.replicas.values():
-        one.said.clear()
+        one.instructions.clear()
     twin = copy.deepcopy(cluster)
     replica = twin.replicas[restored]
     state = replica.machine.state()
@@ -212,7 +212,7 @@ def check_a_restored_worker_goes_on_identically(
     for one in (cluster, twin):
         run_at_random(one, seed, steps=steps)
     for rank in cluster.ranks:
-        before, after = cluster.replicas[rank].said, twin.replicas[rank].said
-        said = [words(told, with_versions=with_versions) for told in (before, after)]
+        before, after = cluster.replicas[rank].instructions, twin.replicas[rank].instructions
+        said = [comparable(told, with_versions=with_versions) for told in (before, after)]
         assert said[0] == said[1]
     np.testing.assert_array_equal(cluster.weights(), twin.weights())

@@ -16,8 +16,8 @@ _KIT = ROOT / "examples/gitops"
 def agree(document: Mapping[str, Any], situation: str) -> None:
     """Asserts that conditions, Argo CD, kstatus and Flux are as that line of the page has them."""
     row = table()[situation]
-    said = {each["type"]: each["status"] for each in document["status"].get("conditions") or ()}
-    assert {name: said.get(name) for name in row.conditions} == row.conditions
+    reported = {each["type"]: each["status"] for each in document["status"].get("conditions") or ()}
+    assert {name: reported.get(name) for name in row.conditions} == row.conditions
     script = (_KIT / "argocd/health.lua").read_text(encoding="utf-8")
     assert argo_cd_health(script, document)["status"] == row.argo_cd
     program = VERDICTS.built()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gitops.programs import GoProgram, said
+from gitops.programs import GoProgram, output_of
 
 APPLICATIONS = GoProgram("applications")
 NAMESPACE = "argocd"
@@ -45,7 +45,7 @@ def applications(
     Raises: ValueError with what Argo CD finds wrong.
     """
     secrets = json.dumps([cluster.secret() for cluster in clusters])
-    made: dict[str, list[dict[str, Any]]] = json.loads(said(program, files, secrets))
+    made: dict[str, list[dict[str, Any]]] = json.loads(output_of(program, files, secrets))
     return made
 
 

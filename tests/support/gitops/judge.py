@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gitops.programs import GoProgram, said
+from gitops.programs import GoProgram, output_of
 
 VERDICTS = GoProgram("verdicts")
 
@@ -37,13 +37,13 @@ class Judge:
 
     def check(self, files: Iterable[Path]) -> None:
         """Every document is what its kind allows. Raises: ValueError with what is wrong."""
-        said(self.program, ["check", *files], "")
+        output_of(self.program, ["check", *files], "")
 
     def verdicts(
         self, files: Iterable[Path], objects: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, Verdicts]:
         """What is made of each object, with the rules in the files. Raises: ValueError."""
-        judged = json.loads(said(self.program, ["judge", *files], json.dumps(objects)))
+        judged = json.loads(output_of(self.program, ["judge", *files], json.dumps(objects)))
         return {
             name: Verdicts(
                 each["kstatus"], tuple(each["flux"]), tuple(each["fleet"]), each["feedback"]

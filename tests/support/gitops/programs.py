@@ -44,7 +44,7 @@ class GoProgram:
             (Path(made) / self.name).rename(folder / self.name)
 
 
-def said(program: Path, arguments: Iterable[str | Path], text: str) -> str:
+def output_of(program: Path, arguments: Iterable[str | Path], text: str) -> str:
     """What it says, given that text. Raises: ValueError with what it finds wrong."""
     done = subprocess.run(
         [program, *arguments], input=text, capture_output=True, text=True, check=False, timeout=60

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from dlion_api.errors import UnavailableError
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,9}")
-MOST_SITES = 40
-MOST_NODES = 60
+MAX_SITES = 40
+MAX_NODES = 60
 API_PORT = 6443
 
 
@@ -149,8 +149,8 @@ class Layout:
     def __post_init__(self) -> None:
         checked_name(self.name)
         for what, count, least, most in (
-            ("sites", self.site_count, 1, MOST_SITES),
-            ("nodes per site", self.nodes_per_site, 0, MOST_NODES),
+            ("sites", self.site_count, 1, MAX_SITES),
+            ("nodes per site", self.nodes_per_site, 0, MAX_NODES),
         ):
             if not least <= count <= most:
                 raise UnavailableError(f"{count} {what}; allowed: {least} to {most}")

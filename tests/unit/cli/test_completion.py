@@ -29,7 +29,7 @@ from dlion_cli.cluster.cluster_options import complete_contexts, complete_namesp
 from dlion_cli.command_line import COMMANDS, SECTIONS
 from dlion_cli.commands.cluster.get import get
 from dlion_cli.terminal.completion import complete_assignments, complete_fields
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from pathlib import Path

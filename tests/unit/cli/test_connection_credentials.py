@@ -24,8 +24,8 @@ from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
+from scripted_servers import Server, served, server_url
 from self_signed import self_signed
-from told_servers import Server, served, server_url
 
 NONE = (200, json.dumps({"items": [], "metadata": {}}))
 SECRET = "s3cr3t-t0ken"

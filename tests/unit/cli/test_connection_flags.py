@@ -31,8 +31,8 @@ from dlion_cli.cluster.connection_flags import complete_contexts, connection_fla
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.commands.cluster.get import get
 from dlion_cli.pod_streams.log_lines import LogSource, read_lines
+from scripted_servers import ServedTls, Server, served, server_url
 from self_signed import self_signed
-from told_servers import ServedTls, Server, served, server_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,13 +28,13 @@ from dlion_cli.__main__ import main
 from dlion_cli.commands.cluster.logs import _DRAIN_S
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.multi_context_watch import MultiContextView
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 NOT_THERE: Answer = (404, json.dumps({"details": {"kind": "dlionjobs", "name": "digits"}}))
 MAY_NOT: Answer = (

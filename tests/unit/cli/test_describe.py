@@ -27,13 +27,13 @@ from dlion_api.names import JobKey
 from dlion_cli.__main__ import main
 from dlion_cli.views.job_status import JobStatus
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 KEY = JobKey("ml", "digits", "1")
 JOB_NAME = group_job_name(KEY, "small")

@@ -32,13 +32,13 @@ from dlion_cli.cluster.rights import COMMAND_RIGHTS
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.cluster_health import ClusterAccess, ClusterHealth
 from dlion_cli.preflight_checks.timed_checks import run_checks
+from scripted_servers import ServedTls, Server, served
 from self_signed import self_signed
-from told_servers import ServedTls, Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 OK, WARN, FAIL, UNKNOWN = CheckOutcome
 OPERATOR = "edge-dlion-operator"

@@ -13,7 +13,7 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 COMMANDS = (
     ["get", "digits"], ["describe", "digits"], ["events", "digits"], ["fetch", "digits"],

@@ -36,13 +36,13 @@ from dlion_cli.pod_streams import kept_records
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 SITE = "plant-a"
 MANIFEST = changed(

@@ -21,12 +21,12 @@ from dlion_cli.findings.job_problem import JobScope, sorted_problems
 from dlion_cli.findings.load_problems import load_problems
 from dlion_cli.views.worker_load import WorkerLoad
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 SCOPE = JobScope("digits", "ml", datetime(2026, 1, 31, 12, 30, tzinfo=UTC))
 

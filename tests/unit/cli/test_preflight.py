@@ -44,7 +44,7 @@ from dlion_cli.preflight_checks.server_certificate import (
 from dlion_cli.preflight_checks.site_probe import SMALL_SEGMENT_BYTES, probe_site, probe_sites
 from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from manifest_table import smallest
-from presenting import listening, presents, says_nothing
+from presenting import listening, presents, stays_silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +151,7 @@ def test_a_port_that_drops_what_comes() -> None:
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
-        (says_nothing, "does not respond in time"),
+        (stays_silent, "does not respond in time"),
         (drips_a_handshake, "does not respond in time"),
         (lambda _: None, "closes the connection in the handshake"),
         (speaks_plain, "does not speak TLS 1.3"),
@@ -200,7 +200,7 @@ def test_a_path_that_loses_full_packets_is_named(tmp_path: Path) -> None:
 
     def answers_small(connection: socket.socket) -> None:
         size = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        (talk if size <= SMALL_SEGMENT_BYTES else says_nothing)(connection)
+        (talk if size <= SMALL_SEGMENT_BYTES else stays_silent)(connection)
 
     with listening(answers_small) as port:
         found = by_name(probe_site(site(port), 2.0))
@@ -364,7 +364,7 @@ def test_one_site_that_hangs_hides_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = presents(tmp_path, OURS.operator_identity())
-    with listening(good) as port, listening(says_nothing) as silent:
+    with listening(good) as port, listening(stays_silent) as silent:
         file = listed(tmp_path, (OTHERS, f"127.0.0.1:{silent}"), (OURS, f"127.0.0.1:{port}"))
         code = main(["preflight", file, "--timeout", "1", "-o", "json"])
         assert code == ExitCode.UNAVAILABLE
@@ -449,7 +449,7 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
 
     def hears(connection: socket.socket) -> None:
         asked.set()
-        says_nothing(connection)
+        stays_silent(connection)
 
     with listening(hears) as port:
         file = listed(tmp_path, (OURS, f"127.0.0.1:{port}"))

@@ -31,13 +31,13 @@ from dlion_cli.preflight_checks.site_checks import clock_skew_checks
 from dlion_cli.preflight_checks.site_cluster import ClockBounds
 from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 NAMES = ("plant-a", "plant-b")
 MONTH = timedelta(days=30)

@@ -20,7 +20,7 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

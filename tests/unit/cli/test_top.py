@@ -39,13 +39,13 @@ from dlion_results.summary.link_use import KINDS
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from manifest_table import changed, smallest
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 MAY_NOT: Answer = (
     403,

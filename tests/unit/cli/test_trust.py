@@ -25,13 +25,13 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_cli.__main__ import main
 from dlion_operator.pki.authority import CertificateAuthority
-from told_servers import Server, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from told_servers import Answer
+    from scripted_servers import Answer
 
 NOW = datetime.now(UTC)
 AUTHORITIES = {

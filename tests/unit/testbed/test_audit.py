@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from audit import asked_by_operators, granted_in_vain, not_granted, used_in_modes
+from audit import granted_but_unused, not_granted, requests_of_operators, used_in_modes
 
 ACCOUNT = "system:serviceaccount:dlion-system:dlion-operator"
 EVERYWHERE = ("list", "dlion.dev/dlionjobs", "", "")
@@ -38,7 +38,7 @@ def beyond(folder: Path, *asked: tuple[str, str, str, str], user: str = ACCOUNT)
     """Of those requests, those that are not granted."""
     log = folder / "audit.log"
     log.write_text("".join(json.dumps(line(*each, user)) + "\n" for each in asked))
-    return not_granted(asked_by_operators(log))
+    return not_granted(requests_of_operators(log))
 
 
 @pytest.mark.parametrize("mode", [EVERYWHERE, IN_ML], ids=["cluster", "namespaced"])
@@ -79,18 +79,18 @@ def test_what_an_operator_asks_before_it_lists_jobs_is_of_its_mode(tmp_path: Pat
     log = tmp_path / "audit.log"
     made = ("create", "/secrets", "dlion-system", "dlion-authority")
     log.write_text("".join(json.dumps(line(*each, ACCOUNT)) + "\n" for each in (made, IN_ML)))
-    (first, _) = asked_by_operators(log)
+    (first, _) = requests_of_operators(log)
     assert (first.mode, first.watched) == ("namespaced", {"ml"})
     assert (
         "operator: create secrets"
-        not in granted_in_vain(used_in_modes([first]), "Secret")["namespaced"]
+        not in granted_but_unused(used_in_modes([first]), "Secret")["namespaced"]
     )
 
 
 def test_a_mode_in_which_nobody_asked_is_told_with_its_rights(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     log.write_text(json.dumps(line(*IN_ML, ACCOUNT)) + "\n")
-    never = granted_in_vain(used_in_modes(asked_by_operators(log)))
+    never = granted_but_unused(used_in_modes(requests_of_operators(log)))
     assert set(never) == {"cluster", "namespaced", "routes"}
     assert "jobs: list dlionjobs.dlion.dev" in never["cluster"]
     assert "jobs: list dlionjobs.dlion.dev" not in never["namespaced"]

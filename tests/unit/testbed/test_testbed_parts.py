@@ -27,7 +27,7 @@ from testbed.certificates import Authority
 from testbed.existing import CONTEXT, KUBECONFIG, LOAD_IMAGES, existing_cluster, load_images
 from testbed.groups import processes_in
 from testbed.images import Image
-from testbed.layout import MOST_NODES, MOST_SITES, Layout
+from testbed.layout import MAX_NODES, MAX_SITES, Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ INTERFACE_NAME_LENGTH = 15
 
 
 def test_no_two_networks_of_a_testbed_overlap() -> None:
-    layout = Layout("a" * 10, MOST_SITES, MOST_NODES, base_octet=96)
+    layout = Layout("a" * 10, MAX_SITES, MAX_NODES, base_octet=96)
     networks = [ip_network("10.96.0.0/24"), *(ip_network(s.network) for s in layout.sites)]
     assert not any(one.overlaps(other) for one, other in combinations(networks, 2))
     site = layout.sites[-1]
@@ -50,7 +50,7 @@ def test_no_two_networks_of_a_testbed_overlap() -> None:
     addresses = [site.address, *(node.address for node in site.nodes)]
     assert len(set(addresses)) == len(addresses)
     assert all(ip_address(address) in ip_network(site.machine_network) for address in addresses)
-    assert len({site.name for site in layout.sites}) == MOST_SITES
+    assert len({site.name for site in layout.sites}) == MAX_SITES
     assert len(layout.host_interface) <= INTERFACE_NAME_LENGTH
 
 
@@ -61,7 +61,7 @@ def test_a_name_that_could_be_another_things_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sites", "nodes"), [(0, 1), (MOST_SITES + 1, 1), (1, -1), (1, MOST_NODES + 1)]
+    ("sites", "nodes"), [(0, 1), (MAX_SITES + 1, 1), (1, -1), (1, MAX_NODES + 1)]
 )
 def test_a_testbed_of_no_site_or_too_many_machines_is_refused(sites: int, nodes: int) -> None:
     with pytest.raises(UnavailableError, match=r"allowed: [01] to"):

@@ -68,7 +68,7 @@ def test_a_link_that_breaks_for_a_moment_holds_and_is_no_news() -> None:
         assert all(node.quorum_gate.is_closed for node in cluster.nodes.values())
         cluster.run(moment_s)
         cluster.heal()
-        cluster.all_go_on(5.0, at_least=1)
+        cluster.all_continue(5.0, at_least=1)
     assert not cluster.events
 
 

@@ -60,7 +60,7 @@ def sent(policy: str, codec: str, index_codec: str = "fast") -> list[Message]:
             if cluster.may_step(rank):
                 cluster.step(rank)
         cluster.deliver_all()
-    said = [one for replica in cluster.replicas.values() for one in replica.said]
+    said = [one for replica in cluster.replicas.values() for one in replica.instructions]
     return [one.message for one in said if isinstance(one, SendMessage) and one.message.payload]
 
 
@@ -96,7 +96,7 @@ def test_two_workers_round_the_same_gradient_differently() -> None:
     for rank in cluster.ranks:
         cluster.step(rank, gradient_D)
     one, other = (
-        next(bytes(s.message.payload) for s in cluster.replicas[Rank(rank)].said
+        next(bytes(s.message.payload) for s in cluster.replicas[Rank(rank)].instructions
              if isinstance(s, SendMessage) and s.message.kind is MessageKind.GRADIENT)
         for rank in (0, 1)
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_ako_sends_runs() -> None:
     cluster.lockstep(3)
     sizes = [
         (one.message.payload[2], len(one.message.payload))
-        for one in cluster.replicas[Rank(0)].said
+        for one in cluster.replicas[Rank(0)].instructions
         if isinstance(one, SendMessage) and one.message.kind is MessageKind.GRADIENT
     ]
     assert sizes == [(Positions.RANGE, 16 + 2 * length + 4) for length in (266, 267, 267)]

@@ -429,7 +429,7 @@ def test_policies_with_a_barrier_report_what_is_found(policy: str, robustness: s
     for rank in cluster.ranks:
         told = [
             one.text
-            for one in cluster.replicas[rank].said
+            for one in cluster.replicas[rank].instructions
             if isinstance(one, ReportEvent) and one.reason is EventReason.UNUSUAL_VALUES
         ]
         is_told = robustness == "detect" and rank != BAD

@@ -504,7 +504,9 @@ def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
 def test_what_workers_tell_is_posted_with_its_count() -> None:
     site = Site(dlion_job())
     site.look()
-    site.runs.told = (JobEvent("CheckpointSaved", "plant-a/small-0: iteration 7", count=3),)
+    site.runs.pending_events = (
+        JobEvent("CheckpointSaved", "plant-a/small-0: iteration 7", count=3),
+    )
     site.look()
     events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
     told = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
