@@ -17,7 +17,11 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_environments.model import Environment
 from dlion_environments.plan import Conditions
-from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
+from dlion_results.run_folder.environment import (
+    EnvironmentFigure,
+    EnvironmentReport,
+    LocalCommand,
+)
 from dlion_results.run_folder.layout import ENVIRONMENT
 from dlion_simulator.calibration.recorded_run import Latencies, Link
 
@@ -132,7 +136,7 @@ def recorded_environment(conditions: Conditions, notes: tuple[str, ...]) -> Envi
         EnvironmentFigure(rank, LATENCY, "ms", seconds * 1000, seconds * 1000, peer)
         for (rank, peer), seconds in sorted(_latencies_of(conditions).items())
     )
-    return EnvironmentReport("recorded", figures, notes)
+    return EnvironmentReport("recorded", figures, notes, command=LocalCommand.REPLAY)
 
 
 def _latencies_of(conditions: Conditions) -> dict[Link, float]:

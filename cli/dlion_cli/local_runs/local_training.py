@@ -22,7 +22,11 @@ from dlion_environments.plan import Plan
 from dlion_local.runner.deferred_signals import DeferredSignals
 from dlion_local.runner.outcome import RunOutcome, WorkerFailure
 from dlion_local.runner.runner import LocalRunner
-from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
+from dlion_results.run_folder.environment import (
+    EnvironmentFigure,
+    EnvironmentReport,
+    LocalCommand,
+)
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import SiteModel, read_models
 from dlion_results.summary.judgement import EndReason, judge_run
@@ -180,7 +184,9 @@ class LocalTraining:
         """Write the requested environment together with the measured values."""
         given = notes if self.environment else ()
         self.folder.write_environment(
-            EnvironmentReport(self.plan.environment, figures, given, self.environment)
+            EnvironmentReport(
+                self.plan.environment, figures, given, self.environment, LocalCommand.RUN
+            )
         )
 
     def _forward_record(self, record: ProgressRecord) -> None:

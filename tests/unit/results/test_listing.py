@@ -32,6 +32,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_cli.__main__ import main
+from dlion_results.run_folder.environment import EnvironmentReport, LocalCommand
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.listing import ResultFinder, StoredRun, StoredState, read_run
 from dlion_results.run_folder.lock import LOCK, FolderLock
@@ -198,6 +199,15 @@ def test_the_command_is_told_by_what_it_left(
     for name, text in files.items():
         (folder / name).write_text(text)
     assert read_run(folder).command == command
+
+
+@pytest.mark.parametrize("command", LocalCommand)
+def test_a_run_that_ends_at_its_start_has_its_command(
+    tmp_path: Path, command: LocalCommand
+) -> None:
+    with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW) as folder:
+        folder.write_environment(EnvironmentReport("recorded", command=command))
+    assert read_run(tmp_path / "run").command == command
 
 
 def test_a_folder_without_lock_and_logs_was_fetched(tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
+from dlion_results.run_folder.environment import (
+    COMMAND_FIELD,
+    EnvironmentFigure,
+    EnvironmentReport,
+    LocalCommand,
+)
 from dlion_results.run_folder.layout import ENVIRONMENT, SUMMARY
 from dlion_results.run_folder.regular_files import read_start
 from dlion_results.run_folder.stored_values import (
@@ -88,12 +93,13 @@ def read_environment(folder: Path) -> EnvironmentReport | None:
     stored = _mapping(folder / ENVIRONMENT, parse_yaml)
     if not stored:
         return None
-    document = stored.get("document")
+    document, command = stored.get("document"), text_of(stored.get(COMMAND_FIELD))
     return EnvironmentReport(
         text_of(stored.get("name")),
         tuple(filter(None, map(_figure, _list(stored, "figures")[:MAX_ENTRIES]))),
         tuple(map(text_of, _list(stored, "notes")[:MAX_ENTRIES])),
         document if isinstance(document, dict) else {},
+        LocalCommand(command) if command in set(LocalCommand) else None,
     )
 
 

@@ -6,10 +6,21 @@ Defines `environment.yaml` and that part of the summary. The local runner measur
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 LINK_RATE, LATENCY, QUOTA = "link rate", "latency, one way", "CPU quota"
 """What is compared, as the report names it."""
+COMMAND_FIELD: Final = "command"
+"""The first field of `environment.yaml`, so that `dlion ls` need not read it whole."""
+
+
+class LocalCommand(StrEnum):
+    """What makes a run on this machine."""
+
+    RUN = "run"
+    SIMULATE = "simulate"
+    REPLAY = "replay"
 
 
 @dataclass(frozen=True)
@@ -35,11 +46,14 @@ class EnvironmentReport:
     figures: tuple[EnvironmentFigure, ...] = ()
     notes: tuple[str, ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
+    command: LocalCommand | None = None
+    """None: an older release wrote the folder."""
 
 
 def environment_document(environment: EnvironmentReport) -> dict[str, Any]:
     """Content for `environment.yaml` and the summary."""
     return {
+        COMMAND_FIELD: str(environment.command or ""),
         "name": environment.name,
         "figures": [
             {

@@ -20,6 +20,7 @@ from typing import Any, Final
 from dlion_api.errors import ContractError, DLionError, SpecError
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
 from dlion_api.protocol.records import MAX_RECORD_BYTES
+from dlion_results.run_folder.environment import COMMAND_FIELD, LocalCommand
 from dlion_results.run_folder.events import parse_record
 from dlion_results.run_folder.layout import (
     CHECKPOINTS,
@@ -55,7 +56,9 @@ MAX_FOLDERS: Final = 20_000
 TAIL_BYTES: Final = 4 * MAX_RECORD_BYTES
 """Read from the end of the records of a run without a summary."""
 _RECORDED: Final = b"name: recorded\n"
-"""How the environment of a replay begins."""
+"""How the environment of a replay by an older release begins."""
+_COMMANDS: Final = {f"{COMMAND_FIELD}: {each}\n".encode(): str(each) for each in LocalCommand}
+"""The first line of `environment.yaml`, which is written before anything of the run starts."""
 
 
 class StoredState(StrEnum):
@@ -306,8 +309,11 @@ def _command(path: Path, names: set[str]) -> str:
     if LOCK not in names:
         return "fetched"  # it leaves locks and logs in the cluster
     with contextlib.suppress(OSError):
-        start = read_start(path / ENVIRONMENT, len(_RECORDED))
-        return "replay" if start == _RECORDED else "simulate"
+        start = read_start(path / ENVIRONMENT, max(map(len, [_RECORDED, *_COMMANDS])))
+        for line, command in _COMMANDS.items():
+            if start.startswith(line):
+                return command
+        return "replay" if start.startswith(_RECORDED) else "simulate"
     return ""
 
 

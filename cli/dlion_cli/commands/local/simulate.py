@@ -32,7 +32,7 @@ from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
-from dlion_results.run_folder.environment import EnvironmentReport
+from dlion_results.run_folder.environment import EnvironmentReport, LocalCommand
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.layout import SIMULATION
 from dlion_results.run_folder.models import read_models
@@ -133,7 +133,9 @@ def simulate(
     request = SimulationRequest(
         job=job,
         plan=plan,
-        environment=EnvironmentReport(loaded.name, document=to_document(loaded)),
+        environment=EnvironmentReport(
+            loaded.name, document=to_document(loaded), command=LocalCommand.SIMULATE
+        ),
         program_root=find_program_root(job, file, None),
         data_root=data_root.resolve(),
         fixed_core_s=step_overhead_s or 0.0,
