@@ -273,6 +273,21 @@ def test_where_the_time_goes_and_what_to_do(
     assert json.loads(capsys.readouterr().out)["culprit"]["kind"] == "Waiting"
 
 
+def test_the_slowest_link_of_an_awaited_site_is_named_with_how_to_measure_it(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = training({**WAITING, "waitedForRank": "0"})
+    site = waits["spec"]["sites"][0]["name"]
+    rates = (("b", "48.9"), ("c", "20"), ("d", ""), ("e", "nan"), ("f", "-3"))
+    pairs = [{"pair": f"{site} to {to}", "megabitsPerSecond": rate} for to, rate in rates]
+    waits["status"]["links"] = {"pairs": [*pairs, {"pair": "b to c", "megabitsPerSecond": "1"}]}
+    assert main(["describe", "digits", "--kubeconfig", kubeconfig(a=server(waits))]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"over link {site} → c (20 Mbit/s)" in printed
+    advice = f"measure link {site} → c (dlion preflight FILE --contexts A,B --bandwidth)"
+    assert advice in printed
+
+
 @pytest.mark.parametrize(
     "figures",
     [

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from dlion_results.summary.awaited_link import LinkKind, LinkUse
 from dlion_results.summary.culprit import (
     AwaitedPeer,
     CulpritKind,
-    LinkUse,
     RunUse,
     find_culprit,
     run_use,
@@ -59,14 +59,14 @@ def peer(
         (
             use(peer(RESTING), wait=0.72),
             CulpritKind.WAITING,
-            "72 % of the time waits, mostly for b-0, whose messages arrive late",
+            "mostly for b-0, whose messages arrive late over link hospital → factory (20 Mbit/s)",
         ),
         (use(peer(UNMEASURED), wait=0.5), CulpritKind.WAITING, "b-0, whose messages arrive late"),
         (use(peer(), wait=0.5), CulpritKind.WAITING, "b-0, whose messages arrive late"),
         (
             use(peer(RESTING, fraction=0.25), wait=0.5),
             CulpritKind.WAITING,
-            "50 % of the time waits for peers' messages, of no worker in particular",
+            "of no worker in particular; longest over link hospital → factory (20 Mbit/s)",
         ),
         (use(wait=0.5), CulpritKind.WAITING, "50 % of the time waits for peers' messages"),
         (
@@ -165,6 +165,88 @@ def test_the_link_is_that_to_the_worker_that_waited_most_for_the_peer() -> None:
     culprit = find_culprit(given)
     assert culprit is not None
     assert culprit.kind is CulpritKind.SLOW_LINK
+
+
+PREFLIGHT = "dlion preflight FILE --contexts A,B --bandwidth"
+RAISE = "give link w-1 → w-0 a higher rate or less latency in the environment"
+MACHINE = "see what else runs on this machine"
+SITES = {"betweenSites": {"latencyMs": 50.0}, "insideSites": {"latencyMs": 2.0}, "changes": []}
+
+
+def late(environment: dict[str, Any] | None, site: str = "b") -> dict[str, Any]:
+    """Two workers; the first waits for the second, whose link rests."""
+    to_first = {
+        "peer": 0, "acknowledged_bytes": 1, "last_bandwidth_bytes_per_s": 20 * MBIT,
+    }  # fmt: skip
+    return {
+        "time_use": {"wait_fraction": 0.6, "waited_for": [{"rank": 1, "fraction": 1.0}]},
+        "workers": [
+            worker(0, waited_for=[{"peer": 1, "seconds": 9.0}], site="a"),
+            worker(1, links=[to_first], site=site),
+        ],
+        "environment": environment,
+    }
+
+
+def environment(command: str, **more: Any) -> dict[str, Any]:
+    return {"command": command, "name": "", "figures": [], "notes": [], "document": {}, **more}
+
+
+def figure(latency_ms: float | None) -> dict[str, Any]:
+    return {"rank": 1, "peer": 0, "quantity": "latency, one way", "measured": latency_ms}
+
+
+@pytest.mark.parametrize(
+    ("given", "figures", "advice", "not_said"),
+    [
+        (late(None), "(20 Mbit/s)", f"measure link w-1 → w-0 ({PREFLIGHT})", "environment"),
+        (late(environment("run")), "(20 Mbit/s)", f"{MACHINE}, which", "preflight"),
+        (
+            late(environment("run", document=SITES)),
+            "(20 Mbit/s, latency 50 ms)", f"{MACHINE}, or {RAISE}", "preflight",
+        ),
+        (
+            late(environment("simulate", document=SITES), site="a"),
+            "(20 Mbit/s, latency 2 ms)", RAISE, "machine",
+        ),
+        (
+            late(environment("replay", figures=[figure(7.5)])),
+            "(20 Mbit/s, latency 7.5 ms)", RAISE, "preflight",
+        ),
+        (  # it was asked for and not imposed
+            late(environment("run", document=SITES, figures=[figure(None)])),
+            "(20 Mbit/s)", RAISE, "preflight",
+        ),
+        (  # which one a worker waited for is not known
+            late(environment(
+                "simulate", document={**SITES, "changes": [{"betweenSitesLatencyMs": 9.0}]}
+            )),
+            "(20 Mbit/s)", RAISE, "preflight",
+        ),
+        (
+            late(environment(
+                "run", document={"betweenSites": {"latencyMs": "x"}, "changes": 7}, figures=[3]
+            )),
+            "(20 Mbit/s)", RAISE, "preflight",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["full", "adaptive"])
+def test_the_link_and_what_to_do_about_it_are_those_of_where_the_run_is(
+    given: dict[str, Any], figures: str, advice: str, not_said: str, policy: str
+) -> None:
+    culprit = find_culprit(run_use(given, policy))
+    assert culprit is not None
+    assert culprit.sentence.endswith(f"over link w-1 → w-0 {figures}")
+    assert advice in culprit.advice
+    assert not_said not in culprit.advice
+
+
+def test_a_busy_link_of_an_environment_is_raised_there() -> None:
+    given = replace(use(peer(BUSY), wait=0.72), links=LinkKind.EMULATED)
+    culprit = find_culprit(given)
+    assert culprit is not None
+    assert culprit.advice.endswith("give link hospital → factory more bandwidth in the environment")
 
 
 def test_a_peer_that_left_no_steps_is_named_by_its_rank() -> None:

@@ -125,16 +125,16 @@ def load_run(folder: Path, label: str, *, is_running: bool = False) -> LoadedRun
         tally.add(record)
         if remaining is not None and isinstance(record, StepRecord | EvaluationRecord):
             remaining.take(record)
-    stored = read_summary(folder)
+    stored, environment = read_summary(folder), read_environment(folder)
     summary = summarise(
         job,
         tally,
         ending=stored_ending(stored),
         models=read_models(folder),
+        environment=environment,
         bad_line_count=len(bad_lines),
     )
     summary["scalability"] = stored_scalability(stored)
-    environment = read_environment(folder)
     return LoadedRun(
         label, job, tally, summary, environment, without_queries(job_text), tuple(bad_lines),
         remaining=None if remaining is None else remaining.predict(),

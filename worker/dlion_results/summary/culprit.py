@@ -14,6 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from dlion_results.summary.awaited_link import (
+    LinkKind,
+    LinkUse,
+    late_link_advice,
+    link_between,
+    link_kind,
+    slow_link_advice,
+)
+
 MIN_WAIT: Final = 0.25
 """Share of the time from which on waiting is named. Synchronous steps of equal workers differ by
 chance, so some waiting is usual."""
@@ -30,10 +39,6 @@ IS_SLOWED: Final = 0.6
 IS_SMALLER: Final = 0.75
 """Batch over that at the start, below which it may be why the pace has fallen: each step has a
 fixed cost."""
-BUSY_LINK: Final = 0.6
-"""Share of the waiting in which a link that is the reason for it carries bytes at least. While
-synchronous workers compute it may rest."""
-_BITS: Final = 8 / 1e6
 
 
 class CulpritKind(StrEnum):
@@ -85,13 +90,9 @@ _SLOW_ADVICE: Final = (
     "Let batches follow the capacities (batching.policy), give it more cores, or relax "
     "synchronization.mode"
 )
-_LINK_ADVICE: Final = (
-    "Send less (exchange.policy: adaptive, a smaller exchange.codec), or give the link more "
-    "bandwidth"
-)
+_LINK_ADVICE: Final = "Send less (exchange.policy: adaptive, a smaller exchange.codec), or "
 _LATE_ADVICE: Final = (
     "Synchronise less often (exchange.policy: adaptive) or more loosely (synchronization.mode); "
-    "measure the link"
 )
 _OTHER_ADVICE: Final = (
     "Look for restarts and pauses among the events; evaluate and save less often "
@@ -99,11 +100,8 @@ _OTHER_ADVICE: Final = (
 )
 _FEWER_ADVICE: Final = "Use fewer workers, or larger batches (batching.globalBatchSize)"
 _ADAPTIVE_ADVICE: Final[Mapping[str, str]] = {
-    _LATE_ADVICE: (
-        "Rounds follow the links already: see what else runs on these machines, measure the links "
-        "(dlion preflight --bandwidth)"
-    ),
-    _LINK_ADVICE: "It sends what the link carries already: give the link more bandwidth",
+    _LATE_ADVICE: "Rounds follow the links already: ",
+    _LINK_ADVICE: "It sends what the link carries already: ",
     _SLOW_ADVICE: "Let batches follow the capacities (batching.policy), or give it more cores",
     _PHASES["select"][2]: _FEWER_ADVICE,
     _PHASES["decode"][2]: _FEWER_ADVICE,
@@ -123,21 +121,6 @@ class Culprit:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}
-
-
-@dataclass(frozen=True)
-class LinkUse:
-    """The link from the peer that was waited for most to the worker that waited most for it."""
-
-    name: str
-    used_bytes_per_s: float
-    rate_bytes_per_s: float | None
-    """As measured; None: unknown."""
-
-    def explains(self, waiting: float) -> bool:
-        """Whether it carries bytes for about as long as workers wait, a share of the time."""
-        rate = self.rate_bytes_per_s
-        return rate is not None and 0 < BUSY_LINK * waiting * rate <= self.used_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -167,6 +150,7 @@ class RunUse:
     """Batch size over that at the start, by worker."""
     policy: str = ""
     """Of the exchange."""
+    links: LinkKind = LinkKind.CLUSTER
 
 
 def find_culprit(use: RunUse) -> Culprit | None:
@@ -180,9 +164,15 @@ def find_culprit(use: RunUse) -> Culprit | None:
     culprit = max(_candidates(use), key=lambda each: each.fraction, default=None)
     if culprit is None:
         return None
+    advice = culprit.advice
     if use.policy == "adaptive":
-        return replace(culprit, advice=_ADAPTIVE_ADVICE.get(culprit.advice, culprit.advice))
-    return culprit
+        advice = _ADAPTIVE_ADVICE.get(advice, advice)
+    link = use.awaited.link if use.awaited is not None else None
+    if culprit.kind is CulpritKind.WAITING:
+        advice += late_link_advice(use.links, link)
+    elif culprit.kind is CulpritKind.SLOW_LINK:
+        advice += slow_link_advice(use.links, link)
+    return replace(culprit, advice=advice)
 
 
 def _candidates(use: RunUse) -> Iterator[Culprit]:
@@ -219,25 +209,23 @@ def _of_waiting(use: RunUse, waiting: float) -> Culprit:
         text = f"{share} of the time waits, mostly for {peer.name}, whose steps take the longest"
         return Culprit(CulpritKind.SLOW_WORKER, waiting, text, _SLOW_ADVICE)
     if (link := peer.link) is not None and link.explains(waiting):
-        used, rate = link.used_bytes_per_s * _BITS, (link.rate_bytes_per_s or 0.0) * _BITS
         most = "" if stands_out else ", most of all"
-        text = (
-            f"{share} of the time waits{most} for link {link.name}: "
-            f"{used:.3g} of {rate:.3g} Mbit/s used"
-        )
+        text = f"{share} of the time waits{most} for link {link.name}: {link.use}"
         return Culprit(CulpritKind.SLOW_LINK, waiting, text, _LINK_ADVICE)
     if stands_out:
         late = "" if peer.waits is None else ", whose messages arrive late"
-        text = f"{share} of the time waits, mostly for {peer.name}{late}"
+        over = "" if link is None else f" over {link.figures}"
+        text = f"{share} of the time waits, mostly for {peer.name}{late}{over}"
     else:
         text = f"{share} of the time waits for peers' messages, of no worker in particular"
+        text += "" if link is None else f"; longest over {link.figures}"
     return Culprit(CulpritKind.WAITING, waiting, text, _LATE_ADVICE)
 
 
 def run_use(summary: Mapping[str, Any], policy: str = "") -> RunUse:
     """The figures of a summary."""
     workers: Sequence[Mapping[str, Any]] = [each for each in summary["workers"] if each["steps"]]
-    use = summary["time_use"] or {}
+    use, environment = summary["time_use"] or {}, summary.get("environment")
     changes, batch_changes = (
         {each["name"]: change for each in workers if (change := each.get(name)) is not None}
         for name in ("pace_change", "batch_change")
@@ -249,14 +237,19 @@ def run_use(summary: Mapping[str, Any], policy: str = "") -> RunUse:
             if name.endswith("_fraction") and value is not None
         },
         worker_count=max(1, len(workers)),
-        awaited=_awaited(workers, use),
+        awaited=_awaited(workers, use, environment),
         pace_changes=changes,
         batch_changes=batch_changes,
         policy=policy,
+        links=link_kind(environment),
     )
 
 
-def _awaited(workers: Sequence[Mapping[str, Any]], use: Mapping[str, Any]) -> AwaitedPeer | None:
+def _awaited(
+    workers: Sequence[Mapping[str, Any]],
+    use: Mapping[str, Any],
+    environment: Mapping[str, Any] | None,
+) -> AwaitedPeer | None:
     if not use.get("waited_for"):
         return None
     first, by_rank = use["waited_for"][0], {each["rank"]: each for each in workers}
@@ -264,22 +257,13 @@ def _awaited(workers: Sequence[Mapping[str, Any]], use: Mapping[str, Any]) -> Aw
         return AwaitedPeer(f"worker {first['rank']}", first["fraction"], None)
     waits = peer["waited_s"] / peer["compute_s"] if peer["compute_s"] > 0 else None
     waiter = max(workers, key=lambda each: _waited_for(each, peer["rank"]))
-    return AwaitedPeer(peer["name"], first["fraction"], waits, _link(peer, waiter))
+    link = link_between(peer, waiter, environment)
+    return AwaitedPeer(peer["name"], first["fraction"], waits, link)
 
 
 def _waited_for(worker: Mapping[str, Any], rank: int) -> float:
     found = (each["seconds"] for each in worker["waited_for"] if each["peer"] == rank)
     return float(next(found, 0.0))
-
-
-def _link(sender: Mapping[str, Any], receiver: Mapping[str, Any]) -> LinkUse | None:
-    link = next((each for each in sender["links"] if each["peer"] == receiver["rank"]), None)
-    span_s = sender.get("wall_s") or 0.0
-    if link is None or span_s <= 0:
-        return None
-    used = link["acknowledged_bytes"] / span_s
-    name = f"{sender['name']} → {receiver['name']}"
-    return LinkUse(name, used, link["last_bandwidth_bytes_per_s"])
 
 
 def _slowed(use: RunUse, name: str, called: str) -> tuple[str, str]:
