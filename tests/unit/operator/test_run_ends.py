@@ -1,11 +1,14 @@
-"""What follows the end of a worker, by the manifest's failure rules, and the end of a run, by its
-retries.
+"""Test what follows the end of a worker under the failure rules, and the end of a run with retries.
 
-Proves: for every end and every action what supervisor, Kubernetes and operator each make of it, and
-that they agree; the order of rules and their groups; which failed runs are tried again, when, how
-often, and from which objects, whatever moment an operator is restarted at. The oracle for
-`podFailurePolicy` is a naive reading of its documentation. Left out: a real API server
-(tests/cluster/test_failure_rules.py) and real processes (tests/local/test_drained_workers.py).
+- For every end and action, supervisor, Kubernetes and operator agree on the consequence. The tests
+  cover the order of rules and their groups.
+- They cover which failed runs are retried, when, how often, and from which objects, at any restart
+  of the operator.
+
+The oracle for `podFailurePolicy` is a naive reading of its documentation.
+
+Left out: a real API server (tests/cluster/test_failure_rules.py) and real processes
+(tests/local/test_drained_workers.py).
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ CODES: dict[WorkerEnd, int | None] = {
     "InitializerFailed": None,
     "Disrupted": None,
 }
-"""An exit code of each end; None: no trainer's."""
+"""An exit code of each end, or None if it is not that of a trainer."""
 RESTARTED: set[WorkerEnd] = {"Crashed", "Killed", "Unavailable", "InitializerFailed"}
 DATASET = {"url": "https://example.com/d.npz", "sha256": "0123456789abcdef" * 4}
 POD_ACTIONS = {"Restart": "Count", "Ignore": "Ignore", "FailWorker": "FailIndex",
@@ -75,7 +78,9 @@ def rule(end: str, action: str, *groups: str) -> dict[str, Any]:
 
 
 def pod_rules(*rules: dict[str, Any], group: str = "small") -> list[dict[str, Any]]:
-    """The podFailurePolicy of that group's Job, whose pods download a data set and a model."""
+    """Return the podFailurePolicy of the group's Job, whose pods download a data set and a
+    model.
+    """
     trainer = {
         **TRAINER,
         "dataset": {"path": "d.npz", "format": "npz"},
@@ -95,10 +100,10 @@ def judged(
     disrupted: bool = False,
     container: str = "trainer",
 ) -> str:
-    """What Kubernetes does with a failed pod, whose container ended with that code.
+    """Return what Kubernetes does with a failed pod whose container ended with that code.
 
-    Source: the documentation of podFailurePolicy. The first rule that matches counts; without one
-    the pod is counted. Exit code 0 never matches.
+    Source: the documentation of podFailurePolicy. The first matching rule counts; without one the
+    pod is counted. Exit code 0 never matches.
     """
     for each in rules:
         if "onPodConditions" in each and disrupted:
@@ -123,7 +128,7 @@ def judged_by_end(rules: list[dict[str, Any]], end: WorkerEnd) -> str:
 
 
 @pytest.mark.parametrize("container", [names.DATASET_INITIALIZER, names.MODEL_INITIALIZER])
-def test_a_rule_for_downloads_holds_whatever_their_exit_code(container: str) -> None:
+def test_a_rule_for_downloads_applies_to_every_exit_code(container: str) -> None:
     for action in get_args(FailureAction):
         rules = pod_rules(rule("InitializerFailed", action), rule("DataFailed", "FailRun"))
         for code in (1, 65, 66, 69, 74, SIGKILL):
@@ -140,7 +145,7 @@ def test_every_end_has_a_row() -> None:
     assert set(ENDS) == set(get_args(WorkerEnd)) == set(CODES)
 
 
-def test_every_exit_code_is_of_one_end_or_of_none() -> None:
+def test_every_exit_code_belongs_to_at_most_one_end() -> None:
     ends = {code: end_of_exit(code) for code in range(256)}
     assert {ends[code] for code in (0, 2, 73, 77, 79, 80, 124, 130)} == {None}
     assert {end: ends[code] for end, code in CODES.items() if code} == {
@@ -152,8 +157,8 @@ def test_every_exit_code_is_of_one_end_or_of_none() -> None:
 
 
 @pytest.mark.parametrize("end", CODES)
-def test_without_rules_everything_is_as_it_was(end: WorkerEnd) -> None:
-    """Crashes are counted, ends by Kubernetes are not, and the rest is final."""
+def test_the_defaults_apply_without_rules(end: WorkerEnd) -> None:
+    """Crashes are counted, ends by Kubernetes are not, and all other ends are final."""
     disrupted = end == "Disrupted"
     expected = "Count" if end in RESTARTED else "Ignore" if disrupted else "FailIndex"
     assert judged_by_end(pod_rules(), end) == expected
@@ -178,18 +183,18 @@ def test_kubernetes_gets_the_rule_for_each_end(end: WorkerEnd, action: str) -> N
     for other in CODES:
         if other != end:
             assert judged_by_end(rules, other) == POD_ACTIONS[ENDS[other].action], other
-    # An end on request is never counted, however the rules are.
+    # An end on request is never counted, whatever the rules are.
     assert judged(rules, ExitCode.INTERRUPTED) == "Ignore"
 
 
-def test_a_pod_that_kubernetes_ends_is_disrupted_whatever_its_exit_code() -> None:
-    """A drain whose grace period is over kills the trainer."""
+def test_a_pod_that_kubernetes_ends_is_disrupted_with_any_exit_code() -> None:
+    """A drain whose grace period has expired kills the trainer."""
     rules = pod_rules(rule("Killed", "FailRun"))
     assert judged(rules, SIGKILL, disrupted=True) == "Ignore"
     assert judged(rules, SIGKILL) == "FailIndex"
 
 
-def test_the_first_rule_counts_and_only_for_its_groups() -> None:
+def test_the_first_rule_applies_and_only_to_its_groups() -> None:
     given = [
         rule("Killed", "FailRun", "other"),
         rule("Killed", "Ignore"),
@@ -207,7 +212,7 @@ def test_crashes_and_other_ends_may_share_a_rule() -> None:
     assert judged(rules, 66) == "FailIndex"
 
 
-def test_the_most_rules_keep_within_the_limit_of_kubernetes() -> None:
+def test_the_maximum_of_rules_is_within_the_limit_of_kubernetes() -> None:
     every = {"onEnds": list(CODES), "action": "FailWorker"}
     assert len(pod_rules(*[every] * MAX_RULES)) <= 20
 
@@ -224,7 +229,7 @@ def training(groups: dict[str, int] | None = None, **spec: object) -> World:
 
 
 def carry_out(world: World, decision: Decision) -> None:
-    """As the operator and Kubernetes do: Jobs go and come, with their pods."""
+    """Apply a decision as operator and Kubernetes do: delete and create Jobs with their pods."""
     for action in decision.actions:
         if isinstance(action, Delete) and action.kind is Kind.JOB:
             gone = [g for g, j in world.jobs.items() if j["metadata"]["name"] == action.name]
@@ -249,7 +254,7 @@ def carry_out(world: World, decision: Decision) -> None:
 
 
 def fail_for_good(world: World, group: str, index: int, end: WorkerEnd) -> None:
-    """A worker's last pod has ended so, and its index has failed."""
+    """End a worker's last pod in this way and fail its index."""
     if end == "InitializerFailed":
         world.fail_download(group, index, ExitCode.UNAVAILABLE)
     else:
@@ -278,7 +283,7 @@ def test_a_worker_that_failed_for_good_ends_the_run_by_a_rule_only(
         assert stops(decision) == []
         return
     assert stops(decision) == [f"small-2 failed for good, and {cause}"]
-    assert truths(decision)["Failed"] == "False", "the others save what they have first"
+    assert truths(decision)["Failed"] == "False", "the others save their state first"
     world.end("small", failed="2", exit_code=CODES[end] or 1)
     fail_for_good(world, "small", 2, end)
     reason, message = ready_reason(world.look())
@@ -287,7 +292,7 @@ def test_a_worker_that_failed_for_good_ends_the_run_by_a_rule_only(
 
 @pytest.mark.parametrize("end", sorted(RESTARTED))
 def test_a_worker_without_restarts_left_has_exceeded_them(end: WorkerEnd) -> None:
-    """Its last pod tells how it ended that time."""
+    """Its last pod shows how it ended that time."""
     world = training(failureRules=[rule("RestartsExceeded", "FailRun"), rule(end, "Restart")])
     fail_for_good(world, "small", 0, end)
     assert stops(world.look()) == [
@@ -295,21 +300,21 @@ def test_a_worker_without_restarts_left_has_exceeded_them(end: WorkerEnd) -> Non
     ]
 
 
-def test_a_download_that_was_interrupted_is_no_failed_one() -> None:
+def test_an_interrupted_download_is_no_failed_one() -> None:
     world = training(failureRules=[rule("InitializerFailed", "FailRun")])
     world.fail_download("small", 0, ExitCode.INTERRUPTED)
     world.jobs["small"]["status"]["failedIndexes"] = "0"
     assert stops(world.look()) == []
 
 
-def test_a_pod_that_a_node_refuses_uses_restarts_up_too() -> None:
+def test_a_pod_that_a_node_refuses_uses_restarts() -> None:
     world = training(failureRules=[rule("RestartsExceeded", "FailRun")])
     world.pods["small-0"]["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
     world.jobs["small"]["status"]["failedIndexes"] = "0"
     assert len(stops(world.look())) == 1
 
 
-def test_the_last_pod_of_a_worker_tells_how_it_failed() -> None:
+def test_the_last_pod_of_a_worker_shows_how_it_failed() -> None:
     world = training(failureRules=[rule("ProgramFailed", "FailRun")])
     fail_for_good(world, "small", 0, "Diverged")
     earlier = copy.deepcopy(world.pods["small-0"])
@@ -319,7 +324,7 @@ def test_the_last_pod_of_a_worker_tells_how_it_failed() -> None:
     assert stops(world.look()) == []
 
 
-def test_a_rule_of_another_group_and_a_worker_that_is_scaled_away_end_nothing() -> None:
+def test_a_rule_of_another_group_and_a_removed_worker_end_no_run() -> None:
     world = training({"small": 3, "large": 1}, failureRules=[rule("Killed", "FailRun", "large")])
     fail_for_good(world, "small", 2, "Killed")
     assert stops(world.look()) == []
@@ -343,7 +348,7 @@ def test_a_rule_fails_a_run_before_its_workers_train() -> None:
 
 
 def failed_run(exit_code: int = SIGKILL, **spec: object) -> World:
-    """All workers of a run that trained have failed."""
+    """Return a run that trained and whose workers all failed."""
     world = training({"small": 2}, **spec)
     world.pass_by(100)
     world.end("small", failed="0,1", exit_code=exit_code)
@@ -359,11 +364,11 @@ def deleted(decision: Decision) -> list[tuple[Kind, str]]:
     return [(each.kind, each.name) for each in decision.actions if isinstance(each, Delete)]
 
 
-def test_a_failed_run_begins_again_after_a_while() -> None:
+def test_a_failed_run_starts_again_after_a_delay() -> None:
     world = failed_run(maxRetries=2)
     started = world.document["status"]["trainingStartTime"]
     decision = world.look()
-    assert not [a for a in decision.actions if isinstance(a, FinishRun)], "the keeper goes on"
+    assert not [a for a in decision.actions if isinstance(a, FinishRun)], "the keeper continues"
     assert truths(decision) | {"Failed": "False", "Reconciling": "True"} == truths(decision)
     reason, message = ready_reason(decision)
     assert reason == "Retrying"
@@ -375,7 +380,7 @@ def test_a_failed_run_begins_again_after_a_while() -> None:
 
     world.pass_by(5)
     decision = world.look()
-    assert deleted(decision) == [], "the failed pods stay, for their logs"
+    assert deleted(decision) == [], "the failed pods stay for their logs"
     assert decision.requeue_after_s == pytest.approx(5)
     assert decision.events == ()
     world.pass_by(5)
@@ -401,7 +406,7 @@ def test_a_failed_run_begins_again_after_a_while() -> None:
     assert truths(world.look())["Succeeded"] == "True"
 
 
-def test_records_count_on_from_the_first_attempt() -> None:
+def test_record_numbers_continue_from_the_first_attempt() -> None:
     world = failed_run(maxRetries=1)
     next_try(world)
     world.pass_by(7)
@@ -410,7 +415,7 @@ def test_records_count_on_from_the_first_attempt() -> None:
 
 
 def next_try(world: World, *, after_s: float = 10) -> None:
-    """From the end of an attempt to the start of the next."""
+    """Advance from the end of an attempt to the start of the next one."""
     assert ready_reason(world.look())[0] == "Retrying"
     world.pass_by(after_s)
     carry_out(world, world.look())
@@ -442,7 +447,7 @@ def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
     [(1, True), (SIGKILL, True), (SIGSEGV, True), (69, True), (74, True), (76, True),
      (65, False), (66, False), (67, False), (75, False), (2, False), (77, False)],
 )  # fmt: skip
-def test_errors_that_would_come_again_are_not_retried(exit_code: int, is_retried: bool) -> None:
+def test_permanent_errors_are_not_retried(exit_code: int, is_retried: bool) -> None:
     decision = failed_run(exit_code, maxRetries=5).look()
     assert (ready_reason(decision)[0] == "Retrying") == is_retried
     assert (truths(decision)["Failed"] == "True") != is_retried
@@ -478,8 +483,8 @@ def test_one_failure_is_retried_where_the_policy_is_fail() -> None:
     assert ready_reason(world.look())[0] == "Retrying"
 
 
-def test_a_worker_that_fails_before_a_later_attempt_trains_does_not_hold_it_up() -> None:
-    """The others would wait for it for ever: that earlier attempts trained does not help."""
+def test_a_worker_that_fails_before_a_later_attempt_trains_does_not_block_it() -> None:
+    """The others would wait for it without end, although earlier attempts trained."""
     world = training({"small": 2}, maxRetries=1)
     world.end("small", failed="0,1", exit_code=SIGKILL)
     next_try(world)
@@ -492,8 +497,8 @@ def test_a_worker_that_fails_before_a_later_attempt_trains_does_not_hold_it_up()
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_an_operator_that_is_killed_anywhere_goes_on_with_the_attempt(groups: int) -> None:
-    """After each single change of the world another operator looks."""
+def test_an_operator_that_is_killed_at_any_point_continues_the_attempt(groups: int) -> None:
+    """Another operator looks after each single change of the world."""
     sizes = {"small": 2, "large": 1} if groups == 2 else {"small": 2}
     world = training(sizes, maxRetries=1)
     for group, count in sizes.items():
@@ -524,7 +529,7 @@ def is_change(world: World, action: Delete | Create) -> bool:
 
 
 def test_a_lost_status_does_not_mix_attempts() -> None:
-    """As somebody may delete it: the Jobs tell the attempt."""
+    """A user may delete the status: the Jobs hold the attempt."""
     world = training({"small": 2, "large": 1}, maxRetries=5)
     for group, failed in (("small", "0,1"), ("large", "0")):
         world.end(group, failed=failed, exit_code=SIGKILL)
@@ -567,7 +572,7 @@ def test_another_run_begins_with_its_first_attempt() -> None:
     assert names.ATTEMPT_ANNOTATION not in made.document["metadata"]["annotations"]
 
 
-def test_a_run_that_waits_fails_at_once_where_no_retry_is_allowed_any_more() -> None:
+def test_a_waiting_run_fails_immediately_once_no_retry_is_allowed() -> None:
     """Only then may runId change."""
     world = failed_run(maxRetries=3)
     assert ready_reason(world.look())[0] == "Retrying"
@@ -579,7 +584,7 @@ def test_a_run_that_waits_fails_at_once_where_no_retry_is_allowed_any_more() -> 
     assert [a for a in decision.actions if isinstance(a, FinishRun)]
 
 
-def test_an_attempt_that_has_begun_is_not_called_off_half_way() -> None:
+def test_a_started_attempt_is_not_cancelled() -> None:
     world = training({"small": 2, "large": 1}, maxRetries=1)
     for group, failed in (("small", "0,1"), ("large", "0")):
         world.end(group, failed=failed, exit_code=SIGKILL)
@@ -598,7 +603,7 @@ def test_an_attempt_that_has_begun_is_not_called_off_half_way() -> None:
 def test_a_manifest_may_be_corrected_at_a_later_attempt_if_none_has_trained(
     has_trained: bool,
 ) -> None:
-    """Else the keeper has checkpoints of the manifest as it was."""
+    """Otherwise the keeper has checkpoints of the earlier manifest."""
     world = training({"small": 2}, maxRetries=1) if has_trained else World(
         dlion_job({"small": 2}, maxRetries=1)
     )  # fmt: skip
@@ -623,6 +628,6 @@ def test_more_retries_may_be_allowed_while_a_run_lasts() -> None:
     world.document["spec"]["maxRetries"] = 2
     world.train()
     world.look()
-    assert set(world.jobs) == {"small"}, "nothing is made again for it"
+    assert set(world.jobs) == {"small"}, "nothing is created again for it"
     world.end("small", failed="0,1", exit_code=SIGKILL)
     assert ready_reason(world.look())[1].startswith("attempt 3 of 3")

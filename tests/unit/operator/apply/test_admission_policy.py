@@ -1,10 +1,10 @@
-"""What the operator reads of the site's admission policy, against an API server in memory, as
-passes over one job.
+"""Test how the operator reads the admission policy of a site, against an API server in memory.
 
-Proves: a job that asks for more starts where policy and binding deny and are older than it; not
-where one of them is missing, only warns, lets errors pass, binds another policy or is younger; it
-starts once they are there, and is not ended by their removal; jobs without a template, and sites
-without a policy, ask for nothing; it is asked seldom; a refused read is as if there were none.
+A job that asks for more than the defaults starts only if policy and binding deny and are older than
+the job. It does not start if one of them is missing, only warns, ignores errors, binds another
+policy or is younger. It starts once both exist; their later removal does not end it. Jobs without a
+template and sites without a policy read nothing. Reads are rare. A refused read counts as a missing
+policy.
 
 Left out: what the policy itself allows (tests/cluster/test_tenancy.py).
 """
@@ -61,7 +61,7 @@ def reads(site: Site) -> int:
     return sum(kind.startswith("ADMISSION") for _, kind in site.cluster.requests)
 
 
-def test_a_job_starts_whose_writer_was_compared() -> None:
+def test_a_job_starts_if_the_policy_checked_its_writer() -> None:
     site = Site(job(), cluster_with(), WATCHED_SITE)
     assert reason(site) == "WorkersStarting"
     assert [kind for kind, _ in site.cluster.objects].count(Kind.JOB) == 1
@@ -79,13 +79,13 @@ def test_a_job_starts_whose_writer_was_compared() -> None:
         cluster_with(created=LATEST),
     ],
 )
-def test_it_does_not_where_nobody_may_have_been_compared(cluster: KeptObjects) -> None:
+def test_a_job_does_not_start_if_the_policy_may_not_have_checked_it(cluster: KeptObjects) -> None:
     site = Site(job(), cluster, WATCHED_SITE)
     assert reason(site) == "TemplateNotAllowed"
     assert Kind.JOB not in [kind for kind, _ in site.cluster.objects]
 
 
-def test_it_starts_once_they_are_there_and_goes_on_without_them() -> None:
+def test_a_job_starts_once_they_exist_and_continues_without_them() -> None:
     site = Site(job(), cluster_with(binding=None), WATCHED_SITE)
     assert reason(site) == "TemplateNotAllowed"
     keep(site.cluster, Kind.ADMISSION_POLICY_BINDING, BINDING)
@@ -99,13 +99,13 @@ def test_it_starts_once_they_are_there_and_goes_on_without_them() -> None:
 @pytest.mark.parametrize(
     ("document", "settings"), [(job(None), WATCHED_SITE), (job(), SETTINGS), (job({}), SETTINGS)]
 )
-def test_who_needs_no_policy_asks_for_none(document: Document, settings: Any) -> None:
+def test_a_job_that_needs_no_policy_reads_none(document: Document, settings: Any) -> None:
     site = Site(document, cluster_with(), settings)
     site.look()
     assert reads(site) == 0
 
 
-def test_a_groups_template_counts_and_is_asked_for_seldom() -> None:
+def test_a_groups_template_counts_and_reads_are_rare() -> None:
     document = job(None)
     document["spec"]["sites"][0]["groups"][0]["podTemplate"] = SECRET
     site = Site(document, cluster_with(), WATCHED_SITE)
@@ -117,7 +117,7 @@ def test_a_groups_template_counts_and_is_asked_for_seldom() -> None:
     assert read == 2
 
 
-def test_a_policy_that_may_not_be_read_is_none() -> None:
+def test_a_policy_that_may_not_be_read_counts_as_missing() -> None:
     cluster = cluster_with()
 
     def refuse(verb: str, document: Document) -> None:
@@ -131,7 +131,7 @@ def test_a_policy_that_may_not_be_read_is_none() -> None:
 
 
 @pytest.mark.parametrize("sites", [None, 3, [3], [{"groups": 3}], [{"groups": ["x", None]}]])
-def test_a_manifest_of_any_form_is_no_crash(sites: Any) -> None:
+def test_a_manifest_of_any_form_causes_no_crash(sites: Any) -> None:
     document = job(None)
     document["spec"]["sites"] = sites
     assert reason(Site(document, cluster_with(), WATCHED_SITE)) == "InvalidSpec"

@@ -1,8 +1,9 @@
-"""Events on a job, against an API server in memory.
+"""Test the events that the operator posts on a job, against an API server in memory.
 
-Proves: an equal event is not posted again within a minute, another one is; what is refused is
-dropped; what cannot be posted now is returned with all that follow. Left out: which events there
-are (test_decide), and that a real server takes them (tests/cluster).
+An equal event is not posted again within a minute; a different one is. A refused event is dropped.
+An event that cannot be posted now is returned, together with all that follow it.
+
+Left out: which events exist (test_decide), and that a real server accepts them (tests/cluster).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SAVED = JobEvent("CheckpointSaved", "saved")
 
 
 def posted(cluster: KeptObjects, *events: JobEvent) -> list[JobEvent]:
-    """Post these. Return what has to wait."""
+    """Post these events and return those that must wait."""
     recorder = EventRecorder(cluster)  # type: ignore[arg-type] # enough of a client
     return asyncio.run(recorder.post_all(dlion_job(), events))
 

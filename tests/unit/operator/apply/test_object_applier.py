@@ -1,12 +1,13 @@
-"""How a decision reaches an API server, against one that is in memory.
+"""Test how the operator applies a decision to an API server in memory.
 
-Proves: what is there already is not sent again, also after a restart; a change is; pods are told of
-an operator that is elsewhere or has another authority; what is refused
-ends in the status; a Job is tried by a dry run before anything is made; somebody else's object of
-the same name is left alone; what exposes workers keeps nothing from the rest, is told of where it
-cannot be made, and is asked for again seldom; telemetry is written seldom and a condition at once.
-The server here keeps objects and counts requests; that a real one takes them is shown in
-tests/cluster.
+- Objects that exist already are not sent again, also after a restart. A change is sent.
+- Pods get the address and the authority of an operator that has moved.
+- A refusal appears in the status. A Job passes a dry run before anything is created.
+- An object of the same name with another owner stays.
+- A failed Service or route delays nothing else; it is reported and rarely retried.
+- Telemetry is written rarely, a condition immediately.
+
+The server keeps objects and counts requests. Left out: a real API server (tests/cluster).
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 
 
 def conditions(site: Site) -> list[dict[str, Any]]:
-    """Of the job's status."""
+    """Return the conditions of the job's status."""
     found: list[dict[str, Any]] = site.status()["conditions"]
     return found
 
 
-def test_all_is_made_once_and_the_status_is_written_once() -> None:
+def test_objects_are_created_once_and_the_status_is_written_once() -> None:
     site = Site(dlion_job({"small": 2, "large": 1}))
     site.look()
     assert site.cluster.writes() == [
@@ -64,19 +65,19 @@ def test_all_is_made_once_and_the_status_is_written_once() -> None:
     assert site.runs.open_runs == [JobKey("default", "digits", "1")]
 
 
-def test_an_operator_that_starts_anew_sends_nothing() -> None:
+def test_a_restarted_operator_sends_nothing() -> None:
     first = Site(dlion_job())
     first.look()
     second = Site(cluster=first.cluster)
     second.look()
-    assert second.cluster.requests == [], "what is watched is known without a request"
+    assert second.cluster.requests == [], "the watches know the objects without a request"
     second.time_s = 700.0
     second.look()
     assert {verb for verb, kind in second.cluster.requests if kind != "Event"} <= {"patch"}
 
 
-def test_what_is_watched_is_not_looked_up_before_it_is_made() -> None:
-    """But for what is applied: that could take over another's object."""
+def test_a_watched_object_is_not_read_before_it_is_created() -> None:
+    """Except objects that are applied: apply could take over an object of another owner."""
     site = Site(dlion_job())
     site.look()
     gets = [kind for verb, kind in site.cluster.requests if verb == "get"]
@@ -88,7 +89,7 @@ def test_what_is_watched_is_not_looked_up_before_it_is_made() -> None:
 def test_an_object_that_the_watches_cannot_see_is_found(
     kind: Kind, error: RequestRefusedError | None
 ) -> None:
-    """It has lost our label; that a quota is full says nothing of what is there already."""
+    """The object has lost our label. A full quota does not show whether the object exists."""
     first = Site(dlion_job())
     first.look()
     (name, made) = next((n, d) for (k, n), d in first.cluster.objects.items() if k is kind)
@@ -113,7 +114,7 @@ def test_an_object_that_the_watches_cannot_see_is_found(
     ("kind", "how"),
     [(Kind.CONFIG_MAP, "create"), (Kind.DEPLOYMENT, "create"), (Kind.SERVICE, "apply")],
 )
-def test_what_somebody_deleted_is_made_anew_at_the_next_look(kind: Kind, how: str) -> None:
+def test_a_deleted_object_is_created_again_at_the_next_look(kind: Kind, how: str) -> None:
     site = Site(dlion_job())
     site.look()
     site.look()
@@ -127,7 +128,7 @@ def test_what_somebody_deleted_is_made_anew_at_the_next_look(kind: Kind, how: st
 
 
 def elsewhere(first: Site) -> Site:
-    """Beside the same API server, an operator of another namespace with another authority."""
+    """Return an operator of another namespace and authority at the same API server."""
     address = "dlion-operator.dlion.svc:7443"
     moved = replace(SETTINGS, coordinator=replace(SETTINGS.coordinator, address=address))
     second = Site(cluster=first.cluster, settings=moved)
@@ -136,12 +137,12 @@ def elsewhere(first: Site) -> Site:
 
 
 def config_map_of(site: Site) -> Document:
-    """The run's."""
+    """Return the ConfigMap of the run."""
     (found,) = (each for (kind, _), each in site.cluster.objects.items() if kind is Kind.CONFIG_MAP)
     return found
 
 
-def test_pods_that_start_anew_find_the_operator_of_now_with_the_manifest_of_then() -> None:
+def test_restarted_pods_find_the_present_operator_and_the_earlier_manifest() -> None:
     first = Site(dlion_job())
     first.look()
     config = json.loads(config_map_of(first)["data"]["pod.json"])
@@ -170,7 +171,7 @@ def test_a_configuration_that_cannot_be_read_is_left_as_it_is(text: str) -> None
     assert config_map_of(first)["data"] == {"pod.json": text, "ca.pem": "ANOTHER PEM"}
 
 
-def test_a_job_is_tried_before_anything_is_made() -> None:
+def test_a_job_passes_a_dry_run_before_anything_is_created() -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, _document: Document) -> None:
@@ -185,7 +186,7 @@ def test_a_job_is_tried_before_anything_is_made() -> None:
     assert found["Failed"][0] == "False"
 
 
-def test_a_quota_that_is_full_is_tried_again() -> None:
+def test_a_full_quota_is_retried() -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, document: Document) -> None:
@@ -205,16 +206,18 @@ def test_a_quota_that_is_full_is_tried_again() -> None:
     site.look()
     assert ("create", "Job") not in site.cluster.writes()
     (labelled,) = [d for (k, _), d in site.cluster.objects.items() if k is Kind.DLION_JOB]
-    labelled["metadata"]["labels"] = {"owner": "somebody"}  # no change of its generation
+    labelled["metadata"]["labels"] = {"owner": "someone"}  # does not change its generation
     site.change(labelled)
     site.look()
     assert ("create", "Job") in site.cluster.writes()
 
 
 @pytest.mark.parametrize("kind", [Kind.CONFIG_MAP, Kind.SERVICE, Kind.DEPLOYMENT])
-def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind) -> None:
-    """They would be started to wait, and hold their places on the nodes; once a run has its Jobs,
-    the same refusal is an event and nothing more."""
+def test_no_job_is_created_while_an_object_that_its_pods_need_is_refused(kind: Kind) -> None:
+    """Its pods would wait and hold their places on the nodes.
+
+    Once a run has its Jobs, the same refusal is only an event.
+    """
     site = Site(dlion_job())
 
     def refuse(verb: str, document: Document) -> None:
@@ -242,7 +245,7 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
 
 
 @pytest.mark.parametrize("kind", [Kind.CONFIG_MAP, Kind.SERVICE, Kind.DEPLOYMENT])
-def test_what_cannot_be_made_as_it_is_asked_for_ends_no_run(kind: Kind) -> None:
+def test_an_object_that_cannot_be_created_does_not_end_the_run(kind: Kind) -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, document: Document) -> None:
@@ -258,7 +261,7 @@ def test_what_cannot_be_made_as_it_is_asked_for_ends_no_run(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.JOB, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP])
-def test_an_object_of_somebody_else_is_left_alone_and_said_so(kind: Kind) -> None:
+def test_an_object_of_another_owner_is_kept_and_reported(kind: Kind) -> None:
     site = Site(dlion_job())
     site.look()
     (name, theirs) = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
@@ -268,8 +271,8 @@ def test_an_object_of_somebody_else_is_left_alone_and_said_so(kind: Kind) -> Non
     again.look()
     assert site.cluster.objects[kind, name] == before
     if kind is Kind.JOB:
-        said = {c["type"]: c["message"] for c in site.status()["conditions"]}
-        assert "has another owner" in said["Stalled"]
+        messages = {c["type"]: c["message"] for c in site.status()["conditions"]}
+        assert "has another owner" in messages["Stalled"]
     else:
         assert ("create", "Event") in again.cluster.requests
 
@@ -283,7 +286,7 @@ def test_an_object_that_is_being_deleted_is_waited_for() -> None:
         Site(cluster=site.cluster).look()
 
 
-def test_what_is_refused_of_a_runs_upkeep_ends_no_run_that_trains() -> None:
+def test_a_refused_update_does_not_end_a_run_that_trains() -> None:
     site = Site(dlion_job())
     site.look()
     site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
@@ -302,7 +305,7 @@ def test_what_is_refused_of_a_runs_upkeep_ends_no_run_that_trains() -> None:
     assert site.status()["state"] in ("Training", "Degraded")
 
 
-def test_a_delete_that_failed_is_tried_again() -> None:
+def test_a_failed_deletion_is_retried() -> None:
     site = Site(dlion_job())
     site.look()
     ended = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
@@ -322,21 +325,21 @@ def test_a_delete_that_failed_is_tried_again() -> None:
     assert len(keepers) == 1
 
 
-def test_a_job_of_the_same_name_that_is_made_anew_inherits_nothing() -> None:
+def test_a_new_job_of_the_same_name_inherits_nothing() -> None:
     site = Site(dlion_job())
     site.look()
-    anew = dlion_job()
-    anew["metadata"]["uid"] = "u-2"
+    second = dlion_job()
+    second["metadata"]["uid"] = "u-2"
     for key in list(site.cluster.objects):
         del site.cluster.objects[key]
-    site.change(anew)
+    site.change(second)
     closed: list[str] = []
     site.runs.close = lambda namespace, name: closed.append(name)  # type: ignore[method-assign]
     site.look()
     assert closed == ["digits"]
 
 
-def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
+def test_an_api_server_that_does_not_answer_is_retried() -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, _document: Document) -> None:
@@ -348,10 +351,10 @@ def test_an_api_server_that_does_not_answer_is_asked_again() -> None:
         site.look()
     site.cluster.refuse = lambda _verb, _document: None
     site.look()
-    assert len(site.cluster.writes()) == 5  # the ConfigMap was made before
+    assert len(site.cluster.writes()) == 5  # the ConfigMap exists already
 
 
-def test_what_goes_on_failing_is_said_in_the_status_and_taken_back() -> None:
+def test_a_persistent_failure_appears_in_the_status_until_it_ends() -> None:
     site = Site(dlion_job())
 
     def refuse(verb: str, _document: Document) -> None:
@@ -359,11 +362,11 @@ def test_what_goes_on_failing_is_said_in_the_status_and_taken_back() -> None:
             raise ServerError("apply Service digits: 500: failed calling webhook")
 
     site.cluster.refuse = refuse
-    for second, told in ((0.0, False), (59.0, False), (60.0, True)):
+    for second, is_reported in ((0.0, False), (59.0, False), (60.0, True)):
         site.time_s = second
         with pytest.raises(ServerError):
             site.look()
-        assert (site.status().get("state") == "Pending") == told
+        assert (site.status().get("state") == "Pending") == is_reported
     conditions = {each["type"]: each for each in site.status()["conditions"]}
     assert (conditions["Ready"]["reason"], conditions["Stalled"]["status"]) == (
         "UpkeepFailing", "True"
@@ -382,19 +385,19 @@ def test_what_goes_on_failing_is_said_in_the_status_and_taken_back() -> None:
     assert conditions["Ready"]["message"] == "2 workers train"
 
 
-def test_telemetry_is_written_seldom_and_conditions_at_once() -> None:
+def test_telemetry_is_written_rarely_and_conditions_immediately() -> None:
     site = Site(dlion_job())
     site.look()
 
     def trains(percentage: int, ready: int) -> None:
-        said = TrainerStatus(
+        trainer_status = TrainerStatus(
             progress_percentage=percentage, metrics=(Metric(name="loss", value="1"),)
         )
         site.runs.seen = RunView(
             open_s=99.0,
             ready={"plant-a": ready},
             training=True,
-            trainer_status=said,  # type: ignore[dict-item]
+            trainer_status=trainer_status,  # type: ignore[dict-item]
         )
 
     trains(10, 2)
@@ -414,17 +417,19 @@ def test_telemetry_is_written_seldom_and_conditions_at_once() -> None:
     assert site.status()["state"] == "Degraded"
 
 
-def test_the_time_alone_is_no_progress() -> None:
+def test_time_alone_is_not_progress() -> None:
     site = Site(dlion_job())
     site.look()
 
     def trains(loss: str, second: int) -> None:
-        said = TrainerStatus(
+        trainer_status = TrainerStatus(
             metrics=(Metric(name="loss", value=loss),),
             last_updated_time=f"2026-01-31T12:00:{second:02}Z",
         )
         ready: Any = {"plant-a": 2}
-        site.runs.seen = RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+        site.runs.seen = RunView(
+            open_s=99.0, ready=ready, training=True, trainer_status=trainer_status
+        )
         site.time_s += 20.0
         site.look()
 
@@ -446,26 +451,31 @@ def test_with_many_jobs_telemetry_of_each_is_written_less_often() -> None:
     site._reconciler._states |= others
 
     def wrote(percentage: int, after_s: float) -> bool:
-        said = TrainerStatus(progress_percentage=percentage)
+        trainer_status = TrainerStatus(progress_percentage=percentage)
         ready: Any = {"plant-a": 2}
-        site.runs.seen = RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+        site.runs.seen = RunView(
+            open_s=99.0, ready=ready, training=True, trainer_status=trainer_status
+        )
         site.time_s += after_s
         site.look()
         return site.cluster.writes() == [("patch", "status")]
 
-    assert wrote(10, 0.0), "a condition is written at once"
+    assert wrote(10, 0.0), "a condition is written immediately"
     assert not wrote(11, 29.0)
     assert wrote(12, 1.0)
 
 
-def test_progress_that_waits_counts_no_other_jobs() -> None:
-    """Passes are more with each job, and writes are not: all would take the square of the jobs."""
+def test_delayed_progress_does_not_count_the_other_jobs() -> None:
+    """Passes grow with the number of jobs, writes do not: a count per pass would be quadratic."""
     site = Site(dlion_job())
     site.look()
 
     def progress(percentage: int) -> RunView:
-        said, ready = TrainerStatus(progress_percentage=percentage), {SiteName("plant-a"): 2}
-        return RunView(open_s=99.0, ready=ready, training=True, trainer_status=said)
+        trainer_status, ready = (
+            TrainerStatus(progress_percentage=percentage),
+            {SiteName("plant-a"): 2},
+        )
+        return RunView(open_s=99.0, ready=ready, training=True, trainer_status=trainer_status)
 
     site.runs.seen = progress(10)
     site.look()
@@ -478,7 +488,7 @@ def test_progress_that_waits_counts_no_other_jobs() -> None:
         site.look()
 
 
-def test_a_job_that_is_gone_is_served_no_more() -> None:
+def test_a_deleted_job_is_no_longer_served() -> None:
     site = Site(dlion_job())
     site.look()
     site.store.remove(Kind.DLION_JOB, site.cluster.objects[Kind.DLION_JOB, "digits"])
@@ -487,7 +497,7 @@ def test_a_job_that_is_gone_is_served_no_more() -> None:
     assert site.cluster.requests == []
 
 
-def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
+def test_a_change_of_reason_is_an_event_and_losing_it_is_not_an_error() -> None:
     site = Site(dlion_job())
 
     def refuse(_verb: str, document: Document) -> None:
@@ -501,7 +511,7 @@ def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
     assert site.status()["state"] == "Pending"
 
 
-def test_what_workers_tell_is_posted_with_its_count() -> None:
+def test_reports_of_workers_are_posted_with_their_count() -> None:
     site = Site(dlion_job())
     site.look()
     site.runs.pending_events = (
@@ -509,11 +519,11 @@ def test_what_workers_tell_is_posted_with_its_count() -> None:
     )
     site.look()
     events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
-    told = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
-    assert told == [("plant-a/small-0: iteration 7", 3)]
+    posted = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
+    assert posted == [("plant-a/small-0: iteration 7", 3)]
 
 
-def test_a_job_that_is_not_served_shows_how_its_other_sites_are() -> None:
+def test_a_job_that_is_not_served_shows_the_states_of_its_other_sites() -> None:
     groups = [{"name": "small", "workers": 2}]
     sites = [{"name": name, "groups": groups} for name in ("plant-a", "plant-b")]
     site, other = Site(dlion_job(sites=sites, suspend=True)), SiteName("plant-b")
@@ -522,13 +532,13 @@ def test_a_job_that_is_not_served_shows_how_its_other_sites_are() -> None:
     site.look()
     assert site.runs.asked == ["plant-a", "plant-b"]
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Ready"]
-    site.runs.seen, site.time_s = RunView(open_s=9.0), 99.0  # what is served speaks for itself
+    site.runs.seen, site.time_s = RunView(open_s=9.0), 99.0  # a served run reports its own sites
     site.look()
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Unreachable"]
 
 
 @pytest.mark.parametrize("sites", [None, "plant-a", {"plant-a": 1}, ["plant-a"], [{"name": 7}]])
-def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
+def test_any_malformed_sites_are_an_invalid_spec(sites: Any) -> None:
     document = dlion_job()
     document["spec"]["sites"] = sites
     site = Site(document)
@@ -536,7 +546,7 @@ def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
     assert ready(site)[0] == "InvalidSpec"
 
 
-# ---- what leads other sites to workers -----------------------------------------------------------
+# ---- Services and routes for other sites ---------------------------------------------------------
 
 GATE = Gateway(
     address="plant-a.example:443", parent=GatewayListenerSettings(name="edge", namespace="gateways")
@@ -544,7 +554,7 @@ GATE = Gateway(
 
 
 def exposed(exposure: str, workers: int = 3) -> Site:
-    """Of so many workers here, which have joined, and one at another site."""
+    """Return a job with this many joined workers here and one worker at another site."""
     sites = [
         {"name": name, "groups": [{"name": "small", "workers": count}]}
         for name, count in (("plant-a", workers), ("plant-b", 1))
@@ -561,7 +571,7 @@ def ready(site: Site) -> tuple[str, str]:
 
 
 def of_workers(site: Site) -> list[str]:
-    """Indexes of the workers whose Services are there."""
+    """Return the indexes of the workers that have a Service."""
     services = [name for kind, name in site.cluster.objects if kind is Kind.SERVICE]
     return sorted(name.rpartition("-")[2] for name in services if "-small-" in name)
 
@@ -572,7 +582,7 @@ def is_of_worker(document: Document, index: int) -> bool:
     return of_group and name.endswith(f"-{index}")
 
 
-def test_a_service_that_cannot_be_made_keeps_nothing_from_the_rest() -> None:
+def test_a_service_that_cannot_be_created_does_not_stop_the_others() -> None:
     site = exposed("NodePort")
 
     def refuse(verb: str, document: Document) -> None:
@@ -600,7 +610,7 @@ def test_a_service_that_cannot_be_made_keeps_nothing_from_the_rest() -> None:
     assert ready(site)[0] == "WaitingForPeers"
 
 
-def test_a_service_of_an_earlier_job_that_goes_slowly_is_waited_for_alone() -> None:
+def test_a_slowly_deleted_service_of_an_earlier_job_delays_only_itself() -> None:
     site = exposed("NodePort")
     site.look()
     key, earlier = next(
@@ -623,7 +633,7 @@ def test_a_service_of_an_earlier_job_that_goes_slowly_is_waited_for_alone() -> N
     assert ready(site)[0] == "WaitingForPeers"
 
 
-def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
+def test_a_refusal_is_reported_once_and_retried_once_a_minute() -> None:
     site = exposed("Gateway")
 
     def refuse(_verb: str, document: Document) -> None:
@@ -642,7 +652,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
     for site.time_s in (11.0, 40.0, 69.0):
         site.look()
         assert ("apply", "TLSRoute") not in site.cluster.requests
-    assert site.runs.addresses == {}, "nobody is told of what leads nowhere"
+    assert site.runs.addresses == {}, "an address without a route is not published"
     site.time_s = 70.0
     site.look()
     assert site.cluster.requests.count(("apply", "TLSRoute")) == 6
@@ -655,7 +665,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
     assert len(site.runs.addresses or {}) == 3
 
 
-def test_a_route_that_was_there_and_cannot_be_looked_at_is_told_on() -> None:
+def test_a_route_that_can_no_longer_be_read_stays_published() -> None:
     site = exposed("Gateway")
     site.look()
     site.start_pods()
@@ -667,13 +677,13 @@ def test_a_route_that_was_there_and_cannot_be_looked_at_is_told_on() -> None:
 
     site.cluster.refuse, site.time_s = refuse, 601.0
     site.look()
-    assert site.cluster.requests.count(("get", "TLS_ROUTE")) == 3, "the rest waits"
+    assert site.cluster.requests.count(("get", "TLS_ROUTE")) == 3, "the other objects wait"
     site.look()
     assert ready(site)[0] == "WaitingForPeers"
     assert len(site.runs.addresses or {}) == 3
 
 
-def test_the_secret_that_a_job_names_is_read_and_nothing_made_before_it_is_there() -> None:
+def test_nothing_is_created_before_the_named_secret_exists() -> None:
     site = Site(dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"}))
     site.look()
     assert site.cluster.requests[0] == ("get", "SECRET")
@@ -688,7 +698,7 @@ def test_the_secret_that_a_job_names_is_read_and_nothing_made_before_it_is_there
     assert site.runs.authority.issuer is not None
 
 
-def test_of_a_job_on_its_way_out_no_secret_is_read() -> None:
+def test_no_secret_is_read_for_a_job_in_deletion() -> None:
     document = dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"})
     document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
     site = Site(document)
@@ -696,7 +706,7 @@ def test_of_a_job_on_its_way_out_no_secret_is_read() -> None:
     assert site.cluster.requests == []
 
 
-def test_bundles_are_kept_on_the_jobs_and_told_to_an_operator_that_starts_anew() -> None:
+def test_a_restarted_operator_reads_the_bundles_that_the_jobs_keep() -> None:
     bundles = {SiteName("plant-a"): GivenAuthority().own_pem}
     document = dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"})
     site = Site(document)
@@ -715,11 +725,11 @@ def test_bundles_are_kept_on_the_jobs_and_told_to_an_operator_that_starts_anew()
 
 
 def on_a_silent_node(site: Site) -> list[Document]:
-    """All pods are to go, and their node says nothing more of them."""
+    """Mark all pods as deleted on a node that reports nothing more."""
     pods = [copy.deepcopy(pod) for pod in site.store.all(Kind.POD)]
     for pod in pods:
         pod["metadata"] |= {
-            "deletionTimestamp": "2026-01-31T11:00:00Z",  # by a clock an hour behind ours
+            "deletionTimestamp": "2026-01-31T11:00:00Z",  # of a clock an hour behind ours
             "deletionGracePeriodSeconds": 30,
             "resourceVersion": "1000",
         }
@@ -729,7 +739,7 @@ def on_a_silent_node(site: Site) -> list[Document]:
     return pods
 
 
-def test_the_grace_of_a_pod_is_counted_by_what_this_operator_has_seen() -> None:
+def test_the_grace_period_of_a_pod_starts_when_this_operator_observes_it() -> None:
     site = Site(dlion_job({"small": 2}))
     site.look()
     site.start_pods()
@@ -750,7 +760,7 @@ def test_pods_of_a_job_that_is_deleted_are_released_too(*, is_there: bool) -> No
     site.look()
     site.start_pods()
     on_a_silent_node(site)
-    if is_there:  # its deletion waits for what belongs to it
+    if is_there:  # its deletion waits for its children
         document = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
         document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
         site.change(document)
@@ -768,7 +778,7 @@ def test_pods_of_a_job_that_is_deleted_are_released_too(*, is_there: bool) -> No
     assert site.look() is None
 
 
-def test_pods_that_bear_our_label_and_are_not_ours_are_left_alone() -> None:
+def test_pods_with_our_label_and_another_owner_are_kept() -> None:
     site = Site(dlion_job({"small": 1}))
     site.look()
     site.start_pods()
@@ -779,12 +789,12 @@ def test_pods_that_bear_our_label_and_are_not_ours_are_left_alone() -> None:
     assert site.look() is None
 
 
-def test_for_how_long_a_keeper_does_not_serve_is_counted_by_what_this_operator_has_seen() -> None:
+def test_the_downtime_of_a_keeper_starts_when_this_operator_observes_it() -> None:
     site = Site(dlion_job({"small": 1}))
     site.look()
     site.start_pods()
     (pod,) = [p for p in site.store.all(Kind.POD) if "keeper" in p["metadata"]["name"]]
-    since = "2026-01-31T11:00:00Z"  # by clocks of others, an hour ago
+    since = "2026-01-31T11:00:00Z"  # of other clocks, an hour ago
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
     status = {"phase": "Running", "conditions": [unready]}
     metadata = pod["metadata"] | {"resourceVersion": "1000", "creationTimestamp": since}
@@ -799,7 +809,7 @@ def test_for_how_long_a_keeper_does_not_serve_is_counted_by_what_this_operator_h
     assert ready(site)[0] == "ContainerBroken"
 
 
-def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
+def test_the_reason_for_a_missing_keeper_pod_comes_from_its_deployment() -> None:
     site = Site(dlion_job({"small": 1}))
     site.look()
     site.start_pods()
@@ -821,7 +831,7 @@ def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
 
 
 def reasons(site: Site) -> list[str]:
-    """Of all events, in order."""
+    """Return the reasons of all events, in order."""
     return [
         each["reason"] for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT
     ]
@@ -832,7 +842,7 @@ def no_answer_for_events(_verb: str, document: Document) -> None:
         raise ServerError("503 not now")
 
 
-def test_an_event_that_the_api_server_has_no_answer_for_is_posted_later() -> None:
+def test_an_unanswered_event_is_posted_later() -> None:
     site = Site(dlion_job())
     site.cluster.refuse = no_answer_for_events
     assert site.look() == pytest.approx(10.0)
@@ -840,14 +850,14 @@ def test_an_event_that_the_api_server_has_no_answer_for_is_posted_later() -> Non
     assert reasons(site) == []
     site.cluster.refuse = lambda _verb, _document: None
     site.look()
-    told = reasons(site)
-    assert "WorkersStarting" in told
+    posted = reasons(site)
+    assert "WorkersStarting" in posted
     site.look()
-    assert reasons(site) == told
+    assert reasons(site) == posted
 
 
-def test_words_that_change_are_no_news_of_what_is_refused() -> None:
-    """An admission webhook names each request by another number."""
+def test_a_refusal_with_a_changed_message_is_not_reported_again() -> None:
+    """An admission webhook gives each request another number."""
     site = Site(dlion_job())
     numbers = iter(range(100))
 
@@ -861,10 +871,10 @@ def test_words_that_change_are_no_news_of_what_is_refused() -> None:
     site.cluster.refuse = refuse
     for site.time_s in (700.0, 800.0, 900.0):
         site.look()
-    assert reasons(site).count("Refused") == 2, "one of each Service"
+    assert reasons(site).count("Refused") == 2, "one for each Service"
 
 
-def test_a_pod_that_a_finalizer_keeps_is_deleted_once() -> None:
+def test_a_pod_with_a_finalizer_is_deleted_once() -> None:
     site = Site(dlion_job({"small": 2}))
     site.look()
     site.start_pods()
@@ -872,7 +882,7 @@ def test_a_pod_that_a_finalizer_keeps_is_deleted_once() -> None:
     for site.time_s in (0.0, 91.0):
         site.look()
     assert site.cluster.requests.count(("delete", "POD")) == 3
-    for pod in site.store.all(Kind.POD):  # as the API server has it then
+    for pod in site.store.all(Kind.POD):  # the state that the API server then has
         pod = copy.deepcopy(pod)
         pod["metadata"] |= {"deletionGracePeriodSeconds": 0, "resourceVersion": "1001"}
         site.store.put(Kind.POD, pod)

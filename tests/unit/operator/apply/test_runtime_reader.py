@@ -1,9 +1,10 @@
-"""How the operator reads the DLionRuntime of a job, against an API server in memory.
+"""Test how the operator reads the DLionRuntime of a job, against an API server in memory.
 
-Proves: it is read by name in the operator's namespace while a run waits, and never afterwards; a
-missing, invalid, too long, refused or unreachable one, and a cluster without the definition, end in
-the status with what to do; the run starts by itself once the runtime is right, also after the API
-server has refused what an earlier one made; jobs without a runtime ask for nothing.
+The operator reads it by name in its own namespace while a run waits, and never afterwards. The
+status names the remedy for a missing, invalid, oversized, refused or unreachable runtime, and for a
+cluster without the definition. The run starts once the runtime is correct, also if the API server
+refused the objects of an earlier one. Jobs without a runtime read nothing.
+
 Left out: a real API server (tests/cluster/test_runtimes).
 """
 
@@ -25,7 +26,7 @@ READ = ("get", "DLION_RUNTIME")
 
 
 def ready(site: Site) -> tuple[str, str]:
-    """Reason and message."""
+    """Return reason and message."""
     found = next(each for each in site.status()["conditions"] if each["type"] == "Ready")
     return found["reason"], found["message"]
 
@@ -48,7 +49,7 @@ def image(site: Site) -> str:
     return str(job["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-def test_a_run_starts_by_itself_once_its_runtime_exists() -> None:
+def test_a_run_starts_once_its_runtime_exists() -> None:
     site = Site(dlion_job(runtime="edge"))
     site.look()
     assert ready(site)[0] == "RuntimeUnavailable"
@@ -66,7 +67,7 @@ def test_a_run_starts_by_itself_once_its_runtime_exists() -> None:
     assert "RuntimeUnavailable" in events
 
 
-def test_a_run_that_has_begun_asks_for_nothing() -> None:
+def test_a_started_run_reads_nothing() -> None:
     site = Site(dlion_job(runtime="edge"))
     keep(site, image="site/worker:2")
     site.look()
@@ -82,7 +83,7 @@ def test_a_run_that_has_begun_asks_for_nothing() -> None:
     assert ready(again)[0] == "WorkersStarting"
 
 
-def test_the_next_run_reads_it_again_however_soon_it_begins() -> None:
+def test_the_next_run_reads_it_again() -> None:
     site = Site(dlion_job(runtime="edge"))
     keep(site, image="site/worker:1")
     site.look()
@@ -90,12 +91,12 @@ def test_the_next_run_reads_it_again_however_soon_it_begins() -> None:
     later(site, 0.1)
     keep(site, image="site/worker:2")
     site.change(dlion_job(runtime="edge", runId="2"))
-    for _ in range(4):  # the earlier run's Jobs go first
+    for _ in range(4):  # the earlier run's Jobs are deleted first
         later(site, 0.1)
     assert image(site) == "site/worker:2"
 
 
-def test_jobs_without_a_runtime_ask_for_nothing() -> None:
+def test_jobs_without_a_runtime_read_nothing() -> None:
     site = Site(dlion_job())
     site.look()
     assert READ not in site.cluster.requests
@@ -110,7 +111,7 @@ def test_a_burst_of_passes_reads_it_once() -> None:
         assert READ not in site.cluster.requests
 
 
-def test_the_sites_default_is_for_jobs_that_name_none() -> None:
+def test_jobs_that_name_no_runtime_use_the_sites_default() -> None:
     site = Site(dlion_job(), settings=replace(SETTINGS, default_runtime="edge"))
     site.look()
     assert "runtimes.default" in ready(site)[1]
@@ -138,7 +139,7 @@ def refuse_reads(error: Exception) -> Callable[[str, Document], None]:
         (ServerError("503"), "cannot be read yet: 503; retrying"),
     ],
 )
-def test_an_api_server_that_does_not_give_it_is_asked_again(error: Exception, words: str) -> None:
+def test_a_failed_read_is_retried(error: Exception, words: str) -> None:
     site = Site(dlion_job(runtime="edge"))
     keep(site)
     site.cluster.refuse = refuse_reads(error)
@@ -187,7 +188,7 @@ def test_fields_of_a_newer_definition_are_ignored() -> None:
     assert image(site) == "site/worker:2"
 
 
-def test_a_corrected_runtime_is_tried_at_once_after_a_refusal() -> None:
+def test_a_corrected_runtime_is_tried_immediately_after_a_refusal() -> None:
     def refuse(verb: str, document: Document) -> None:
         if document["kind"] == "Job" and "bad" in str(document["spec"]["template"]):
             raise RequestRefusedError("spec.template: Invalid value", 422)
@@ -204,7 +205,7 @@ def test_a_corrected_runtime_is_tried_at_once_after_a_refusal() -> None:
     assert image(site) == "good"
 
 
-def test_a_job_that_does_not_run_here_asks_for_nothing() -> None:
+def test_a_job_that_does_not_run_here_reads_nothing() -> None:
     document = dlion_job(runtime="edge")
     document["spec"]["sites"][0]["name"] = "plant-z"
     site = Site(document)

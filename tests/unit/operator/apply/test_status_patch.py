@@ -1,7 +1,9 @@
-"""The patch from one status to another, and whether it may wait.
+"""Test the patch from one status to another, and which patches may wait.
 
-Proves: applied by the rules of RFC 7396 it gives the new status; figures and messages may wait, and
-a condition's status or reason may not. Left out: when it is sent (test_object_applier).
+The patch gives the new status by the rules of RFC 7396. Figures and messages may wait. The status
+and the reason of a condition may not.
+
+Left out: when the patch is sent (test_object_applier).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ documents = st.recursive(
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """The pseudocode of RFC 7396, section 2."""
+    """Apply the pseudocode of RFC 7396, section 2."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}

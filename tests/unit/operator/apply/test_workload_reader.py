@@ -1,12 +1,14 @@
-"""What the operator reads of Kueue, against an API server in memory, as passes over one job.
+"""Test how the operator uses Kueue, against an API server in memory.
 
-Proves: the Workload is made before any Job, and none without it; it is never read, only watched,
-and made anew where somebody deletes it; a cluster without Kueue, a site that may not queue, a
-refused or foreign Workload and missing classes end in the status with what to do, and are tried
-again; flavors are read once for an admission, and a priority class once a minute for all jobs; a
-write that Kueue has overtaken is decided anew; an outage of Kueue keeps no run from being served;
-jobs without a queue ask for nothing.
-Leaves out: a real API server and Kueue (tests/cluster/test_queueing.py).
+- The Workload is created before any Job, and no Job without it.
+- The Workload is watched, never read, and created again after a deletion.
+- The status names the remedy for a cluster without Kueue, a site that may not queue, a refused or
+  foreign Workload and a missing class. Each is retried.
+- Flavors are read once per admission, a priority class once a minute for all jobs.
+- A write that conflicts with one of Kueue is decided again.
+- An outage of Kueue does not stop a served run. Jobs without a queue read nothing.
+
+Left out: a real API server and Kueue (tests/cluster/test_queueing.py).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def queued(**labels: str) -> Document:
 
 
 def ready(site: Site) -> tuple[str, str]:
-    """Reason and message."""
+    """Return reason and message."""
     found = next(each for each in site.status()["conditions"] if each["type"] == "Ready")
     return found["reason"], found["message"]
 
@@ -53,7 +55,7 @@ def later(site: Site, seconds: float = 5.0) -> None:
 
 
 def set_status(site: Site, **status: Any) -> None:
-    """Kueue writes the Workload."""
+    """Write the Workload's status as Kueue does."""
     workload = site.cluster.objects[Kind.WORKLOAD, NAME]
     site.change({**workload, "status": {**workload.get("status", {}), **status}})
 
@@ -66,7 +68,7 @@ def admit(site: Site) -> None:
     set_status(site, conditions=ADMITTED, admission={"podSetAssignments": flavors})
 
 
-def test_the_workload_is_made_before_any_job() -> None:
+def test_the_workload_is_created_before_any_job() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
     made = [kind for verb, kind in site.cluster.writes() if verb == "create"]
@@ -76,7 +78,7 @@ def test_the_workload_is_made_before_any_job() -> None:
     assert site.cluster.writes() == []
 
 
-def test_a_refused_workload_keeps_jobs_from_being_made() -> None:
+def test_no_job_is_created_after_a_refused_workload() -> None:
     def refuse(verb: str, document: Document) -> None:
         if verb == "create" and document["kind"] == "Workload":
             raise RequestRefusedError("spec.podSets: Too many: 9: must have at most 8 items", 422)
@@ -93,7 +95,7 @@ def test_a_refused_workload_keeps_jobs_from_being_made() -> None:
     assert (Kind.WORKLOAD, NAME) in site.cluster.objects
 
 
-def test_a_cluster_without_kueue_is_named_and_asked_again() -> None:
+def test_a_cluster_without_kueue_is_named_and_retried() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.store.unlisted[Kind.WORKLOAD] = RequestRefusedError("404 page not found", 404)
     site.look()
@@ -107,7 +109,7 @@ def test_a_cluster_without_kueue_is_named_and_asked_again() -> None:
     assert ready(site)[0] == "Queued"
 
 
-def test_a_site_that_may_not_queue_says_which_value_to_set() -> None:
+def test_a_site_that_may_not_queue_names_the_value_to_set() -> None:
     site = Site(queued())
     site.look()
     assert ready(site)[0] == "QueueUnusable"
@@ -196,8 +198,8 @@ def test_flavors_are_read_once_per_admission() -> None:
         assert site.cluster.requests == []
 
 
-def test_a_job_that_waits_or_runs_asks_for_nothing() -> None:
-    """Not even after the ten minutes in which objects that are not watched are looked up."""
+def test_a_job_that_waits_or_runs_reads_nothing() -> None:
+    """Not even after the ten minutes after which unwatched objects are read again."""
     settings = replace(
         QUEUEING,
         keeper=replace(QUEUEING.keeper, size="1Gi"),
@@ -221,7 +223,7 @@ def test_a_job_that_waits_or_runs_asks_for_nothing() -> None:
         assert not {verb for verb, _ in site.cluster.requests} & set(READS)
 
 
-def test_a_class_is_read_once_a_minute_whoever_waits() -> None:
+def test_a_class_is_read_once_a_minute_for_all_jobs() -> None:
     site = Site(queued(**{"kueue.x-k8s.io/priority-class": "urgent"}), settings=QUEUEING)
     keep(site.cluster, Kind.WORKLOAD_PRIORITY_CLASS, "urgent", value=700)
     site.look()
@@ -235,7 +237,7 @@ def test_a_class_is_read_once_a_minute_whoever_waits() -> None:
     assert ("get", "WORKLOAD_PRIORITY_CLASS") in site.cluster.requests
 
 
-def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
+def test_an_outage_of_kueue_does_not_stop_a_served_run() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
     admit(site)
@@ -253,14 +255,14 @@ def test_an_outage_of_kueue_keeps_no_run_from_being_served() -> None:
     assert len(again.runs.open_runs) == 1
     assert "conversion webhook" in ready(again)[1]
     (job,) = (d for (kind, _), d in site.cluster.objects.items() if kind is Kind.JOB)
-    assert job["spec"]["suspend"] is False, "its pods run on"
+    assert job["spec"]["suspend"] is False, "its pods continue"
     del again.store.unlisted[Kind.WORKLOAD]
     set_status(again)
     later(again)
     assert "conversion webhook" not in ready(again)[1]
 
 
-def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
+def test_a_deleted_workload_is_created_again() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
     site.lose(Kind.WORKLOAD, NAME)
@@ -269,7 +271,7 @@ def test_a_workload_that_somebody_deletes_is_made_anew() -> None:
 
 
 def test_a_deleted_workload_admits_no_resumed_run() -> None:
-    """Though the watch has not told yet that it is gone."""
+    """The watch has not reported the deletion yet."""
     document = queued()
     site = Site(document, settings=QUEUEING)
     keep(site.cluster, Kind.RESOURCE_FLAVOR, "arm", spec={})
@@ -288,7 +290,7 @@ def test_a_deleted_workload_admits_no_resumed_run() -> None:
     assert job["spec"]["suspend"] is True
 
 
-def test_a_write_that_kueue_has_overtaken_is_decided_anew() -> None:
+def test_a_write_that_conflicts_with_kueue_is_decided_again() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
     admit(site)
@@ -316,7 +318,7 @@ def test_a_write_that_kueue_has_overtaken_is_decided_anew() -> None:
     assert job["spec"]["suspend"] is True
 
 
-def test_a_job_without_a_queue_asks_kueue_for_nothing_but_a_workload_left_over() -> None:
+def test_a_job_without_a_queue_deletes_a_remaining_workload_only() -> None:
     site = Site(dlion_job(), settings=QUEUEING)
     site.look()
     later(site)
@@ -372,7 +374,7 @@ def test_a_named_workload_of_the_run_is_owned_and_needs_no_class() -> None:
     assert site.cluster.writes() == []
 
 
-def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None:
+def test_the_manager_reads_no_flavors() -> None:
     document = queued()
     document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
     site = Site(document, settings=replace(QUEUEING, site="control"))
@@ -393,7 +395,7 @@ def test_the_manager_reads_no_flavors_which_are_those_of_its_own_nodes() -> None
     assert (Kind.WORKLOAD, "digits-dispatch") in site.cluster.objects
 
 
-def test_a_field_of_a_newer_definition_takes_no_job_out_of_its_queue() -> None:
+def test_a_field_of_a_newer_definition_keeps_a_job_in_its_queue() -> None:
     document = queued()
     document["spec"]["ofALaterVersion"] = True
     site = Site(document, settings=QUEUEING)
@@ -406,7 +408,7 @@ def test_a_field_of_a_newer_definition_takes_no_job_out_of_its_queue() -> None:
 
 
 @pytest.mark.parametrize("owner", ["u-1", "another's"])
-def test_the_workload_of_a_dispatched_job_that_cannot_be_read_is_looked_up(owner: str) -> None:
+def test_the_workload_of_an_unreadable_dispatched_job_is_read(owner: str) -> None:
     document = queued()
     document["spec"] |= {"managedBy": "kueue.x-k8s.io/multikueue", "trainer": 7}
     site = Site(document, settings=QUEUEING)

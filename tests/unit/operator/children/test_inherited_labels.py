@@ -1,7 +1,8 @@
-"""Labels of a DLionJob on its children.
+"""Test the labels that children inherit from a DLionJob.
 
-Proves: every child, and every pod template, bears the job's labels; ours win; the user's pod
-template wins over the job's; no selector names one; labels of Kubernetes and of GitOps tools stay.
+Every child and every pod template has the labels of the job. Our labels take precedence. The user's
+pod template takes precedence over the job. No selector names an inherited label. Labels of
+Kubernetes and of GitOps tools are not copied.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NEVER = (
 
 
 def all_children(job: Job) -> list[dict[str, Any]]:
-    """One of each that the operator makes."""
+    """Return one child of each kind that the operator creates."""
     owner = {"uid": "u"}
     (group,) = job.spec.sites[0].groups
     worker = next(iter(job.workers()))
@@ -71,7 +72,7 @@ def templates(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def selectors(value: Any) -> Iterator[dict[str, Any]]:
-    """Every selector anywhere in a document."""
+    """Yield every selector of a document."""
     if isinstance(value, dict):
         yield from (each for name, each in value.items() if name in ("selector", "matchLabels"))
         for each in value.values():
@@ -81,7 +82,7 @@ def selectors(value: Any) -> Iterator[dict[str, Any]]:
             yield from selectors(each)
 
 
-def test_all_children_and_their_pods_bear_the_jobs_labels() -> None:
+def test_all_children_and_their_pods_have_the_jobs_labels() -> None:
     documents = all_children(labelled(GIVEN))
     bare = all_children(labelled({}))
     with_spec = [each for each in documents if "spec" in each]

@@ -1,9 +1,11 @@
-"""Facts: a job's downloads become init containers before the sidecar, with the trainer's image and
-resources but no device, a bounded volume that the trainer only reads, and their own Secret; what
-they end with is final where no retry helps; a claim may replace the volume; a site that does not
-allow the Secret names the job's field; a job without downloads has none of this.
+"""Test the init containers that download for a job.
 
-Left out: that Kubernetes takes it (tests/cluster/test_initializers.py).
+They stand before the sidecar, with the trainer's image and resources but without a device. Their
+volume is bounded and read-only for the trainer; a claim may replace it. Each has its own Secret. An
+exit that a retry cannot cure is final. A site that does not allow the Secret names the job's field.
+A job without downloads has no init container.
+
+Left out: that Kubernetes accepts them (tests/cluster/test_initializers.py).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ RESOURCES = {"limits": {"cpu": "2", "nvidia.com/gpu": 1}, "requests": {"memory":
 def made(
     trainer: dict[str, Any] = TRAINER, settings: Settings = SETTINGS, **group: Any
 ) -> dict[str, Any]:
-    """The group's Job."""
+    """Return the Job of the group."""
     document = dlion_job(trainer=trainer)
     document["spec"]["sites"][0]["groups"][0] |= group
     job = load_job(document)
@@ -49,7 +51,7 @@ def pod(*given: Any, **group: Any) -> dict[str, Any]:
 
 
 def byte_limits(spec: dict[str, Any]) -> list[str | None]:
-    """Of each initializer."""
+    """Return the limit of each initializer in bytes."""
     variables = [{each["name"]: each.get("value") for each in one["env"]}
                  for one in spec["initContainers"][:2]]  # fmt: skip
     return [each.get("DLION_DOWNLOAD_BYTES") for each in variables]
@@ -67,7 +69,7 @@ def test_initializers_come_before_the_sidecar() -> None:
         assert one["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_what_a_template_gives_the_trainer_the_initializers_have() -> None:
+def test_initializers_have_what_a_template_gives_the_trainer() -> None:
     trainer = {"name": "trainer", "image": "own/image:2",
                "resources": {"limits": {"memory": "4Gi", "nvidia.com/gpu": 1}}}  # fmt: skip
     memory = {"limits": {"memory": "9Gi"}}
@@ -115,7 +117,7 @@ def test_each_has_its_own_secret() -> None:
     assert "secretKeyRef" not in str(dataset) + str(pod()["containers"])
 
 
-def test_what_no_retry_helps_is_final() -> None:
+def test_a_failure_that_a_retry_cannot_cure_is_final() -> None:
     rules = made()["spec"]["podFailurePolicy"]["rules"]
     for name in ("dataset-initializer", "model-initializer"):
         own = [r for r in rules if r.get("onExitCodes", {}).get("containerName") == name]

@@ -1,11 +1,12 @@
-"""Where a keeper's pod runs, and what it takes of its job.
+"""Test where the pod of a keeper runs, and what it takes from its job.
 
-Proves: of the job's podTemplate it takes how its pod is scheduled and its image fetched, and labels
-and annotations that are not reserved; it takes nothing of a group's. The site's own settings come
-first; tolerations and pull Secrets of both are added. Whatever a podTemplate holds, account,
-volumes, containers and access to the host stay the operator's, selectors too, and nothing of a
-malformed one is taken. Jobs that share a claim have a folder each.
-Left out: that a scheduler places it so (tests/cluster/test_shaped_pods.py).
+It takes scheduling, image pull settings and unreserved labels and annotations of the job's
+podTemplate. It takes nothing of a group's template. The site's own settings take precedence.
+Tolerations and pull Secrets of both are added. Account, volumes, containers, host access and
+selectors stay the operator's. A malformed podTemplate is ignored. Jobs that share a claim have a
+folder each.
+
+Left out: that a scheduler places the pod accordingly (tests/cluster/test_shaped_pods.py).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ NEVER: dict[str, Any] = {
 
 
 def keeper(template: Any = None, site: Settings = SETTINGS, **metadata: Any) -> dict[str, Any]:
-    """The Deployment of that job's keeper."""
+    """Return the Deployment of the job's keeper."""
     document = dlion_job(podTemplate=template)
     document["metadata"] |= metadata
     *_, deployment = keeper_objects(load_job(document), site, {"uid": "u"})
@@ -85,7 +86,7 @@ def at_site(**changes: Any) -> Settings:
 BARE = pod()
 
 
-def test_the_jobs_scheduling_is_taken() -> None:
+def test_the_keeper_has_the_jobs_scheduling() -> None:
     made = pod({"spec": PLACE})
     assert made == BARE | PLACE | {
         "affinity": {"nodeAffinity": NODES},
@@ -94,7 +95,7 @@ def test_the_jobs_scheduling_is_taken() -> None:
     assert BARE.keys().isdisjoint(PLACE.keys() - {"tolerations"})
 
 
-def test_a_groups_template_is_its_workers_alone() -> None:
+def test_a_groups_template_applies_only_to_its_workers() -> None:
     document = dlion_job()
     document["spec"]["sites"][0]["groups"][0] |= {
         "image": "gpu:1",
@@ -121,7 +122,7 @@ def test_the_sites_settings_come_before_the_jobs_and_lists_are_added() -> None:
     assert made["imagePullSecrets"] == [{"name": "mirror"}, {"name": "private"}]
 
 
-def test_without_a_template_the_sites_settings_are_all() -> None:
+def test_without_a_template_the_keeper_has_the_sites_settings() -> None:
     site = at_site(node_selector={"disk": "ssd"}, tolerations=(STORAGE,))
     site = replace(site, images=replace(site.images, pull_secrets=("mirror",)))
     for template in (None, {}, {"spec": None}, {"spec": {"imagePullSecrets": None}}):
@@ -148,7 +149,7 @@ def test_labels_and_annotations_that_are_not_reserved_are_taken() -> None:
     assert template["labels"] == before | {"team": "sound", "a": "b"}
     assert template["annotations"] == {"linkerd.io/inject": "disabled"}
     assert made["spec"]["selector"] == bare["spec"]["selector"]
-    # Those of a pod template are of pods alone.
+    # Labels and annotations of a pod template apply to pods only.
     assert made["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "vision", "a": "b"}
     assert "annotations" not in made["metadata"]
 
@@ -167,17 +168,17 @@ def test_labels_and_annotations_that_are_not_reserved_are_taken() -> None:
         {"metadata": {"labels": ["a"], "annotations": {"a": 1}}},
     ],
 )
-def test_of_a_malformed_template_nothing_is_taken(template: Any) -> None:
+def test_a_malformed_template_is_ignored(template: Any) -> None:
     assert keeper(template) == keeper()
 
 
 @given(st.dictionaries(st.sampled_from([*PLACE, *NEVER]), values), values)
 @settings(max_examples=examples(300), deadline=None)
-def test_whatever_is_given_the_rest_stays(spec: dict[str, Any], metadata: Any) -> None:
+def test_no_template_changes_the_other_fields(spec: dict[str, Any], metadata: Any) -> None:
     try:
         made = keeper({"spec": spec, "metadata": metadata})
     except SpecError:
-        return  # no JSON
+        return  # not JSON
     assert made["spec"]["selector"] == keeper()["spec"]["selector"]
     ours, bare = made["spec"]["template"], keeper()["spec"]["template"]
     assert ours["metadata"]["labels"].items() >= bare["metadata"]["labels"].items()
@@ -187,7 +188,7 @@ def test_whatever_is_given_the_rest_stays(spec: dict[str, Any], metadata: Any) -
 
 
 def test_a_template_that_breaks_while_the_run_trains_changes_nothing() -> None:
-    """Its change takes effect in the next run."""
+    """The change takes effect in the next run."""
     world = World(dlion_job())
     world.look()
     world.make_jobs()

@@ -1,13 +1,14 @@
-"""Whom the pods of a run reach and who reaches them, by the words of the run's NetworkPolicies.
+"""Test the NetworkPolicies of a run: which peers its pods reach, and which peers reach them.
 
-Proves: workers reach the workers and the keeper of their own run, DNS and this site's coordinator,
-and nothing else; a worker is reached by its run's workers at the ports of the exchange, by other
-sites only where the site has others, and by those who may scrape metrics; a keeper by its run's
-workers. The policies select every pod that the operator makes of the run, whatever labels a
-podTemplate has, and stand before any pod. A site's values widen them, or switch them off.
+- Workers reach the workers and the keeper of their run, DNS and this site's coordinator only.
+- The workers of the run reach a worker at the exchange ports. Other sites do so only if the run has
+  any. Metrics are open to scrapers.
+- Only the run's workers reach a keeper.
+- The policies select every pod of the run, whatever labels a podTemplate has, and exist before any
+  pod. Values of the site widen the policies or switch them off.
 
-Left out: that a network enforces it (the testbed's does not), and the operator's own policy
-(tests/chart/test_network_policies.py).
+Left out: enforcement by a network (that of the testbed does not enforce them), and the operator's
+own policy (tests/chart/test_network_policies.py).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ EXCHANGE = {names.EXCHANGE_PORT, names.MEASURING_PORT}
 
 
 def pods(**metadata: Any) -> tuple[Pod, Pod]:
-    """A worker and the keeper, as they are made of a job with such a podTemplate."""
+    """Return a worker and the keeper of a job with a podTemplate."""
     job = load_job(dlion_job({"small": 1}, podTemplate={"metadata": metadata}))
     (group,) = job.spec.sites[0].groups
     made = [worker_job(job, group, ON, {"uid": "u"})]
@@ -59,7 +60,7 @@ NAMESAKE = Pod(WORKER.labels, "elsewhere")
 
 
 def policies(settings: Settings = ON) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the workers and of the keeper."""
+    """Return the policies of the workers and of the keeper."""
     workers, keeper = network_policies(load_job(dlion_job()), settings, {"uid": "u"})
     return workers, keeper
 
@@ -77,14 +78,14 @@ def test_workers_reach_their_run_dns_and_the_coordinator_and_nothing_else() -> N
         assert outgoing(workers, place) == DNS, place
 
 
-def test_workers_are_reached_by_their_run_alone_and_metrics_by_all() -> None:
+def test_only_their_run_reaches_workers_and_all_pods_reach_metrics() -> None:
     workers, _ = policies()
     assert incoming(workers, WORKER) == EXCHANGE | {names.METRICS_PORT}
     for place in (KEEPER, OTHER_RUN, NAMESAKE, NEIGHBOUR, OPERATOR, OUTSIDE):
         assert incoming(workers, place) == {names.METRICS_PORT}, place
 
 
-def test_a_keeper_is_reached_by_its_workers_and_reaches_the_coordinator() -> None:
+def test_workers_reach_their_keeper_and_it_reaches_the_coordinator() -> None:
     _, keeper = policies()
     assert incoming(keeper, WORKER) == {names.KEEPER_PORT}
     assert outgoing(keeper, OPERATOR) == DNS | {names.COORDINATOR_PORT}
@@ -120,7 +121,7 @@ def test_a_sites_values_widen_and_narrow_them() -> None:
     assert incoming(workers, OUTSIDE) == set()
 
 
-def test_a_coordinator_that_a_user_has_named_is_reached_wherever_it_is() -> None:
+def test_a_coordinator_at_any_configured_address_is_reached() -> None:
     named = replace(
         with_network(operator_namespace=""),
         coordinator=replace(ON.coordinator, address="[fd00::1]:17443"),
@@ -136,7 +137,7 @@ def test_outgoing_traffic_alone_can_be_left_open() -> None:
     assert "egress" not in workers["spec"]
 
 
-def test_a_pod_template_takes_no_pod_out_of_its_policy() -> None:
+def test_a_pod_template_does_not_exempt_a_pod_from_its_policy() -> None:
     hostile = dict.fromkeys(WORKER.labels, "x") | {"app": "database"}
     worker, keeper = pods(labels=hostile)
     of_workers, of_keeper = policies()
@@ -149,7 +150,7 @@ def test_a_pod_template_takes_no_pod_out_of_its_policy() -> None:
 
 
 @pytest.mark.parametrize("settings", [ON, SETTINGS])
-def test_they_stand_before_any_pod_and_go_with_the_run(settings: Settings) -> None:
+def test_policies_exist_before_any_pod_and_end_with_the_run(settings: Settings) -> None:
     world = World(dlion_job(), settings)
     kinds = [
         each.document["kind"] for each in world.look().actions if isinstance(each, Apply | Create)

@@ -1,9 +1,10 @@
-"""What of a cluster's objects the operator takes for a job's, and what it does to no other.
+"""Test which objects the operator treats as children of a job.
 
-Proves: every delete names the UID of an object that the job owns, also where the object is known by
-name alone; an object of the same name with another owner stays; a child that has lost our labels,
-or has other values of them, gets them back before anything is decided, and the run goes on.
-Leaves out: how a real API server holds a delete against its UID (tests/cluster).
+Every deletion names the UID of an owned object, also if the operator knows only its name. An object
+of the same name with another owner stays. A child with lost or changed labels gets them back before
+any decision, and the run continues.
+
+Left out: how a real API server checks a deletion against its UID (tests/cluster).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BY_NAME = (Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP)
 
 
 def begin_another_run(site: Site) -> None:
-    """The user asks for run 2."""
+    """Request run 2."""
     changed = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
     changed["spec"]["runId"] = "2"
     site.change(changed)
@@ -56,7 +57,7 @@ def test_an_object_with_another_owner_is_never_deleted(kind: Kind) -> None:
     assert (kind, name) not in {(k, n) for k, n, _ in site.cluster.deleted}
 
 
-def test_an_object_on_its_way_out_is_not_deleted_again() -> None:
+def test_an_object_in_deletion_is_not_deleted_again() -> None:
     site = Site(dlion_job())
     site.look()
     for (kind, _), kept in site.cluster.objects.items():
@@ -68,7 +69,7 @@ def test_an_object_on_its_way_out_is_not_deleted_again() -> None:
 
 
 def job_of(site: Site) -> tuple[str, Document]:
-    """The one Job, as the API server keeps it."""
+    """Return the only Job, as the API server keeps it."""
     ((name, kept),) = ((n, d) for (k, n), d in site.cluster.objects.items() if k is Kind.JOB)
     return name, kept
 
@@ -91,7 +92,7 @@ def test_a_child_that_loses_a_label_gets_it_back(kind: Kind, change: dict[str, s
     assert (site.cluster.writes(), site.cluster.deleted) == ([], [])
 
 
-def test_a_label_that_is_taken_off_and_put_back_changes_nothing() -> None:
+def test_a_label_that_is_removed_and_restored_changes_nothing() -> None:
     site = Site(dlion_job())
     site.look()
     site.look()
@@ -118,7 +119,7 @@ def test_a_child_that_lost_its_labels_while_the_operator_was_away_is_found() -> 
     assert again.cluster.deleted == []
 
 
-def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
+def test_refused_labels_do_not_stop_a_job() -> None:
     site = Site(dlion_job())
     site.look()
     site.look()
@@ -133,7 +134,7 @@ def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
     assert site.look() is not None
 
 
-def test_what_a_restored_cluster_lacks_is_made_anew() -> None:
+def test_objects_that_a_restored_cluster_lacks_are_created_again() -> None:
     settings = replace(SETTINGS, keeper=replace(SETTINGS.keeper, size="1Gi"))
     site = Site(dlion_job(), settings=settings)
     site.look()

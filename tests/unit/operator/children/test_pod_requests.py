@@ -1,7 +1,7 @@
-"""What a pod requests, as Kubernetes counts it.
+"""Test the resource requests of a pod, as Kubernetes counts them.
 
-Proves: containers and sidecars are added up, an init container counts where it is larger, with the
-sidecars before it; a limit is the default request; malformed specs are refused.
+Containers and sidecars are summed. An init container counts if it needs more, with the sidecars
+before it. A limit is the default request. Malformed specs are refused.
 """
 
 from __future__ import annotations

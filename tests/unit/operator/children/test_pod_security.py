@@ -1,7 +1,8 @@
-"""What in a pod breaks pod security `restricted`.
+"""Test which parts of a pod violate pod security `restricted`.
 
-Proves: the pods that are rendered break nothing; each forbidden thing is named with its path.
-Left out: that an API server that enforces `restricted` refuses the same
+Rendered pods have no violation. Each violation is named with its path.
+
+Left out: that an API server with `restricted` refuses the same
 (tests/cluster/test_pod_security.py).
 """
 
@@ -18,22 +19,22 @@ from forbidden_pods import FORBIDDEN, allowed, forbidden
 from operator_world import SETTINGS, dlion_job
 
 
-def test_a_workers_pod_keeps_to_it() -> None:
+def test_a_workers_pod_complies() -> None:
     assert restricted_violations(allowed()) == ()
 
 
-def test_a_keepers_pod_keeps_to_it() -> None:
+def test_a_keepers_pod_complies() -> None:
     *_, deployment = keeper_objects(load_job(dlion_job()), SETTINGS, {"uid": "u"})
     assert restricted_violations(deployment["spec"]["template"]["spec"]) == ()
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_is_forbidden_is_named(name: str) -> None:
+def test_each_violation_is_named(name: str) -> None:
     *_, words = FORBIDDEN[name]
     assert any(words in each for each in restricted_violations(forbidden(name)))
 
 
-def test_probes_of_the_pod_itself_are_no_fault() -> None:
+def test_probes_of_the_pod_itself_are_allowed() -> None:
     spec = allowed()
     spec["containers"][0] |= {
         "livenessProbe": {"httpGet": {"host": "", "port": 1}},
@@ -45,5 +46,5 @@ def test_probes_of_the_pod_itself_are_no_fault() -> None:
 @pytest.mark.parametrize(
     "nonsense", [{"containers": 3}, {"volumes": [None]}, {"containers": ["x"]}]
 )
-def test_nonsense_is_no_crash(nonsense: dict[str, Any]) -> None:
+def test_malformed_pods_cause_no_crash(nonsense: dict[str, Any]) -> None:
     restricted_violations(nonsense)

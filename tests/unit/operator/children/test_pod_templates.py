@@ -1,9 +1,10 @@
-"""A worker's pod under the templates of its job and of its group.
+"""Test the pod of a worker under the templates of its job and of its group.
 
-Proves: a group's image, resources and podTemplate are those of its own workers alone; the group's
-template comes after the job's; a requested device is its limit; the operator's labels, and the
-tolerations by which it recovers from dead nodes, stay whatever is given; what is no pod template is
-refused with the group's name, and is no crash; workers never read a template.
+Image, resources and podTemplate of a group apply only to its own workers. The group's template
+follows the job's. A requested device is its limit. The operator's labels stay under any template,
+as do its tolerations for dead nodes. A malformed template is refused with the group's name. Workers
+never read a template.
+
 Left out: how two lists merge (test_strategic_merge), the keeper's pod (test_keeper_pod).
 """
 
@@ -28,7 +29,7 @@ DEAD_NODES = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
 def pods(
     job_template: Any = None, image: str = "", **groups: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Each group's pod template."""
+    """Return the pod template of each group."""
     document = dlion_job(dict.fromkeys(groups, 1))
     document["spec"]["podTemplate"] = job_template
     document["spec"]["trainer"]["image"] = image
@@ -46,7 +47,7 @@ def trainer(template: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def test_the_nearest_image_is_taken() -> None:
+def test_the_most_specific_image_applies() -> None:
     found = pods(image="mine:1", gpu={"image": "mine:1-gpu"}, small={})
     assert {name: trainer(each)["image"] for name, each in found.items()} == {
         "gpu": "mine:1-gpu",
@@ -68,7 +69,7 @@ def test_the_nearest_image_is_taken() -> None:
                 "limits": {"nvidia.com/gpu": "1"},
             },
         ),
-        # What contradicts itself is for the API server to refuse.
+        # The API server refuses contradictions.
         (
             {"requests": {"nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 2, "cpu": 1}},
             {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "2", "cpu": "1"}},
@@ -114,7 +115,7 @@ def test_a_groups_template_comes_after_the_jobs_and_is_its_own() -> None:
     assert {"name": "A", "value": "job"} in trainer(small)["env"]
 
 
-def test_a_group_deletes_what_the_job_gives() -> None:
+def test_a_group_can_delete_fields_of_the_job() -> None:
     job = {"spec": {"priorityClassName": "training", "volumes": [{"name": "d", "emptyDir": {}}]}}
     own = {"spec": {"priorityClassName": None, "volumes": [{"name": "d", "$patch": "delete"}]}}
     spec = pods(job, gpu={"podTemplate": own})["gpu"]["spec"]
@@ -164,7 +165,7 @@ def test_the_operators_tolerations_and_labels_stay(whole: dict[str, Any]) -> Non
         ({"metadata": {"labels": 3}}, ""),
     ],
 )
-def test_what_is_no_pod_template_is_said_with_its_group(template: Any, words: str) -> None:
+def test_a_malformed_pod_template_is_reported_with_its_group(template: Any, words: str) -> None:
     document = dlion_job({"small": 1, "gpu": 1})
     document["spec"]["sites"][0]["groups"][1]["podTemplate"] = template
     reason, message = ready_reason(World(document).look())
@@ -173,7 +174,7 @@ def test_what_is_no_pod_template_is_said_with_its_group(template: Any, words: st
     assert words in message
 
 
-def test_a_groups_pods_keep_to_pod_security() -> None:
+def test_a_groups_pods_comply_with_pod_security() -> None:
     document = dlion_job({"small": 1, "gpu": 1})
     document["spec"]["sites"][0]["groups"][1]["podTemplate"] = {"spec": {"hostPID": True}}
     assert ready_reason(World(document).look()) == (
@@ -183,7 +184,7 @@ def test_a_groups_pods_keep_to_pod_security() -> None:
 
 
 def test_workers_never_read_a_template() -> None:
-    """It may name Secrets, and changes must not change what running workers read."""
+    """A template may name Secrets, and its changes must not reach running workers."""
     document = dlion_job({"small": 1})
     document["spec"]["podTemplate"] = {"spec": {"priorityClassName": "secret-of-the-job"}}
     own = {"spec": {"priorityClassName": "secret-of-the-group"}}

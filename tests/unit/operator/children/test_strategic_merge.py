@@ -1,13 +1,14 @@
-"""A user's pod template over a rendered pod.
+"""Test the merge of a user's pod template into a rendered pod.
 
-Proves, with a table whose expected values were written by hand from Kubernetes' documents of the
-strategic merge patch: which lists are merged by which key, which are replaced, and what null and
-the directives do. Of every list that a pod has, the published OpenAPI document says the same. For
-pods and patches made up at random, `kubectl patch --local` does (without the testbed's programs
-that is skipped). Wrong types, unknown directives and a megabyte of entries are no crash and take no
-minutes. And of a worker's Job: the volume and the variable that a user gives have one source, and a
-command is the user's alone.
-Left out: that an API server takes the outcome (tests/cluster/test_operator_documents.py).
+- A table has expected values written by hand from the Kubernetes documentation of the strategic
+  merge patch: merge keys, replaced lists, null and directives.
+- The published OpenAPI document agrees for every list of a pod.
+- `kubectl patch --local` agrees for random pods and patches (skipped without the testbed's
+  programs).
+- Wrong types, unknown directives and a megabyte of entries cause no crash and take no minutes.
+- In a worker's Job, a user's volume or variable has one source, and a command is the user's only.
+
+Left out: that an API server accepts the result (tests/cluster/test_operator_documents.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from testbed.binaries import built
 
 PUBLISHED = json.loads((Path(__file__).parents[3] / "support" / "pod_spec_lists.json").read_text())
 NEVER_MERGED = "volumes[].ephemeral.volumeClaimTemplate.metadata."
-"""Lists of a claim's metadata: a volume is replaced as a whole."""
+"""Lists in the metadata of a claim: a volume is replaced as a whole."""
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "mapping by key": (
@@ -148,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_strategic_merge_does(name: str) -> None:
+def test_the_merge_follows_kubernetes(name: str) -> None:
     base, overlay, expected = CASES[name]
     before = copy.deepcopy((base, overlay))
     assert merged(base, overlay) == expected
@@ -177,14 +178,14 @@ def name_of(path: str) -> str:
     return path.rpartition(".")[2].removesuffix("[]")
 
 
-# ---- beside kubectl
+# ---- comparison with kubectl
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TEXTS = st.sampled_from(["x", "y"])
 
 
 def keyed(key: str, keys: st.SearchStrategy[Any], fields: dict[str, Any]) -> Any:
-    """Lists of entries with different keys."""
+    """Return a strategy for lists of entries with different keys."""
     entry = st.fixed_dictionaries({key: keys}, optional=fields)
     return st.lists(entry, max_size=3, unique_by=lambda made: made[key])
 
@@ -193,7 +194,7 @@ CONTAINER: dict[str, Any] = {
     "image": TEXTS,
     "tty": st.booleans(),
     "args": st.lists(TEXTS, max_size=2),
-    # Each has a value: an entry without one keeps kubectl's old value, and replaces ours.
+    # Each entry has a value: kubectl keeps the old value of one without, ours is replaced.
     "env": st.lists(
         st.fixed_dictionaries({"name": NAMES, "value": TEXTS}),
         max_size=3,
@@ -223,7 +224,7 @@ PODS = st.fixed_dictionaries({}, optional=POD)
 
 @st.composite
 def patched(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A pod's spec, and another with some fields deleted and with directives."""
+    """Return a pod's spec, and another with deleted fields and directives."""
     base, made = draw(PODS), draw(PODS)
     for name in draw(st.sets(st.sampled_from(sorted(POD)), max_size=2)):
         made[name] = None
@@ -235,14 +236,14 @@ def patched(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
                     entries[name] = [{key: entries[name][0][key], "$patch": "delete"}]
                 case "replace":
                     entries[name] = [{"$patch": "replace"}, *entries[name]]
-    # kubectl drops a mapping with a directive that has nothing to replace.
+    # kubectl drops a mapping with a directive if there is no mapping to replace.
     if draw(st.booleans()) and base.get("nodeSelector") and made.get("nodeSelector"):
         made["nodeSelector"]["$patch"] = draw(st.sampled_from(["delete", "replace"]))
     return base, made
 
 
 @given(patched())
-@settings(  # to shrink a failure takes a process for each try
+@settings(  # shrinking a failure starts one process per attempt
     max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 def test_pods_are_patched_as_kubectl_patches_them(pair: Any) -> None:
@@ -260,12 +261,12 @@ def test_pods_are_patched_as_kubectl_patches_them(pair: Any) -> None:
 
 
 def in_any_order(value: Any, name: str = "") -> Any:
-    """Without what is empty, which kubectl leaves out, and without the order of merged lists."""
+    """Drop empty values, which kubectl omits, and sort merged lists."""
     if isinstance(value, dict):
         made = {key: in_any_order(each, key) for key, each in value.items()}
         return {key: each for key, each in made.items() if each not in ({}, [], None, False)}
     if isinstance(value, list):
-        # kubectl leaves the directives inside of entries that it adds.
+        # kubectl keeps the directives inside entries that it adds.
         made = [in_any_order(e) for e in value if not isinstance(e, dict) or "$patch" not in e]
         return sorted(made, key=lambda e: str(e[MERGE_KEYS[name]])) if name in MERGE_KEYS else made
     return value
@@ -290,7 +291,7 @@ def in_any_order(value: Any, name: str = "") -> Any:
         ({"$retainKeys": [["name"]], "name": "a"}, "$retainKeys must list"),
     ],
 )
-def test_a_directive_that_means_nothing_is_refused(overlay: dict[str, Any], words: str) -> None:
+def test_a_meaningless_directive_is_refused(overlay: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=r"allowed|needs|not supported|must list") as raised:
         merged({"a": {"b": 1}, "env": [{"name": "A"}], "args": []}, overlay)
     assert words in str(raised.value)
@@ -309,16 +310,16 @@ def test_anything_is_merged_or_refused(base: dict[str, Any], overlay: Any) -> No
             merged({name: [{"name": "a"}]}, {name: overlay})
 
 
-def test_entries_are_told_apart_by_type() -> None:
-    """In Python True equals 1, and hashes as it."""
+def test_entries_are_distinguished_by_type() -> None:
+    """In Python, True equals 1 and has the same hash."""
     ports = [{"containerPort": 1}, {"containerPort": True}, {"containerPort": "1"}, None, 3, "x"]
     assert merged({"ports": [{"containerPort": 1, "name": "a"}]}, {"ports": ports}) == {
         "ports": [{"containerPort": 1, "name": "a"}, *ports[1:]]
     }
 
 
-def test_a_megabyte_of_entries_takes_no_minutes() -> None:
-    """An object may have that much; the operator merges it at each look."""
+def test_a_megabyte_of_entries_merges_quickly() -> None:
+    """An object may have this size, and the operator merges it at each look."""
     entries = [{"name": f"n{number}"} for number in range(60_000)]
     began_s = time.process_time()
     made = merged({"env": entries}, {"env": [*entries, {"name": "n7", "$patch": "delete"}]})
@@ -326,7 +327,7 @@ def test_a_megabyte_of_entries_takes_no_minutes() -> None:
     assert time.process_time() - began_s < 10
 
 
-def test_of_a_workers_pod_the_users_sources_and_command_stand_alone() -> None:
+def test_the_users_sources_and_command_replace_the_operators() -> None:
     template = {
         "spec": {
             "volumes": [{"name": "state", "persistentVolumeClaim": {"claimName": "ssd"}}],

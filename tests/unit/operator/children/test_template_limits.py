@@ -1,13 +1,14 @@
-"""What of a podTemplate a site allows.
+"""Test which podTemplates a site allows.
 
-Proves: the pods that the operator renders ask for nothing; each thing that gives a job another's
-rights is refused by default, with its path and the list that could allow it, and is allowed by an
-entry of that list; the rights of the writer allow Secrets and service accounts and nothing else; a
-token is never mounted because a template removes a field; emptyDirs have a limit. Whatever hostile
-templates of job and group are merged from, no Secret, account or token is in an allowed pod.
+- The operator's own pods need no permission.
+- Each field that gives a job rights of others is refused by default, with its path and the list
+  that can allow it. An entry of that list allows it.
+- The rights of the writer allow Secrets and service accounts only.
+- A template that removes a field mounts no token. Every emptyDir has a limit.
+- No allowed pod has a Secret, account or token, whatever hostile templates it is merged from.
 
-Left out: that the operator makes no pod then (tests/unit/operator/plan/test_start_refusal.py), and
-pod security `restricted` (test_pod_security.py).
+Left out: that the operator then creates no pod (tests/unit/operator/plan/test_start_refusal.py),
+and pod security `restricted` (test_pod_security.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def trainer(**fields: Any) -> Spec:
 
 
 def made_of(spec: Any, group_spec: Any = None, **metadata: Any) -> tuple[Any, Any, Any]:
-    """Job, group and the group's Job with these templates."""
+    """Return a job, a group and the group's Job with these templates."""
     document = dlion_job({"small": 1}, podTemplate={"metadata": metadata, "spec": spec})
     if group_spec is not None:
         document["spec"]["sites"][0]["groups"][0]["podTemplate"] = {"spec": group_spec}
@@ -70,14 +71,14 @@ def refused(
     )
 
 
-def test_the_operators_own_pod_asks_for_nothing() -> None:
+def test_the_operators_own_pod_needs_no_permission() -> None:
     assert refused({}) == ()
 
 
 DEFAULT_TOKEN = "a token of service account default"
 TOKEN_SOURCE = {"serviceAccountToken": {"path": "token"}}
 GUARDED: dict[str, tuple[Spec, str, str, str, dict[str, Any]]] = {
-    # template, path in the pod, what, and the list that allows it
+    # template, path in the pod, value, and the list that allows it
     "account": (
         {"serviceAccountName": "admin"}, "serviceAccountName", "service account admin",
         "service_accounts", {"service_accounts": ("admin",)},
@@ -144,17 +145,17 @@ GUARDED: dict[str, tuple[Spec, str, str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_what_gives_others_rights_is_refused_unless_it_is_listed(name: str) -> None:
+def test_a_field_with_rights_of_others_is_refused_unless_listed(name: str) -> None:
     spec, path, what, limit, allowing = GUARDED[name]
     by_rights = limit in ("secrets", "service_accounts")
     assert refused(spec) == (RefusedField(path, what, limit, by_rights),)
-    assert refused({}, spec) == refused(spec), "a group's template is bounded likewise"
+    assert refused({}, spec) == refused(spec), "a group's template has the same limits"
     assert refused(spec, limits=TemplateLimits(**allowing)) == ()
     assert bool(refused(spec, by_rights=True)) is not by_rights
 
 
 OPEN: dict[str, tuple[Spec, dict[str, Any], str]] = {
-    # allowed by default, and refused once the list has something else
+    # allowed by default, and refused once the list has another entry
     "image": (trainer(image="evil.example/x:1"), {"images": ("registry.example/*",)}, "image"),
     "image of another container": (
         {"containers": [{"name": "more", "image": "evil.example/x:1"}]},
@@ -196,13 +197,15 @@ OPEN: dict[str, tuple[Spec, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_what_is_open_by_default_can_be_narrowed(name: str) -> None:
+def test_fields_allowed_by_default_can_be_restricted(name: str) -> None:
     spec, narrow, words = OPEN[name]
     assert refused(spec) == ()
     found = refused(spec, limits=TemplateLimits(**narrow))
     assert [each.limit for each in found] == list(narrow)
     assert words in found[0].what
-    assert refused({}, limits=TemplateLimits(**narrow)) == (), "the operator's own pod goes on"
+    assert refused({}, limits=TemplateLimits(**narrow)) == (), (
+        "the operator's own pod stays allowed"
+    )
 
 
 def test_annotations_are_narrowed_and_apparmor_stays_on() -> None:
@@ -214,7 +217,7 @@ def test_annotations_are_narrowed_and_apparmor_stays_on() -> None:
     assert "AppArmor" in refused({}, annotations=off)[0].what
 
 
-def test_images_of_the_operator_need_no_entry_and_those_of_the_manifest_do() -> None:
+def test_images_of_the_manifest_need_an_entry_and_the_operators_do_not() -> None:
     limits = TemplateLimits(images=("registry.example/team/*", "registry.example/one:1"))
     for image, is_allowed in {
         SETTINGS.images.worker: True,
@@ -264,9 +267,7 @@ def test_a_template_that_removes_the_field_gets_no_token(removed: Spec) -> None:
         ({"initContainers": "x"}, "initContainers"),
     ],
 )  # fmt: skip
-def test_what_has_not_the_form_of_a_pod_is_refused_and_not_passed_over(
-    malformed: Spec, path: str
-) -> None:
+def test_a_malformed_pod_is_refused_and_not_ignored(malformed: Spec, path: str) -> None:
     assert path in [each.path for each in refused(malformed)]
 
 
@@ -290,7 +291,7 @@ def test_the_message_names_each_field_the_list_and_what_to_do() -> None:
     assert len(refusal_message(many)) < 4096
 
 
-def test_lists_that_would_match_too_much_are_no_settings() -> None:
+def test_lists_that_match_too_much_are_refused() -> None:
     assert parse(TemplateLimits, {"images": ["a.example/*", "*", "b:1"]}).images[1] == "*"
     for wrong in ({"images": ["registry.example*"]}, {"secrets": ["a*b"]}, {"secrets": [""]}):
         with pytest.raises(SpecError):
@@ -299,7 +300,7 @@ def test_lists_that_would_match_too_much_are_no_settings() -> None:
 
 
 def test_every_emptydir_has_a_limit() -> None:
-    """The operator's, those that replace them, and a user's own; a user's smaller one stays."""
+    """Those of the operator, their replacements and a user's own; a user's smaller limit stays."""
     volumes = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -367,8 +368,7 @@ NONSENSE: st.SearchStrategy[Any] = st.recursive(
 
 
 def naive_rights(value: Any, key: str = "") -> Iterator[str]:
-    """Wherever it stands, what Kubernetes takes for a reference to a Secret, an account or a
-    token."""
+    """Find every reference to a Secret, an account or a token, at any depth."""
     if isinstance(value, list):
         for each in value:
             yield from naive_rights(each, key)
@@ -391,11 +391,11 @@ def test_no_allowed_pod_has_a_secret_an_account_or_a_token(job_spec: Any, group_
     try:
         *_, made = made_of(job_spec, group_spec)
     except ValueError:
-        return  # a directive that the operator refuses
+        return  # the operator refuses the directive
     found = refused(job_spec, group_spec)
     asked = set(naive_rights(made["spec"]["template"]["spec"]))
-    told = {each.path for each in found}
-    assert bool(told) or not asked, (asked, made["spec"]["template"]["spec"])
+    paths = {each.path for each in found}
+    assert bool(paths) or not asked, (asked, made["spec"]["template"]["spec"])
     if asked:
         assert {each.limit for each in found} & {"secrets", "service_accounts", "volumes", ""}
 
@@ -404,7 +404,7 @@ def test_no_allowed_pod_has_a_secret_an_account_or_a_token(job_spec: Any, group_
 @given(st.dictionaries(st.sampled_from([
     "containers", "initContainers", "volumes", "serviceAccountName", "tolerations", "nodeName",
     "imagePullSecrets", "priorityClassName", "runtimeClassName", "odd"]), NONSENSE))  # fmt: skip
-def test_nonsense_is_no_crash_and_says_the_same_twice(spec: Any) -> None:
+def test_malformed_input_gives_the_same_answer_twice(spec: Any) -> None:
     once = refused_fields({"spec": spec, "metadata": spec}, {}, LIMITS)
     assert once == refused_fields({"spec": spec, "metadata": spec}, {}, LIMITS)
     assert len(refusal_message(once)) < 8192
@@ -435,7 +435,7 @@ def test_an_ephemeral_claim_has_no_data_of_a_claim_that_is_not_listed(
     assert refused(volume(ephemeral={"volumeClaimTemplate": {"spec": {}}})) == ()
 
 
-def test_the_programs_config_map_must_be_listed_as_any_other() -> None:
+def test_the_programs_config_map_must_be_listed() -> None:
     document = dlion_job({"small": 1}, podTemplate=None)
     document["spec"]["trainer"]["program"] = {"configMap": {"name": "theirs", "key": "main.py"}}
     job = load_job(document)
@@ -529,9 +529,7 @@ SITE_POD: Spec = {
         ),
     ],
 )
-def test_what_the_sites_runtime_gives_is_allowed_and_nothing_else(
-    spec: Spec | None, paths: list[str]
-) -> None:
+def test_only_what_the_sites_runtime_gives_is_allowed(spec: Spec | None, paths: list[str]) -> None:
     limits = replace(LIMITS, images=())
     runtime = SiteRuntime("edge", RuntimeSpec(image="site/worker:2", pod_template=SITE_POD))
     settings = replace(SETTINGS, runtime=runtime, tenancy=Tenancy(pod_template=limits))
@@ -543,7 +541,7 @@ def test_what_the_sites_runtime_gives_is_allowed_and_nothing_else(
     assert [each.path for each in found] == paths
 
 
-def test_a_job_gets_no_token_of_an_account_that_its_runtime_gives_without_one() -> None:
+def test_a_job_gets_no_token_if_its_runtime_gives_an_account_without_one() -> None:
     pod = {"spec": {"serviceAccountName": "site"}}
     runtime = SiteRuntime("edge", RuntimeSpec(pod_template=pod))
     settings = replace(SETTINGS, runtime=runtime)
@@ -569,10 +567,10 @@ def test_a_job_gets_no_token_of_an_account_that_its_runtime_gives_without_one() 
         ),
     ],
 )
-def test_the_token_of_a_runtimes_account_does_not_become_that_of_default(
+def test_a_runtimes_token_does_not_become_that_of_the_default_account(
     given: Spec, path: str, account: str | None
 ) -> None:
-    """The admission policy sees no token in the job, and so compares nothing."""
+    """The admission policy finds no token in the job, and so does not check the writer."""
     pod = {"spec": {"serviceAccountName": "site", **given}}
     runtime = SiteRuntime("edge", RuntimeSpec(pod_template=pod))
     settings = replace(SETTINGS, runtime=runtime)

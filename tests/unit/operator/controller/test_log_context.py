@@ -1,5 +1,7 @@
-"""Facts: what a job's loop logs has that job as its object, for kopf's JSON formatter too, however
-many loops there are at once; what nobody's loop logs has none.
+"""Test the job of a log line.
+
+A line that a job's loop logs has that job as its object, also for kopf's JSON formatter and with
+many loops at once. A line from outside the loops has none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the operator's metrics say of jobs.
+"""Test the metrics of jobs that the operator exports.
 
-Proves: workers are counted of this site alone, whatever other sites lack, and not at all once a run
-has ended. Left out: that pages, alerts and dashboards name families that there are
+It counts the workers of this site only, whatever other sites lack, and none once a run has ended.
+
+Left out: that pages, alerts and dashboards name existing families
 (tests/contract/test_chart_queries).
 """
 
@@ -24,7 +25,7 @@ AT = {"namespace": "default", "job": "digits"}
 
 
 def workers_of(document: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Ready and expected ones, as the site plant-a says."""
+    """Return ready and expected workers, as the site plant-a reports them."""
     store = ClusterStore()
     store.put(Kind.DLION_JOB, document)
     registry = CollectorRegistry()
@@ -43,7 +44,7 @@ def workers_of(document: dict[str, Any]) -> tuple[float | None, float | None]:
     return ready, expected
 
 
-def test_workers_of_other_sites_are_theirs_to_count() -> None:
+def test_workers_of_other_sites_are_not_counted() -> None:
     sites = [
         {"name": name, "groups": [{"name": "small", "workers": count}]}
         for name, count in ((PLANT_A, 2), (PLANT_B, 3))

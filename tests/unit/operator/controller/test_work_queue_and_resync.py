@@ -1,9 +1,11 @@
-"""When jobs are looked at, and that nothing the watches missed stays missed.
+"""Test when the operator looks at jobs, and how it finds changes that the watches missed.
 
-Proves: one look at a time per job, news during a look leads to another, errors wait longer and
-longer, a job that is gone ends its loop; a list that holds what the picture has not is taken over
-and counted, a vanished object goes after two lists, and two such rounds are an illness; an outage
-or a later installation of Kueue hides no other kind; of large objects what is not read is dropped.
+- One look runs per job at a time. A change during a look leads to another look. The wait after
+  errors grows. The loop of a deleted job ends.
+- The index takes over and counts missed changes of a list. A missing object is removed after two
+  lists. Two such rounds make the operator unhealthy.
+- An outage or later installation of Kueue hides no other kind.
+- Large objects keep only the fields that the operator reads.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def run_loops(
     return results
 
 
-def test_a_job_that_is_gone_is_looked_at_while_there_is_more_to_do() -> None:
+def test_a_deleted_job_is_looked_at_until_nothing_is_left_to_do() -> None:
     waits = [None, 0.01, 0.01]
 
     async def look(_name: ObjectName) -> float | None:
@@ -91,7 +93,7 @@ def test_a_job_that_is_gone_is_looked_at_while_there_is_more_to_do() -> None:
     run_loops(look, drive, known=lambda: False)
 
 
-def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once() -> None:
+def test_a_change_during_a_look_leads_to_another_one_after_it() -> None:
     looks, under_way = [], 0
     done = asyncio.Event()
 
@@ -117,7 +119,7 @@ def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once(
     assert run_loops(look, drive) == ["ok", "ok"]
 
 
-def test_news_while_a_look_waits_for_its_turn_leads_to_no_other() -> None:
+def test_a_change_while_a_look_waits_leads_to_no_second_look() -> None:
     looks: list[str] = []
     turn = asyncio.Event()
 
@@ -140,7 +142,7 @@ def test_news_while_a_look_waits_for_its_turn_leads_to_no_other() -> None:
     assert looks.count("digits") == 1
 
 
-def test_a_look_is_repeated_when_it_asked_for_it() -> None:
+def test_a_look_is_repeated_at_the_time_that_it_returns() -> None:
     times: list[float] = []
     done = asyncio.Event()
 
@@ -180,7 +182,7 @@ def test_an_error_is_counted_and_its_look_repeated(error: Exception, result: str
     assert run_loops(look, drive) == [result, "ok"]
 
 
-def test_the_loop_of_a_job_that_is_gone_ends() -> None:
+def test_the_loop_of_a_deleted_job_ends() -> None:
     async def look(_name: ObjectName) -> float | None:
         return None
 
@@ -188,7 +190,7 @@ def test_the_loop_of_a_job_that_is_gone_ends() -> None:
         loops.trigger(NAME)
         await asyncio.sleep(0.02)
         assert loops._tasks == {}
-        loops.trigger(NAME)  # and begins anew where it is made again
+        loops.trigger(NAME)  # and starts again for a new job of that name
         await asyncio.sleep(0.02)
 
     assert run_loops(look, drive, known=lambda: False) == ["ok", "ok"]
@@ -201,7 +203,7 @@ def test_waits_double_up_to_a_bound() -> None:
     assert max(waits) <= MAX_WAIT_S
 
 
-# ---- the picture and its check ----------------------------------------------------------------
+# ---- the index and its check ---------------------------------------------------------------------
 
 
 def test_an_older_state_never_replaces_a_newer_one() -> None:
@@ -216,8 +218,8 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     assert store.get(Kind.DLION_JOB, NAME) is kept
 
 
-def test_an_object_that_went_is_refused_only_where_it_is_no_newer() -> None:
-    """A watch by label says that an object is gone when its label is."""
+def test_a_deletion_counts_only_if_the_known_object_is_not_newer() -> None:
+    """A watch by label reports an object as deleted when it loses the label."""
     store = ClusterStore()
     store.put(Kind.POD, pod(5))
     store.remove(Kind.POD, pod(7))
@@ -227,7 +229,7 @@ def test_an_object_that_went_is_refused_only_where_it_is_no_newer() -> None:
     assert store.of_job(Kind.POD, NAME)
 
 
-def test_late_news_of_an_end_does_not_take_away_what_is_newer() -> None:
+def test_a_late_deletion_does_not_remove_a_newer_object() -> None:
     store = ClusterStore()
     store.put(Kind.POD, pod(8))
     store.remove(Kind.POD, pod(7))
@@ -256,13 +258,13 @@ def test_objects_are_found_by_their_jobs_label() -> None:
 
 
 class Lists:
-    """A `Cluster` that only lists: what it is told to."""
+    """A `Cluster` that only lists the given objects."""
 
     def __init__(self) -> None:
         self.items: dict[Kind, list[Document]] = {kind: [] for kind in WATCHED}
         self.version = 100
         self.failures = 0
-        """How many of the next requests fail."""
+        """Number of the next requests that fail."""
         self.unlistable: dict[Kind, DLionError] = {}
         self.whole: list[Kind] = []
         """Kinds of which whole objects were listed, in order."""
@@ -294,7 +296,7 @@ def checked() -> tuple[Lists, ClusterStore, Resync, list[ObjectName]]:
     return lists, store, Resync(cluster, store, (), triggered.append), triggered
 
 
-def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
+def test_changes_that_the_watches_missed_are_taken_over_and_counted() -> None:
     lists, store, resync, triggered = checked()
     lists.items[Kind.DLION_JOB] = [job(5)]
     asyncio.run(resync.run_once(0))
@@ -306,7 +308,7 @@ def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
     assert kept["kind"] == "DLionJob"
 
 
-def test_whole_objects_are_listed_only_where_the_watches_missed_some() -> None:
+def test_whole_objects_are_listed_only_if_the_watches_missed_some() -> None:
     lists, store, resync, _ = checked()
     lists.items[Kind.POD], lists.items[Kind.DLION_JOB] = [pod(5)], [job(5)]
     store.put(Kind.POD, pod(5))
@@ -319,7 +321,7 @@ def test_whole_objects_are_listed_only_where_the_watches_missed_some() -> None:
     assert kept["status"] == {"phase": "Failed"}
 
 
-def test_of_a_pod_only_what_the_operator_reads_is_kept() -> None:
+def test_only_the_fields_of_a_pod_that_the_operator_reads_are_kept() -> None:
     store = ClusterStore()
     spec = {"nodeName": "n-1", "containers": [{"name": "trainer"}], "volumes": []}
     store.put(Kind.POD, pod(5) | {"spec": spec, "status": {"phase": "Running"}})
@@ -330,7 +332,7 @@ def test_of_a_pod_only_what_the_operator_reads_is_kept() -> None:
     assert service["spec"] == {"ports": []}
 
 
-def test_of_a_workload_what_its_pods_request_is_kept() -> None:
+def test_the_requests_of_a_workload_are_kept() -> None:
     store = ClusterStore()
     container = {"image": "worker:1", "env": [{"name": "A"}], "resources": {"limits": {"cpu": "2"}}}
     template = {
@@ -355,7 +357,7 @@ def test_of_a_workload_what_its_pods_request_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.NETWORK_POLICY])
-def test_of_what_is_made_once_only_the_metadata_is_kept(kind: Kind) -> None:
+def test_only_the_metadata_of_an_object_created_once_is_kept(kind: Kind) -> None:
     store = ClusterStore()
     store.put(kind, pod(5) | {"spec": {"egress": []}, "status": {"phase": "Bound"}})
     (kept,) = store.of_job(kind, NAME)
@@ -363,8 +365,8 @@ def test_of_what_is_made_once_only_the_metadata_is_kept(kind: Kind) -> None:
     assert kept["metadata"]["labels"] == pod(5)["metadata"]["labels"]
 
 
-def test_equal_texts_of_objects_are_kept_once() -> None:
-    """Events of a watch are decoded one by one, each with texts of its own."""
+def test_equal_strings_of_objects_are_kept_once() -> None:
+    """Events of a watch are decoded one by one, each with its own strings."""
     store, text = ClusterStore(), json.dumps(pod(5) | {"status": {"phase": "Run-ning"}})
     for name in ("p-0", "p-1"):
         document = json.loads(text)
@@ -377,7 +379,7 @@ def test_equal_texts_of_objects_are_kept_once() -> None:
     assert first == json.loads(text) | {"metadata": first["metadata"]}
 
 
-def test_what_is_gone_goes_after_two_lists() -> None:
+def test_a_missing_object_is_removed_after_two_lists() -> None:
     _, store, resync, triggered = checked()
     store.put(Kind.POD, pod(5))
     asyncio.run(resync.run_once(0))
@@ -388,7 +390,7 @@ def test_what_is_gone_goes_after_two_lists() -> None:
     assert triggered == [NAME]
 
 
-def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
+def test_an_object_deleted_during_a_list_does_not_return() -> None:
     lists, store, resync, triggered = checked()
     store.put(Kind.DLION_JOB, job(5))
     lists.items[Kind.DLION_JOB] = [job(5)]
@@ -400,8 +402,8 @@ def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("known_by", ["an earlier list", "the watches", "an object's version"])
-def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
-    """As after a restore of etcd: one job is older, one is not there, one was deleted since."""
+def test_decreasing_versions_make_the_list_authoritative(known_by: str) -> None:
+    """After a restore of etcd one job is older, one is missing and one was deleted since."""
     lists, store, triggered, restored = (
         Lists(),
         ClusterStore(),
@@ -440,9 +442,10 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     assert (len(restored), resync.stale_rounds, resync.has_version_decreased) == (1, 0, True)
 
 
-def test_a_suspected_restore_is_not_left_for_the_next_minute() -> None:
-    """Not even where the API server fails meanwhile, or the operator's own writes to what was
-    restored have passed the earlier versions."""
+def test_a_suspected_restore_is_checked_immediately() -> None:
+    """This holds if the API server fails meanwhile, and if the operator's own writes to restored
+    objects exceed the earlier versions.
+    """
     lists, store, _, triggered = checked()
     cluster: Any = lists
     store.put(Kind.DLION_JOB, job(205))
@@ -465,8 +468,8 @@ def test_a_suspected_restore_is_not_left_for_the_next_minute() -> None:
     assert store.of_job(Kind.POD, NAME) == ()
 
 
-def test_an_object_that_changes_while_it_is_listed_is_no_sign_of_a_restore() -> None:
-    """The watch's version is beyond the list's."""
+def test_an_object_that_changes_during_a_list_is_not_a_restore() -> None:
+    """The watch has a later version than the list."""
     lists, store, resync, _ = checked()
     store.put(Kind.DLION_JOB, job(120))
     lists.items[Kind.DLION_JOB], lists.version = [job(90)], 110
@@ -481,7 +484,7 @@ OUTAGE = ServerError("conversion webhook failed")
 
 
 @pytest.mark.parametrize("error", [UNSERVED, OUTAGE, RequestRefusedError("forbidden", 403)])
-def test_workloads_that_cannot_be_listed_keep_nothing_from_being_known(error: DLionError) -> None:
+def test_workloads_that_cannot_be_listed_hide_no_other_kind(error: DLionError) -> None:
     lists, store, triggered, is_known = Lists(), ClusterStore(), list[ObjectName](), asyncio.Event()
     lists.items[Kind.DLION_JOB] = [job(5)]
     lists.unlistable = {Kind.WORKLOAD: error}
@@ -512,8 +515,8 @@ def test_workloads_that_cannot_be_listed_keep_nothing_from_being_known(error: DL
     assert resync.has_unwatched_kind is (error is UNSERVED), "kopf finds kinds when it starts"
 
 
-def test_a_kind_that_was_once_not_served_is_unwatched_whatever_errors_followed() -> None:
-    """An upgrade of Kueue: its new version is served before its webhook runs."""
+def test_a_kind_that_was_not_served_stays_unwatched_after_other_errors() -> None:
+    """An upgrade of Kueue serves its new version before its webhook runs."""
     lists, store, is_known = Lists(), ClusterStore(), asyncio.Event()
     lists.items[Kind.DLION_JOB], lists.unlistable = [job(5)], {Kind.WORKLOAD: UNSERVED}
     cluster: Any = lists
@@ -535,7 +538,7 @@ def test_a_kind_that_was_once_not_served_is_unwatched_whatever_errors_followed()
     assert resync.has_unwatched_kind
 
 
-def test_an_outage_of_kueue_alone_hides_no_other_change() -> None:
+def test_an_outage_of_kueue_hides_no_other_change() -> None:
     lists, store, resync, triggered = checked()
     lists.items[Kind.WORKLOAD] = [workload(7)]
     asyncio.run(resync.load())
@@ -544,8 +547,8 @@ def test_an_outage_of_kueue_alone_hides_no_other_change() -> None:
     lists.items[Kind.DLION_JOB], lists.version = [job(130)], 140
     asyncio.run(resync.run_once(0))
     assert (triggered, resync.has_version_decreased) == ([NAME], False)
-    assert store.unlisted == {Kind.WORKLOAD: OUTAGE}, "users are told"
-    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1, "what was known of Workloads holds"
+    assert store.unlisted == {Kind.WORKLOAD: OUTAGE}, "users are informed"
+    assert len(store.of_job(Kind.WORKLOAD, NAME)) == 1, "the known Workloads stay valid"
 
 
 def test_after_an_outage_of_kueue_workloads_are_listed_and_still_watched() -> None:
@@ -597,7 +600,7 @@ def test_a_site_that_may_not_queue_jobs_lists_no_workloads() -> None:
     assert watched_kinds(queues_jobs=True) == WATCHED
 
 
-def test_watches_that_may_be_silent_are_an_illness() -> None:
+def test_watches_that_may_be_silent_are_unhealthy() -> None:
     async def judge(*, gone_back: bool = False, is_unwatched: bool = False) -> str:
         resync: Any = SimpleNamespace(
             stale_rounds=0, has_version_decreased=gone_back, has_unwatched_kind=is_unwatched
@@ -609,7 +612,7 @@ def test_watches_that_may_be_silent_are_an_illness() -> None:
     assert "Kueue was installed" in asyncio.run(judge(is_unwatched=True))
 
 
-def test_two_rounds_in_a_row_are_an_illness() -> None:
+def test_two_rounds_in_a_row_are_unhealthy() -> None:
     async def judge(rounds: int) -> str:
         resync: Any = SimpleNamespace(
             stale_rounds=rounds, has_version_decreased=False, has_unwatched_kind=False

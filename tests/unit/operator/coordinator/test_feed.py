@@ -1,7 +1,8 @@
-"""Facts: records are numbered from 1 without a hole; a follower goes on from where it was in the
-same epoch and from the oldest in another; one that was too slow finds a gap; memory is bounded
-whatever comes; batches keep to what a message may carry; the first end is told after
-the last record.
+"""Test the feed of a run's records.
+
+Records have consecutive numbers from 1. A follower continues at its last record in the same epoch,
+and at the oldest one in another epoch. A slow follower finds a gap. Memory is bounded. A batch fits
+into a message. The first end follows the last record.
 
 Left out: streams and gRPC (tests/local/test_coordinator_runs.py).
 """
@@ -18,30 +19,30 @@ ENTRY_BYTES = RECORD_OVERHEAD_BYTES + 2
 
 
 def feed(count: int, *, kept: int = 1000) -> RecordFeed:
-    """A feed that was given the records "01", "02", ... and has room for so many of them."""
+    """Return a feed with the records "01", "02", ... and room for `kept` of them."""
     made = RecordFeed("life", limit_bytes=kept * ENTRY_BYTES)
     made.put(f"{number:02d}" for number in range(1, count + 1))
     return made
 
 
-def test_a_follower_goes_on_after_what_it_has_taken() -> None:
+def test_a_follower_continues_after_its_last_record() -> None:
     assert feed(3).batch(1) == RecordBatch(1, ("01", "02", "03"), None)
     assert feed(3).position("life", 2) == 3
     assert feed(3).batch(3) == RecordBatch(3, ("03",), None)
     assert feed(3).batch(4) is None
 
 
-def test_another_epoch_and_a_number_ahead_of_time_mean_nothing() -> None:
+def test_another_epoch_or_a_future_number_is_ignored() -> None:
     assert feed(3).position("an earlier life", 2) == 1
     assert feed(3).position("", 0) == 1
     assert feed(3).position("life", 2**64 - 1) == 4
 
 
-def test_who_is_too_slow_finds_a_gap() -> None:
+def test_a_slow_follower_finds_a_gap() -> None:
     assert feed(10, kept=3).batch(5) == RecordBatch(8, ("08", "09", "10"), None)
 
 
-def test_nothing_is_kept_where_nobody_follows() -> None:
+def test_nothing_is_kept_without_a_follower() -> None:
     assert feed(10, kept=0).batch(1) is None
     assert feed(10, kept=0)._next == 11
 
@@ -64,7 +65,7 @@ def test_the_first_end_comes_after_the_last_record() -> None:
     st.integers(0, 3000),
     st.integers(1, 700),
 )
-def test_what_is_left_is_the_newest_in_order_and_within_the_bound(
+def test_the_newest_records_are_kept_in_order_within_the_bound(
     puts: list[list[str]], limit_bytes: int, start: int
 ) -> None:
     made = RecordFeed("life", limit_bytes=limit_bytes)

@@ -1,6 +1,9 @@
-"""Facts: a request's proof is by its pod's key, the same in all its processes, and counted upwards,
-whatever the clock says; one for any other request, by another key, or of another kind is refused; a
-damaged key is replaced."""
+"""Test the proof in a request that it comes from a certain pod.
+
+The pod's key signs it, the same key in all processes. Its count increases whatever the clock shows.
+A proof for another request, by another key or of another kind is refused. A damaged key is
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def der(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def test_all_processes_of_a_pod_prove_to_be_of_the_same(tmp_path: Path) -> None:
+def test_all_processes_of_a_pod_prove_the_same_pod(tmp_path: Path) -> None:
     first, second = (checked(request(tmp_path)) for _ in range(2))
     assert first.key_der == second.key_der == load_or_create_proof_key(tmp_path).public_der()
     assert first.count < second.count
@@ -57,7 +60,7 @@ def test_all_processes_of_a_pod_prove_to_be_of_the_same(tmp_path: Path) -> None:
     assert mode == 0o640
 
 
-def test_two_that_come_at_once_have_the_same_key(tmp_path: Path) -> None:
+def test_concurrent_processes_have_the_same_key(tmp_path: Path) -> None:
     for number in range(20):
         (folder := tmp_path / str(number)).mkdir()
         with ThreadPoolExecutor(4) as pool:
@@ -66,7 +69,7 @@ def test_two_that_come_at_once_have_the_same_key(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [PROOF_KEY_FILE]
 
 
-def test_counts_grow_though_the_clock_begins_anew(tmp_path: Path) -> None:
+def test_counts_grow_after_a_reset_of_the_clock(tmp_path: Path) -> None:
     assert next_proof_count(tmp_path, "join", 1000) == 1000
     assert next_proof_count(tmp_path, "join", 5) == 1001
     assert next_proof_count(tmp_path, "trainer", 5) == 5
@@ -74,14 +77,14 @@ def test_counts_grow_though_the_clock_begins_anew(tmp_path: Path) -> None:
     assert next_proof_count(tmp_path, "join", 7) == 7
 
 
-def test_a_count_that_cannot_be_kept_stops_nobody(tmp_path: Path) -> None:
+def test_a_count_that_cannot_be_stored_stops_no_request(tmp_path: Path) -> None:
     (tmp_path / PROOF_COUNT_FILE.format("join")).mkdir()
     assert next_proof_count(tmp_path, "join", 7) == 7
     assert next_proof_count(tmp_path, "join", 8) == 8
 
 
 @pytest.mark.parametrize("use", [JOINING, FOLLOWING])
-def test_joining_and_following_are_proved_too(tmp_path: Path, use: str) -> None:
+def test_joining_and_following_have_a_proof(tmp_path: Path, use: str) -> None:
     kind = JoinRequest if use == JOINING else FollowRequest
     made = kind(run=RUN, proof=make_pod_proof(tmp_path, job=JOB, use=use))
     checked_size(made)
@@ -93,7 +96,7 @@ def test_joining_and_following_are_proved_too(tmp_path: Path, use: str) -> None:
         checked_size(made)
 
 
-def test_none_is_no_proof() -> None:
+def test_a_missing_proof_is_refused() -> None:
     assert checked(SignRequest(run=RUN)) == Proof()
 
 
@@ -102,7 +105,9 @@ def test_none_is_no_proof() -> None:
     [{"run": "default/digits#2"}, {"role": "sidecar"}, {"csr_pem": b"another"}],
     ids=lambda change: next(iter(change)),
 )
-def test_it_is_for_that_request_alone(tmp_path: Path, change: dict[str, str | bytes]) -> None:
+def test_a_proof_is_valid_for_one_request_only(
+    tmp_path: Path, change: dict[str, str | bytes]
+) -> None:
     bent = request(tmp_path)
     for name, value in change.items():
         setattr(bent, name, value)
@@ -110,7 +115,7 @@ def test_it_is_for_that_request_alone(tmp_path: Path, change: dict[str, str | by
         checked(bent)
 
 
-def test_nor_for_another_count(tmp_path: Path) -> None:
+def test_a_proof_is_invalid_for_another_count(tmp_path: Path) -> None:
     bent = request(tmp_path)
     bent.proof.count += 1
     with pytest.raises(ContractError, match="has not signed this request"):
@@ -129,13 +134,13 @@ def test_nor_for_another_count(tmp_path: Path) -> None:
     ],
     ids=["empty", "garbage", "RSA", "another curve", "no signature", "no signature's form"],
 )
-def test_a_hostile_one_is_refused(proof: PodProof, words: str) -> None:
+def test_a_hostile_proof_is_refused(proof: PodProof, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         checked(SignRequest(run=RUN, role="trainer", proof=proof))
 
 
 @pytest.mark.parametrize("field", ["key_der", "signature"])
-def test_a_long_one_is_not_looked_at(tmp_path: Path, field: str) -> None:
+def test_a_long_proof_is_not_parsed(tmp_path: Path, field: str) -> None:
     bent = request(tmp_path)
     setattr(bent.proof, field, b"x" * (MAX_PROOF_BYTES + 1))
     with pytest.raises(ContractError, match=f"proof of {MAX_PROOF_BYTES + 1} bytes"):
@@ -151,6 +156,6 @@ def test_a_damaged_key_is_replaced(tmp_path: Path, content: bytes) -> None:
     assert load_or_create_proof_key(tmp_path).public_der() == after
 
 
-def test_a_key_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_stored_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         load_or_create_proof_key(tmp_path / "missing")

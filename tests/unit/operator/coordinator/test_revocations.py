@@ -1,10 +1,15 @@
-"""Facts: a revoked worker's stream ends and its state is Finished and revoked in the next version;
-it may not join, report or get a certificate, whatever its number, and no one without its token
-learns why; one that never joined is named to peers, too; a worker of another site stays shut out
-whatever its site reports; once it is lifted, only a new start joins; nothing changes where nothing
-is revoked, and twice is as once. In any order of events no revoked worker is ever ready.
+"""Test the revocation of workers at a coordinator.
 
-Left out: wire messages (tests/local/test_coordination.py), who decides whom
+- The stream of a revoked worker ends. The next version lists it as Finished and revoked.
+- It may not join, report or get a certificate, with any incarnation. Only the owner of its token
+  learns the reason.
+- Peers learn also of a revoked worker that never joined. A worker of another site stays excluded
+  whatever that site reports.
+- After the revocation is lifted, only a new start may join. A repeated or empty revocation changes
+  nothing.
+- In no order of events is a revoked worker ready.
+
+Left out: wire messages (tests/local/test_coordination.py), and which workers are revoked
 (tests/unit/operator/served_runs/test_revocations.py).
 """
 
@@ -77,7 +82,7 @@ def member(state: CoordinatorState, rank: int) -> Member:
     return found
 
 
-def test_its_stream_ends_and_all_others_hear_of_it() -> None:
+def test_the_stream_ends_and_all_others_are_informed() -> None:
     state = coordinator()
     state.join(join(0, stream=1))
     state.join(join(1, stream=2))
@@ -87,12 +92,12 @@ def test_its_stream_ends_and_all_others_hear_of_it() -> None:
     assert member(state, 1).revoked
     assert member(state, 1).state is MemberState.FINISHED
     assert member(state, 0).state is MemberState.READY
-    assert state.end_stream(2) == ()  # not as one that is lost and may return
+    assert state.end_stream(2) == ()  # not as for a lost worker, which may return
 
 
 @pytest.mark.parametrize("revocation", [STOLEN, Revocation("plant-a")])
 @pytest.mark.parametrize("incarnation", [1, 2, 10**6])
-def test_it_may_do_nothing_more_with_any_number(revocation: Revocation, incarnation: int) -> None:
+def test_every_call_of_any_incarnation_is_refused(revocation: Revocation, incarnation: int) -> None:
     state = coordinator()
     state.join(join(1))
     revoke(state, revocation)
@@ -119,8 +124,8 @@ def test_the_keeper_of_a_revoked_site_still_writes_its_records() -> None:
     state.admit(AccessRequested(KeeperIdentity(A), "keeper", Bearer()))
 
 
-def test_peers_hear_also_of_one_that_this_coordinator_never_saw() -> None:
-    """They may know it from the coordinator before this one."""
+def test_peers_learn_of_a_worker_unknown_to_this_coordinator() -> None:
+    """Peers may know the worker from the previous coordinator."""
     state = coordinator()
     revoke(state, STOLEN)
     assert member(state, 1) == Member(WORKERS[1], 0, MemberState.FINISHED, "", revoked=True)
@@ -129,7 +134,7 @@ def test_peers_hear_also_of_one_that_this_coordinator_never_saw() -> None:
     assert member(state, 1).state is MemberState.READY
 
 
-def test_a_worker_of_another_site_stays_out_whatever_that_site_reports() -> None:
+def test_a_worker_of_another_site_stays_excluded_whatever_that_site_reports() -> None:
     state = coordinator()
     there = Member(WORKERS[2], 1, MemberState.READY, "b:2")
     state.update_remote_members([there])
@@ -145,7 +150,7 @@ def test_a_worker_of_another_site_stays_out_whatever_that_site_reports() -> None
     assert member(state, 2) == latest
 
 
-def test_only_a_new_start_comes_back() -> None:
+def test_only_a_new_start_may_return() -> None:
     state = coordinator()
     state.join(join(1, incarnation=7))
     revoke(state, STOLEN)
@@ -160,7 +165,7 @@ def test_only_a_new_start_comes_back() -> None:
     assert member(state, 1).state is MemberState.READY
 
 
-def test_twice_is_as_once_and_nobody_is_nobody() -> None:
+def test_a_repeated_or_empty_revocation_changes_nothing() -> None:
     state = coordinator()
     state.join(join(1))
     assert revoke(state) == ()
@@ -185,7 +190,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_in_no_order_of_events_is_a_revoked_worker_ready(
+def test_a_revoked_worker_is_never_ready_in_any_order_of_events(
     events: list[tuple[str, int, int]],
 ) -> None:
     state = coordinator()

@@ -1,7 +1,7 @@
-"""A caller that has shown no token cannot hold the coordinator.
+"""Test that a caller without a token cannot block the coordinator.
 
-Facts: a call whose request does not come ends after a while; one address has a limited number of
-such calls, and another call is refused at once; requests that come are served beside them, as by
+A call without a request ends after a time limit. One address has a limited number of such calls; a
+further call is refused immediately. The coordinator serves other requests meanwhile, also those of
 clients of earlier releases.
 
 Left out: hostile requests (tests/cluster/test_hostile_connections.py).

@@ -1,6 +1,8 @@
-"""Facts: who is admitted and who is refused, and why; versions only grow; a broken stream loses a
-worker and a replaced one does not; a report is taken once, in its own name, within a rate; a wish
-to stop is published once. As timelines of events.
+"""Test the state of a coordinator with timelines of events.
+
+It admits or refuses workers, with a reason. Versions only increase. A broken stream loses a worker;
+a replaced stream does not. A report counts once, under its own name, within a rate. A request to
+stop is published once.
 
 Left out: wire messages and gRPC (tests/local/test_coordination.py).
 """
@@ -78,7 +80,7 @@ Call = AccessRequested | JoinRequested | ReportReceived
 
 
 def handle(state: CoordinatorState, call: Call) -> tuple[Instruction, ...]:
-    """What follows from the call, which may be refused."""
+    """Return the effects of the call, which may be refused."""
     match call:
         case JoinRequested():
             return state.join(call)
@@ -90,7 +92,7 @@ def handle(state: CoordinatorState, call: Call) -> tuple[Instruction, ...]:
 
 
 def refused(state: CoordinatorState, call: Call) -> RefusalReason | None:
-    """Why the call is refused; None: it is not."""
+    """Return why the call is refused, or None."""
     try:
         handle(state, call)
     except CallRefusedError as refusal:
@@ -124,7 +126,7 @@ RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
         ({"worker": RANK_BEYOND}, RefusalReason.UNKNOWN_WORKER),
         ({"bearer": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
         ({"spec_hash": "other"}, RefusalReason.SPEC_DIFFERS),
-        # Who is not known learns nothing else.
+        # An unknown caller learns nothing else.
         ({"bearer": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
     ],
 )
@@ -135,14 +137,14 @@ def test_others_are_refused(change: dict[str, object], reason: RefusalReason) ->
     assert state.end_stream(1) == ()
 
 
-def test_a_certificate_is_for_those_whose_token_holds() -> None:
+def test_only_a_valid_token_gets_a_certificate() -> None:
     state = coordinator()
     assert handle(state, AccessRequested(WORKERS[0], "trainer", SHOWN)) == ()
     stranger = AccessRequested(WORKERS[0], "trainer", NOT_ITS_OWN)
     assert refused(state, stranger) is RefusalReason.BAD_TOKEN
 
 
-def test_a_token_that_was_used_by_another_is_refused() -> None:
+def test_a_token_that_another_worker_used_is_refused() -> None:
     state = coordinator()
     pod = Bearer("uid-1")
     first = replace(join(stream=1), bearer=pod, proof=Proof(b"key", 1))
@@ -154,10 +156,10 @@ def test_a_token_that_was_used_by_another_is_refused() -> None:
     assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
     own = replace(asked, proof=Proof(b"key", 1))
     assert handle(state, own) == ()
-    assert refused(state, own) is RefusalReason.REPLAYED_TOKEN, "once more"
+    assert refused(state, own) is RefusalReason.REPLAYED_TOKEN, "again"
 
 
-def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
+def test_a_keepers_token_that_another_keeper_used_is_refused() -> None:
     state = coordinator()
     keeper, pod = KeeperIdentity(SiteName("plant-a")), Bearer("uid-2")
     followed = AccessRequested(keeper, FOLLOWING, pod, Proof(b"key", 1))
@@ -166,12 +168,12 @@ def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
     assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
 
 
-def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
+def test_a_new_incarnation_takes_over_and_the_old_one_is_refused() -> None:
     state = coordinator()
     handle(state, join(stream=1, incarnation=5))
     taken = handle(state, join(stream=2, incarnation=7, address="b:2"))
     assert taken == (EndStream(1), Publish())
-    # The old stream's end is no loss.
+    # The end of the old stream is not a loss.
     assert state.end_stream(1) == ()
     assert states(state) == ["Ready"]
     with pytest.raises(CallRefusedError) as ghost:
@@ -202,7 +204,7 @@ def test_joining_again_unchanged_publishes_nothing() -> None:
     assert state.membership().version == 1
 
 
-def test_a_worker_that_left_in_order_is_not_lost() -> None:
+def test_a_worker_that_left_regularly_is_not_lost() -> None:
     state = coordinator()
     handle(state, join(stream=1))
     left = handle(state, report(finished=True))
@@ -211,13 +213,13 @@ def test_a_worker_that_left_in_order_is_not_lost() -> None:
     assert states(state) == ["Finished"]
     assert refused(state, join(stream=2)) is RefusalReason.FINISHED
     assert refused(state, report(sequence=2)) is RefusalReason.FINISHED
-    # Its farewell may be said twice, where the answer was lost; a new start may join.
+    # It may report its end twice if the answer was lost. A new start may join.
     assert handle(state, report(finished=True)) == ()
     assert handle(state, join(stream=3, incarnation=2)) == (Publish(),)
 
 
-def test_versions_go_on_above_what_workers_know() -> None:
-    """A coordinator that starts anew has forgotten its versions; its workers have not."""
+def test_versions_continue_above_the_version_that_workers_know() -> None:
+    """A restarted coordinator has lost its versions; its workers have not."""
     state = coordinator()
     handle(state, join(0, stream=1, known=57))
     assert state.membership().version == 58
@@ -229,7 +231,7 @@ def test_versions_go_on_above_what_workers_know() -> None:
 
 def test_versions_only_grow() -> None:
     state = coordinator()
-    timeline: list[Call | int] = [  # a number: that stream ends
+    timeline: list[Call | int] = [  # a number means the end of that stream
         join(0, stream=1),
         join(1, stream=2),
         2,
@@ -244,14 +246,14 @@ def test_versions_only_grow() -> None:
     for event in timeline:
         published = False
         with suppress(CallRefusedError):
-            told = state.end_stream(event) if isinstance(event, int) else handle(state, event)
-            published = Publish() in told
+            effects = state.end_stream(event) if isinstance(event, int) else handle(state, event)
+            published = Publish() in effects
         versions.append(state.membership().version)
         assert published == (versions[-1] > versions[-2])
     assert states(state) == ["Finished", "Lost"]
 
 
-def test_a_report_is_taken_once() -> None:
+def test_a_report_counts_once() -> None:
     state = coordinator()
     handle(state, join(stream=1))
     first = report(sequence=1)
@@ -259,19 +261,19 @@ def test_a_report_is_taken_once() -> None:
     assert handle(state, first) == ()
     second = report(sequence=2)
     assert handle(state, second) == (Deliver(second.records),)
-    # A new start counts anew.
+    # A new start counts from the beginning.
     handle(state, join(stream=2, incarnation=2))
-    anew = report(sequence=1, incarnation=2)
-    assert handle(state, anew) == (Deliver(anew.records),)
+    restarted = report(sequence=1, incarnation=2)
+    assert handle(state, restarted) == (Deliver(restarted.records),)
 
 
-def test_a_report_before_joining_is_asked_for_again_later() -> None:
+def test_a_report_before_joining_is_refused_until_later() -> None:
     state = coordinator()
     assert refused(state, report()) is RefusalReason.NOT_JOINED
     assert RefusalReason.NOT_JOINED.passing
 
 
-def test_nobody_reports_in_anothers_name() -> None:
+def test_a_report_in_the_name_of_another_worker_is_refused() -> None:
     state = coordinator()
     handle(state, join(0, stream=1))
     foreign = replace(report(0), records=(EventRecord(0.0, Rank(1), 0, "Tested", ""),))
@@ -280,7 +282,7 @@ def test_nobody_reports_in_anothers_name() -> None:
     assert refused(state, replace(report(0), records=(step,))) is RefusalReason.MALFORMED
 
 
-def test_a_flood_of_records_is_bounded_for_its_sender_alone() -> None:
+def test_a_flood_of_records_is_limited_for_its_sender_only() -> None:
     state = coordinator()
     handle(state, join(0, stream=1))
     handle(state, join(1, stream=2))
@@ -288,14 +290,14 @@ def test_a_flood_of_records_is_bounded_for_its_sender_alone() -> None:
     assert refused(state, report(sequence=1, count=burst)) is None
     assert refused(state, report(sequence=2)) is RefusalReason.TOO_MUCH
     assert refused(state, report(1, sequence=1)) is None
-    # Neither joining again nor starting anew fills the bucket; time does.
+    # Only time fills the bucket; a second join or a restart does not.
     handle(state, join(0, stream=3, incarnation=2))
     again = report(sequence=1, incarnation=2)
     assert refused(state, again) is RefusalReason.TOO_MUCH
     assert refused(state, replace(again, now_s=1.5 / RECORDS_PER_S)) is None
 
 
-def test_a_wish_to_stop_is_published_once() -> None:
+def test_a_request_to_stop_is_published_once() -> None:
     state = coordinator()
     assert state.stop("Interrupted") == (Publish(),)
     assert state.stop("Again") == ()
@@ -313,7 +315,7 @@ def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     assert refused(state, no_token) is RefusalReason.BAD_TOKEN
 
 
-def test_a_worker_that_is_no_longer_wanted_ends_in_order_and_does_not_come_back() -> None:
+def test_a_removed_worker_ends_regularly_and_may_not_return() -> None:
     state = coordinator()
     handle(state, join(0, stream=1))
     handle(state, join(1, stream=2))
@@ -321,31 +323,31 @@ def test_a_worker_that_is_no_longer_wanted_ends_in_order_and_does_not_come_back(
     assert state.expect(WORKERS[:1]) == ()
     assert state.membership().expected_count == 1
     assert states(state) == ["Ready", "Ready"]
-    # Its last records are taken; when it is gone nobody waits for it; it is not admitted anew.
+    # Its last records count. Once it has left, the run does not wait for it or admit it again.
     assert refused(state, report(1)) is None
     assert state.end_stream(2) == (Publish(),)
     assert states(state) == ["Ready", "Finished"]
-    anew = join(1, stream=3, incarnation=2)
-    assert refused(state, anew) is RefusalReason.UNKNOWN_WORKER
-    # Wanted again, it is.
+    restarted = join(1, stream=3, incarnation=2)
+    assert refused(state, restarted) is RefusalReason.UNKNOWN_WORKER
+    # It may join after it is added again.
     state.expect(WORKERS[:2])
-    assert refused(state, anew) is None
+    assert refused(state, restarted) is None
 
 
-def test_a_lost_worker_that_is_no_longer_wanted_is_not_waited_for() -> None:
+def test_the_run_does_not_wait_for_a_lost_worker_that_was_removed() -> None:
     state = coordinator()
     handle(state, join(1, stream=2))
     state.end_stream(2)
     assert states(state) == ["Lost"]
     state.expect(WORKERS[:1])
     assert states(state) == ["Finished"]
-    # Wanted again before it knew of anything, it goes on in the same incarnation.
+    # Added again before it learned of the removal, it continues in the same incarnation.
     state.expect(WORKERS)
     assert states(state) == ["Lost"]
     assert refused(state, join(1, stream=3)) is None
 
 
-def test_the_last_report_of_a_download_counts_and_only_its_own_worker_tells_it() -> None:
+def test_only_the_last_download_report_of_the_worker_itself_counts() -> None:
     state = coordinator()
     first, last = (DownloadProgress("dataset-initializer", done, 9) for done in (1, 2))
     for progress in (first, last):
@@ -367,5 +369,5 @@ def test_a_report_of_a_download_names_its_pod() -> None:
 def test_times_of_another_incarnations_process_are_refused(incarnation: int) -> None:
     state = coordinator()
     handle(state, join(0, stream=1, incarnation=1))
-    told = replace(report(), records=(ProcessRecord(0.0, Rank(0), incarnation, 0),))
-    assert (refused(state, told) is RefusalReason.MALFORMED) == (incarnation == 2)
+    foreign = replace(report(), records=(ProcessRecord(0.0, Rank(0), incarnation, 0),))
+    assert (refused(state, foreign) is RefusalReason.MALFORMED) == (incarnation == 2)

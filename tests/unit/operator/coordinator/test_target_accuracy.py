@@ -1,4 +1,7 @@
-"""When the mean over replicas has reached the target, also when one of them leaves for good."""
+"""Test when the mean accuracy over replicas reaches the target.
+
+A replica may leave permanently or return.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
     )  # fmt: skip
 
 
-def test_all_replicas_must_have_been_seen() -> None:
+def test_all_replicas_must_have_reported() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
     assert (
@@ -22,7 +25,7 @@ def test_all_replicas_must_have_been_seen() -> None:
     )
 
 
-def test_who_never_comes_back_is_not_waited_for_and_does_not_count() -> None:
+def test_a_replica_that_left_for_good_does_not_count() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1), Rank(2)])
     assert watch.take(evaluation(0, 0.6)) is None
     assert watch.remove(Rank(1)) is None
@@ -31,7 +34,7 @@ def test_who_never_comes_back_is_not_waited_for_and_does_not_count() -> None:
     assert watch.remove(Rank(0)) is None
 
 
-def test_what_is_no_accuracy_does_not_count() -> None:
+def test_an_invalid_accuracy_does_not_count() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0)])
     for wrong in (float("nan"), float("inf"), 2.0, -1.0):
         assert watch.take(evaluation(0, wrong)) is None
@@ -44,7 +47,7 @@ def test_without_a_target_nothing_is_reached() -> None:
     assert watch.remove(Rank(1)) is None
 
 
-def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
+def test_other_counts_take_effect_immediately_and_lost_replicas_stay_lost() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
     assert watch.remove(Rank(1)) is not None
@@ -56,7 +59,7 @@ def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
     )
 
 
-def test_who_comes_back_counts_from_its_next_evaluation_on() -> None:
+def test_a_returning_replica_counts_from_its_next_evaluation() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.1)) is None
     assert watch.expect([Rank(1)]) is None
@@ -66,7 +69,7 @@ def test_who_comes_back_counts_from_its_next_evaluation_on() -> None:
     assert watch.accuracies == {0: 0.8, 1: 0.4}
 
 
-def test_an_evaluation_that_comes_twice_changes_nothing() -> None:
+def test_a_repeated_evaluation_changes_nothing() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
     assert watch.take(evaluation(0, 0.9)) is None

@@ -1,8 +1,10 @@
-"""Facts: a bundle is read again when its file changes; by a file that is missing, is no
-certificate, holds one of no authority, is too long or has run out nobody is believed, and it says
-why and what to do, and leaves the other sites alone; but what the file held before
-stands where it cannot be read now, until that has run out. Nothing but certificates is taken from
-it. The settings name the other sites and not this one.
+"""Test the bundles of trusted certificates of other sites.
+
+- A bundle is read again when its file changes.
+- A file that is missing, too long or expired, or that holds no certificate of an authority, gives
+  no trust. The error states the cause and the remedy. Other sites are not affected.
+- While a file cannot be read, its earlier content stays valid until it expires.
+- Only certificates are read. The settings name the other sites, and not this one.
 
 Left out: what a new bundle does to streams (tests/local/test_federation.py).
 """
@@ -51,7 +53,7 @@ def test_a_bundle_is_read_again(tmp_path: Path) -> None:
 
 
 def odd_version(pem: bytes) -> bytes:
-    """That certificate, of a version that X.509 does not have."""
+    """Return the certificate with a version that X.509 does not have."""
     der = bytearray(ssl.PEM_cert_to_DER_cert(pem.decode()))
     at = der.index(bytes.fromhex("a003020102"))
     der[at + 4] = 7
@@ -76,7 +78,7 @@ def odd_version(pem: bytes) -> bytes:
         ),
     ],
 )
-def test_what_is_no_bundle_is_not_trusted(tmp_path: Path, content: bytes, words: str) -> None:
+def test_an_invalid_bundle_is_not_trusted(tmp_path: Path, content: bytes, words: str) -> None:
     bad, good = tmp_path / "b.pem", tmp_path / "c.pem"
     bad.write_bytes(content)
     good.write_bytes(CertificateAuthority(C).bundle_pem)
@@ -87,7 +89,7 @@ def test_what_is_no_bundle_is_not_trusted(tmp_path: Path, content: bytes, words:
     assert set(bundles.pems) == {C}
 
 
-def test_the_last_good_bundle_stands_where_its_file_cannot_be_read(tmp_path: Path) -> None:
+def test_the_last_valid_bundle_stays_while_its_file_cannot_be_read(tmp_path: Path) -> None:
     path, now = tmp_path / "b.pem", datetime.now(UTC)
     path.write_bytes(AUTHORITY.bundle_pem)
     bundles = Bundles({B: path})
@@ -108,7 +110,7 @@ def test_the_last_good_bundle_stands_where_its_file_cannot_be_read(tmp_path: Pat
     assert (bundles.pems, bundles.problems) == ({B: AUTHORITY.bundle_pem}, {})
     path.write_bytes(CertificateAuthority(B, now=now - timedelta(days=400)).bundle_pem)
     assert bundles.reload(now=now)
-    assert bundles.pems == {}, "what the file says now is that nobody is to be believed"
+    assert bundles.pems == {}, "the file now trusts no certificate"
 
 
 def test_only_certificates_are_taken_from_a_file(tmp_path: Path) -> None:

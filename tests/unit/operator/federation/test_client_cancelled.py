@@ -1,5 +1,6 @@
-"""Fact: a federation's client ends when it is cancelled, also where grpc.aio raises its stream's
-error instead of the cancellation.
+"""Test that the client of a federation ends when it is cancelled.
+
+It ends also if grpc.aio raises the error of its stream instead of the cancellation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ A, B = SiteName("plant-a"), SiteName("plant-b")
 
 
 class Stub:
-    """A stub whose streams break while they are cancelled."""
+    """A stub whose streams break during their cancellation."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         del channel

@@ -1,6 +1,8 @@
-"""Facts: an operator's certificate is replaced when half of its life has passed, as workers' are,
-so that neither end's runs out on a connection that is remade as often; only an operator's
-certificate, by the authority of the site that it names, tells who calls.
+"""Test the credentials of operators in a federation.
+
+An operator replaces its certificate at half of its life, as workers do, so that no certificate
+expires on a connection that is renewed as often. Only a certificate of an operator identifies a
+caller, issued by the authority of the site that it names.
 
 Left out: handshakes and streams (tests/local/test_federation.py).
 """
@@ -41,7 +43,7 @@ def test_a_caller_is_the_operator_that_its_certificate_names() -> None:
     assert credentials.operator_of(third.operator_identity().certificate_chain_pem) == C
 
 
-def test_any_other_certificate_is_nobodys() -> None:
+def test_any_other_certificate_identifies_no_caller() -> None:
     credentials, other, third = (
         Credentials(CertificateAuthority(A), LIFE),
         CertificateAuthority(B),

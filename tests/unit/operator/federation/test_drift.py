@@ -1,8 +1,11 @@
-"""Facts: fields that sites may differ in are no drift; any other is named by its path, also in
-lists of named things and where only one site has it; the site that differs from most is the one
-that is named, in the same words at every site; a field that one site's release does not know is no
-drift where it need not be written, and what the whole hashes to is none; how workers are numbered
-is compared, too.
+"""Test which differences between the manifests of sites are drift.
+
+- Fields that may differ between sites are no drift. Any other is named by its path, also in lists
+  of named items and if only one site has it.
+- Every site names the site that differs from most, in the same words.
+- A field that one site's release does not know is no drift if it may be omitted; nor is the hash of
+  the whole.
+- The numbering of workers is compared.
 
 Left out: how hashes travel (test_messages).
 """
@@ -40,7 +43,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def printed(*changes: tuple[str, Any]) -> SpecFingerprint:
-    """Of the manifest with these changes; a path counts through lists."""
+    """Return the fingerprint of the manifest with these changes; a path counts through lists."""
     document = copy.deepcopy(MANIFEST)
     for path, value in changes:
         *way, last = path.split(".")
@@ -66,7 +69,7 @@ def printed(*changes: tuple[str, Any]) -> SpecFingerprint:
         ("podTemplate", {"metadata": {"labels": {"a": "b"}}}),
     ],
 )
-def test_what_sites_may_differ_in_is_no_drift(change: tuple[str, Any]) -> None:
+def test_a_field_that_may_differ_is_no_drift(change: tuple[str, Any]) -> None:
     assert differences({A: printed(), B: printed(change)}) == ()
 
 
@@ -93,7 +96,7 @@ def test_the_order_of_sites_counts() -> None:
     assert found.paths == ("sites",)
 
 
-def test_who_differs_from_most_is_named_whoever_asks() -> None:
+def test_every_site_names_the_site_that_differs_from_most() -> None:
     other = printed(("trainer.seed", 7))
     (found,) = differences({A: other, B: printed(), C: printed()})
     words = "the manifest of plant-a differs from that of plant-b in trainer.seed"
@@ -116,7 +119,7 @@ def test_paths_are_bounded_and_stay_apart() -> None:
     assert all(len(path.encode()) <= MAX_PATH_BYTES for path in paths)
 
 
-def test_a_path_that_cannot_be_shown_is_one_that_another_site_takes() -> None:
+def test_a_path_that_cannot_be_shown_is_accepted_by_other_sites() -> None:
     exchange = {"policy": "mine", "parameters": {"odd\u00a0key": 1, "odd\u2007key": 1}}
     paths = [p for p in printed(("exchange", exchange)).fields if "odd" in p]
     assert len(paths) == 2
@@ -124,14 +127,14 @@ def test_a_path_that_cannot_be_shown_is_one_that_another_site_takes() -> None:
 
 
 def known_to(spec_fingerprint: SpecFingerprint, *, without: str) -> SpecFingerprint:
-    """As a release has it that does not know that field."""
+    """Return the fingerprint of a release that does not know that field."""
     fields = {path: value for path, value in spec_fingerprint.fields.items() if path != without}
     whole = f"{int(spec_fingerprint.spec_hash, 16) ^ 1:064x}"
     return SpecFingerprint(whole, fields, spec_fingerprint.defaults - {without})
 
 
-def test_a_field_that_one_release_does_not_know_is_no_drift_where_it_is_not_written() -> None:
-    """Its default written out is the same: an API server does so by itself."""
+def test_a_field_unknown_to_one_release_is_no_drift_if_unset() -> None:
+    """A written default is equal: an API server adds it."""
     for newer in (printed(), printed(("trainer.seed", printed_seed()))):
         older = known_to(newer, without="trainer.seed")
         assert agree(newer, older)
@@ -146,7 +149,7 @@ def printed_seed() -> int:
     return load_job(MANIFEST).spec.trainer.seed
 
 
-def test_a_field_that_one_release_does_not_know_is_drift_where_it_is_written() -> None:
+def test_a_field_unknown_to_one_release_is_drift_if_set() -> None:
     written = printed(("trainer.seed", 7))
     older = known_to(written, without="trainer.seed")
     for sites in ({A: written, B: older}, {A: older, B: written}):
@@ -161,13 +164,13 @@ def test_another_default_of_another_release_is_drift() -> None:
     assert not agree(mine, theirs)
 
 
-def test_the_site_that_most_agree_with_is_right_whatever_release_they_have() -> None:
+def test_the_majority_is_right_whatever_its_release() -> None:
     newer, older = printed(), known_to(printed(), without="trainer.seed")
     (found,) = differences({A: printed(("minSites", 2)), B: newer, C: older})
     assert (found.site, found.reference, found.paths) == (A, B, ("minSites",))
 
 
-def test_of_more_fields_than_are_told_apart_the_whole_decides() -> None:
+def test_beyond_the_limit_of_fields_the_whole_manifest_is_compared() -> None:
     def large(last: int) -> SpecFingerprint:
         parameters = {f"k{at:05d}": at for at in range(MAX_FIELDS)}
         return printed(("exchange", {"policy": "mine", "parameters": {**parameters, "z": last}}))
@@ -178,7 +181,7 @@ def test_of_more_fields_than_are_told_apart_the_whole_decides() -> None:
 
 
 def test_how_workers_are_numbered_is_compared() -> None:
-    """A run goes on as it began, and another release may number them otherwise."""
+    """A run keeps its first numbering, and another release may number its workers otherwise."""
     job = load_job(MANIFEST)
     counted, by_group = SpecFingerprint.of(job), SpecFingerprint.of(job.with_group_ranks())
     assert counted.spec_hash == by_group.spec_hash

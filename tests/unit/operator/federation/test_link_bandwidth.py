@@ -1,7 +1,9 @@
-"""The receiver's side of a measurement between two sites.
+"""Test the receiver of a bandwidth measurement between two sites.
 
-Proves: time runs from the first chunk, whose bytes are not timed; a sender beyond the limit is
-refused. Left out: real links, and one measurement at a time (tests/local/test_bandwidth).
+Time starts at the first chunk, whose bytes do not count. A sender that exceeds the limit is
+refused.
+
+Left out: real links, and one measurement at a time (tests/local/test_bandwidth).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What is sent to another site next, with time as an argument.
+"""Test which report goes to another site next, with time as an argument.
 
-Proves: the first report of a run is complete; then only what has changed is sent, figures seldom, a
-heartbeat where there is nothing else, and the removal of a run once. Left out: what the other end
-makes of it (tests/property/test_federation), streams (tests/local/test_federation).
+The first report of a run is complete. Later reports hold changes only. Figures are rare. A
+heartbeat fills a pause. The removal of a run is sent once.
+
+Left out: how the other end reads it (tests/property/test_federation), streams
+(tests/local/test_federation).
 """
 
 from __future__ import annotations
@@ -32,21 +34,21 @@ REPORT = RunReport(
 
 
 def begun() -> OutboundReports:
-    """A stream that has sent its first report at 0 s."""
+    """Return a stream that sent its first report at 0 s."""
     outbound = OutboundReports()
     complete = RunReported(RUN, REPORT.spec, REPORT.workers, REPORT.figures, REPORT.bundle_pem)
     assert outbound.pending({RUN: REPORT}, 0.0) == [complete]
     return outbound
 
 
-def test_what_has_not_changed_is_not_sent_again() -> None:
+def test_unchanged_fields_are_not_sent_again() -> None:
     outbound = begun()
     assert outbound.pending({RUN: REPORT}, 1.0) == []
     assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S) == [Heartbeat()]
     assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S + 1) == []
 
 
-def test_a_change_is_sent_at_once_and_alone() -> None:
+def test_a_change_is_sent_immediately_and_alone() -> None:
     outbound = begun()
     settled = replace(REPORT, workers=ReportedWorkers((), (), settled=True))
     assert outbound.pending({RUN: settled}, 1.0) == [RunReported(RUN, workers=settled.workers)]

@@ -1,7 +1,9 @@
-"""Facts: what is kept of a site is counted as no less than Python really takes for it, and as not
-much more, whatever it consists of; a site may have so much of it, and no more.
+"""Test the memory that the reports of a site may take.
 
-Left out: how a stream ends that says too much (tests/local/test_federation.py).
+The estimate is at least the memory that Python uses, and not much more, for any content. A site may
+use up to the limit.
+
+Left out: how a stream over the limit ends (tests/local/test_federation.py).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ A, B = SiteName("plant-a"), SiteName("plant-b")
 RUN = JobKey("default", "digits", "1")
 
 
-def said(
+def report_of(
     run: JobKey = RUN,
     *,
     workers: int = 0,
@@ -41,7 +43,7 @@ def said(
     address: str = "",
     evaluated: bool = False,
 ) -> RunReported:
-    """A run with so many workers and fields."""
+    """Return a report of a run with this many workers and fields."""
     identities = tuple(
         WorkerIdentity(
             Rank(1000 + at), B, f"group-{at // MAX_WORKERS_PER_GROUP}", at % MAX_WORKERS_PER_GROUP
@@ -63,7 +65,7 @@ def said(
 
 
 def received(content: bytes) -> RunReport:
-    """As it is kept here: read from the wire."""
+    """Return the report as this site keeps it, read from the wire."""
     statement = statement_of(wire.Statement.FromString(content), B)
     assert isinstance(statement, RunReported)
     assert statement.spec is not None
@@ -75,28 +77,28 @@ def received(content: bytes) -> RunReport:
 
 
 SHAPES = {
-    "many workers": said(workers=900),
-    "with accuracies": said(workers=900, evaluated=True),
-    "with addresses": said(workers=900, address="10.42.17.250:7440"),
-    "with long addresses": said(workers=900, address="a-name-that-is-rather-long." * 8),
-    "with wide letters": said(workers=900, address="\N{SNOWMAN}" * 80),
-    "many fields": said(fields=1000),
-    "with a bundle": replace(said(workers=3), bundle_pem=b"x" * MAX_RUN_BUNDLE_BYTES),
-    "with defaults": said(fields=1000, evaluated=True),
+    "many workers": report_of(workers=900),
+    "with accuracies": report_of(workers=900, evaluated=True),
+    "with addresses": report_of(workers=900, address="10.42.17.250:7440"),
+    "with long addresses": report_of(workers=900, address="a-name-that-is-rather-long." * 8),
+    "with wide letters": report_of(workers=900, address="\N{SNOWMAN}" * 80),
+    "many fields": report_of(fields=1000),
+    "with a bundle": replace(report_of(workers=3), bundle_pem=b"x" * MAX_RUN_BUNDLE_BYTES),
+    "with defaults": report_of(fields=1000, evaluated=True),
     "with links": replace(
-        said(workers=3),
+        report_of(workers=3),
         figures=TrainingFigures(
             links=tuple(LinksTo(SiteName(f"plant-{at:034}"), 9, 9, 1e6 + at) for at in range(64))
         ),
     ),
-    "as most are": said(workers=3, fields=90, address="10.42.17.250:7440"),
+    "as most are": report_of(workers=3, fields=90, address="10.42.17.250:7440"),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_kept_is_counted_as_it_weighs(shape: str) -> None:
+def test_the_estimate_matches_the_memory_in_use(shape: str) -> None:
     content = to_wire(SHAPES[shape]).SerializeToString()
-    received(content)  # whatever is made once and stays
+    received(content)  # makes what is created once and stays
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -108,7 +110,7 @@ def test_what_is_kept_is_counted_as_it_weighs(shape: str) -> None:
 
 
 def test_the_largest_site_fits() -> None:
-    largest = said(
+    largest = report_of(
         workers=MAX_GROUPS_PER_SITE * MAX_WORKERS_PER_GROUP, fields=2000, address="x" * 100
     )
     state = FederationState(A, [B])
@@ -118,29 +120,30 @@ def test_the_largest_site_fits() -> None:
 
 def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None:
     small = [
-        said(JobKey("default", "digits", str(at)), workers=4, fields=100) for at in range(MAX_RUNS)
+        report_of(JobKey("default", "digits", str(at)), workers=4, fields=100)
+        for at in range(MAX_RUNS)
     ]
     assert kept(small) == MAX_RUNS
     large = [
-        said(JobKey("default", "digits", str(at)), workers=5000, address="x" * 200)
+        report_of(JobKey("default", "digits", str(at)), workers=5000, address="x" * 200)
         for at in range(9)
     ]
     size = memory_bytes(received(to_wire(large[0]).SerializeToString()))
     assert 1 < kept(large) == MAX_KEPT_BYTES // size < 9
 
 
-def test_what_has_grown_too_large_stays_as_it_was_and_what_goes_leaves_room() -> None:
+def test_a_report_over_the_limit_is_refused_and_a_removed_run_frees_memory() -> None:
     state = FederationState(A, [B])
     state.open_stream(1, B, A, 0.0)
-    assert state.receive(1, said(), 1.0) == (RUN,)
+    assert state.receive(1, report_of(), 1.0) == (RUN,)
     known = state.reports(RUN)
-    grown = said(workers=8000, address="\N{SNOWMAN}" * 2000)
+    grown = report_of(workers=8000, address="\N{SNOWMAN}" * 2000)
     for statement in (grown, replace(grown, run=replace(RUN, run_id="2"))):
         with pytest.raises(StreamRefusedError, match="end some") as refused:
             state.receive(1, statement, 2.0)
         assert refused.value.reason is FederationRefusalReason.TOO_MUCH
     assert state.reports(RUN) == known
-    half, other = said(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
+    half, other = report_of(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
     assert kept([half, replace(half, run=other)]) == 1
     state.receive(1, half, 3.0)
     assert state.receive(1, RunRemoved(RUN), 4.0) == (RUN,)
@@ -156,7 +159,7 @@ def refusal_of(state: FederationState, statement: RunReported) -> FederationRefu
 
 
 def kept(statements: list[RunReported]) -> int:
-    """How many of them are taken before one is refused."""
+    """Return how many statements are accepted before one is refused."""
     state = FederationState(A, [B])
     state.open_stream(1, B, A, 0.0)
     for taken, statement in enumerate(statements):

@@ -1,7 +1,10 @@
-"""Facts: what a site said stands until it says otherwise, whether it falls silent, comes back on a
-new stream or starts anew; an operator that knows better takes members away; an older incarnation
-changes nothing; a stream that has been replaced is refused; news is told once. And of what is said:
-everything at first, then what is new, at last a heartbeat.
+"""Test what an operator keeps of other sites, and what it sends them.
+
+- The report of a site stays valid until the site changes it. The site may fall silent, return on a
+  new stream or restart.
+- Only an operator that knows all its members removes members. An older incarnation changes nothing.
+  A replaced stream is refused. Each change is returned once.
+- Everything is sent first, then changes, then a heartbeat.
 
 Left out: the wire (test_messages), streams (tests/local/test_federation.py).
 """
@@ -48,7 +51,7 @@ def federation() -> FederationState:
 def say(
     state: FederationState, statement: Statement, *, stream: int = 1, now_s: float = 1.0
 ) -> tuple[JobKey, ...] | FederationRefusalReason:
-    """The runs that it changes, or why it is refused."""
+    """Return the runs that the statement changes, or why it is refused."""
     try:
         return state.receive(stream, statement, now_s)
     except StreamRefusedError as error:
@@ -65,7 +68,7 @@ def states(state: FederationState) -> dict[int, MemberState]:
     return {each.identity.rank: each.state for each in members}
 
 
-def test_what_a_site_says_is_kept_and_told_once() -> None:
+def test_a_report_is_kept_and_returned_once() -> None:
     state = federation()
     assert say(state, whole(REPORT)) == (JOB,)
     assert say(state, whole(REPORT)) == ()
@@ -76,7 +79,7 @@ def test_what_a_site_says_is_kept_and_told_once() -> None:
     assert state.reports(JOB) == {B: replace(REPORT, figures=figures)}
 
 
-def test_a_stream_begins_with_all_of_a_run() -> None:
+def test_a_stream_begins_with_a_whole_run() -> None:
     state = federation()
     refused = say(state, RunReported(JOB, figures=TrainingFigures()))
     assert refused is FederationRefusalReason.MALFORMED
@@ -87,7 +90,7 @@ def test_a_stream_begins_with_all_of_a_run() -> None:
     assert state.reports(JOB) == {B: REPORT}
 
 
-def test_a_silent_site_is_not_reachable_and_what_it_said_stands() -> None:
+def test_a_silent_site_is_unreachable_and_its_report_stays() -> None:
     state = federation()
     say(state, whole(REPORT), now_s=10.0)
     assert state.reachability(B, 10.0 + SILENT_AFTER_S) == SiteReachability(True, SILENT_AFTER_S)
@@ -97,7 +100,7 @@ def test_a_silent_site_is_not_reachable_and_what_it_said_stands() -> None:
     assert state.reachability(SiteName("plant-x"), 0.0) == SiteReachability(False, None)
 
 
-def test_a_site_has_named_all_its_runs_once_its_stream_has_stood_for_a_while() -> None:
+def test_a_site_has_named_all_its_runs_after_a_time_limit() -> None:
     state = federation()
     for now_s in (0.0, GONE_AFTER_S - 1.0, GONE_AFTER_S):
         say(state, Heartbeat(), now_s=now_s)
@@ -117,7 +120,7 @@ def test_the_newest_stream_of_a_site_counts() -> None:
     assert state.reachability(B, 3.0).heartbeat_age_s == 0.0
 
 
-def test_who_takes_this_site_for_another_is_refused() -> None:
+def test_a_caller_that_expects_another_site_is_refused() -> None:
     state = FederationState(A, [B])
     with pytest.raises(StreamRefusedError) as refused:
         state.open_stream(1, B, SiteName("plant-c"), 0.0)
@@ -125,7 +128,7 @@ def test_who_takes_this_site_for_another_is_refused() -> None:
     assert state.reachability(B, 0.0) == SiteReachability(False, None)
 
 
-def test_a_run_that_is_gone_is_forgotten() -> None:
+def test_a_removed_run_is_forgotten() -> None:
     state = federation()
     say(state, whole(REPORT))
     assert say(state, RunRemoved(JOB)) == (JOB,)
@@ -133,7 +136,7 @@ def test_a_run_that_is_gone_is_forgotten() -> None:
     assert state.reports(JOB) == {}
 
 
-def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
+def test_a_run_that_a_new_stream_does_not_name_is_removed_later() -> None:
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
@@ -146,31 +149,31 @@ def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
     assert state.reports(OTHER)
 
 
-def test_it_is_gone_too_where_the_site_always_has_something_new_to_say() -> None:
+def test_the_run_is_removed_also_if_the_site_reports_without_pause() -> None:
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
     state.open_stream(2, B, A, 100.0)
     say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
     figures = RunReported(OTHER, figures=TrainingFigures(training=True, iteration=9))
-    told = state.receive(2, figures, 100.0 + GONE_AFTER_S)
-    assert told == (OTHER, JOB)
+    changed = state.receive(2, figures, 100.0 + GONE_AFTER_S)
+    assert changed == (OTHER, JOB)
     assert set(state.reports(OTHER)) == {B}
     assert state.reports(JOB) == {}
 
 
-def test_an_operator_that_starts_anew_takes_nobody_away_until_it_has_heard_of_all() -> None:
+def test_a_restarted_operator_removes_no_worker_before_it_knows_all() -> None:
     state = federation()
     both = ReportedWorkers(
         (worker(B, 1),), (member(B, 1), member(B, 7)), True, {worker(B, 1).rank: 0.5}
     )
     say(state, whole(replace(REPORT, workers=both)))
     state.open_stream(2, B, A, 2.0)
-    anew = ReportedWorkers((worker(B, 1),), (), settled=False)
-    say(state, whole(replace(REPORT, workers=anew)), stream=2)
+    restarted = ReportedWorkers((worker(B, 1),), (), settled=False)
+    say(state, whole(replace(REPORT, workers=restarted)), stream=2)
     assert states(state) == {1: MemberState.READY, 7: MemberState.READY}
     assert state.reports(JOB)[B].workers.accuracies == {1: 0.5}
-    say(state, RunReported(JOB, workers=replace(anew, settled=True)), stream=2)
+    say(state, RunReported(JOB, workers=replace(restarted, settled=True)), stream=2)
     assert states(state) == {1: MemberState.LOST, 7: MemberState.FINISHED}
 
 
@@ -184,7 +187,7 @@ def test_an_older_incarnation_changes_nothing() -> None:
     assert states(state) == {1: MemberState.LOST}
 
 
-def test_everything_is_said_once_then_what_is_new_then_a_heartbeat() -> None:
+def test_everything_is_sent_once_then_changes_then_a_heartbeat() -> None:
     reports = OutboundReports()
     assert reports.pending({JOB: REPORT}, 0.0) == [whole(REPORT)]
     assert reports.pending({JOB: REPORT}, 1.0) == []
@@ -199,7 +202,7 @@ def test_everything_is_said_once_then_what_is_new_then_a_heartbeat() -> None:
     assert OutboundReports().pending({}, 0.0) == [Heartbeat()]
 
 
-def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
+def test_the_own_bundle_of_a_run_is_sent_and_kept_until_replaced() -> None:
     state, reports = federation(), OutboundReports()
     report = replace(REPORT, bundle_pem=b"one")
     (first,) = reports.pending({JOB: report}, 0.0)
@@ -216,13 +219,13 @@ def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
         assert state.reports(JOB)[B].bundle_pem == bundle_pem
 
 
-def test_figures_are_said_every_five_seconds_at_most() -> None:
+def test_figures_are_sent_at_most_every_five_seconds() -> None:
     reports = OutboundReports()
-    said = []
+    sent = []
     for second in range(21):
         figures = TrainingFigures(True, second, float(second))
-        said += reports.pending({JOB: replace(REPORT, figures=figures)}, float(second))
-    assert [s.figures.iteration for s in said if isinstance(s, RunReported) and s.figures] == [
+        sent += reports.pending({JOB: replace(REPORT, figures=figures)}, float(second))
+    assert [s.figures.iteration for s in sent if isinstance(s, RunReported) and s.figures] == [
         0, 5, 10, 15, 20
     ]  # fmt: skip
 

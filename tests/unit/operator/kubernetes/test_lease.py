@@ -1,12 +1,15 @@
-"""Which of several operators acts in a namespace.
+"""Test which of several operators acts in a namespace.
 
-Proves, with operators whose clocks the test sets, on one API server in memory: one holds a Lease at
-a time; one that is killed is followed within 20 s and not before its Lease has run out; a process
-of the same name goes on at once, and so does anybody after an end in order; an outage moves no
-Lease; a holder that cannot renew stops before another may begin; at rest there is a patch every
-5 s; a restore of etcd shows in the Lease; without a Lease nothing is written; where a namespace
-terminates what is left to do is done.
-Leaves out: processes and a real API server (tests/cluster/test_two_operators.py).
+The operators have test clocks and one API server in memory.
+
+- One operator holds a Lease at a time. At rest there is one patch every 5 s.
+- Another operator follows a killed one within 20 s, and not before its Lease has expired.
+- A process of the same name continues immediately, as does any other after a regular end.
+- An outage moves no Lease. A holder that cannot renew stops before another may begin.
+- A restore of etcd shows in the Lease. Nothing is written without a Lease.
+- The remaining work in a terminating namespace is done.
+
+Left out: processes and a real API server (tests/cluster/test_two_operators.py).
 """
 
 from __future__ import annotations
@@ -28,19 +31,19 @@ STEP_S = 0.5
 
 
 class Time:
-    """What all clocks here show."""
+    """The time that all clocks here show."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
 
 
 class Candidate:
-    """An operator, of which nothing is but its Leases. Its clock began at another time."""
+    """An operator reduced to its Leases. Its clock started at another time."""
 
     def __init__(self, cluster: KeptObjects, time: Time, name: str, began_s: float = 0.0) -> None:
         self.held_from_s: list[float] = []
         self.older = 0
-        """How often it found its Lease older than it left it."""
+        """How often it found its Lease older than its own last write."""
         self.wanted = {NAMESPACE}
         self.is_up = True
         self._time = time
@@ -63,7 +66,7 @@ class Candidate:
 
 
 class Cluster:
-    """Operators beside an API server that can be away."""
+    """Operators and an API server that may be unreachable."""
 
     def __init__(self) -> None:
         self.kept, self.time = KeptObjects(), Time()
@@ -84,7 +87,7 @@ class Cluster:
         return made
 
     def pass_by(self, seconds: float) -> None:
-        """Time goes by; never do two hold it."""
+        """Advance the time and check that two operators never hold the Lease."""
         for _ in range(int(seconds / STEP_S)):
             for each in self.candidates:
                 if each.is_up:
@@ -98,7 +101,7 @@ class Cluster:
 
 
 def two() -> tuple[Cluster, Candidate, Candidate]:
-    """The first holds it."""
+    """Return a cluster with two operators; the first holds the Lease."""
     cluster = Cluster()
     a, b = cluster.join("a"), cluster.join("b")
     cluster.pass_by(3)
@@ -106,7 +109,7 @@ def two() -> tuple[Cluster, Candidate, Candidate]:
     return cluster, a, b
 
 
-def test_one_of_two_holds_it_and_at_rest_there_is_a_patch_every_five_seconds(
+def test_one_of_two_holds_the_lease_and_patches_it_every_five_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -121,7 +124,7 @@ def test_one_of_two_holds_it_and_at_rest_there_is_a_patch_every_five_seconds(
     assert cluster.lease["spec"]["holderIdentity"] == "a"
 
 
-def test_one_that_is_killed_is_followed_within_20_s_and_not_before_its_lease_ran_out() -> None:
+def test_another_operator_follows_a_killed_one_within_20_s_of_its_last_renewal() -> None:
     for lives_s in (0.0, 1.5, 3.0, 4.5):
         cluster, a, b = two()
         cluster.pass_by(20 + lives_s)
@@ -134,7 +137,7 @@ def test_one_that_is_killed_is_followed_within_20_s_and_not_before_its_lease_ran
         assert cluster.lease["spec"]["leaseTransitions"] == 1
 
 
-def test_a_process_of_the_same_name_goes_on_at_once() -> None:
+def test_a_process_of_the_same_name_continues_immediately() -> None:
     cluster, a, b = two()
     a.is_up = False
     cluster.pass_by(1)
@@ -144,7 +147,7 @@ def test_a_process_of_the_same_name_goes_on_at_once() -> None:
     assert (again.holds, b.holds) == (True, False)
 
 
-def test_after_an_end_in_order_another_goes_on_at_once() -> None:
+def test_another_operator_continues_immediately_after_a_regular_end() -> None:
     cluster, a, b = two()
     a.is_up = False
     asyncio.run(a.leases.release())
@@ -153,7 +156,7 @@ def test_after_an_end_in_order_another_goes_on_at_once() -> None:
     assert (a.holds, b.holds) == (False, True)
 
 
-def test_where_there_are_no_jobs_any_more_no_lease_stays() -> None:
+def test_no_lease_stays_without_jobs() -> None:
     cluster, a, _ = two()
     a.wanted = set()
     cluster.candidates = [a]
@@ -207,7 +210,7 @@ def test_an_outage_moves_no_lease(away_s: float) -> None:
     )
 
 
-def test_a_short_outage_is_not_even_noticed() -> None:
+def test_a_short_outage_has_no_effect() -> None:
     cluster, a, _ = two()
     for _ in range(10):
         cluster.is_away = True
@@ -218,7 +221,7 @@ def test_a_short_outage_is_not_even_noticed() -> None:
     assert len(a.held_from_s) == 1
 
 
-def test_whoever_has_lost_it_notices_and_deletes_nothing_of_anothers() -> None:
+def test_a_lease_of_another_operator_is_not_deleted() -> None:
     cluster, a, _ = two()
     taken = {**cluster.lease, "spec": {**cluster.lease["spec"], "holderIdentity": "c"}}
     cluster.kept._keep(taken)
@@ -229,14 +232,14 @@ def test_whoever_has_lost_it_notices_and_deletes_nothing_of_anothers() -> None:
     assert not again.holds
 
 
-def test_a_label_on_it_takes_it_from_nobody() -> None:
+def test_a_new_label_does_not_change_the_holder() -> None:
     cluster, a, b = two()
-    cluster.kept._keep(cluster.lease)  # at another version
+    cluster.kept._keep(cluster.lease)  # with another version
     cluster.pass_by(30)
     assert (a.holds, b.holds, len(a.held_from_s)) == (True, False, 1)
 
 
-def test_without_it_nothing_is_written() -> None:
+def test_nothing_is_written_without_the_lease() -> None:
     cluster, a, b = two()
     pod: Document = {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}
@@ -263,7 +266,9 @@ def test_without_it_nothing_is_written() -> None:
     assert asyncio.run(write_all(a)) == 0
 
 
-def test_without_the_right_it_is_not_held_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_right_is_logged_once_and_gives_no_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = Cluster()
 
     def refuse(_verb: str, _document: Document) -> None:
@@ -278,7 +283,7 @@ def test_without_the_right_it_is_not_held_and_said_once(caplog: pytest.LogCaptur
     assert a.leases.held() == {NAMESPACE: False}
 
 
-def test_in_a_namespace_that_terminates_what_is_left_to_do_is_done() -> None:
+def test_the_remaining_work_in_a_terminating_namespace_is_done() -> None:
     cluster = Cluster()
 
     def refuse(verb: str, _document: Document) -> None:
@@ -291,7 +296,7 @@ def test_in_a_namespace_that_terminates_what_is_left_to_do_is_done() -> None:
     assert a.holds
 
 
-def test_it_runs_and_is_woken_for_a_new_namespace() -> None:
+def test_the_loop_wakes_for_a_new_namespace() -> None:
     async def drive() -> None:
         cluster, time = KeptObjects(), Time()
         a = Candidate(cluster, time, "a")
@@ -299,7 +304,7 @@ def test_it_runs_and_is_woken_for_a_new_namespace() -> None:
         task = asyncio.create_task(a.leases.run())
         await asyncio.sleep(0)
         a.wanted = {NAMESPACE}
-        assert not a.holds  # which wakes it
+        assert not a.holds  # this wakes the loop
         for _ in range(100):
             await asyncio.sleep(0)
         assert a.holds
@@ -320,7 +325,7 @@ def test_a_restore_of_etcd_shows_in_the_lease_at_the_next_renewal() -> None:
     assert (a.holds, a.older) == (True, 1)
 
 
-def test_a_lease_that_others_changed_is_no_sign_of_a_restore() -> None:
+def test_a_lease_that_others_changed_is_not_a_restore() -> None:
     cluster, a, _ = two()
     cluster.pass_by(20)
     asyncio.run(cluster.kept.patch(Kind.LEASE, NAMESPACE, LEASE_NAME, {"metadata": {"labels": {}}}))

@@ -1,10 +1,11 @@
-"""The API server's time, as it is read off its answers.
+"""Test the time that the operator reads from answers of the API server.
 
-Proves: with a local clock two hours ahead the time is the server's once it has answered, goes on by
-the monotonic clock, does not jump back by the fraction that a `Date` leaves out, and follows a
-server whose clock is set; an answer without a sensible `Date` changes nothing; the client of the
-API server hears each answer's.
-Leaves out: an operator with such a clock (tests/cluster/test_operator_clock.py).
+The local clock is two hours ahead. After the first answer the time is the server's, and advances
+with the monotonic clock. It does not jump back by the fraction that `Date` omits. It follows a
+server whose clock is set. An answer without a valid `Date` changes nothing. The client reads the
+`Date` of each answer.
+
+Left out: an operator with such a clock (tests/cluster/test_operator_clock.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DATE = "Sat, 31 Jan 2026 12:00:00 GMT"
 
 
 class Machine:
-    """Whose clock is two hours ahead; `monotonic_s` goes on as time does."""
+    """A machine whose clock is two hours ahead; `monotonic_s` advances with real time."""
 
     def __init__(self) -> None:
         self.monotonic_s = 500.0
@@ -39,7 +40,7 @@ def test_before_the_first_answer_the_time_is_this_machines() -> None:
     assert Machine().clock.now() == TRUE + AHEAD
 
 
-def test_the_time_is_the_servers_and_goes_on() -> None:
+def test_the_time_is_the_servers_and_advances() -> None:
     machine = Machine()
     machine.clock.update(DATE)
     assert machine.clock.now() == TRUE
@@ -47,11 +48,11 @@ def test_the_time_is_the_servers_and_goes_on() -> None:
     assert machine.clock.now() == TRUE + timedelta(seconds=90.25)
 
 
-def test_answers_within_a_second_let_the_time_never_go_back() -> None:
+def test_answers_within_a_second_never_set_the_time_back() -> None:
     machine, before = Machine(), TRUE
     for tenths in range(100):
         machine.monotonic_s = 500.0 + tenths / 10
-        second = (tenths + 7) // 10  # the server's own fraction is 0.7 s at first
+        second = (tenths + 7) // 10  # the server's fraction is 0.7 s at first
         machine.clock.update(f"Sat, 31 Jan 2026 12:00:{second:02} GMT")
         now = machine.clock.now()
         assert now >= before
@@ -67,14 +68,14 @@ def test_a_server_whose_clock_is_set_is_followed() -> None:
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 31 Jan 2026 12:00:00 -0000"])
-def test_what_is_no_date_is_passed_over(date: str | None) -> None:
+def test_an_invalid_date_is_ignored(date: str | None) -> None:
     machine = Machine()
     machine.clock.update(date)
     assert machine.clock.now() == TRUE + AHEAD
 
 
 @pytest.mark.parametrize("code", [200, 404, 500])
-def test_every_answer_tells_the_time(code: int) -> None:
+def test_the_time_of_every_answer_is_read(code: int) -> None:
     async def request(*_: Any, **__: Any) -> Any:
         async def read() -> bytes:
             return b"{}"

@@ -1,8 +1,9 @@
-"""The allowance of records that a caller may send.
+"""Test the limit on the records that a caller may send.
 
-Proves: it refills at its rate, never above the largest burst however long the caller was silent,
-and a refused request takes nothing. Left out: who is limited
-(tests/unit/operator/coordinator/test_state).
+The allowance refills at its rate, up to the largest burst after any silence. A refused request
+takes nothing from it.
+
+Left out: which callers are limited (tests/unit/operator/coordinator/test_state).
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""Facts: a site's authority is made once and known again; whoever comes second takes the first
-one's; what will not do is named with its Secret; a certificate that nears its end is renewed and
-kept, and the one before it is believed on; its certificates are shown without the key, written only
-where they are others, and again soon where that failed; a ConfigMap that is not the operator's is
-left alone; both belong to the Service that the settings name, and to none where they name none, or
-where it cannot be looked at; a Secret that the operator did not make belongs to whom it did. One
-that goes while the operator runs is put back with the same key, unless the release goes with it,
-and belongs to a Service that was made anew meanwhile; a renewal counts once it is kept.
-The API server here keeps one Secret, one ConfigMap and one Service in memory.
+"""Test the Secret of a site's authority, and the ConfigMap with its certificates.
+
+- The authority is created once and read again. The second of two operators takes that of the first.
+- An unusable Secret is named and kept. A certificate near its end is renewed and stored; the
+  previous one stays trusted.
+- The certificates appear without the key, are written only on a change, and soon again after a
+  failure. A ConfigMap of another owner stays.
+- Both belong to the Service that the settings name. They belong to none if there is no such Service
+  or it cannot be read.
+- A Secret that was deleted under a running operator returns with the same key, unless the release
+  is uninstalled. A renewal counts once it is stored.
+
+The API server keeps one Secret, one ConfigMap and one Service in memory.
 
 Left out: certificates themselves (tests/unit/worker/transport/test_authority.py), a real API
 server.
@@ -48,9 +52,9 @@ class OneSecret:
         self.refuses = False
         self.service: Document | None = {"metadata": {"uid": "uid-1"}}
         self.is_collected = False
-        """Whether the Secret goes, with what it belonged to, between a look and a patch."""
+        """Whether the Secret and its owner are deleted between a read and a patch."""
         self.rival: Document | None = None
-        """What somebody else creates between our look and our write."""
+        """The object that another client creates between our read and our write."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         wanted = SERVICE if kind is Kind.SERVICE else SETTINGS.authority.secret_name
@@ -92,14 +96,14 @@ def kept(
     return asyncio.run(AuthoritySecret(cluster, settings, "dlion").load(now=now))  # type: ignore[arg-type]
 
 
-def test_it_is_made_once_and_known_again() -> None:
+def test_the_authority_is_created_once_and_read_again() -> None:
     cluster = OneSecret()
     made = kept(cluster)
     assert kept(cluster).to_stored() == made.to_stored()
     assert cluster.writes == 1
 
 
-def test_who_comes_second_takes_the_first_ones() -> None:
+def test_the_second_operator_takes_the_authority_of_the_first() -> None:
     first, second = OneSecret(), OneSecret()
     made = kept(first)
     second.rival = first.secret
@@ -108,7 +112,7 @@ def test_who_comes_second_takes_the_first_ones() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"tls.key": "!"}, {"tls.crt": ""}, {"tls.key": None}], ids=str)
-def test_a_secret_that_will_not_do_is_named_and_left_alone(changed: dict[str, Any]) -> None:
+def test_an_unusable_secret_is_named_and_kept(changed: dict[str, Any]) -> None:
     cluster = OneSecret()
     kept(cluster)
     assert cluster.secret is not None
@@ -120,7 +124,7 @@ def test_a_secret_that_will_not_do_is_named_and_left_alone(changed: dict[str, An
     assert cluster.writes == 1
 
 
-def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
+def test_the_authority_is_renewed_and_stored_when_due() -> None:
     cluster = OneSecret()
     made = kept(cluster)
     renewed = kept(cluster, LATER)
@@ -137,18 +141,18 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
 
 
 def owners(document: Document | None) -> list[tuple[str, str]]:
-    """Kind and UID of each."""
+    """Return kind and UID of each owner."""
     assert document is not None
     references = document["metadata"].get("ownerReferences") or ()
     return [(each["kind"], each["uid"]) for each in references]
 
 
-def test_it_belongs_to_the_named_service_while_one_is_named() -> None:
+def test_the_secret_belongs_to_the_service_while_one_is_named() -> None:
     cluster = OneSecret()
     made = kept(cluster, settings=GOES)
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-1")]
-    cluster.service = {"metadata": {"uid": "uid-2"}}  # the release was installed anew
+    cluster.service = {"metadata": {"uid": "uid-2"}}  # the release was installed again
     assert kept(cluster, settings=GOES).to_stored() == made.to_stored()
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-2")]
@@ -161,7 +165,7 @@ def test_it_belongs_to_the_named_service_while_one_is_named() -> None:
     assert owners(cluster.secret) == owners(cluster.shown) == []
 
 
-def test_a_secret_that_goes_before_it_is_taken_up_is_made_anew() -> None:
+def test_a_secret_deleted_before_its_use_is_created_again() -> None:
     cluster = OneSecret()
     before = kept(cluster, settings=GOES)
     cluster.service, cluster.is_collected = {"metadata": {"uid": "uid-2"}}, True
@@ -170,7 +174,7 @@ def test_a_secret_that_goes_before_it_is_taken_up_is_made_anew() -> None:
     assert owners(cluster.secret) == [("Service", "uid-2")]
 
 
-def test_what_others_made_or_own_stays_theirs() -> None:
+def test_secrets_of_other_makers_or_owners_are_not_taken_over() -> None:
     cluster = OneSecret()
     kept(cluster)
     assert cluster.secret is not None
@@ -185,7 +189,7 @@ def test_what_others_made_or_own_stays_theirs() -> None:
     assert owners(cluster.secret) == []
 
 
-def test_without_that_service_it_belongs_to_nothing_and_the_log_says_so(
+def test_without_the_service_the_secret_has_no_owner_and_the_log_reports_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = OneSecret()
@@ -201,7 +205,7 @@ def show(
     return asyncio.run(AuthoritySecret(cluster, settings, "dlion").publish(authority))  # type: ignore[arg-type]
 
 
-def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
+def test_certificates_are_published_without_the_key_and_written_once() -> None:
     cluster, authority = OneSecret(), CertificateAuthority(SiteName("plant-a"), now=BEGAN)
     for _ in range(2):
         show(cluster, authority)
@@ -214,7 +218,7 @@ def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
     assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
 
 
-def test_nothing_waits_for_certificates_that_may_not_be_shown(
+def test_nothing_waits_for_certificates_that_may_not_be_published(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = OneSecret()
@@ -223,7 +227,7 @@ def test_nothing_waits_for_certificates_that_may_not_be_shown(
     assert "are not published yet: no right" in caplog.text
 
 
-def test_a_config_map_of_somebody_else_is_left_alone_and_named(
+def test_a_config_map_of_another_owner_is_kept_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = OneSecret()
@@ -234,7 +238,7 @@ def test_a_config_map_of_somebody_else_is_left_alone_and_named(
     assert f"ConfigMap dlion/{SETTINGS.authority.secret_name} exists already" in caplog.text
 
 
-def test_certificates_that_could_not_be_shown_are_shown_soon(
+def test_certificates_that_could_not_be_published_are_retried_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster, authority = OneSecret(), CertificateAuthority(SiteName("plant-a"))
@@ -256,7 +260,7 @@ def test_certificates_that_could_not_be_shown_are_shown_soon(
 
 
 class Rounds:
-    """Looks after an authority for some rounds, without waiting."""
+    """Maintains an authority for some rounds, without waiting."""
 
     def __init__(self, cluster: OneSecret, patched: pytest.MonkeyPatch) -> None:
         self.cluster, self.patched = cluster, patched
@@ -288,12 +292,14 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, GOES], ids=["kept", "goes"])
-def test_a_secret_that_goes_under_a_running_operator_is_put_back(
+def test_a_secret_deleted_under_a_running_operator_is_restored(
     rounds: Rounds, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, now = rounds.cluster, datetime.now(UTC)
     made = kept(cluster, now, settings)
-    cluster.service = {"metadata": {"uid": "uid-2"}}  # made anew: what was the first one's goes
+    cluster.service = {
+        "metadata": {"uid": "uid-2"}
+    }  # created again: children of the first one are deleted
     cluster.secret = cluster.shown = None
     rounds.run(made, settings)
     assert kept(cluster, now, settings).to_stored() == made.to_stored()
@@ -306,7 +312,7 @@ def test_a_secret_that_goes_under_a_running_operator_is_put_back(
     assert cluster.writes == writes
 
 
-def test_a_secret_belongs_to_a_service_that_is_made_anew_before_it_goes_with_the_first(
+def test_a_secret_gets_a_recreated_service_as_owner_before_it_is_deleted(
     rounds: Rounds,
 ) -> None:
     made = kept(rounds.cluster, datetime.now(UTC), GOES)
@@ -314,7 +320,7 @@ def test_a_secret_belongs_to_a_service_that_is_made_anew_before_it_goes_with_the
     rounds.run(made)
     assert owners(rounds.cluster.secret) == [("Service", "uid-2")]
     rounds.cluster.service, rounds.cluster.is_collected = {"metadata": {"uid": "uid-3"}}, True
-    rounds.run(made)  # it goes between the look and the write
+    rounds.run(made)  # it is deleted between the read and the write
     assert owners(rounds.cluster.secret) == [("Service", "uid-3")]
 
 
@@ -323,7 +329,7 @@ def test_a_secret_belongs_to_a_service_that_is_made_anew_before_it_goes_with_the
     [None, {"metadata": {"uid": "uid-1", "deletionTimestamp": "2026-01-01T00:00:00Z"}}],
     ids=["gone", "goes"],
 )
-def test_nothing_is_put_back_while_the_release_is_uninstalled(
+def test_nothing_is_restored_while_the_release_is_uninstalled(
     rounds: Rounds, service: Document | None
 ) -> None:
     cluster = rounds.cluster
@@ -336,10 +342,10 @@ def test_nothing_is_put_back_while_the_release_is_uninstalled(
     cluster.secret = cluster.shown = None
     rounds.run(made, count=2)
     assert (cluster.secret, cluster.shown, cluster.writes) == (None, None, writes)
-    assert rounds.waits == [60.0, 60.0, 60.0]  # it may be made anew
+    assert rounds.waits == [60.0, 60.0, 60.0]  # it may be created again
 
 
-def test_a_renewal_without_its_secret_is_none(
+def test_a_renewal_without_its_secret_does_not_count(
     rounds: Rounds, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, now = rounds.cluster, datetime.now(UTC)
@@ -358,7 +364,7 @@ def test_a_renewal_without_its_secret_is_none(
     assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
 
 
-def test_whoever_may_not_look_at_the_service_puts_nothing_back(rounds: Rounds) -> None:
+def test_an_operator_that_may_not_read_the_service_restores_nothing(rounds: Rounds) -> None:
     rounds.cluster.refuses = True
     rounds.run(CertificateAuthority(SiteName("plant-a")))
     assert rounds.cluster.secret is None

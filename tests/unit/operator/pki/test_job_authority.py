@@ -1,7 +1,10 @@
-"""Facts: an authority is taken as users have it (RSA or EC, PKCS#1, SEC1 or PKCS#8, a chain above
-it), and what it signs is believed by peers who know its own certificate alone; what peers would not
-believe is refused with words that say why; a successor's signatures and its predecessor's are both
-believed until the predecessor ends; without a key nothing is signed and nothing forgotten.
+"""Test the authority that a job names.
+
+- Its key may be RSA or EC, in PKCS#1, SEC1 or PKCS#8, below a chain. Peers that know only its own
+  certificate trust what it signs.
+- An authority that peers would not trust is refused with the reason.
+- Signatures of a successor and of its predecessor are both trusted until the predecessor ends.
+  Without a key nothing is signed and nothing forgotten.
 
 Left out: where the Secret comes from (test_named_secret), TLS itself (tests/local).
 """
@@ -45,7 +48,7 @@ def authority(given: GivenAuthority) -> JobAuthority:
 
 
 def believes(bundle_pem: bytes, chain_pem: bytes) -> bool:
-    """Whether a peer that knows this site's workers by that bundle takes that for worker 0's."""
+    """Return whether a peer with this bundle accepts the chain as worker 0 of the site."""
     peer = WorkerCredentials(WorkerKey(), b"", {PLANT_A: bundle_pem})
     try:
         peer.check_peer(chain_pem, ME, JOB)
@@ -64,21 +67,21 @@ KEYS = {
 
 @pytest.mark.parametrize("form", ["PKCS8", "TraditionalOpenSSL"])
 @pytest.mark.parametrize("kind", KEYS)
-def test_keys_are_taken_as_users_have_them(kind: str, form: str) -> None:
+def test_keys_are_accepted_in_every_usual_form(kind: str, form: str) -> None:
     given = GivenAuthority(key=KEYS[kind])
     issuer = read(given, given.key_pem(form))
     signed = issuer.sign(WorkerKey().csr_pem(), ME, JOB, site=PLANT_A)
     assert believes(given.own_pem, signed)
 
 
-def test_a_key_after_its_parameters_is_taken() -> None:
-    """As `openssl ecparam -genkey` writes it."""
+def test_a_key_after_its_parameters_is_accepted() -> None:
+    """`openssl ecparam -genkey` writes this form."""
     given = GivenAuthority()
     parameters = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
     read(given, parameters + given.key_pem("TraditionalOpenSSL"))
 
 
-def test_peers_know_the_authority_alone_and_nothing_above_it() -> None:
+def test_peers_trust_the_authority_and_nothing_above_it() -> None:
     root = GivenAuthority("root")
     given = GivenAuthority("plant-a", above=GivenAuthority("middle", above=root))
     assert given.certificate_pem.count(b"BEGIN") == 2
@@ -127,7 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_peers_would_not_believe_is_refused(case: str) -> None:
+def test_an_authority_that_peers_would_not_trust_is_refused(case: str) -> None:
     given, key_pem, words = REFUSED[case]
     certificate_pem = given if isinstance(given, bytes) else given.certificate_pem
     if key_pem is None:
@@ -145,7 +148,7 @@ def test_it_signs_for_its_own_site_only() -> None:
         made.sign(WorkerKey().csr_pem(), KeeperIdentity(PLANT_B), JOB)
 
 
-def test_a_predecessor_is_believed_until_it_ends() -> None:
+def test_a_predecessor_is_trusted_until_it_ends() -> None:
     old, new = GivenAuthority("old", life=timedelta(hours=2)), GivenAuthority("new")
     before = authority(old)
     signed = before.sign(WorkerKey().csr_pem(), ME, JOB)
@@ -168,7 +171,7 @@ def test_without_a_key_nothing_is_signed_and_nothing_forgotten() -> None:
         lost.sign(WorkerKey().csr_pem(), ME, JOB)
 
 
-def test_of_many_predecessors_the_newest_are_believed() -> None:
+def test_the_newest_of_many_predecessors_are_trusted() -> None:
     made = authority(first := GivenAuthority("0"))
     givens = [first]
     for number in range(MAX_RUN_CERTIFICATES):

@@ -1,9 +1,12 @@
-"""Facts: while a job's authority is missing nothing of it starts, and its status says so, after a
-minute as stuck; a run that trains goes on, with one event; its workers are signed for and known by
-what the job names, which the site's own authority and other runs do not touch; other sites are
-known by what they say of that run, and by what was kept until they say it; a site that says nothing
-of an authority, or of one that is another site's, is named; who shared one before the operator
-started goes on with it in that run, and the log says so.
+"""Test runs whose jobs name their own authority.
+
+- Nothing of a job starts without its authority. The status reports it, after a minute as stalled. A
+  run that trains continues, with one event.
+- The named authority signs for the workers of the job and identifies them. The site's own authority
+  and other runs do not affect it.
+- Other sites are identified by their report of that run, and until it arrives by the kept one. A
+  site that reports no authority, or that of another site, is named.
+- Sites that shared an authority before the operator started keep it in that run, with a log line.
 
 Left out: reading Secrets (test_named_secret), gRPC and TLS (tests/local), API servers
 (tests/cluster).
@@ -42,7 +45,7 @@ MISSING = NamedAuthority(None, "Secret default/plant-ca: is not there")
 
 
 def named(given: GivenAuthority | None = None) -> NamedAuthority:
-    """That authority, or another one each time, read for plant A."""
+    """Return the given authority or a new one, read for plant A."""
     given = given or GivenAuthority()
     key = job().key
     return NamedAuthority(
@@ -74,7 +77,7 @@ def test_nothing_starts_without_the_authority() -> None:
     }
 
 
-def test_cert_manager_is_asked_for_what_it_is_to_make() -> None:
+def test_a_certificate_is_requested_from_cert_manager() -> None:
     issued = {"mode": "CertManager", "issuerName": "example-pki", "issuerKind": "ClusterIssuer"}
     world = World(dlion_job(tls=issued))
     decision = world.look(authority=MISSING)
@@ -90,12 +93,12 @@ def test_cert_manager_is_asked_for_what_it_is_to_make() -> None:
     assert "Job" in kinds
 
 
-def test_what_was_never_read_starts_nothing() -> None:
+def test_an_authority_that_was_never_read_starts_nothing() -> None:
     decision = World(dlion_job(tls=TLS)).look()
     assert ready_reason(decision)[0] == "NoAuthority"
 
 
-def test_a_run_that_trains_goes_on_without_it_and_says_so_once() -> None:
+def test_a_run_that_trains_continues_without_it_and_reports_it_once() -> None:
     world = World(dlion_job(tls=TLS))
     world.look(authority=named())
     world.make_jobs()
@@ -110,7 +113,7 @@ def test_a_run_that_trains_goes_on_without_it_and_says_so_once() -> None:
     assert MISSING.problem not in ready_reason(world.look(authority=named()))[1]
 
 
-def test_workers_that_start_and_wait_for_certificates_are_said_to() -> None:
+def test_workers_that_wait_for_certificates_are_reported() -> None:
     world = World(dlion_job(tls=TLS))
     world.look(authority=named())
     world.make_jobs()
@@ -120,23 +123,23 @@ def test_workers_that_start_and_wait_for_certificates_are_said_to() -> None:
 
 
 @pytest.mark.parametrize("tls", [{"mode": "Managed"}, {"mode": "Disabled"}])
-def test_other_jobs_need_none(tls: dict[str, str]) -> None:
+def test_other_jobs_need_no_authority(tls: dict[str, str]) -> None:
     opened = next(a for a in World(dlion_job(tls=tls)).look().actions if isinstance(a, OpenRun))
     assert opened.authority is None
 
 
-# ---- runs that are served
+# ---- served runs
 
 
 class Others:
-    """What other sites say."""
+    """The reports of other sites."""
 
     def __init__(self) -> None:
-        self.said: dict[SiteName, RunReport] = {}
+        self.by_site: dict[SiteName, RunReport] = {}
         self.are_trusted = True
 
     def reports(self, run: object) -> dict[SiteName, RunReport]:
-        return self.said
+        return self.by_site
 
     def reachability(self, site: SiteName) -> SiteReachability:
         return SiteReachability(reachable=True, heartbeat_age_s=1.0)
@@ -149,11 +152,13 @@ class Others:
 
     def say(self, bundle_pem: bytes) -> None:
         workers = ReportedWorkers((WorkerIdentity(Rank(1), B, "g", 0),), (), settled=True)
-        self.said[B] = RunReport(SpecFingerprint.of(job()), workers, TrainingFigures(), bundle_pem)
+        self.by_site[B] = RunReport(
+            SpecFingerprint.of(job()), workers, TrainingFigures(), bundle_pem
+        )
 
 
 class Site:
-    """Plant A's coordinator, without a port."""
+    """The coordinator of plant A, without a port."""
 
     def __init__(self) -> None:
         self.authority = CertificateAuthority(A)
@@ -172,8 +177,8 @@ class Site:
     def served(self, opened: Job | None = None) -> Any:
         return self.server.runs[(opened or job()).key]
 
-    def told(self, opened: Job | None = None) -> dict[str, bytes]:
-        """What that run's workers are told to trust."""
+    def trusted_bundles(self, opened: Job | None = None) -> dict[str, bytes]:
+        """Return the bundles that the workers of the run trust."""
         bundles: dict[str, bytes] = self.served(opened)._all_bundles()
         return bundles
 
@@ -183,61 +188,61 @@ class Site:
         return signed
 
 
-def test_workers_are_known_by_what_the_job_names() -> None:
+def test_the_jobs_authority_identifies_its_workers() -> None:
     site, given = Site(), GivenAuthority()
     site.open(named(given))
-    assert site.told() == {A: given.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem}
     assert site.runs.reports()[job().key].bundle_pem == given.own_pem
     view = site.runs.view(job().key)
     assert view is not None
     assert view.bundles == {A: given.own_pem}
 
 
-def test_the_sites_own_authority_and_its_neighbours_bundles_are_not_for_them() -> None:
+def test_the_sites_own_authority_and_other_bundles_are_not_trusted() -> None:
     site, given = Site(), GivenAuthority()
     managed = job("2", {"mode": "Managed"})
     site.open(named(given))
     site.server.trust({B: b"of all runs"})
     site.runs.replace_authority(site.authority.renewed())
-    assert site.told() == {A: given.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem}
     site.open(None, managed)
-    assert site.told(managed)[B] == b"of all runs"
+    assert site.trusted_bundles(managed)[B] == b"of all runs"
     assert site.runs.reports()[managed.key].bundle_pem == b""
 
 
-def test_other_sites_are_known_by_what_they_say_of_that_run() -> None:
+def test_other_sites_are_identified_by_their_report_of_the_run() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
     site.others.say(theirs.own_pem)
     site.runs.update_remote(job().key)
-    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem, B: theirs.own_pem}
     site.others.say(b"nonsense")
     site.runs.update_remote(job().key)
-    assert site.told() == {A: given.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem}
 
 
-def test_what_a_site_said_stands_while_the_site_itself_is_trusted() -> None:
+def test_the_report_of_a_site_stays_valid_while_the_site_is_trusted() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
     site.others.say(theirs.own_pem)
     site.runs.update_remote(job().key)
-    site.others.said.clear()
+    site.others.by_site.clear()
     site.runs.update_remote(job().key)
-    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem, B: theirs.own_pem}
     site.others.are_trusted = False
     site.open(named(given))
-    assert B not in site.told()
+    assert B not in site.trusted_bundles()
 
 
-def test_a_run_of_the_sites_own_authority_takes_nothing_of_what_others_say() -> None:
+def test_a_run_with_the_sites_own_authority_ignores_reports_of_other_sites() -> None:
     site, managed = Site(), job(tls={"mode": "Managed"})
     site.others.say(GivenAuthority().own_pem)
     site.open(None, managed)
     site.runs.update_remote(managed.key)
-    assert site.told(managed) == {A: site.authority.bundle_pem}
+    assert site.trusted_bundles(managed) == {A: site.authority.bundle_pem}
 
 
-def test_a_site_that_says_nothing_of_an_authority_is_named() -> None:
+def test_a_site_that_reports_no_authority_is_named() -> None:
     site = Site()
     site.open(named())
     site.others.say(b"")
@@ -250,13 +255,13 @@ def test_a_site_that_says_nothing_of_an_authority_is_named() -> None:
     assert view.remote[B].problem == ""
 
 
-def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
-    """Either could sign for the other's workers."""
+def test_two_sites_with_one_authority_do_not_trust_each_other() -> None:
+    """Each of them could sign for the workers of the other."""
     site, given = Site(), GivenAuthority()
     site.open(named(given))
     site.others.say(GivenAuthority("another name", key=given.key).own_pem)
     site.runs.update_remote(job().key)
-    assert site.told() == {A: given.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem}
     view = site.runs.view(job().key)
     assert view is not None
     assert "NoAuthority" in view.remote[B].problem
@@ -264,64 +269,64 @@ def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
     theirs = GivenAuthority("plant-b ca")
     site.others.say(theirs.own_pem)
     site.runs.update_remote(job().key)
-    assert site.told() == {A: given.own_pem, B: theirs.own_pem}
+    assert site.trusted_bundles() == {A: given.own_pem, B: theirs.own_pem}
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""
 
 
-def test_a_run_that_two_sites_began_with_one_authority_goes_on(
+def test_a_run_that_two_sites_began_with_one_authority_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Earlier releases allowed it; the next run is another."""
+    """Earlier releases allowed it. The next run differs."""
     site, given = Site(), GivenAuthority()
     both = {A: given.own_pem, B: given.own_pem}
     site.others.say(given.own_pem)
     site.open(named(given), kept_bundles=both)
     for _ in range(2):
         site.runs.update_remote(job().key)
-        assert site.told() == both
+        assert site.trusted_bundles() == both
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""
     assert caplog.text.count("plant-b is trusted in this run only") == 1
     site.open(named(given), job("2"))
     site.runs.update_remote(job("2").key)
-    assert site.told(job("2")) == {A: given.own_pem}
+    assert site.trusted_bundles(job("2")) == {A: given.own_pem}
 
 
-def test_who_takes_another_sites_key_in_mid_run_is_not_believed_beside_it() -> None:
+def test_a_site_that_takes_another_sites_key_during_a_run_is_not_trusted() -> None:
     site, ours, theirs = Site(), GivenAuthority("ours"), GivenAuthority("theirs")
     site.others.say(theirs.own_pem)
     site.open(named(ours), kept_bundles={A: ours.own_pem, B: theirs.own_pem})
     site.open(named(theirs))
     for _ in range(2):
         site.runs.update_remote(job().key)
-        assert set(site.told()) == {A}
+        assert set(site.trusted_bundles()) == {A}
 
 
-def test_a_successor_signs_and_its_predecessor_is_believed() -> None:
+def test_a_successor_signs_and_its_predecessor_stays_trusted() -> None:
     site, old, new = Site(), GivenAuthority("old"), GivenAuthority("new")
     site.open(named(old))
     site.open(named(new))
-    assert site.told() == {A: new.own_pem + old.own_pem}
+    assert site.trusted_bundles() == {A: new.own_pem + old.own_pem}
 
 
-def test_without_the_authority_workers_go_on_with_what_they_know() -> None:
+def test_without_the_authority_workers_keep_their_bundles() -> None:
     site = Site()
     site.open(MISSING)
-    assert site.told() == {}
+    assert site.trusted_bundles() == {}
     with pytest.raises(CannotSignError, match="is not there"):
         site.sign()
     site.open(named())
     assert site.sign()
 
 
-def test_an_operator_that_starts_anew_takes_nobodys_trust_away() -> None:
+def test_a_restarted_operator_keeps_all_trust() -> None:
     site, old, theirs = Site(), GivenAuthority("old"), GivenAuthority("plant-b ca")
     kept = {A: old.own_pem, B: theirs.own_pem}
     site.open(MISSING, kept_bundles=kept)
-    assert site.told() == kept
+    assert site.trusted_bundles() == kept
     new = GivenAuthority("new")
     site.open(named(new), kept_bundles={})
-    assert site.told() == {A: new.own_pem + old.own_pem, B: theirs.own_pem}
+    assert site.trusted_bundles() == {A: new.own_pem + old.own_pem, B: theirs.own_pem}

@@ -1,9 +1,14 @@
-"""Facts: the Secret that a job names is read by its name, seldom while all is well and often while
-it is not; what is wrong with it is said with the Secret's name and what to do, and for how long; a
-new authority in it signs from the next look on; an API server that does not answer changes nothing;
-jobs that name none, and those of other sites, read nothing. The API server here keeps one Secret.
+"""Test how the operator reads the Secret that a job names.
 
-Left out: what makes an authority fit (test_job_authority), a real API server (tests/cluster).
+- It reads the Secret by name, rarely while it is usable and often while it is not.
+- The problem names the Secret, the remedy and the time since it began. A new authority signs from
+  the next look.
+- An API server that does not answer changes nothing.
+- Jobs that name no Secret, and jobs of other sites, read nothing.
+
+The API server keeps one Secret.
+
+Left out: which authorities are usable (test_job_authority), a real API server (tests/cluster).
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ JOB = dlion_job(tls={"mode": "Secret", "secretName": "plant-ca"})
 
 
 class Scene:
-    """A Secret, who reads it, and time."""
+    """A Secret, its reader and the time."""
 
     def __init__(self) -> None:
         self.secret: Document | None = None
@@ -76,7 +81,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_a_secret_that_comes_is_found_soon(scene: Scene) -> None:
+def test_a_new_secret_is_found_soon(scene: Scene) -> None:
     assert "Secret default/plant-ca: does not exist: create it" in scene.found().problem
     scene.wait(RETRY_S)
     assert scene.found().missing_s == RETRY_S
@@ -86,7 +91,7 @@ def test_a_secret_that_comes_is_found_soon(scene: Scene) -> None:
     assert scene.found() == NamedAuthority(scene.found().issuer)
 
 
-def test_it_is_read_seldom_while_all_is_well(scene: Scene) -> None:
+def test_a_usable_secret_is_read_rarely(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret()
     issuer = scene.found().issuer
     for _ in range(9):
@@ -98,7 +103,7 @@ def test_it_is_read_seldom_while_all_is_well(scene: Scene) -> None:
     assert scene.reads == 2
 
 
-def test_a_new_authority_signs_from_the_next_look_on(scene: Scene) -> None:
+def test_a_new_authority_signs_from_the_next_look(scene: Scene) -> None:
     scene.secret = GivenAuthority("old").secret()
     scene.found()
     new = GivenAuthority("new")
@@ -132,7 +137,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_and_nothing_signs(scene: Scene, case: str) -> None:
+def test_a_problem_is_reported_and_nothing_signs(scene: Scene, case: str) -> None:
     scene.secret, words = WRONG[case]
     found = scene.found()
     assert found.issuer is None
@@ -140,17 +145,17 @@ def test_what_is_wrong_is_said_and_nothing_signs(scene: Scene, case: str) -> Non
     assert words in found.problem
 
 
-def test_the_label_of_the_job_itself_is_no_harm(scene: Scene) -> None:
+def test_the_label_of_the_job_itself_is_allowed(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret(**{names.JOB_LABEL: "digits"})
     assert scene.found().issuer is not None
 
 
-def test_a_right_that_is_missing_is_told_with_the_value_that_grants_it(scene: Scene) -> None:
+def test_a_missing_right_is_reported_with_the_value_that_grants_it(scene: Scene) -> None:
     scene.error = RequestRefusedError("secrets is forbidden", 403)
     assert "tls.secretNames" in scene.found().problem
 
 
-def test_what_is_lost_signs_no_more(scene: Scene) -> None:
+def test_a_lost_authority_no_longer_signs(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret()
     assert scene.found().issuer is not None
     scene.secret = None
@@ -158,7 +163,7 @@ def test_what_is_lost_signs_no_more(scene: Scene) -> None:
     assert scene.found().issuer is None
 
 
-def test_an_authority_that_ends_signs_no_more(scene: Scene) -> None:
+def test_an_expired_authority_no_longer_signs(scene: Scene) -> None:
     scene.secret = GivenAuthority(life=timedelta(hours=2)).secret()
     assert scene.found().issuer is not None
     scene.wait(3600.0)
@@ -176,7 +181,7 @@ def test_a_server_that_does_not_answer_changes_nothing(scene: Scene) -> None:
     assert scene.found() == NamedAuthority(issuer)
 
 
-def test_another_run_is_judged_anew(scene: Scene) -> None:
+def test_another_run_is_evaluated_again(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret()
     issuer = scene.found().issuer
     again = dlion_job(tls=JOB["spec"]["tls"], runId="2")
@@ -188,7 +193,7 @@ def test_another_run_is_judged_anew(scene: Scene) -> None:
 ISSUED = dlion_job(tls={"mode": "CertManager", "issuerName": "example-pki"})
 
 
-def test_what_cert_manager_keeps_for_the_job_is_read(scene: Scene) -> None:
+def test_the_secret_of_cert_manager_for_the_job_is_read(scene: Scene) -> None:
     scene.name = "digits-authority"
     assert "tls.certManager" in scene.found(ISSUED).problem
     scene.certificate = {"metadata": {}}
@@ -202,13 +207,15 @@ def test_what_cert_manager_keeps_for_the_job_is_read(scene: Scene) -> None:
     assert "kubectl describe certificate digits-authority" in problem
     scene.secret = GivenAuthority().secret("digits-authority")
     scene.wait(RETRY_S)
-    assert "delete or rename it" in scene.found(ISSUED).problem  # nobody's that asked for it
+    assert (
+        "delete or rename it" in scene.found(ISSUED).problem
+    )  # it was issued for no job that requested it
     scene.secret["metadata"]["annotations"] = {CERT_MANAGER_ANNOTATION: "digits-authority"}
     scene.wait(RETRY_S)
     assert scene.found(ISSUED).issuer is not None
 
 
-def test_a_right_that_is_missing_for_it_is_told_with_its_value(scene: Scene) -> None:
+def test_a_missing_right_on_certificates_is_reported_with_its_value(scene: Scene) -> None:
     scene.name, scene.error = "digits-authority", RequestRefusedError("secrets is forbidden", 403)
     assert "set tls.certManager" in scene.found(ISSUED).problem
 
@@ -226,6 +233,6 @@ ELSEWHERE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("document", ELSEWHERE)
-def test_jobs_that_name_none_here_read_nothing(scene: Scene, document: Document) -> None:
+def test_jobs_that_name_no_secret_here_read_nothing(scene: Scene, document: Document) -> None:
     assert scene.read(document) is None
     assert scene.reads == 0

@@ -1,7 +1,10 @@
-"""Facts: the token of a live pod with a worker's labels, of the Job that the operator has made for
-it, is that worker's and nobody else's; each hostile token is refused; keys are read again when a
-token names one that is not known, but only so often, and when they are old, so that one that is
-withdrawn ends; a cluster whose keys cannot be read refuses for now and is asked again soon.
+"""Test the verification of pod tokens.
+
+- The token of a running pod with a worker's labels, of the Job that the operator created for it, is
+  valid for that worker only. Each hostile token is refused.
+- The keys are read again for an unknown key, at a limited rate, and when they are old, so that a
+  withdrawn key ends.
+- A cluster whose keys cannot be read refuses calls for now, and is read again soon.
 
 Left out: tokens of a real API server (tests/cluster/test_pod_tokens.py).
 """
@@ -57,14 +60,14 @@ def jwk(key: rsa.RSAPrivateKey, key_id: str) -> dict[str, Any]:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """What the API server says of the worker's pod; None takes a claim away."""
+    """Return the claims of the worker's pod; a change to None removes a claim."""
     now = int(time.time())
-    said: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "aud": [TOKEN_AUDIENCE],
         "iss": ISSUER,
         "iat": now - 10,
         "nbf": now - 10,
-        "exp": now + 86_400,  # hostile ones are made long before they are tried
+        "exp": now + 86_400,  # hostile tokens are created long before their use
         "sub": "system:serviceaccount:default:default",
         "kubernetes.io": {
             "namespace": "default",
@@ -72,18 +75,20 @@ def claims(**changes: Any) -> dict[str, Any]:
             "serviceaccount": {"name": "default", "uid": "s"},
         },
     }
-    said.update(changes)
-    return {name: value for name, value in said.items() if value is not None}
+    payload.update(changes)
+    return {name: value for name, value in payload.items() if value is not None}
 
 
-def signed(said: Mapping[str, Any], key: Any = RSA_KEY, kid: str = "k1", alg: str = "RS256") -> str:
-    return jwt.encode(dict(said), key, algorithm=alg, headers={"kid": kid})
+def signed(
+    payload: Mapping[str, Any], key: Any = RSA_KEY, kid: str = "k1", alg: str = "RS256"
+) -> str:
+    return jwt.encode(dict(payload), key, algorithm=alg, headers={"kid": kid})
 
 
 def by_hand(
-    header: Mapping[str, Any], said: Mapping[str, Any], sign: Callable[[bytes], bytes]
+    header: Mapping[str, Any], payload: Mapping[str, Any], sign: Callable[[bytes], bytes]
 ) -> str:
-    parts = [encoded(json.dumps(part).encode()) for part in (header, said)]
+    parts = [encoded(json.dumps(part).encode()) for part in (header, payload)]
     return ".".join([*parts, encoded(sign(".".join(parts).encode()))])
 
 
@@ -104,7 +109,7 @@ def controlled(
     job: JobKey = JOB,
     **changes: Any,
 ) -> dict[str, Any]:
-    """A pod as its Job or its Deployment makes it, or as another owner does."""
+    """Return a pod as its Job or its Deployment creates it, or another owner."""
     labels = expected_labels(who, job) | {TEMPLATE_LABEL: "6d5f8"}
     owner = owner or expected_owner(who, job, labels)
     reference = {"kind": owner.kind, "name": owner.name, "uid": f"of {owner.name}"}
@@ -127,7 +132,7 @@ OTHER_OWNERS = (
 
 @dataclass
 class Site:
-    """A cluster as the verifier sees it: pods, keys, and how often these were asked for."""
+    """A cluster as the verifier reads it: pods, keys, and the number of reads."""
 
     store: ClusterStore = field(default_factory=ClusterStore)
     keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
@@ -136,7 +141,7 @@ class Site:
     hangs: bool = False
     now_s: float = 1000.0
     cluster_ahead: timedelta = timedelta()
-    """Of the operator's clock."""
+    """The time of the operator's clock."""
 
     def __post_init__(self) -> None:
         other = JobKey("default", "other", "1")
@@ -187,7 +192,7 @@ class Site:
         return self.bearer(token, who, job) is not None
 
 
-def test_a_workers_token_is_its_own_and_nobody_elses() -> None:
+def test_a_workers_token_is_valid_for_that_worker_only() -> None:
     site, token = Site(), signed(claims())
     assert site.holds(token)
     others: list[tuple[WorkerIdentity | KeeperIdentity, JobKey]] = [
@@ -203,17 +208,17 @@ def test_a_workers_token_is_its_own_and_nobody_elses() -> None:
         assert not site.holds(token, who, job), (who, job)
 
 
-def test_it_is_known_whose_it_is() -> None:
+def test_the_owner_of_a_token_is_known() -> None:
     assert Site().bearer(signed(claims())) == Bearer("uid-1")
 
 
-def test_a_keepers_token_is_the_keepers() -> None:
+def test_a_keepers_token_is_valid_for_the_keeper() -> None:
     site, token = Site(), signed(of_pod(name="keeper-x", uid="uid-2"))
     assert site.holds(token, KEEPER)
     assert not site.holds(token, WORKER)
 
 
-def test_the_token_of_a_pod_that_is_gone_is_nothing() -> None:
+def test_the_token_of_a_deleted_pod_is_invalid() -> None:
     site, token = Site(), signed(claims())
     assert site.holds(token)
     site.store.replace_all({})
@@ -296,10 +301,10 @@ HOSTILE: dict[str, str] = {
 def test_a_hostile_token_is_refused(name: str) -> None:
     site = Site()
     assert not site.holds(HOSTILE[name])
-    assert site.holds(signed(claims())), "an honest one is taken all the same"
+    assert site.holds(signed(claims())), "an honest token is still accepted"
 
 
-def test_times_are_the_clusters_whatever_this_machines_clock_says() -> None:
+def test_times_are_those_of_the_cluster_whatever_the_local_clock_shows() -> None:
     now = int(time.time())
     for ahead in (timedelta(hours=2), timedelta(hours=-2)):
         made_s = now + int(ahead.total_seconds())
@@ -309,7 +314,7 @@ def test_times_are_the_clusters_whatever_this_machines_clock_says() -> None:
             assert site.holds(signed(fresh)) == is_theirs
 
 
-def test_a_new_key_is_found_and_strangers_cannot_have_it_sought_all_the_time() -> None:
+def test_a_new_key_is_found_and_strangers_cannot_cause_more_reads() -> None:
     site = Site()
     assert site.holds(signed(claims()))
     assert site.reads == 1
@@ -317,13 +322,13 @@ def test_a_new_key_is_found_and_strangers_cannot_have_it_sought_all_the_time() -
         assert not site.holds(signed(claims(), OTHER_KEY, f"unknown-{number}"))
     assert site.reads == 1
     site.keys.append(jwk(OTHER_KEY, "k2"))
-    assert not site.holds(signed(claims(), OTHER_KEY, "k2")), "not yet: it was just read"
+    assert not site.holds(signed(claims(), OTHER_KEY, "k2")), "not yet: the keys were just read"
     site.now_s += KEYS_MIN_INTERVAL_S
     assert site.holds(signed(claims(), OTHER_KEY, "k2"))
     assert site.reads == 2
 
 
-def test_keys_that_cannot_be_read_are_asked_for_again_soon_but_not_at_every_call() -> None:
+def test_a_failed_read_of_keys_is_retried_soon_but_not_at_every_call() -> None:
     site = Site(is_away=True)
     for _ in range(20):
         assert not site.holds(signed(claims()))
@@ -333,7 +338,7 @@ def test_keys_that_cannot_be_read_are_asked_for_again_soon_but_not_at_every_call
     assert site.holds(signed(claims()))
 
 
-def test_known_keys_go_on_while_the_api_server_is_away() -> None:
+def test_known_keys_stay_valid_while_the_api_server_is_unreachable() -> None:
     site = Site()
     assert site.holds(signed(claims()))
     site.is_away = True
@@ -343,7 +348,7 @@ def test_known_keys_go_on_while_the_api_server_is_away() -> None:
     assert site.holds(signed(claims()))
 
 
-def test_a_key_that_the_cluster_has_withdrawn_ends() -> None:
+def test_a_withdrawn_key_becomes_invalid() -> None:
     site = Site()
     token = signed(claims())
     assert site.holds(token)
@@ -356,7 +361,7 @@ def test_a_key_that_the_cluster_has_withdrawn_ends() -> None:
     assert site.reads == 2
 
 
-def test_an_api_server_that_does_not_answer_is_asked_for_old_keys_only_now_and_then() -> None:
+def test_reads_of_old_keys_are_rare_while_the_api_server_does_not_answer() -> None:
     site = Site()
     assert site.holds(signed(claims()))
     site.is_away = True
@@ -369,7 +374,7 @@ def test_an_api_server_that_does_not_answer_is_asked_for_old_keys_only_now_and_t
     assert site.reads == 3
 
 
-def test_strangers_put_off_no_reading_of_old_keys() -> None:
+def test_strangers_do_not_delay_the_read_of_old_keys() -> None:
     site = Site()
     token, stranger = signed(claims()), signed(claims(), OTHER_KEY, "k2")
     assert site.holds(token)
@@ -378,10 +383,10 @@ def test_strangers_put_off_no_reading_of_old_keys() -> None:
     assert not site.holds(stranger)
     site.is_away, site.keys = False, [jwk(OTHER_KEY, "k2")]
     site.now_s += RETRY_S
-    assert not site.holds(token), "it is withdrawn"
+    assert not site.holds(token), "the key is withdrawn"
 
 
-def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
+def test_a_malformed_key_set_does_not_invalidate_known_keys() -> None:
     site = Site()
     token = signed(claims())
     assert site.holds(token)
@@ -394,7 +399,7 @@ def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
     assert site.reads == 3
 
 
-def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
+def test_an_endless_read_delays_known_callers_for_a_moment_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dlion_operator.pki.pod_tokens.REFRESH_TIMEOUT_S", 0.01)
@@ -405,11 +410,11 @@ def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
     assert site.holds(signed(claims()))
 
 
-# ---- pods as the watches bring them -----------------------------------------------------------
+# ---- pods as the watches report them ------------------------------------------------------------
 
 
-def test_a_pod_is_of_the_very_job_that_is_there() -> None:
-    """Not of one of that name that it has made up, or that is gone; nor is a pod that has ended."""
+def test_a_pod_counts_only_for_the_existing_job() -> None:
+    """Not for an invented or deleted job of that name. A pod that has ended does not count."""
     name = expected_owner(WORKER, JOB, {}).name
     owner = {"kind": "Job", "name": name, "uid": f"of {name}", "controller": True}
     token = signed(claims())

@@ -1,8 +1,10 @@
-"""Facts: of each site of a run counts what it says of its authority, else what was kept; what is no
-authority's, has ended or does not hold yet counts for nothing, and takes no other site's place; nor
-does what has the key of another site's, unless both had it in that run before.
-What is kept on a Job is read again as it was, within the room that annotations have, and whatever
-else stands there is nothing.
+"""Test which authorities of its sites a run trusts.
+
+- The reported bundle of a site counts, else the kept one. Certificates that are no authority, have
+  expired or are not yet valid do not count. They do not displace those of another site.
+- A key that another site has does not count, unless both had it in that run before.
+- A bundle kept on a Job is read again unchanged, within the size of annotations. Any other content
+  is ignored.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ EARLY = GivenAuthority("early", begins=NOW + timedelta(days=1))
 NO_AUTHORITY = GivenAuthority("worker", is_authority=False)
 
 
-def test_what_a_site_says_goes_before_what_was_kept() -> None:
-    told, kept = {A: ONE.own_pem}, {A: OTHER.own_pem, B: OTHER.own_pem, C: ONE.own_pem}
-    assert trusted_bundles([A, B], told, kept, NOW) == {A: ONE.own_pem, B: OTHER.own_pem}
+def test_a_reported_bundle_takes_precedence_over_a_kept_one() -> None:
+    reported, kept = {A: ONE.own_pem}, {A: OTHER.own_pem, B: OTHER.own_pem, C: ONE.own_pem}
+    assert trusted_bundles([A, B], reported, kept, NOW) == {A: ONE.own_pem, B: OTHER.own_pem}
 
 
 @pytest.mark.parametrize(
@@ -51,19 +53,21 @@ def test_what_a_site_says_goes_before_what_was_kept() -> None:
     ],
     ids=["ended", "early", "a worker's", "one among", "nonsense", "a key", "many", "long"],
 )
-def test_what_is_no_authority_that_holds_counts_for_nothing(bundle: bytes) -> None:
+def test_an_invalid_bundle_does_not_count(bundle: bytes) -> None:
     assert trusted_bundles([A, B], {A: bundle, B: ONE.own_pem}, {}, NOW) == {B: ONE.own_pem}
 
 
-def test_of_a_bundle_what_holds_counts_and_nothing_else_that_stands_there() -> None:
+def test_only_the_valid_certificates_of_a_bundle_count() -> None:
     bundle = ENDED.own_pem + b"a comment\n" + ONE.own_pem + ONE.key_pem()
     assert trusted_bundles([A], {A: bundle}, {}, NOW) == {A: ONE.own_pem}
 
 
-def test_a_key_is_one_sites_alone() -> None:
-    """It could sign for the workers of the other. Certificates are public: who says that it has
-    another's does not take its place."""
-    renewed = GivenAuthority("renewed", key=ONE.key)  # another certificate for the same key
+def test_a_key_belongs_to_one_site() -> None:
+    """The site could sign for the workers of the other.
+
+    Certificates are public: a site that presents that of another does not displace it.
+    """
+    renewed = GivenAuthority("renewed", key=ONE.key)  # another certificate of the same key
     assert shared_keys({A: ONE.own_pem, B: OTHER.own_pem}, A, {}) == {}
     assert shared_keys({A: ONE.own_pem, B: ONE.own_pem}, A, {}) == {B: A}
     assert shared_keys({A: ONE.own_pem, B: renewed.own_pem}, B, {}) == {A: B}
@@ -86,12 +90,12 @@ def test_sites_that_had_one_key_when_the_operator_started_keep_it_in_that_run() 
     assert shared_keys(more, A, before, before) == {B: A}
 
 
-def test_what_is_kept_is_read_again() -> None:
+def test_kept_bundles_are_read_again() -> None:
     bundles = {A: ONE.own_pem + OTHER.own_pem, B: OTHER.own_pem}
     assert bundles_from_text(bundles_to_text(bundles, A)) == bundles
 
 
-def test_there_is_room_for_this_sites_own_and_for_some_others() -> None:
+def test_the_annotation_has_room_for_this_site_and_some_others() -> None:
     large = (ONE.own_pem * (MAX_RUN_BUNDLE_BYTES // len(ONE.own_pem)))[:MAX_RUN_BUNDLE_BYTES]
     sites = [SiteName(f"plant-{number:02}") for number in range(64)]
     text = bundles_to_text(dict.fromkeys(sites, large), sites[-1])
@@ -102,5 +106,5 @@ def test_there_is_room_for_this_sites_own_and_for_some_others() -> None:
 
 
 @given(st.text() | st.sampled_from(['{"plant-a": 1}', "[1]", '[["a"]]', '{"a": "ä"}', "[" * 9999]))
-def test_whatever_else_stands_there_is_nothing(text: str) -> None:
+def test_any_other_content_is_ignored(text: str) -> None:
     assert bundles_from_text(text) == {}

@@ -1,5 +1,8 @@
-"""Facts: what a pod's token brings, it brings to the pod's first bearer alone, in each use; no
-request is taken twice; tokens of no pod stand in nobody's way; what is remembered is bounded."""
+"""Test the binding of a pod's token to its first bearer.
+
+Each use of the token is bound separately. No request is accepted twice. Tokens without a pod have
+no binding. Memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ FIRST = Proof(b"key", 5)
 
 
 def held(proof: Proof = FIRST) -> TokenBindings:
-    """One bearer has had a trainer's certificate."""
+    """Return bindings with one bearer that has a trainer's certificate."""
     holders = TokenBindings()
     assert holders.admit(WORKER, "trainer", POD, proof)
     return holders
 
 
-def test_who_came_first_gets_all_later_ones() -> None:
+def test_the_first_bearer_gets_all_later_certificates() -> None:
     holders = held()
     for count in (6, 7, 2**63):
         assert holders.admit(WORKER, "trainer", POD, Proof(b"key", count))
@@ -32,29 +35,29 @@ def test_who_came_first_gets_all_later_ones() -> None:
     [Proof(b"another", 6), Proof(b"another", 5), Proof(), Proof(b"key", 5), Proof(b"key", 4)],
     ids=["another key", "another key, same count", "none", "the same again", "an earlier one"],
 )
-def test_nobody_else_does_and_it_is_none_the_worse(proof: Proof) -> None:
+def test_another_bearer_is_refused_without_effect_on_the_first(proof: Proof) -> None:
     holders = held()
     assert not holders.admit(WORKER, "trainer", POD, proof)
     assert holders.admit(WORKER, "trainer", POD, Proof(b"key", 6))
 
 
 @pytest.mark.parametrize("use", ["sidecar", "join"])
-def test_nor_for_another_use(use: str) -> None:
+def test_another_bearer_is_refused_for_another_use(use: str) -> None:
     holders = held()
     assert not holders.admit(WORKER, use, POD, Proof(b"another", 9))
     assert not holders.admit(WORKER, use, POD, Proof())
-    assert holders.admit(WORKER, use, POD, Proof(b"key", 1)), "each use is counted by itself"
+    assert holders.admit(WORKER, use, POD, Proof(b"key", 1)), "each use is counted separately"
     assert not holders.admit(WORKER, use, POD, Proof(b"key", 1))
 
 
-def test_a_pod_of_an_earlier_release_proves_nothing_and_goes_on() -> None:
+def test_a_pod_of_an_earlier_release_continues_without_a_proof() -> None:
     holders = held(Proof())
     assert holders.admit(WORKER, "trainer", POD, Proof())
     assert holders.admit(WORKER, "join", POD, Proof())
     assert not holders.admit(WORKER, "trainer", POD, Proof(b"key", 1))
 
 
-def test_workers_and_pods_are_told_apart() -> None:
+def test_workers_and_pods_are_distinguished() -> None:
     holders = held()
     other = WorkerIdentity(Rank(1), SITE, "small", 1)
     assert holders.admit(other, "trainer", Bearer("uid-2"), Proof(b"other's", 1))
@@ -63,17 +66,17 @@ def test_workers_and_pods_are_told_apart() -> None:
     assert not holders.admit(WORKER, "trainer", POD, Proof(b"next pod's", 2))
 
 
-def test_tokens_of_no_pod_are_taken_as_often_as_they_come() -> None:
+def test_tokens_without_a_pod_are_always_accepted() -> None:
     holders = TokenBindings()
     for key in (b"one", b"two", b""):
         assert holders.admit(WORKER, "trainer", Bearer(), Proof(key, 1))
 
 
-def test_pods_that_have_ended_are_forgotten_and_one_that_asks_is_not() -> None:
+def test_ended_pods_are_forgotten_and_a_calling_pod_is_not() -> None:
     holders = held()
     for number in range(MAX_PODS - 1):
         assert holders.admit(WORKER, "trainer", Bearer(f"pod-{number}"), Proof(b"key", 1))
-    assert not holders.admit(WORKER, "trainer", POD, Proof(b"another", 1)), "it is seen again"
+    assert not holders.admit(WORKER, "trainer", POD, Proof(b"another", 1)), "it called again"
     assert holders.admit(WORKER, "trainer", Bearer("pod-9"), Proof(b"key", 1))
     assert not holders.admit(WORKER, "trainer", POD, Proof(b"another", 1))
     assert holders.admit(WORKER, "trainer", Bearer("pod-0"), Proof(b"another", 1)), "the oldest"

@@ -1,10 +1,11 @@
-"""What the operator decides, situation by situation.
+"""Test what the operator decides in each situation.
 
-Proves: which objects a job gets and in which order; the conditions of each situation as kstatus and
-Argo CD want them; suspending, scaling, ends, failures, deadlines, a new run, time to live; that a
-second look at an unchanged world decides the same and that an operator that has just started takes
-nothing back. Left out: that an API server takes the objects (tests/cluster) and who carries a
-decision out (test_reconcile).
+- A job gets its objects in a certain order. The conditions follow kstatus and Argo CD.
+- The tests cover suspension, scaling, ends, failures, deadlines, a new run and the time to live.
+- A second look at an unchanged world gives the same decision. A restarted operator revokes nothing.
+
+Left out: that an API server accepts the objects (tests/cluster), and how a decision is applied
+(test_reconcile).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def training(groups: dict[str, int] | None = None, **spec: object) -> World:
     return world
 
 
-def test_a_fresh_job_gets_its_objects_and_then_its_workers() -> None:
+def test_a_new_job_gets_its_objects_and_then_its_workers() -> None:
     decision = World(dlion_job({"small": 3, "large": 1})).look()
     made = [
         (type(action).__name__, action.document["kind"], action.document["metadata"]["name"])
@@ -70,7 +71,7 @@ def test_a_fresh_job_gets_its_objects_and_then_its_workers() -> None:
     assert decision.status["readyWorkers"] == "0/4"
 
 
-def test_every_child_is_owned_and_goes_with_its_job() -> None:
+def test_every_child_is_owned_and_ends_with_its_job() -> None:
     decision = World(dlion_job()).look()
     for action in decision.actions:
         if isinstance(action, Apply | Create):
@@ -94,10 +95,10 @@ def test_workers_that_train_are_ready() -> None:
     }
     assert not [a for a in decision.actions if isinstance(a, Patch | Delete)]
     created = [a.document["kind"] for a in decision.actions if isinstance(a, Create)]
-    assert created == ["ConfigMap", "Deployment"]  # not made again where they are there
+    assert created == ["ConfigMap", "Deployment"]  # existing objects are not created again
 
 
-def test_a_second_look_says_the_same() -> None:
+def test_a_second_look_gives_the_same_decision() -> None:
     world = training()
     first = world.look()
     world.pass_by(300)
@@ -149,12 +150,12 @@ def test_workers_without_their_peers_wait_for_them() -> None:
     "template",
     [{"spec": "x"}, {"metadata": ["a"]}, {"metadata": {"labels": "x"}}, {"spec": {"volumes": 3}}],
 )
-def test_a_template_of_no_form_is_no_crash(template: object) -> None:
+def test_a_malformed_template_causes_no_crash(template: object) -> None:
     decision = World(dlion_job(podTemplate=template)).look()
     assert decision.status is not None
 
 
-def test_a_job_that_makes_no_pods_is_said_to_be_stuck() -> None:
+def test_a_job_that_creates_no_pods_is_stalled() -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
@@ -167,7 +168,7 @@ def test_a_job_that_makes_no_pods_is_said_to_be_stuck() -> None:
     assert truths(decision)["Stalled"] == "True"
 
 
-def test_failed_pods_that_are_not_replaced_are_said_so() -> None:
+def test_failed_pods_that_are_not_replaced_are_reported() -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
@@ -175,7 +176,7 @@ def test_failed_pods_that_are_not_replaced_are_said_so() -> None:
         world.fail("small", index, 1)
     world.run = RunView(open_s=3600.0)
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.pass_by(69)  # ten seconds of which Kubernetes waits before it replaces a pod
+    world.pass_by(69)  # Kubernetes waits ten seconds of this before it replaces a pod
     assert ready_reason(world.look())[0] == "WorkersStarting"
     world.pass_by(1)
     reason, message = ready_reason(world.look())
@@ -191,7 +192,7 @@ def test_a_pod_that_kubernetes_replaces_later_is_waited_for() -> None:
     counted = {"batch.kubernetes.io/job-index-failure-count": "5"}
     world.pods["small-0"]["metadata"]["annotations"] = counted
     world.look()
-    world.pass_by(379)  # 60 s and 10 s doubled five times
+    world.pass_by(379)  # 60 s, and 10 s doubled five times
     assert ready_reason(world.look())[0] == "WorkersStarting"
     world.pass_by(1)
     assert ready_reason(world.look())[0] == "PodsRefused"
@@ -210,19 +211,19 @@ def test_a_worker_that_failed_for_good_is_not_missing() -> None:
     assert ready_reason(world.look())[0] == "WorkersStarting"
 
 
-def test_a_job_that_never_starts_is_said_to_be_stuck() -> None:
+def test_a_job_that_never_starts_is_stalled() -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
     world.pods.clear()
     world.make_keeper()
-    del world.jobs["small"]["status"]["startTime"]  # nobody attends to Jobs
+    del world.jobs["small"]["status"]["startTime"]  # no controller handles Jobs
     world.look()
     world.pass_by(60)
     assert ready_reason(world.look())[0] == "PodsRefused"
 
 
-def test_a_keeper_without_a_pod_is_said_so() -> None:
+def test_a_keeper_without_a_pod_is_reported() -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
@@ -239,7 +240,7 @@ def test_a_keeper_without_a_pod_is_said_so() -> None:
     assert (ready_reason(decision)[0], truths(decision)["Ready"]) == ("KeeperUnavailable", "True")
 
 
-def test_a_run_that_waited_long_and_grows_is_not_stuck_at_once() -> None:
+def test_a_run_that_grows_after_a_long_wait_is_not_stalled_immediately() -> None:
     sites = [
         {"name": name, "groups": [{"name": "small", "workers": count}]}
         for name, count in (("plant-a", 2), ("plant-b", 1))
@@ -271,7 +272,7 @@ def test_a_run_that_waited_long_and_grows_is_not_stuck_at_once() -> None:
         ("CreateContainerConfigError", "ContainerBroken"),
     ],
 )
-def test_a_pod_that_cannot_start_is_soon_said_to_be_stuck(waiting: str, reason: str) -> None:
+def test_a_pod_that_cannot_start_is_soon_stalled(waiting: str, reason: str) -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
@@ -288,7 +289,7 @@ def test_a_pod_that_cannot_start_is_soon_said_to_be_stuck(waiting: str, reason: 
     assert truths(world.look())["Stalled"] == "False"
 
 
-def test_a_pod_that_fits_nowhere_is_said_so() -> None:
+def test_a_pod_that_fits_on_no_node_is_reported() -> None:
     world = World(dlion_job())
     world.look()
     world.make_jobs()
@@ -308,7 +309,7 @@ def test_a_pod_that_fits_nowhere_is_said_so() -> None:
     assert ready_reason(world.look()) == ("Unschedulable", f"small-0: {message}")
 
 
-def test_a_suspended_job_stops_its_workers_and_keeps_what_they_had() -> None:
+def test_a_suspended_job_stops_its_workers_and_keeps_their_state() -> None:
     world = training({"small": 2, "large": 1})
     world.document["spec"]["suspend"] = True
     decision = world.look()
@@ -330,13 +331,13 @@ def test_a_suspended_job_stops_its_workers_and_keeps_what_they_had() -> None:
     assert resuming == [{"suspend": False}] * 2
 
 
-def test_a_job_that_begins_suspended_gets_no_objects() -> None:
+def test_a_job_created_suspended_gets_no_objects() -> None:
     decision = World(dlion_job(suspend=True)).look()
     assert [type(a) for a in decision.actions] == [CloseRun]
     assert truths(decision)["Suspended"] == "True"
 
 
-def test_a_job_for_other_sites_is_none_of_ours() -> None:
+def test_a_job_for_other_sites_is_not_selected() -> None:
     document = dlion_job()
     document["spec"]["sites"][0]["name"] = "plant-b"
     decision = World(document).look()
@@ -345,14 +346,14 @@ def test_a_job_for_other_sites_is_none_of_ours() -> None:
     assert truths(decision)["Ready"] == "True"
 
 
-def test_another_controllers_job_is_left_alone() -> None:
+def test_another_controllers_job_is_ignored() -> None:
     decision = World(dlion_job(managedBy="kueue.x-k8s.io/multikueue")).look()
     assert decision.status is None
     assert decision.actions == (CloseRun(),)
     assert World(dlion_job(managedBy=MANAGED_BY)).look().status is not None
 
 
-def test_a_job_that_is_being_deleted_is_let_go() -> None:
+def test_a_job_in_deletion_is_released() -> None:
     document = dlion_job()
     document["metadata"]["deletionTimestamp"] = CREATED
     decision = World(document).look()
@@ -369,7 +370,7 @@ def test_a_manifest_that_cannot_be_read_is_reported_and_ends_nothing() -> None:
     assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
 
 
-def test_a_pod_template_must_keep_to_pod_security() -> None:
+def test_a_pod_template_must_comply_with_pod_security() -> None:
     volumes = [{"name": "data", "hostPath": {"path": "/data"}}]
     world = World(dlion_job(podTemplate={"spec": {"volumes": volumes, "hostNetwork": True}}))
     decision = world.look()
@@ -403,7 +404,7 @@ WEBHOOK = 'admission webhook "x.example.com" denied the request: no'
         (f"400 {WEBHOOK}", 400, "PolicyDenied"),
     ],
 )
-def test_what_the_api_server_refuses_is_named_and_tried_again(
+def test_a_refusal_by_the_api_server_is_named_and_retried(
     message: str, code: int, reason: str
 ) -> None:
     decision = World(dlion_job()).look(rejected=RejectedObject(message, code))
@@ -412,7 +413,7 @@ def test_what_the_api_server_refuses_is_named_and_tried_again(
     assert [a for a in decision.actions if isinstance(a, Create)]
 
 
-def test_when_all_have_trained_to_the_end_the_job_has_succeeded() -> None:
+def test_a_job_succeeds_once_all_workers_have_trained_to_the_end() -> None:
     world = training({"small": 2, "large": 1})
     world.end("small")
     assert truths(world.look())["Succeeded"] == "Unknown"
@@ -427,7 +428,7 @@ def test_when_all_have_trained_to_the_end_the_job_has_succeeded() -> None:
     assert decision.status["readyWorkers"] == "3/3"
 
 
-def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
+def test_a_broken_keeper_degrades_a_job_that_trains() -> None:
     world = training({"small": 2})
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": CREATED}
@@ -445,7 +446,9 @@ def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
     is_true = {name for name, status in truths(decision).items() if status == "True"}
     assert is_true == {"Ready", "Degraded", "PeersConnected"}
     assert [(n.reason, n.type) for n in decision.events] == [("KeeperUnavailable", "Warning")]
-    running = {"running": {"startedAt": stamp(world.now)}}  # for some seconds, and then again not
+    running = {
+        "running": {"startedAt": stamp(world.now)}
+    }  # for some seconds, and then not any more
     world.pods["keeper"]["status"]["containerStatuses"] = [
         {"name": "keeper", "state": running, "restartCount": 3}
     ]
@@ -484,7 +487,7 @@ def test_a_run_that_has_ended_stays_ended() -> None:
     world.end("small")
     first = world.look()
     world.pass_by(700)
-    world.jobs.clear()  # somebody deleted them
+    world.jobs.clear()  # the user deleted them
     world.pods.clear()
     world.run = None
     second = world.look()
@@ -507,36 +510,36 @@ def test_a_model_without_a_worker_that_failed_is_partial() -> None:
     ("exit_code", "reason"),
     [(67, "ProgramFailed"), (65, "InvalidSpec"), (66, "WorkersFailed"), (1, "RestartsExceeded")],
 )
-def test_where_no_worker_ended_well_the_job_failed(exit_code: int, reason: str) -> None:
+def test_the_job_fails_if_no_worker_succeeded(exit_code: int, reason: str) -> None:
     world = training()
     world.end("small", failed="0,1", exit_code=exit_code)
     world.fail("small", 0, exit_code, "step 3\nValueError: no such file\n")
     decision = world.look()
-    said, message = ready_reason(decision)
-    assert said == reason
+    found_reason, message = ready_reason(decision)
+    assert found_reason == reason
     assert "ValueError: no such file" in message
     assert truths(decision) | {"Failed": "True", "Stalled": "True"} == truths(decision)
 
 
-def test_a_trainer_that_was_killed_is_said_to_want_memory() -> None:
+def test_a_killed_trainer_is_reported_to_need_memory() -> None:
     world = training()
     world.end("small", failed="0,1", exit_code=137)
     assert "137 (SIGKILL), most often for want of memory" in ready_reason(world.look())[1]
 
 
-def test_with_failure_policy_fail_one_failure_ends_the_run() -> None:
+def test_one_failure_ends_the_run_under_the_policy_fail() -> None:
     world = training({"small": 3}, failurePolicy="Fail")
     world.jobs["small"]["status"]["failedIndexes"] = "2"
     world.fail("small", 2, 67)
     decision = world.look()
     stops = [a.reason for a in decision.actions if isinstance(a, StopRun)]
     assert stops == ["small-2 failed for good, and failurePolicy is Fail"]
-    assert truths(decision)["Failed"] == "False"  # the others save what they have first
+    assert truths(decision)["Failed"] == "False"  # the others save their state first
     world.end("small", failed="2", exit_code=67)
     assert truths(world.look())["Failed"] == "True"
 
 
-def test_workers_that_would_wait_for_a_failed_one_for_ever_are_not_left_to() -> None:
+def test_workers_do_not_wait_for_a_failed_one_without_end() -> None:
     world = World(dlion_job({"small": 2}))
     world.look()
     world.make_jobs()
@@ -545,11 +548,11 @@ def test_workers_that_would_wait_for_a_failed_one_for_ever_are_not_left_to() -> 
     world.fail("small", 1, 66)
     decision = world.look()
     assert truths(decision)["Failed"] == "True"
-    assert not [a for a in decision.actions if isinstance(a, Patch)]  # the status comes first
+    assert not [a for a in decision.actions if isinstance(a, Patch)]  # the status is written first
     assert halted(world.look()) == [{"suspend": True}]
 
 
-def test_a_run_that_takes_too_long_is_stopped_and_then_has_failed() -> None:
+def test_a_run_over_its_deadline_is_stopped_and_then_fails() -> None:
     world = training(activeDeadlineSeconds=600)
     world.pass_by(601)
     decision = world.look()
@@ -568,11 +571,11 @@ def test_workers_that_do_not_stop_at_the_deadline_are_ended() -> None:
 
 
 def halted(decision: Decision) -> list[object]:
-    """What is patched of Jobs' specs."""
+    """Return the patches of the specs of Jobs."""
     return [a.patch["spec"] for a in decision.actions if isinstance(a, Patch)]
 
 
-def test_a_break_does_not_count_against_the_deadline() -> None:
+def test_a_suspension_does_not_count_against_the_deadline() -> None:
     world = training(activeDeadlineSeconds=600)
     world.jobs["small"]["spec"]["suspend"] = True
     world.document["spec"]["suspend"] = True
@@ -584,7 +587,7 @@ def test_a_break_does_not_count_against_the_deadline() -> None:
     assert halted(decision) == [{"suspend": False}]
 
 
-def test_a_new_run_takes_away_what_is_left_of_the_one_before() -> None:
+def test_a_new_run_deletes_the_objects_of_the_previous_one() -> None:
     world = training()
     world.end("small")
     world.look()
@@ -603,7 +606,7 @@ def test_a_new_run_takes_away_what_is_left_of_the_one_before() -> None:
     assert truths(decision)["Succeeded"] == "Unknown"
 
 
-def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
+def test_children_are_deleted_after_their_time_to_live_and_the_job_stays() -> None:
     world = training(ttlSecondsAfterFinished=3600)
     world.end("small")
     world.look()
@@ -641,7 +644,7 @@ def test_a_run_that_is_over_is_served_for_ten_minutes() -> None:
     assert CloseRun() in world.look().actions
 
 
-def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
+def test_a_restarted_operator_revokes_nothing() -> None:
     world = training({"small": 3})
     before = dict(world.document["status"])
     world.pass_by(30)
@@ -655,7 +658,7 @@ def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("why", ["Unschedulable", "CrashLoopBackOff"])
-def test_what_is_broken_all_along_is_no_news_to_an_operator_that_has_just_started(why: str) -> None:
+def test_a_lasting_problem_is_not_reported_again_by_a_restarted_operator(why: str) -> None:
     world = training({"small": 3})
     if why == "Unschedulable":
         rejected = {"type": "PodScheduled", "reason": why, "status": "False"}
@@ -675,14 +678,14 @@ def test_what_is_broken_all_along_is_no_news_to_an_operator_that_has_just_starte
         decision = world.look()
         assert (decision.status, decision.events) == (None, ())
         assert world.document["status"] == before
-    world.run = RunView(open_s=45.0, ready=ready)  # they do not train indeed
+    world.run = RunView(open_s=45.0, ready=ready)  # they do not train
     assert (ready_reason(world.look())[0], truths(world.look())["Stalled"]) == (
         "Unschedulable" if why == "Unschedulable" else "ContainerBroken", "True"
     )  # fmt: skip
 
 
-def test_a_loss_soon_after_the_start_is_told_at_once() -> None:
-    """The operator has served the run from its first moment: who is not there is not there."""
+def test_a_loss_soon_after_the_start_is_reported_immediately() -> None:
+    """The operator has served the run from its start: a worker that is absent is lost."""
     world = training({"small": 3})
     world.pass_by(20)
     world.run = RunView(open_s=20.0, ready={SiteName("plant-a"): 2}, training=True)
@@ -690,65 +693,65 @@ def test_a_loss_soon_after_the_start_is_told_at_once() -> None:
 
 
 def dying(world: World, name: str, *, node_answers: bool) -> None:
-    """That pod is to go; its node says that its containers have ended, or nothing."""
+    """Mark the pod for deletion; its node reports that its containers have ended, or nothing."""
     pod = world.pods[name]
     pod["metadata"] |= {"deletionTimestamp": CREATED, "deletionGracePeriodSeconds": 30}
     state = {"terminated": {"exitCode": 130}} if node_answers else {"running": {}}
     pod["status"]["containerStatuses"] = [{"name": "trainer", "state": state}]
 
 
-def test_a_pod_on_a_dead_node_is_let_go() -> None:
+def test_a_pod_on_a_dead_node_is_released() -> None:
     world = training({"small": 2})
-    world.now += timedelta(seconds=3600)  # however far the API server's clock is behind
+    world.now += timedelta(seconds=3600)  # however late the API server's clock is
     dying(world, "small-0", node_answers=False)
     for _ in range(2):
         assert not [a for a in world.look().actions if isinstance(a, Delete)]
         world.now += timedelta(seconds=90)
     world.now += timedelta(seconds=1)
     decision = world.look()
-    (said,) = [a for a in decision.actions if isinstance(a, Patch)]
-    assert (said.kind, said.subresource) == (Kind.POD, "status")
-    assert said.patch["status"]["phase"] == "Failed"
-    assert said.patch["status"]["conditions"][-1]["type"] == "DisruptionTarget"
+    (patch,) = [a for a in decision.actions if isinstance(a, Patch)]
+    assert (patch.kind, patch.subresource) == (Kind.POD, "status")
+    assert patch.patch["status"]["phase"] == "Failed"
+    assert patch.patch["status"]["conditions"][-1]["type"] == "DisruptionTarget"
     (gone,) = [a for a in decision.actions if isinstance(a, Delete)]
     metadata = world.pods["small-0"]["metadata"]
     assert gone == Delete(Kind.POD, metadata["name"], metadata["uid"], grace_s=0)
 
 
-def test_a_pod_whose_node_answers_is_left_to_it() -> None:
+def test_a_pod_whose_node_answers_is_not_released() -> None:
     world = training({"small": 2})
     dying(world, "small-0", node_answers=True)
     world.look()
-    world.pass_by(30 + 600)  # its grace, and what a node may take for the rest
+    world.pass_by(30 + 600)  # its grace period, and the time that a node may need for the rest
     assert not [a for a in world.look().actions if isinstance(a, Delete)]
-    world.pods["small-0"]["status"]["phase"] = "Failed"  # and died then
+    world.pods["small-0"]["status"]["phase"] = "Failed"  # and its node failed then
     (gone,) = [a for a in world.look().actions if isinstance(a, Delete)]
     assert gone.grace_s == 0
 
 
-def test_a_pod_whose_node_dies_between_its_containers_end_and_its_own_is_let_go() -> None:
-    """Its phase is still Running: its Job, which replaces what has failed, would wait for ever."""
+def test_a_pod_is_released_if_its_node_dies_after_the_containers_end() -> None:
+    """Its phase is still Running. Its Job replaces only failed pods and would wait without end."""
     world = training({"small": 2})
     dying(world, "small-0", node_answers=True)
     world.look()
     world.pass_by(30 + 600)
     assert not [a for a in world.look().actions if isinstance(a, Patch | Delete)]
     world.pass_by(1)
-    said, gone = [a for a in world.look().actions if isinstance(a, Patch | Delete)]
-    assert isinstance(said, Patch)
-    assert said.patch["status"]["phase"] == "Failed"
-    assert isinstance(gone, Delete)
-    assert (gone.name, gone.grace_s) == (world.pods["small-0"]["metadata"]["name"], 0)
+    patch, deletion = [a for a in world.look().actions if isinstance(a, Patch | Delete)]
+    assert isinstance(patch, Patch)
+    assert patch.patch["status"]["phase"] == "Failed"
+    assert isinstance(deletion, Delete)
+    assert (deletion.name, deletion.grace_s) == (world.pods["small-0"]["metadata"]["name"], 0)
 
 
-def test_a_suspended_job_is_looked_at_while_its_pods_go() -> None:
+def test_a_suspended_job_is_looked_at_while_its_pods_end() -> None:
     world = training({"small": 1})
     world.document["spec"]["suspend"] = True
     dying(world, "small-0", node_answers=False)
     assert world.look().requeue_after_s is not None
 
 
-def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
+def test_a_run_that_returns_to_the_queue_reports_it() -> None:
     document = dlion_job()
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
     world = World(document)
@@ -768,7 +771,7 @@ def test_a_run_that_is_taken_back_into_the_queue_says_so() -> None:
 
 
 def admitted() -> World:
-    """A job whose Job is in a queue by itself, as an older operator made it, and runs."""
+    """Return a running job whose Job is queued itself, as an older operator created it."""
     document = dlion_job()
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
     world = World(document)
@@ -781,8 +784,8 @@ def admitted() -> World:
     return world
 
 
-def test_a_queued_job_is_suspended_without_a_fight_with_its_queue() -> None:
-    """Kueue unsuspends a Job that it has admitted; one that is empty runs nothing all the same."""
+def test_a_queued_job_is_suspended_without_a_conflict_with_its_queue() -> None:
+    """Kueue resumes a Job that it has admitted; an empty one still runs nothing."""
     world = admitted()
     world.document["spec"]["suspend"] = True
     assert halted(world.look()) == [{"parallelism": 0}]
@@ -795,8 +798,10 @@ def test_a_queued_job_is_suspended_without_a_fight_with_its_queue() -> None:
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
-def test_a_break_of_a_queued_run_does_not_count_against_the_deadline(*, is_admitted: bool) -> None:
-    """Kueue may admit a Job that is empty: then Kubernetes has it start when the break begins."""
+def test_a_suspension_of_a_queued_run_does_not_count_against_the_deadline(
+    *, is_admitted: bool
+) -> None:
+    """Kueue may admit an empty Job: Kubernetes then starts it when the suspension begins."""
     world = admitted()
     world.document["spec"] |= {"activeDeadlineSeconds": 600, "suspend": True}
     world.look()
@@ -808,7 +813,7 @@ def test_a_break_of_a_queued_run_does_not_count_against_the_deadline(*, is_admit
     world.run = None
     world.document["spec"]["suspend"] = False
     decision = world.look()
-    # In one request: no pod starts before Kueue has counted it, and `startTime` is set anew.
+    # In one request: no pod starts before Kueue has counted it, and `startTime` is set again.
     assert halted(decision) == [{"suspend": True, "parallelism": 2, "completions": 2}]
     assert not [a for a in decision.actions if isinstance(a, FinishRun | StopRun)]
     assert truths(decision)["Failed"] == "False"
@@ -822,14 +827,14 @@ def test_a_break_of_a_queued_run_does_not_count_against_the_deadline(*, is_admit
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
 
-def test_a_job_that_waits_in_its_queue_stays_away_from_it_while_suspended() -> None:
+def test_a_waiting_job_leaves_its_queue_while_suspended() -> None:
     world = admitted()
     world.jobs["small"]["spec"]["suspend"] = True
     world.document["spec"]["suspend"] = True
     assert halted(world.look()) == [{"parallelism": 0}]
 
 
-def test_a_queued_run_that_is_over_is_ended_without_a_fight_too() -> None:
+def test_a_finished_queued_run_ends_without_a_conflict() -> None:
     world = admitted()
     world.document["spec"]["activeDeadlineSeconds"] = 60
     world.pass_by(3600)
@@ -837,7 +842,7 @@ def test_a_queued_run_that_is_over_is_ended_without_a_fight_too() -> None:
     assert halted(world.look()) == [{"parallelism": 0}]
 
 
-def test_transition_times_move_with_the_status_alone() -> None:
+def test_transition_times_change_with_the_status_only() -> None:
     world = training()
     began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
     world.pass_by(100)
@@ -849,7 +854,7 @@ def test_transition_times_move_with_the_status_alone() -> None:
     assert moved == {"Degraded", "PeersConnected"}
 
 
-def test_a_group_asks_for_gpus_by_its_resources() -> None:
+def test_a_group_requests_gpus_by_its_resources() -> None:
     document = dlion_job()
     (group,) = document["spec"]["sites"][0]["groups"]
     group["resources"] = {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}
@@ -864,7 +869,7 @@ def test_a_group_asks_for_gpus_by_its_resources() -> None:
     assert all("nvidia.com/gpu" not in str(each["resources"]) for each in pod["initContainers"])
 
 
-def test_one_job_may_have_groups_that_another_sites_share_the_name_of() -> None:
+def test_groups_of_different_sites_may_share_a_name() -> None:
     document = dlion_job({"small": 1})
     document["spec"]["sites"].insert(
         0, {"name": "plant-b", "groups": [{"name": "small", "workers": 2}]}

@@ -1,13 +1,22 @@
-"""A job that MultiKueue dispatches: in the manager cluster, and its copy in a worker cluster.
+"""Test a job that MultiKueue dispatches: in the manager cluster, and its copy in a worker cluster.
 
-Proves: the manager's operator makes the Workload and starts nothing; it writes the status only
-while Kueue has no copy, also of a manifest that it cannot read; an eviction gives the quota back
-after the copy's workers, and after the run's end; suspension, another run and a changed manifest
-replace the Workload, an end does not; a job that is dispatched no longer loses it; what cannot be
-dispatched says so. The copy's operator makes and deletes no Workload, owns the one that is named,
-reports its end once the keeper has recorded it, ends the Workload of a copy that it cannot run, and
-says what that does not count.
-Leaves out: Kueue itself and reading (tests/cluster/test_multikueue.py).
+The manager's operator:
+
+- It creates the Workload and starts nothing. It writes the status only while Kueue has no copy,
+  also for a manifest that it cannot read.
+- An eviction returns the quota after the copy's workers have ended, and after the run's end.
+- Suspension, another run and a changed manifest replace the Workload; an end does not. A job that
+  is no longer dispatched loses it.
+- It reports a job that cannot be dispatched.
+
+The copy's operator:
+
+- It creates and deletes no Workload, and owns the named one.
+- It reports the end of the copy once the keeper has recorded it. It ends the Workload of a copy
+  that it cannot run.
+- It names the requests that Kueue does not count.
+
+Left out: Kueue itself and reading (tests/cluster/test_multikueue.py).
 """
 
 from __future__ import annotations
@@ -44,14 +53,14 @@ TRAINS = [{"type": "Ready", "status": "True", "reason": "Training"}]
 
 
 def dispatched(**spec: Any) -> World:
-    """In a manager cluster whose own site has another name."""
+    """Return a job in a manager cluster whose own site has another name."""
     world = queued(managedBy=MULTIKUEUE, **spec)
     world.settings = replace(world.settings, site="control")
     return world
 
 
 def waiting(**spec: Any) -> World:
-    """Its Workload is there, and has no quota."""
+    """Return a dispatched job whose Workload has no quota yet."""
     world = dispatched(**spec)
     (made,) = created(world.look(), "Workload")
     workload = copy.deepcopy(made)
@@ -63,7 +72,7 @@ def waiting(**spec: Any) -> World:
 
 
 def copied(world: World, ready_workers: str = "2/2", **status: Any) -> None:
-    """Kueue has written the copy's status."""
+    """Write the copy's status as Kueue does."""
     run_id = world.document["spec"].get("runId", "1")
     before = {"runId": run_id, "readyWorkers": ready_workers, "conditions": TRAINS}
     world.document["status"] = {**before, **status}
@@ -76,7 +85,7 @@ def made(decision: Decision) -> list[str]:
 # ---- in the manager cluster ------------------------------------------------------------------
 
 
-def test_the_manager_makes_the_workload_and_starts_nothing() -> None:
+def test_the_manager_creates_the_workload_and_starts_nothing() -> None:
     world = dispatched()
     decision = world.look()
     assert made(decision) == ["Workload"]
@@ -92,7 +101,7 @@ def test_the_manager_makes_the_workload_and_starts_nothing() -> None:
 
 
 def dispatch(world: World) -> None:
-    """Kueue admits the Workload in a worker cluster, and copies the job there."""
+    """Admit the Workload in a worker cluster and copy the job there, as Kueue does."""
     admit(world)
     assert world.queue is not None
     assert world.queue.workload is not None
@@ -107,7 +116,7 @@ def evict(world: World) -> None:
     say(world, "Evicted", "True", "Preempted", "to make room")
 
 
-def test_the_status_is_kueues_while_there_is_a_copy() -> None:
+def test_kueue_writes_the_status_while_a_copy_exists() -> None:
     world = waiting()
     say(world, "QuotaReserved", "False", "Pending", "insufficient quota for cpu")
     assert ready_reason(world.look())[1].endswith("insufficient quota for cpu")
@@ -125,7 +134,7 @@ def test_the_status_is_kueues_while_there_is_a_copy() -> None:
     assert deleted(world.look(), Kind.WORKLOAD) == []
 
 
-def test_an_evicted_job_gives_its_quota_back_after_the_copys_workers() -> None:
+def test_an_evicted_job_returns_its_quota_after_the_copys_workers() -> None:
     world = waiting()
     dispatch(world)
     evict(world)
@@ -154,7 +163,7 @@ def test_a_suspended_job_loses_its_workload_and_with_it_the_copy() -> None:
     assert made(world.look()) == ["Workload"]
 
 
-def test_another_run_gets_a_workload_of_the_same_name_once_the_earlier_one_is_gone() -> None:
+def test_another_run_gets_a_workload_of_that_name_after_its_deletion() -> None:
     world = waiting(runId="1")
     dispatch(world)
     world.document["spec"]["runId"] = "2"
@@ -166,7 +175,7 @@ def test_another_run_gets_a_workload_of_the_same_name_once_the_earlier_one_is_go
     assert workload["metadata"]["name"] == NAME
 
 
-def test_a_run_that_is_over_is_not_dispatched_again() -> None:
+def test_a_finished_run_is_not_dispatched_again() -> None:
     world = waiting()
     dispatch(world)
     say(world, "Finished", "True", "Succeeded")
@@ -180,7 +189,7 @@ def test_a_run_that_is_over_is_not_dispatched_again() -> None:
     assert (made(decision), decision.status) == ([], None)
 
 
-def test_jobs_from_before_it_was_dispatched_are_deleted() -> None:
+def test_earlier_jobs_of_a_dispatched_run_are_deleted() -> None:
     world = queued()
     submitted(world)
     name = world.jobs["small"]["metadata"]["name"]
@@ -189,7 +198,7 @@ def test_jobs_from_before_it_was_dispatched_are_deleted() -> None:
     assert deleted(world.look(), Kind.JOB) == [name]
 
 
-def test_what_cannot_be_dispatched_says_so() -> None:
+def test_a_job_that_cannot_be_dispatched_reports_it() -> None:
     world = dispatched()
     world.document["spec"]["sites"].append({"name": "b", "groups": [{"name": "x", "workers": 1}]})
     decision = world.look()
@@ -214,7 +223,7 @@ def test_what_cannot_be_dispatched_says_so() -> None:
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
-def test_an_eviction_right_after_the_end_gives_the_quota_back(end: str) -> None:
+def test_an_eviction_right_after_the_end_returns_the_quota(end: str) -> None:
     world = waiting()
     dispatch(world)
     copied(world, conditions=[{"type": end, "status": "True", "lastTransitionTime": NOW}])
@@ -232,7 +241,7 @@ def test_an_eviction_right_after_the_end_gives_the_quota_back(end: str) -> None:
     assert (decision.actions, decision.requeue_after_s) == ((CloseRun(),), None)
 
 
-def test_a_run_that_is_over_is_not_dispatched_again_after_an_eviction() -> None:
+def test_a_finished_run_is_not_dispatched_again_after_an_eviction() -> None:
     world = waiting(runId="1")
     copied(world, conditions=[{"type": "Succeeded", "status": "True", "lastTransitionTime": NOW}])
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
@@ -241,7 +250,7 @@ def test_a_run_that_is_over_is_not_dispatched_again_after_an_eviction() -> None:
     assert deleted(world.look(), Kind.WORKLOAD)[-1] == NAME
 
 
-def test_a_manifest_that_cannot_be_read_leaves_a_copy_and_its_status_alone() -> None:
+def test_an_unreadable_manifest_changes_neither_a_copy_nor_its_status() -> None:
     world = waiting()
     dispatch(world)
     say(world, "PodsReady", "True", "Started")
@@ -254,24 +263,24 @@ def test_a_manifest_that_cannot_be_read_leaves_a_copy_and_its_status_alone() -> 
     say(world, "QuotaReserved", "False", "Pending")
     decision = world.look()
     assert ready_reason(decision)[0] == "InvalidSpec"
-    assert deleted(decision, Kind.WORKLOAD) == [NAME], "else another copy of it is made"
+    assert deleted(decision, Kind.WORKLOAD) == [NAME], "otherwise Kueue creates another copy"
 
 
-def test_a_site_too_many_leaves_the_status_of_a_copy_alone() -> None:
+def test_an_extra_site_does_not_change_the_status_of_a_copy() -> None:
     world = waiting()
     dispatch(world)
     world.document["spec"]["sites"].append({"name": "b", "groups": [{"name": "x", "workers": 1}]})
     assert world.look().status is None
 
 
-def test_a_field_of_a_newer_definition_keeps_no_job_from_being_dispatched() -> None:
+def test_a_job_with_a_field_of_a_newer_definition_is_dispatched() -> None:
     world = dispatched()
     world.document["spec"]["ofALaterVersion"] = True
     assert made(world.look()) == ["Workload"]
 
 
 @pytest.mark.parametrize("change", ["no queue", "is being deleted"])
-def test_the_operator_leaves_other_jobs_alone(change: str) -> None:
+def test_the_operator_ignores_other_jobs(change: str) -> None:
     world = dispatched()
     if change == "no queue":
         del world.document["metadata"]["labels"][QUEUE_LABEL]
@@ -290,7 +299,7 @@ def test_the_operator_leaves_other_jobs_alone(change: str) -> None:
         (False, "dlion.dev/operator"),
     ],
 )
-def test_a_job_that_is_dispatched_no_longer_loses_its_workload_and_so_its_copy(
+def test_a_job_that_leaves_multikueue_loses_its_workload_and_its_copy(
     label: bool, manager: str
 ) -> None:
     world = waiting()
@@ -302,10 +311,10 @@ def test_a_job_that_is_dispatched_no_longer_loses_its_workload_and_so_its_copy(
     world.settings = replace(world.settings, site="plant-a")
     assert NAME in deleted(world.look(), Kind.WORKLOAD)
     world.settings = replace(world.settings, kueue=False)
-    assert deleted(world.look(), Kind.WORKLOAD) == [], "no right to"
+    assert deleted(world.look(), Kind.WORKLOAD) == [], "without the right"
 
 
-def test_a_job_that_leaves_multikueue_with_a_bad_manifest_loses_its_copy_too() -> None:
+def test_a_job_that_leaves_multikueue_with_a_bad_manifest_loses_its_copy() -> None:
     world = waiting()
     world.document["spec"] |= {"managedBy": "dlion.dev/operator", "trainer": 7}
     assert NAME in deleted(world.look(), Kind.WORKLOAD)
@@ -315,7 +324,7 @@ def test_a_job_that_leaves_multikueue_with_a_bad_manifest_loses_its_copy_too() -
 
 
 def copy_of_a_job(**spec: Any) -> World:
-    """The copy with its Jobs, and the Workload that Kueue has made for it."""
+    """Return the copy with its Jobs, and the Workload that Kueue has created for it."""
     (workload,) = created(dispatched(**spec).look(), "Workload")
     world = queued(**spec)
     submitted(world)
@@ -329,7 +338,7 @@ def copy_of_a_job(**spec: Any) -> World:
 
 
 def admitted_copy() -> World:
-    """A copy that owns its Workload, which has quota."""
+    """Return a copy that owns its Workload, which has quota."""
     world = copy_of_a_job()
     own(world)
     admit(world)
@@ -345,7 +354,7 @@ def own(world: World) -> None:
     world.queue = replace(world.queue, workload=owned)
 
 
-def test_a_copy_owns_the_workload_that_is_named_and_runs_by_it() -> None:
+def test_a_copy_owns_the_named_workload_and_runs_under_it() -> None:
     world = copy_of_a_job()
     decision = world.look()
     (patch,) = patches(decision, Kind.WORKLOAD)
@@ -366,8 +375,8 @@ def test_a_copy_owns_the_workload_that_is_named_and_runs_by_it() -> None:
     assert workload_status(world.look())["admission"] is None
 
 
-def test_a_copy_says_which_requests_kueue_does_not_count() -> None:
-    """The manager has made the Workload without the worker cluster's DLionRuntime."""
+def test_a_copy_names_the_requests_that_kueue_does_not_count() -> None:
+    """The manager has created the Workload without the worker cluster's DLionRuntime."""
     world = admitted_copy()
     running(world)
     assert "Kueue counts" not in ready_reason(world.look())[1]
@@ -381,7 +390,7 @@ def test_a_copy_says_which_requests_kueue_does_not_count() -> None:
     assert "Kueue counts" not in ready_reason(world.look())[1]
 
 
-def test_a_copy_without_its_workload_runs_nothing_and_makes_none() -> None:
+def test_a_copy_without_its_workload_runs_nothing_and_creates_none() -> None:
     world = copy_of_a_job()
     own(world)
     admit(world)
@@ -396,7 +405,7 @@ def test_a_copy_without_its_workload_runs_nothing_and_makes_none() -> None:
     assert f"Workload {NAME}, which label {QUEUE_PREBUILT_LABEL} names, does not exist" in message
 
 
-def test_a_copy_leaves_its_workload_to_kueue() -> None:
+def test_a_copy_does_not_change_its_workload() -> None:
     world = copy_of_a_job()
     own(world)
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = 5
@@ -418,7 +427,7 @@ def test_a_copy_reports_its_end_once_the_keeper_has_recorded_it() -> None:
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
 
 
-def test_a_copy_at_a_site_of_another_name_says_what_to_set() -> None:
+def test_a_copy_at_a_site_of_another_name_names_the_value_to_set() -> None:
     world = copy_of_a_job()
     world.settings = replace(world.settings, site="plant-z")
     reason, message = ready_reason(world.look())
@@ -428,7 +437,7 @@ def test_a_copy_at_a_site_of_another_name_says_what_to_set() -> None:
 
 
 @pytest.mark.parametrize("defect", ["site", "manifest"])
-def test_a_copy_that_cannot_run_ends_its_workload_once_that_is_reported(defect: str) -> None:
+def test_a_copy_that_cannot_run_ends_its_workload_after_its_report(defect: str) -> None:
     world = admitted_copy()
     if defect == "site":
         world.settings = replace(world.settings, site="plant-z")
@@ -436,10 +445,10 @@ def test_a_copy_that_cannot_run_ends_its_workload_once_that_is_reported(defect: 
     else:
         world.document["spec"]["trainer"] = 7
     decision = world.look()
-    assert patches(decision, Kind.WORKLOAD) == [], "else MultiKueue deletes it with its status"
+    assert patches(decision, Kind.WORKLOAD) == [], "otherwise MultiKueue deletes it with its status"
     decision = world.look()
     assert by_type(workload_status(decision))["Finished"] == ("True", "OutOfSync")
-    assert deleted(decision, Kind.WORKLOAD) == [], "MultiKueue would make it again"
+    assert deleted(decision, Kind.WORKLOAD) == [], "MultiKueue would create it again"
     say(world, "Evicted", "True", "Preempted")
     assert by_type(workload_status(world.look()))["Requeued"] == ("True", "Preempted")
     say(world, "QuotaReserved", "False")
@@ -454,7 +463,7 @@ def test_a_copy_that_cannot_be_read_keeps_its_quota_while_its_workers_run() -> N
         assert patches(world.look(), Kind.WORKLOAD) == []
 
 
-def test_a_copy_whose_manifest_cannot_be_read_after_its_end_reports_that_end() -> None:
+def test_an_ended_copy_with_an_unreadable_manifest_reports_its_end() -> None:
     world = admitted_copy()
     running(world)
     world.end("small")

@@ -1,11 +1,14 @@
-"""Facts: an exposed worker gets a Service of its own that selects its pod alone, and only where
-there are other sites, while it waits in no queue; other sites are told the ports that the API
-server chose, at the node of the newest pod, at the load balancer that then gets these ports, or at
-the site's advertised address; or its gateway, which learns a name for each port; while this site's
-workers keep knowing their pods; who cannot be reached yet is not told of, and the status says why;
-Services go when nobody runs that they lead to.
+"""Test the Services and routes that expose workers to other sites.
 
-Left out: that an API server takes these objects, and a node or a gateway serves them
+- An exposed worker has its own Service that selects only its pod. It has one only if there are
+  other sites and while the worker is not queued.
+- Other sites get the ports that the API server chose: at the node of the newest pod, at the load
+  balancer, or at the site's advertised address. A gateway gets one name for each port.
+- Workers of this site keep the addresses of their pods. An unreachable worker is not published; the
+  status states why.
+- A Service ends once no worker uses it.
+
+Left out: that an API server accepts these objects, and that a node or a gateway serves them
 (tests/cluster, tests/local/test_gateway.py).
 """
 
@@ -40,7 +43,7 @@ NODE = "192.0.2.7"
 def world(
     exposure: str = "NodePort", *, workers: int = 2, settings: Settings = SETTINGS, **spec: Any
 ) -> World:
-    """A job of so many workers here and one at plant B."""
+    """Return a job with this many workers here and one at plant B."""
     sites = [
         {"name": A, "groups": [{"name": "small", "workers": workers}]},
         {"name": B, "groups": [{"name": "small", "workers": 1}]},
@@ -49,7 +52,7 @@ def world(
 
 
 def running(**given: Any) -> World:
-    """The same, its pods on a node, its Services there."""
+    """Return the same world with its pods on a node and its Services."""
     made = world(**given)
     made.expose(made.look())
     made.make_jobs()
@@ -59,18 +62,18 @@ def running(**given: Any) -> World:
 
 
 def balanced(**given: Any) -> World:
-    """With exposure LoadBalancer, once the API server has chosen ports."""
+    """Return a world with exposure LoadBalancer whose ports the API server has chosen."""
     return running(exposure="LoadBalancer", **given)
 
 
 def services(decision: Decision) -> list[dict[str, Any]]:
-    """Those of workers."""
+    """Return the Services of workers."""
     found = [a.document for a in decision.actions if isinstance(a, Apply)]
     return [each for each in found if names.GROUP_LABEL in each["metadata"]["labels"]]
 
 
 def deleted(decision: Decision) -> list[str]:
-    """Names of Services."""
+    """Return the names of deleted Services."""
     gone = [a for a in decision.actions if isinstance(a, Delete) and a.uid]
     return [each.name for each in gone if each.kind is Kind.SERVICE]
 
@@ -87,7 +90,7 @@ def by_index(decision: Decision) -> dict[int, str]:
 # ---- the Services ------------------------------------------------------------------------------
 
 
-def test_a_worker_gets_a_service_that_selects_its_pod_alone() -> None:
+def test_a_worker_gets_a_service_that_selects_only_its_pod() -> None:
     at = running(workers=3)
     made = services(at.look())
     assert len(made) == 3
@@ -106,7 +109,7 @@ def test_a_worker_gets_a_service_that_selects_its_pod_alone() -> None:
         assert owner["uid"] == "u-1"
 
 
-def test_who_waits_in_a_queue_holds_no_ports() -> None:
+def test_a_queued_worker_holds_no_ports() -> None:
     at = world()
     at.document["metadata"]["labels"] = {names.QUEUE_LABEL: "edge"}
     at.queue = QueueState()
@@ -121,7 +124,7 @@ def test_who_waits_in_a_queue_holds_no_ports() -> None:
     at.expose(admitted)
     at.pods = pods
     spec["suspend"] = True
-    assert deleted(at.look()) == [], "its pods still run"
+    assert deleted(at.look()) == [], "the pods still run"
     for pod in pods.values():
         pod["status"] = {"phase": "Failed"}
     preempted = at.look()
@@ -129,7 +132,7 @@ def test_who_waits_in_a_queue_holds_no_ports() -> None:
     assert services(preempted) == []
 
 
-def test_names_fit_whatever_the_manifest_allows() -> None:
+def test_names_fit_for_every_valid_manifest() -> None:
     document = dlion_job()
     document["metadata"]["name"] = "j" * 32
     name = names.worker_service_name(load_job(document).key, "g" * 16, 998)
@@ -144,7 +147,7 @@ def test_names_fit_whatever_the_manifest_allows() -> None:
     ],
     ids=["on a network of pods", "without other sites"],
 )
-def test_where_nobody_else_has_to_reach_them_there_are_no_services(at: World) -> None:
+def test_there_are_no_services_without_other_sites(at: World) -> None:
     decision = at.look()
     assert services(decision) == []
     assert opened(decision) is None
@@ -159,7 +162,7 @@ TRAEFIK = replace(GATE, route="IngressRouteTCP", entry_points=("dlion",))
 
 
 def routed(gateway: Gateway | None) -> World:
-    """Two workers whose Services are there, and such a gateway."""
+    """Return two workers with Services behind this gateway."""
     return running(exposure="Gateway", settings=replace(SETTINGS, gateway=gateway))
 
 
@@ -168,7 +171,7 @@ def routes(decision: Decision) -> list[dict[str, Any]]:
     return [each for each in found if each["kind"] not in ("Service", "Deployment")]
 
 
-def test_behind_a_gateway_every_port_is_found_by_a_name_of_its_own() -> None:
+def test_every_port_behind_a_gateway_has_its_own_name() -> None:
     at = routed(GATE)
     decision = at.look()
     assert {each["spec"]["type"] for each in services(decision)} == {"ClusterIP"}
@@ -182,14 +185,14 @@ def test_behind_a_gateway_every_port_is_found_by_a_name_of_its_own() -> None:
         (owner,) = route["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("Service", backend["name"])
     assert leads == expected_leads(at)
-    told = opened(decision) or {}
-    assert {each.exchange for each in told.values()} == {GATE.address}
-    assert {each.measuring for each in told.values()} == {GATE.address}
-    assert len(told) == 2
+    addresses = opened(decision) or {}
+    assert {each.exchange for each in addresses.values()} == {GATE.address}
+    assert {each.measuring for each in addresses.values()} == {GATE.address}
+    assert len(addresses) == 2
 
 
 def expected_leads(at: World) -> dict[str, tuple[str, int]]:
-    """By the server name that a worker asks for: Service and port."""
+    """Return Service and port by the server name that a worker requests."""
     job = load_job(at.document)
     found = {}
     for worker in job.workers():
@@ -200,7 +203,7 @@ def expected_leads(at: World) -> dict[str, tuple[str, int]]:
     return found
 
 
-def test_traefik_is_told_the_same() -> None:
+def test_traefik_gets_the_same_routes() -> None:
     at = routed(TRAEFIK)
     leads = {}
     for route in routes(at.look()):
@@ -214,7 +217,7 @@ def test_traefik_is_told_the_same() -> None:
     assert leads == expected_leads(at)
 
 
-def test_a_site_without_a_gateway_says_which_value_is_missing() -> None:
+def test_a_site_without_a_gateway_names_the_missing_value() -> None:
     at = routed(None)
     at.run = RunView(open_s=3600.0, ready={A: 2})
     decision = at.look()
@@ -228,7 +231,7 @@ def test_a_site_without_a_gateway_says_which_value_is_missing() -> None:
 # ---- the addresses -----------------------------------------------------------------------------
 
 
-def test_other_sites_are_told_the_ports_at_the_workers_node() -> None:
+def test_other_sites_get_the_ports_at_the_workers_node() -> None:
     at = world()
     first = at.look()
     assert opened(first) == {}
@@ -269,7 +272,7 @@ def test_a_load_balancer_gets_the_ports_that_the_api_server_chose() -> None:
         ({"ip": "10.0.0.5"}, "plant-a.example", "plant-a.example"),
     ],
 )
-def test_other_sites_are_told_the_load_balancer_once_it_is_there(
+def test_other_sites_get_the_load_balancer_once_it_exists(
     ingress: dict[str, str], advertised: str, host: str
 ) -> None:
     at = balanced(settings=replace(SETTINGS, advertised_address=advertised))
@@ -278,7 +281,7 @@ def test_other_sites_are_told_the_load_balancer_once_it_is_there(
     assert by_index(at.look()) == {1: f"{host}:30002"}
 
 
-def test_a_load_balancer_that_does_not_come_is_said() -> None:
+def test_a_missing_load_balancer_is_reported() -> None:
     at = balanced()
     at.run = RunView(open_s=3600.0, ready={A: 2})
     reason, message = ready_reason(at.look())
@@ -291,21 +294,21 @@ def test_a_load_balancer_that_does_not_come_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "host", "policy"),
+    ("advertised", "host", "policy"),
     [
         ("", NODE, "Local"),
         ("plant-a.example", "plant-a.example", "Cluster"),
         ("fd00::1", "[fd00::1]", "Cluster"),
     ],
 )
-def test_an_advertised_address_stands_for_every_node(told: str, host: str, policy: str) -> None:
-    at = running(settings=replace(SETTINGS, advertised_address=told))
+def test_an_advertised_address_replaces_every_node(advertised: str, host: str, policy: str) -> None:
+    at = running(settings=replace(SETTINGS, advertised_address=advertised))
     decision = at.look()
     assert by_index(decision) == {0: f"{host}:30000", 1: f"{host}:30002"}
     assert {each["spec"]["externalTrafficPolicy"] for each in services(decision)} == {policy}
 
 
-def test_a_worker_that_moves_is_told_of_at_its_new_node() -> None:
+def test_a_worker_that_moves_is_published_at_its_new_node() -> None:
     at = running(workers=1)
     at.pass_by(60)
     at.pods["old"] = at.pods["small-0"] | {
@@ -315,7 +318,7 @@ def test_a_worker_that_moves_is_told_of_at_its_new_node() -> None:
     moved = at.pods["small-0"]
     moved["metadata"] = {**moved["metadata"], "creationTimestamp": "2026-01-31T12:01:00Z"}
     moved["status"] = {"phase": "Pending"}
-    assert by_index(at.look()) == {}, "it has no node yet, and has left the old one"
+    assert by_index(at.look()) == {}, "the worker has left the old node and has no new one"
     moved["status"] = {"phase": "Running", "hostIP": "192.0.2.8"}
     assert by_index(at.look()) == {0: "192.0.2.8:30000"}
 
@@ -325,15 +328,15 @@ def member(index: int, state: MemberState = MemberState.READY) -> Member:
     return Member(worker, 1, state, f"10.0.0.{index}:7440", f"10.0.0.{index}:7441")
 
 
-def test_who_cannot_be_reached_yet_is_not_told_of() -> None:
+def test_an_unreachable_worker_is_not_published() -> None:
     ready, unreached, gone = member(0), member(1), member(2, MemberState.FINISHED)
     known = {ready.identity: WorkerAddresses("a:1", "a:2")}
-    told = advertised_members((ready, unreached, gone), known)
-    assert told == (replace(ready, exchange_address="a:1", measuring_address="a:2"), gone)
+    advertised = advertised_members((ready, unreached, gone), known)
+    assert advertised == (replace(ready, exchange_address="a:1", measuring_address="a:2"), gone)
     assert advertised_members((ready, unreached, gone), None) == (ready, unreached, gone)
 
 
-def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
+def test_a_site_uses_its_own_pods_and_reports_the_ports_to_others() -> None:
     job = load_job(world().document)
     authority = CertificateAuthority(A)
     server = CoordinatorServer("127.0.0.1:0", authority)
@@ -345,8 +348,8 @@ def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     assert runs.reports()[job.key].workers.members == ()
     addresses = {worker: WorkerAddresses(f"n:{worker.index + 1}", "n:9") for worker in own}
     runs.open(OpenRun(job, job.workers(), spec_hash="h", age_s=0.0, addresses=addresses))
-    told = runs.reports()[job.key].workers.members
-    assert [each.exchange_address for each in told] == ["n:1", "n:2"]
+    reported = runs.reports()[job.key].workers.members
+    assert [each.exchange_address for each in reported] == ["n:1", "n:2"]
     here = server.membership(job.key).members
     assert [each.exchange_address for each in here] == ["10.0.0.0:7440", "10.0.0.1:7440"]
 
@@ -368,7 +371,7 @@ def _join(worker: WorkerIdentity, stream: int) -> JoinRequested:
 # ---- the status --------------------------------------------------------------------------------
 
 
-def test_what_keeps_other_sites_from_workers_is_said() -> None:
+def test_the_obstacle_between_other_sites_and_workers_is_reported() -> None:
     at = running()
     at.services = at.services[:1]
     at.run = RunView(open_s=3600.0, ready={A: 2})
@@ -386,7 +389,7 @@ def test_what_keeps_other_sites_from_workers_is_said() -> None:
     assert ready_reason(at.look()) == ("Training", "3 workers train")
 
 
-def test_after_a_break_load_balancers_have_their_time_again() -> None:
+def test_load_balancers_have_their_full_time_after_a_suspension() -> None:
     at = balanced()
     job = at.jobs["small"]
     at.run = RunView(open_s=3600.0, ready={A: 2})
@@ -403,19 +406,19 @@ def test_after_a_break_load_balancers_have_their_time_again() -> None:
     assert truths(at.look())["Stalled"] == "True"
 
 
-# ---- what goes ---------------------------------------------------------------------------------
+# ---- deletion ------------------------------------------------------------------------------------
 
 
-def test_services_go_with_the_workers_that_they_lead_to() -> None:
+def test_services_end_with_their_workers() -> None:
     at = running()
     name = at.services[1]["metadata"]["name"]
     at.document["spec"]["sites"][0]["groups"][0]["workers"] = 1
-    assert deleted(at.look()) == [], "its pod still runs"
+    assert deleted(at.look()) == [], "the pod still runs"
     at.pods["small-1"]["status"] = {"phase": "Succeeded"}
     assert deleted(at.look()) == [name]
 
 
-def test_services_of_a_suspended_job_go_once_its_pods_have_ended() -> None:
+def test_services_of_a_suspended_job_end_after_its_pods() -> None:
     at = running(workers=1)
     at.document["spec"]["suspend"] = True
     assert deleted(at.look()) == []
@@ -425,7 +428,7 @@ def test_services_of_a_suspended_job_go_once_its_pods_have_ended() -> None:
     assert services(decision) == []
 
 
-def test_services_go_with_the_run_and_with_another_one() -> None:
+def test_services_end_with_the_run_and_with_another_one() -> None:
     at = running(workers=1)
     (service,) = at.services
     at.document["spec"]["runId"] = "2"
@@ -434,5 +437,5 @@ def test_services_go_with_the_run_and_with_another_one() -> None:
     at.train()
     at.look()
     at.end("small")
-    assert deleted(at.look()) == [], "it is told first that the run has ended"
+    assert deleted(at.look()) == [], "the end of the run is reported first"
     assert deleted(at.look()) == [service["metadata"]["name"]]

@@ -1,7 +1,10 @@
-"""Facts: while workers download, the job waits with `Initializing` and names them, however long it
-takes, and what failed before; the time for a start counts from the last download's end; a download
-that fails for good ends the run with `InitializerFailed` and the container's message, which is not
-tried again; one that failed for want of a server may be.
+"""Test the state of a job whose workers download data.
+
+- The job waits with `Initializing` for any duration. It names the downloading workers and earlier
+  failures.
+- The start-up time counts from the end of the last download.
+- A download that fails for good ends the run with `InitializerFailed` and the container's message,
+  without a retry. One that failed for lack of a server may be retried.
 
 Left out: that a kubelet reports such states (tests/cluster/test_initializers.py).
 """
@@ -37,7 +40,7 @@ def ended(code: int, message: str = "", at: str = "2026-01-31T12:00:00Z") -> dic
 
 
 def world_of(**spec: Any) -> World:
-    """Two workers' pods."""
+    """Return a world with the pods of two workers."""
     world = World(dlion_job({"small": 2}, trainer=TRAINER, **spec))
     world.look()
     world.make_jobs()
@@ -45,7 +48,7 @@ def world_of(**spec: Any) -> World:
 
 
 def report(world: World, pod: str, dataset: Any, model: Any, phase: str = "Pending") -> None:
-    """The states of that pod's initializers."""
+    """Set the states of the pod's initializers."""
     states = {"dataset-initializer": dataset, "model-initializer": model}
     world.pods[pod]["status"] = {
         "phase": phase,
@@ -58,7 +61,7 @@ def report(world: World, pod: str, dataset: Any, model: Any, phase: str = "Pendi
 
 
 @pytest.mark.parametrize("seconds", [1, 3600])
-def test_a_job_that_downloads_waits_however_long_it_takes(seconds: float) -> None:
+def test_a_job_waits_for_a_download_of_any_duration(seconds: float) -> None:
     world = world_of()
     report(world, "small-0", RUNNING, WAITING)
     report(world, "small-1", ended(0), RUNNING)
@@ -72,7 +75,7 @@ def test_a_job_that_downloads_waits_however_long_it_takes(seconds: float) -> Non
     assert (truths(decision)["Reconciling"], truths(decision)["Stalled"]) == ("True", "False")
 
 
-def test_the_progress_is_that_of_the_download_under_way() -> None:
+def test_the_progress_is_that_of_the_current_download() -> None:
     world = world_of()
     report(world, "small-0", RUNNING, WAITING)
     report(world, "small-1", ended(0), RUNNING)
@@ -91,13 +94,13 @@ def test_the_progress_is_that_of_the_download_under_way() -> None:
 def test_the_progress_of_an_earlier_pod_is_not_shown(uid: str) -> None:
     world = world_of()
     report(world, "small-0", RUNNING, WAITING)
-    told = DownloadProgress("dataset-initializer", 2_900_000_000, 3_200_000_000, uid)
-    world.run = RunView(open_s=60.0, downloads={"plant-a/small-0": told})
+    reported = DownloadProgress("dataset-initializer", 2_900_000_000, 3_200_000_000, uid)
+    world.run = RunView(open_s=60.0, downloads={"plant-a/small-0": reported})
     _, message = ready_reason(world.look())
     assert "small-0 (dataset-initializer)" in message
 
 
-def test_between_two_downloads_it_still_downloads() -> None:
+def test_a_job_between_two_downloads_is_initializing() -> None:
     world = world_of()
     for pod in ("small-0", "small-1"):
         report(world, pod, ended(0), WAITING)
@@ -105,7 +108,7 @@ def test_between_two_downloads_it_still_downloads() -> None:
     assert ready_reason(world.look())[0] == "Initializing"
 
 
-def test_an_image_that_does_not_come_is_no_download() -> None:
+def test_a_pending_image_is_not_a_download() -> None:
     world = world_of()
     report(world, "small-0", {"waiting": {"reason": "ImagePullBackOff"}}, WAITING)
     world.pass_by(61)
@@ -135,14 +138,14 @@ def test_an_earlier_failure_is_named_while_it_downloads_again() -> None:
 
 
 def failed(world: World, code: int, message: str) -> Decision:
-    """All workers' Jobs have ended after that end of their initializers."""
+    """End all workers' Jobs with this end of their initializers."""
     world.end("small", failed="0,1", exit_code=1)
     for pod in ("small-0", "small-1"):
         report(world, pod, ended(code, message), WAITING, "Failed")
     return world.look()
 
 
-def test_a_download_that_cannot_be_had_fails_the_job() -> None:
+def test_an_unavailable_download_fails_the_job() -> None:
     decision = failed(world_of(maxRetries=3), 66, MESSAGE)
     assert truths(decision)["Failed"] == "True"
     reason, message = ready_reason(decision)
@@ -150,13 +153,13 @@ def test_a_download_that_cannot_be_had_fails_the_job() -> None:
     assert f"small-0: dataset-initializer ended with 66 (DATA): {MESSAGE}" in message
 
 
-def test_a_server_that_is_away_may_be_tried_again() -> None:
+def test_an_unreachable_server_may_be_retried() -> None:
     assert ready_reason(failed(world_of(), 69, "refused"))[0] == "InitializerFailed"
     assert ready_reason(failed(world_of(maxRetries=3), 69, "refused"))[0] == "Retrying"
 
 
 def earlier_pod(world: World) -> dict[str, Any]:
-    """A pod of the first worker before its last."""
+    """Return a pod of the first worker from before its last one."""
     made: dict[str, Any] = copy.deepcopy(world.pods["small-0"])
     made["metadata"] |= {"name": "a", "uid": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     world.pods["first"] = made
@@ -164,7 +167,7 @@ def earlier_pod(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("exit_code", [1, 137])
-def test_a_download_that_was_had_in_the_end_is_not_the_reason(exit_code: int) -> None:
+def test_a_download_that_succeeded_at_last_is_not_the_reason(exit_code: int) -> None:
     world = world_of()
     earlier_pod(world)
     world.end("small", failed="0,1", exit_code=exit_code)

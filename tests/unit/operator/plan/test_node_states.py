@@ -1,10 +1,13 @@
-"""When a pod that should be gone is deleted by force.
+"""Test when the operator deletes a pod by force.
 
-Proves: only where its node is gone or not ready, or it never had one; where nodes may not be read,
-where Kubernetes has given the node up, or after the longer patience; a node is asked for only when
-a pod is overdue, each time anew, and never by an operator of some namespaces; a node that is ready
-keeps its pod, a keeper's too, and the job's events say so once.
-Leaves out: nodes that die (tests/cluster/test_training_on_a_dead_node.py).
+- It does so only if the pod's node is missing or not ready, or if the pod never had one. If nodes
+  may not be read, it does so after Kubernetes has given up the node, or after the longer time
+  limit.
+- It reads a node only for an overdue pod, each time again, and never as an operator of some
+  namespaces.
+- A ready node keeps its pod, also that of a keeper. The job's events report this once.
+
+Left out: nodes that fail (tests/cluster/test_training_on_a_dead_node.py).
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ CASES: dict[str, tuple[Document, float, NodeState | None, bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
+def test_a_pod_is_released_only_if_it_cannot_run(name: str) -> None:
     document, waited_s, state, expected = CASES[name]
     nodes = {} if state is None else {"n1": state}
     terminating = TerminatingPods([document], {"u": waited_s}, nodes)
@@ -69,8 +72,8 @@ def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
     assert (len(actions) == 2) == bool(actions) == expected
 
 
-def test_a_pod_that_an_operator_marked_before_it_ended_is_deleted_by_the_next() -> None:
-    """Without the right to read nodes: the mark has replaced the cluster's condition."""
+def test_the_next_operator_deletes_a_pod_that_an_earlier_one_marked() -> None:
+    """It may not read nodes, and the mark has replaced the cluster's condition."""
     marked = pod(conditions=[GIVEN_UP])
     marked["status"] |= PodView(marked).node_lost_status(NOW)
     terminating = TerminatingPods([marked], {"u": SHORT_S}, {"n1": NodeState.FORBIDDEN})
@@ -78,7 +81,7 @@ def test_a_pod_that_an_operator_marked_before_it_ended_is_deleted_by_the_next() 
 
 
 def leaving_site(component: str = "", **settings: Any) -> Site:
-    """A job with a pod, of that component, that waits for node n1 to let it go."""
+    """Return a job with a pod of that component that waits for its release by node n1."""
     site = Site(dlion_job({"small": 1}), settings=replace(SETTINGS, **settings))
     site.look()
     site.start_pods()
@@ -98,7 +101,7 @@ def leaving_site(component: str = "", **settings: Any) -> Site:
 
 
 def looked_at_late(site: Site) -> list[tuple[str, str]]:
-    """The requests of a look when the pod is overdue."""
+    """Return the requests of a look when the pod is overdue."""
     site.look()
     assert ("get", "NODE") not in site.cluster.requests
     site.time_s = SHORT_S
@@ -107,24 +110,24 @@ def looked_at_late(site: Site) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("component", ["", KEEPER])
-def test_a_node_that_is_ready_keeps_its_pod_and_it_is_said_once(component: str) -> None:
+def test_a_ready_node_keeps_its_pod_and_one_event_reports_it(component: str) -> None:
     site = leaving_site(component)
     site.cluster.objects[Kind.NODE, "n1"] = dict(READY)
     requests = looked_at_late(site)
     assert requests.count(("get", "NODE")) == 1
     assert ("delete", "POD") not in requests
     site.look()
-    told = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
-    said = [each["message"] for each in told if each["reason"] == "PodNotReleased"]
-    assert len(said) == 1
-    assert "node n1 is ready" in said[0]
+    events = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
+    messages = [each["message"] for each in events if each["reason"] == "PodNotReleased"]
+    assert len(messages) == 1
+    assert "node n1 is ready" in messages[0]
     site.cluster.objects[Kind.NODE, "n1"] = dict(UNKNOWN)
     site.look()
     assert ("delete", "POD") in site.cluster.requests
 
 
 @pytest.mark.parametrize("component", ["", KEEPER])
-def test_an_eviction_is_told_once_by_the_job_since_the_pod_goes(component: str) -> None:
+def test_the_job_reports_an_eviction_once(component: str) -> None:
     site = leaving_site(component)
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
                "message": "Eviction API: evicting"}  # fmt: skip
@@ -134,14 +137,14 @@ def test_an_eviction_is_told_once_by_the_job_since_the_pod_goes(component: str) 
     site.store.put(Kind.POD, leaving | {"metadata": metadata, "status": status})
     site.look()
     site.look()
-    told = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
-    (said,) = [each["message"] for each in told if each["reason"] == "PodEvicted"]
+    events = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
+    (message,) = [each["message"] for each in events if each["reason"] == "PodEvicted"]
     name = metadata["name"]
-    assert said == f"pod {name} was evicted: EvictionByEvictionAPI: Eviction API: evicting"
+    assert message == f"pod {name} was evicted: EvictionByEvictionAPI: Eviction API: evicting"
 
 
 @pytest.mark.parametrize("component", ["", KEEPER])
-def test_a_pod_of_a_node_that_is_gone_is_released(component: str) -> None:
+def test_a_pod_of_a_deleted_node_is_released(component: str) -> None:
     assert ("delete", "POD") in looked_at_late(leaving_site(component))
 
 
@@ -153,7 +156,7 @@ def test_a_pod_of_a_node_that_is_gone_is_released(component: str) -> None:
         (ServerError("503"), LONG_S, False),
     ],
 )
-def test_a_node_that_cannot_be_read_is_taken_for_neither(
+def test_an_unreadable_node_counts_neither_as_ready_nor_as_lost(
     error: Exception, late_s: float, *, goes: bool
 ) -> None:
     site = leaving_site()
@@ -169,13 +172,13 @@ def test_a_node_that_cannot_be_read_is_taken_for_neither(
     assert (("delete", "POD") in site.cluster.requests) == goes
 
 
-def test_an_operator_of_some_namespaces_asks_for_no_node() -> None:
+def test_an_operator_of_some_namespaces_reads_no_node() -> None:
     site = leaving_site(namespaces=("default",))
     assert ("get", "NODE") not in looked_at_late(site)
     assert ("delete", "POD") not in site.cluster.requests
 
 
-def test_pods_of_a_job_that_is_gone_are_held_to_the_same() -> None:
+def test_pods_of_a_deleted_job_follow_the_same_rules() -> None:
     site = leaving_site()
     site.cluster.objects[Kind.NODE, "n1"] = dict(READY)
     site.store.remove(Kind.DLION_JOB, site.cluster.objects.pop((Kind.DLION_JOB, "digits")))

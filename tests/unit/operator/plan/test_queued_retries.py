@@ -1,13 +1,16 @@
-"""A queued run between its attempts, and other places where queue and failures meet.
+"""Test a queued run between its attempts, and other cases where the queue and failures meet.
 
-Proves: between attempts a run keeps its Workload and its quota, and gives them back if Kueue evicts
-it, also where pods of the failed attempt still run; an attempt that requests something else is
-admitted anew, an equal one is not, whatever gave it its priority; a worker that failed for good
-does not make Kueue wait for its pod; no group grows while the admission cannot be read; a run that
-has trained queues with the pods of its Jobs, whatever the podTemplate became; the Workload of an
-earlier run goes also where the manifest names no queue any more, is invalid or leaves the site;
-a run whose queue and rights are gone goes on; Kueue's words are bounded.
-Leaves out: Kueue itself (tests/cluster/test_queueing.py), retries without a queue (test_run_ends).
+- Between attempts a run keeps its Workload and its quota. It returns them if Kueue evicts it, also
+  while pods of the failed attempt run.
+- An attempt with other requests is admitted again; an equal one is not, whatever set its priority.
+- Kueue does not wait for a worker that failed for good. No group grows while the admission cannot
+  be read.
+- A run that has trained queues with the pods of its Jobs, whatever the podTemplate has become.
+- The Workload of an earlier run is deleted, also if the manifest names no queue, is invalid or
+  leaves the site.
+- A run continues without its queue and its rights. Messages of Kueue are bounded.
+
+Left out: Kueue itself (tests/cluster/test_queueing.py), retries without a queue (test_run_ends).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ SIGKILL = 137
 
 
 def between_attempts(**changes: Any) -> World:
-    """A queued run whose first attempt has failed, and whose second waits for its start."""
+    """Return a queued run whose first attempt has failed and whose second one has not started."""
     world = queued(claim="store", **{"maxRetries": 3, **changes})
     submitted(world)
     admit(world)
@@ -56,7 +59,7 @@ def between_attempts(**changes: Any) -> World:
 
 
 def begin(world: World) -> Decision:
-    """The start of the next attempt has come: its Jobs are about to be made."""
+    """Advance to the start of the next attempt, whose Jobs are then created."""
     world.pass_by(11)
     world.look()
     world.jobs.clear()
@@ -75,7 +78,7 @@ def test_a_run_keeps_its_quota_between_attempts() -> None:
     assert job["spec"]["suspend"] is True
 
 
-def test_a_run_that_is_evicted_between_attempts_gives_its_quota_back_at_once() -> None:
+def test_a_run_evicted_between_attempts_returns_its_quota_immediately() -> None:
     world = between_attempts()
     say(world, "Evicted", "True", "Preempted")
     (scaled,) = patches(world.look(), Kind.DEPLOYMENT)
@@ -89,7 +92,7 @@ def test_a_run_that_is_evicted_between_attempts_gives_its_quota_back_at_once() -
 
 
 def test_pods_of_a_failed_attempt_stop_if_it_is_evicted() -> None:
-    """One worker failed before the others trained, which ends an attempt and leaves them."""
+    """One worker failed before the others trained. This ends an attempt and keeps their pods."""
     world = queued(
         {"small": 2, "large": 1}, maxRetries=1, failurePolicy="Fail", startDeadlineSeconds=60
     )
@@ -105,7 +108,7 @@ def test_pods_of_a_failed_attempt_stop_if_it_is_evicted() -> None:
     assert job_patches(world.look()) == [{"suspend": True}, {"suspend": True}]
 
 
-def test_an_attempt_that_requests_more_is_admitted_anew() -> None:
+def test_an_attempt_that_requests_more_is_admitted_again() -> None:
     world = between_attempts()
     (group,) = world.document["spec"]["sites"][0]["groups"]
     group["podTemplate"] = {"spec": {"nodeSelector": {"gpu": "large"}}}
@@ -118,8 +121,8 @@ def test_an_attempt_that_requests_more_is_admitted_anew() -> None:
     assert template["spec"]["nodeSelector"]["gpu"] == "large"
 
 
-def test_an_equal_attempt_keeps_its_place_whatever_gave_it_its_priority() -> None:
-    """Of a Workload with quota the class is not read again."""
+def test_an_equal_attempt_keeps_its_place_whatever_set_its_priority() -> None:
+    """The class of a Workload with quota is not read again."""
     priority = PriorityOfQueue("kueue.x-k8s.io", "WorkloadPriorityClass", "urgent", 7)
     world = queued(maxRetries=3)
     world.queue = QueueState(priority=priority)
@@ -133,7 +136,7 @@ def test_an_equal_attempt_keeps_its_place_whatever_gave_it_its_priority() -> Non
 
 
 def test_a_worker_that_failed_for_good_is_not_waited_for() -> None:
-    """Else Kueue would evict the run for it (`waitForPodsReady`), again and again."""
+    """Otherwise Kueue would evict the run repeatedly (`waitForPodsReady`)."""
     world = queued({"small": 3}, failurePolicy="Continue")
     submitted(world)
     admit(world)
@@ -167,8 +170,10 @@ def test_no_group_grows_while_its_admission_cannot_be_read() -> None:
     ],
 )
 def test_a_run_that_has_trained_queues_again_with_the_pods_of_its_jobs(template: Any) -> None:
-    """A later podTemplate takes effect in the next run, also a malformed one: the pods that wait
-    are not those of the manifest."""
+    """A later podTemplate takes effect in the next run, also a malformed one.
+
+    The waiting pods are not those of the manifest.
+    """
     world = queued(podTemplate={"spec": {"nodeSelector": {"gpu": "large"}}})
     submitted(world)
     admit(world, {"spec": {"nodeLabels": {"arch": "arm64"}}})
@@ -186,13 +191,13 @@ def test_a_run_that_has_trained_queues_again_with_the_pods_of_its_jobs(template:
     workload["metadata"] |= {"uid": "w-2", "resourceVersion": "9"}
     world.queue = QueueState(workload)
     decision = world.look()
-    assert deleted(decision, Kind.WORKLOAD) == [], "it stays in its place"
+    assert deleted(decision, Kind.WORKLOAD) == [], "the run keeps its place"
     assert ready_reason(decision)[0] == "Queued"
 
 
 @pytest.mark.parametrize("change", ["no label", "invalid", "not selected"])
-def test_the_workload_of_an_earlier_run_goes_also_without_a_queue(change: str) -> None:
-    """It would hold its quota for as long as the job exists."""
+def test_the_workload_of_an_earlier_run_is_deleted_without_a_queue(change: str) -> None:
+    """It would hold its quota for the lifetime of the job."""
     world = queued()
     name = submitted(world)["metadata"]["name"]
     admit(world)
@@ -223,9 +228,11 @@ def test_a_site_that_may_not_queue_never_deletes_workloads() -> None:
     assert deleted(world.look(), Kind.WORKLOAD) == []
 
 
-def test_a_run_goes_on_where_both_its_queue_and_the_rights_for_it_are_gone() -> None:
-    """Its pods stay where the last admission placed them: a change needs the right to the status
-    of Jobs, which comes with kueue.enabled."""
+def test_a_run_continues_without_its_queue_and_the_rights_for_it() -> None:
+    """Its pods stay where the last admission placed them.
+
+    A change needs the right to the status of Jobs, which kueue.enabled grants.
+    """
     world = queued()
     submitted(world)
     admit(world, {"spec": {"nodeLabels": {"arch": "arm64"}}})
@@ -239,7 +246,7 @@ def test_a_run_goes_on_where_both_its_queue_and_the_rights_for_it_are_gone() -> 
     assert job_patches(decision) == [{"suspend": False}]
 
 
-def test_the_words_of_kueue_are_bounded_in_the_status() -> None:
+def test_messages_of_kueue_are_bounded_in_the_status() -> None:
     world = queued()
     submitted(world)
     say(world, "QuotaReserved", "False", "Pending", "no quota " * 10_000)
@@ -255,7 +262,7 @@ def test_the_words_of_kueue_are_bounded_in_the_status() -> None:
 
 
 def test_a_run_that_stopped_ends_its_workload_once_that_is_known() -> None:
-    """It would hold its quota. All jobs have a pass when Workloads can be listed (`resync`)."""
+    """It would hold its quota. All jobs get a pass once Workloads can be listed (`resync`)."""
     world = queued()
     submitted(world)
     admit(world)

@@ -1,12 +1,15 @@
-"""A queued run is admitted as a whole, by one Workload, and does what Kueue expects of its owner.
+"""Test a queued run: one Workload admits it as a whole, and the operator follows Kueue's protocol.
 
-Proves: the Workload has a pod set for each group and the keeper, with what their pods request, and
-the priority; no pod runs before Kueue admits it; flavors and admission checks reach the pods, also
-others after an eviction; an evicted run stops its workers, then its keeper, and only then gives the
-quota back, as Kueue's own controller does; a deactivated, ended, lost or foreign Workload; sizes
-beyond the admission; whatever a Workload's status holds, a decision is made, and pods run only
-where it is admitted.
-Leaves out: Kueue itself (tests/cluster/test_queueing.py), reading (test_workload_reader).
+- The Workload has the priority and a pod set for each group and the keeper, with the requests of
+  their pods.
+- No pod runs before the admission. Flavors and admission checks reach the pods, also new ones after
+  an eviction.
+- An evicted run stops its workers, then its keeper, and then returns the quota, as Kueue's own
+  controller does.
+- The tests cover a deactivated, ended, lost or foreign Workload, and sizes above the admission.
+- Any status of a Workload leads to a decision. Pods run only if it is admitted.
+
+Left out: Kueue itself (tests/cluster/test_queueing.py), reading (test_workload_reader).
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def test_the_workload_has_a_pod_set_for_each_group_and_the_keeper() -> None:
     }  # fmt: skip
     (owner,) = workload["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["kind"], owner["controller"]) == ("u-1", "DLionJob", True)
-    # Kueue counts what the pods request: those are the same templates.
+    # Kueue counts the requests of the pods: the templates are the same.
     for job in created(decision, "Job"):
         name = f"worker-{job['metadata']['labels']['dlion.dev/group']}"
         assert sets[name]["template"] == job["spec"]["template"]
@@ -83,7 +86,7 @@ def test_no_pod_can_run_before_kueue_admits_the_run() -> None:
     assert ready_reason(world.look())[1].endswith("queue: not all checks ready")
 
 
-def test_jobs_and_pods_carry_no_label_of_the_queue() -> None:
+def test_jobs_and_pods_have_no_queue_label() -> None:
     decision = queued().look()
     for document in (*created(decision, "Job"), *created(decision, "Workload")):
         assert QUEUE not in document["metadata"]["labels"]
@@ -113,7 +116,7 @@ def test_a_waiting_workload_follows_the_manifest() -> None:
     world.document["metadata"]["labels"][QUEUE] = "edge"
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = 5
     assert deleted(world.look(), Kind.WORKLOAD) == [name]
-    say(world, "QuotaReserved", "True")  # from now on Kueue allows no change
+    say(world, "QuotaReserved", "True")  # Kueue allows no change from now on
     assert deleted(world.look(), Kind.WORKLOAD) == []
 
 
@@ -127,7 +130,7 @@ ARM = {
 }
 
 
-def test_an_admitted_run_starts_whole_where_its_flavors_say() -> None:
+def test_an_admitted_run_starts_as_a_whole_on_its_flavors() -> None:
     world = queued({"small": 2, "big": 1})
     submitted(world)
     admit(world, ARM)
@@ -186,7 +189,7 @@ def test_a_flavor_that_contradicts_the_pods_starts_nothing() -> None:
     assert created(decision, "Deployment") == []
 
 
-def test_after_another_admission_the_pods_get_its_flavors_and_no_others() -> None:
+def test_pods_get_only_the_flavors_of_the_latest_admission() -> None:
     world = queued(claim="store")
     world.document["spec"]["sites"][0]["groups"][0]["nodeSelector"] = {"zone": "a"}
     submitted(world)
@@ -197,7 +200,7 @@ def test_after_another_admission_the_pods_get_its_flavors_and_no_others() -> Non
     admit(world, {"spec": {"nodeLabels": {"gpu": "yes"}}})
     decision = world.look()
     first, second = patches(decision, Kind.JOB)
-    # Of a Job that has run, Kubernetes lets the template change without a start time alone.
+    # Kubernetes allows a change of a started Job's template only without a start time.
     assert (first.subresource, first.patch["status"]) == ("status", {"startTime": None})
     job = world.jobs["small"]
     apply_merge(job, second.patch)
@@ -207,7 +210,7 @@ def test_after_another_admission_the_pods_get_its_flavors_and_no_others() -> Non
     assert job["spec"]["suspend"] is False
 
 
-def test_kueue_hears_when_all_pods_are_ready_and_when_some_are_lost() -> None:
+def test_kueue_learns_when_all_pods_are_ready_and_when_some_are_lost() -> None:
     world = queued({"small": 2})
     submitted(world)
     admit(world)
@@ -229,7 +232,7 @@ def test_kueue_hears_when_all_pods_are_ready_and_when_some_are_lost() -> None:
 # ---- eviction --------------------------------------------------------------------------------
 
 
-def test_an_evicted_run_stops_in_order_before_it_gives_its_quota_back() -> None:
+def test_an_evicted_run_stops_in_order_before_it_returns_its_quota() -> None:
     world = queued(claim="store")
     submitted(world)
     admit(world)
@@ -237,7 +240,7 @@ def test_an_evicted_run_stops_in_order_before_it_gives_its_quota_back() -> None:
     say(world, "Evicted", "True", "Preempted", "to make room for urgent")
     decision = world.look()
     assert job_patches(decision) == [{"suspend": True}]
-    assert patches(decision, Kind.DEPLOYMENT) == []  # the workers save their state there
+    assert patches(decision, Kind.DEPLOYMENT) == []  # the workers store their state in the keeper
     assert patches(decision, Kind.WORKLOAD) == []
     stop_workers(world)
     decision = world.look()
@@ -249,15 +252,15 @@ def test_an_evicted_run_stops_in_order_before_it_gives_its_quota_back() -> None:
     assert patches(decision, Kind.WORKLOAD) == []
     assert world.keeper is not None
     world.keeper["spec"]["replicas"] = 0
-    assert patches(world.look(), Kind.WORKLOAD) == []  # its pod still runs
+    assert patches(world.look(), Kind.WORKLOAD) == []  # the keeper's pod still runs
     del world.pods["keeper"]
     status = workload_status(world.look())
     assert status["admission"] is None
-    said = by_type(status)
-    assert said["QuotaReserved"] == ("False", "Pending")
-    assert said["Admitted"] == ("False", "NoReservation")
-    assert said["Requeued"] == ("True", "Preempted")
-    assert said["Evicted"] == ("True", "Preempted")
+    conditions = by_type(status)
+    assert conditions["QuotaReserved"] == ("False", "Pending")
+    assert conditions["Admitted"] == ("False", "NoReservation")
+    assert conditions["Requeued"] == ("True", "Preempted")
+    assert conditions["Evicted"] == ("True", "Preempted")
     say(world, "QuotaReserved", "False", "Pending", "to make room for urgent")
     say(world, "Admitted", "False")
     decision = world.look()
@@ -302,7 +305,7 @@ def test_a_keeper_without_a_claim_outlives_an_eviction() -> None:
     assert workload_status(decision)["admission"] is None
 
 
-def test_a_deactivated_run_says_so_and_stays_so() -> None:
+def test_a_deactivated_run_reports_it_and_stays_inactive() -> None:
     world = queued()
     workload = submitted(world)
     workload["spec"]["active"] = False
@@ -316,18 +319,18 @@ def test_a_deactivated_run_says_so_and_stays_so() -> None:
     assert deleted(decision, Kind.WORKLOAD) == []
 
 
-def test_a_run_without_quota_stops_whatever_took_it() -> None:
+def test_a_run_that_loses_its_quota_in_any_way_stops() -> None:
     world = queued()
     submitted(world)
     admit(world)
     running(world)
-    world.queue = QueueState()  # somebody has deleted the Workload
+    world.queue = QueueState()  # a user has deleted the Workload
     decision = world.look()
     assert job_patches(decision) == [{"suspend": True}]
     assert len(created(decision, "Workload")) == 1
 
 
-def test_a_workload_that_another_program_has_ended_is_made_anew_after_the_pods() -> None:
+def test_a_workload_that_another_program_ended_is_recreated_after_the_pods() -> None:
     world = queued()
     name = submitted(world)["metadata"]["name"]
     admit(world)
@@ -340,7 +343,7 @@ def test_a_workload_that_another_program_has_ended_is_made_anew_after_the_pods()
     assert deleted(world.look(), Kind.WORKLOAD) == [name]
 
 
-def test_what_cannot_be_read_neither_starts_nor_stops_pods() -> None:
+def test_an_unreadable_workload_neither_starts_nor_stops_pods() -> None:
     world = queued()
     submitted(world)
     world.queue = QueueState(problem="this cluster serves no Workload")
@@ -383,7 +386,7 @@ def test_a_suspended_run_leaves_its_queue_after_its_pods() -> None:
     assert job_patches(decision) == []
 
 
-def test_a_suspended_run_leaves_its_queue_also_where_its_class_is_missing() -> None:
+def test_a_suspended_run_leaves_its_queue_if_its_class_is_missing() -> None:
     world = queued()
     workload = submitted(world)
     world.queue = QueueState(workload, problem="WorkloadPriorityClass urgent does not exist")
@@ -392,7 +395,7 @@ def test_a_suspended_run_leaves_its_queue_also_where_its_class_is_missing() -> N
     assert deleted(world.look(), Kind.WORKLOAD) == [workload["metadata"]["name"]]
 
 
-def test_a_run_that_cannot_be_read_gives_back_its_quota_once_it_has_no_pods() -> None:
+def test_an_unreadable_run_returns_its_quota_once_it_has_no_pods() -> None:
     world = queued()
     name = submitted(world)["metadata"]["name"]
     admit(world)
@@ -411,7 +414,7 @@ def test_a_run_that_cannot_be_read_gives_back_its_quota_once_it_has_no_pods() ->
     assert len(created(world.look(), "Workload")) == 1
 
 
-def test_a_run_that_waits_in_its_queue_leaves_it_when_it_cannot_be_read() -> None:
+def test_an_unreadable_run_leaves_its_queue() -> None:
     world = queued()
     name = submitted(world)["metadata"]["name"]
     say(world, "QuotaReserved", "True")
@@ -420,7 +423,7 @@ def test_a_run_that_waits_in_its_queue_leaves_it_when_it_cannot_be_read() -> Non
     assert deleted(world.look(), Kind.WORKLOAD) == [name]
 
 
-def test_pods_without_quota_stop_also_where_a_class_is_missing() -> None:
+def test_pods_without_quota_stop_if_a_class_is_missing() -> None:
     world = queued()
     workload = submitted(world)
     admit(world)
@@ -430,7 +433,7 @@ def test_pods_without_quota_stop_also_where_a_class_is_missing() -> None:
     assert job_patches(world.look()) == [{"suspend": True}]
 
 
-def test_a_run_that_is_over_reports_that_to_kueue() -> None:
+def test_a_finished_run_reports_its_end_to_kueue() -> None:
     world = queued()
     submitted(world)
     admit(world)
@@ -444,7 +447,7 @@ def test_a_run_that_is_over_reports_that_to_kueue() -> None:
     assert patches(world.look(), Kind.WORKLOAD) == []
 
 
-def test_a_run_that_failed_is_finished_too_after_its_last_pod() -> None:
+def test_a_failed_run_is_finished_after_its_last_pod() -> None:
     world = queued(activeDeadlineSeconds=60)
     submitted(world)
     admit(world)
@@ -456,7 +459,7 @@ def test_a_run_that_failed_is_finished_too_after_its_last_pod() -> None:
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Failed")
 
 
-def test_a_run_grows_no_further_than_it_is_admitted() -> None:
+def test_a_run_does_not_grow_beyond_its_admission() -> None:
     world = queued({"small": 2})
     submitted(world)
     admit(world)
@@ -470,7 +473,7 @@ def test_a_run_grows_no_further_than_it_is_admitted() -> None:
     assert job_patches(world.look()) == [{"parallelism": 1, "completions": 1}]
 
 
-def test_a_partly_admitted_run_starts_with_what_it_got() -> None:
+def test_a_partly_admitted_run_starts_with_the_admitted_workers() -> None:
     world = queued({"small": 4})
     submitted(world)
     admit(world, small=3)
@@ -488,7 +491,7 @@ def test_a_job_that_loses_its_label_runs_without_a_workload() -> None:
     assert job_patches(decision) == [{"suspend": False}]
 
 
-def test_jobs_that_are_in_a_queue_by_themselves_stay_so() -> None:
+def test_jobs_that_are_queued_themselves_stay_queued() -> None:
     """Those of an older operator, and those that Kueue's webhook put into a default queue."""
     world = queued()
     name = submitted(world)["metadata"]["name"]
@@ -540,7 +543,7 @@ CONDITIONS = st.lists(
     active=st.sampled_from([True, False, None, "no"]),
     flavor=JSON,
 )
-def test_whatever_a_workload_holds_pods_start_only_if_it_is_admitted(
+def test_pods_start_only_if_the_workload_is_admitted_whatever_it_holds(
     conditions: list[Document], assignments: Any, checks: Any, active: Any, flavor: Any
 ) -> None:
     world = queued(claim="store")
@@ -573,7 +576,7 @@ def test_a_malformed_assignment_counts_as_none(entry: Any) -> None:
     assert "parallelism" not in spec
 
 
-def test_an_edited_record_of_the_placement_is_no_obstacle() -> None:
+def test_an_edited_record_of_the_placement_does_not_stop_a_run() -> None:
     world = queued()
     submitted(world)
     world.jobs["small"]["metadata"]["annotations"]["dlion.dev/queue-placement"] = "[" * 9000
@@ -582,7 +585,7 @@ def test_an_edited_record_of_the_placement_is_no_obstacle() -> None:
     assert spec["template"]["spec"]["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
 
 
-def test_the_keeper_of_the_workload_is_the_one_that_is_made() -> None:
+def test_the_keeper_in_the_workload_equals_the_created_one() -> None:
     world = queued(claim="store")
     (workload,) = created(world.look(), "Workload")
     job, owner = load_job(world.document), {"uid": "u-1"}

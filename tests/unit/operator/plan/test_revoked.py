@@ -1,9 +1,11 @@
-"""Facts: the job's annotation reaches the coordinator, and what cannot be read in it is in the
-status; with a revoked worker a job that trains is Degraded for that reason, at every site; its pod
-that waits is no problem of its own, and the run ends without it; a whole site that is revoked ends
-nothing; the status lists who is revoked, also while the run is suspended.
+"""Test the decisions about a job with revoked workers.
 
-Left out: what the coordinator does (test_revocations.py of coordinator and served_runs).
+- The job's annotation reaches the coordinator. The status names entries that cannot be read.
+- A training job with a revoked worker is Degraded for that reason, at every site. The waiting pod
+  of that worker is no further problem, and the run ends without it. A revoked site ends nothing.
+- The status lists revoked workers, also while the run is suspended.
+
+Left out: the coordinator (test_revocations.py of coordinator and served_runs).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def revoke(made: World, *entries: dict[str, str]) -> None:
 
 
 def serve(made: World, *revocations: RevocationInEffect) -> None:
-    """As the coordinator has them."""
+    """Pass the revocations on as the coordinator has them."""
     assert made.run is not None
     made.run = replace(made.run, revocations=revocations)
 
@@ -54,7 +56,7 @@ def test_the_annotation_reaches_the_coordinator() -> None:
     assert opened(made.look()).revocations == (Revocation("plant-a/small-1", "stolen"),)
 
 
-def test_what_cannot_be_read_is_in_the_status_and_the_rest_counts() -> None:
+def test_an_unreadable_entry_is_in_the_status_and_the_others_count() -> None:
     made = world(json.dumps([STOLEN, {"name": "../x"}]))
     decision = made.look()
     assert len(opened(decision).revocations) == 1
@@ -63,7 +65,7 @@ def test_what_cannot_be_read_is_in_the_status_and_the_rest_counts() -> None:
 
 
 @pytest.mark.parametrize("unreadable", ["{", "{}", '[{"name": "../x"}]'])
-def test_an_annotation_that_cannot_be_read_lifts_nothing(unreadable: str) -> None:
+def test_an_unreadable_annotation_lifts_no_revocation(unreadable: str) -> None:
     made = world(json.dumps([STOLEN]))
     made.train(ready=2)
     revoke(made, STOLEN)
@@ -79,7 +81,7 @@ def test_an_annotation_that_cannot_be_read_lifts_nothing(unreadable: str) -> Non
     assert opened(made.look()).revocations == ()
 
 
-def test_a_job_without_a_revoked_worker_is_degraded_and_says_why() -> None:
+def test_a_job_that_lacks_a_revoked_worker_is_degraded_with_the_reason() -> None:
     made = world()
     made.train(ready=2)
     revoke(made, STOLEN)
@@ -108,7 +110,7 @@ def test_another_lost_worker_is_still_named() -> None:
     assert "small-1 is revoked" in message
 
 
-def test_what_another_site_alone_refuses_is_told() -> None:
+def test_a_refusal_by_another_site_only_is_reported() -> None:
     made = world()
     made.train(ready=3)
     serve(made, RevocationInEffect("plant-a/small-1", "", by=B, is_effective=False))
@@ -119,7 +121,7 @@ def test_what_another_site_alone_refuses_is_told() -> None:
     assert decision.status["revoked"][0]["effective"] is False
 
 
-def test_a_status_keeps_what_a_new_operator_has_not_heard_yet() -> None:
+def test_a_status_keeps_revocations_that_a_new_operator_does_not_know_yet() -> None:
     made = world()
     made.train(ready=3)
     serve(made, RevocationInEffect("plant-a/small-1", "", by=B, is_effective=False))
@@ -130,7 +132,7 @@ def test_a_status_keeps_what_a_new_operator_has_not_heard_yet() -> None:
     assert (kept.name, kept.by, kept.is_effective) == ("plant-a/small-1", B, False)
 
 
-def test_another_sites_revocations_do_not_crowd_out_this_sites() -> None:
+def test_revocations_of_another_site_do_not_displace_those_of_this_site() -> None:
     made = world()
     made.train(ready=2)
     own = RevocationInEffect("plant-c/small-0", "named", by=A, is_automatic=True)
@@ -142,7 +144,7 @@ def test_another_sites_revocations_do_not_crowd_out_this_sites() -> None:
     assert own.name in [each["name"] for each in status["revoked"]]
 
 
-def test_a_pod_that_waits_until_it_is_trusted_again_is_no_problem() -> None:
+def test_the_waiting_pod_of_a_revoked_worker_is_no_problem() -> None:
     made = world()
     made.train(ready=2)
     revoke(made, STOLEN)
@@ -150,7 +152,7 @@ def test_a_pod_that_waits_until_it_is_trusted_again_is_no_problem() -> None:
     assert ready_reason(made.look())[0] == "WorkersRevoked"
 
 
-def test_the_run_ends_without_it() -> None:
+def test_the_run_ends_without_the_revoked_worker() -> None:
     made = world()
     made.train(ready=2)
     made.look()
@@ -163,10 +165,10 @@ def test_the_run_ends_without_it() -> None:
     job["status"]["completedIndexes"] = "0,2"
     decision = made.look()
     assert truths(decision)["Succeeded"] == "True"
-    assert [each for each in made.look().actions if isinstance(each, Patch)]  # its pod is halted
+    assert [each for each in made.look().actions if isinstance(each, Patch)]  # its pod is stopped
 
 
-def test_a_whole_site_that_is_revoked_ends_nothing_until_the_others_have() -> None:
+def test_a_revoked_site_ends_no_run_before_the_others_have_ended() -> None:
     made = world()
     made.train(ready=0)
     revoke(made, {"name": "plant-a"})
@@ -178,7 +180,7 @@ def test_a_whole_site_that_is_revoked_ends_nothing_until_the_others_have() -> No
     assert truths(made.look())["Failed"] == "True"
 
 
-def test_sensors_end_where_the_only_worker_that_trains_is_revoked() -> None:
+def test_sensors_end_if_the_only_training_worker_is_revoked() -> None:
     why = "plant-a/small-0 is revoked, and no other worker trains (topology staged)"
     for indexes, reasons in (([1], []), ([0], [why]), ([0, 1], [why])):
         document = dlion_job({"small": 3}, **STAGED)

@@ -1,9 +1,11 @@
-"""A run ends when it is over, and its status says how: the matrix of the operator's decisions.
+"""Test when a run ends and how its status reports the end: the matrix of the operator's decisions.
 
-Proves: what an operator that has just started does not know ends no run; workers scaled away count
-no more; a wrong, newer or corrected manifest ends none; each end has its true reason and progress;
-what other writers put into the status stays. Left out: real API servers and pods (tests/cluster),
-and what trainers report (tests/unit/worker/trainer).
+A lack of knowledge after a restart ends no run. Removed workers do not count. A wrong, newer or
+corrected manifest ends no run. Each end has its correct reason and progress. Parts of the status
+that other clients write stay.
+
+Left out: real API servers and pods (tests/cluster), and the reports of trainers
+(tests/unit/worker/trainer).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ HERE = SiteName("plant-a")
 
 
 def running(groups: dict[str, int] | None = None, **spec: Any) -> World:
-    """Its workers run and have not trained yet."""
+    """Return a run whose workers run and have not trained yet."""
     world = World(dlion_job(groups, **spec))
     world.look()
     world.make_jobs()
@@ -44,7 +46,7 @@ def training(groups: dict[str, int] | None = None, **spec: Any) -> World:
 
 
 def fails(world: World, index: int, code: int = 67) -> None:
-    """That worker of group small fails for good; the others train on."""
+    """Let the worker of group small fail for good; the others continue."""
     world.jobs["small"]["status"]["failedIndexes"] = str(index)
     world.fail("small", index, code)
 
@@ -58,7 +60,7 @@ def degraded(**spec: Any) -> World:
 
 
 def ends(decision: Decision) -> list[str]:
-    """What of a decision ends a run, or takes its objects away."""
+    """Return the parts of a decision that end a run or delete its objects."""
     stops = [f"stop: {a.reason}" for a in decision.actions if isinstance(a, StopRun)]
     kinds = [f"delete {a.kind.name}" for a in decision.actions if isinstance(a, Delete)]
     closed = ["close"] if CloseRun() in decision.actions else []
@@ -73,7 +75,7 @@ def scale(world: World, count: int) -> None:
     world.document["metadata"]["generation"] += 1
 
 
-# ---- the matrix: what happens to a run x how it stands
+# ---- the matrix: each event in each state of a run
 
 
 def healthy() -> World:
@@ -127,7 +129,7 @@ def policy_denies(world: World) -> None:
 
 
 def clock_ahead(world: World) -> None:
-    """The controllers' clock is two hours behind the API server's, and a deadline of one is set."""
+    """Set the controllers' clock two hours behind the API server's, with a deadline of one hour."""
     world.document["spec"]["activeDeadlineSeconds"] = 3600
     for job in world.jobs.values():
         job["status"]["startTime"] = "2026-01-31T10:00:00Z"
@@ -138,10 +140,10 @@ def clock_ahead(world: World) -> None:
     "event",
     [restart, scale_down, scale_up, newer_crd, unreadable_manifest, policy_denies, clock_ahead],
 )
-def test_no_run_ends_by_what_is_no_end(state: Any, event: Any) -> None:
+def test_no_event_other_than_an_end_ends_a_run(state: Any, event: Any) -> None:
     world = state()
     event(world)
-    for _ in range(3):  # at once, and once an operator has looked around
+    for _ in range(3):  # at once, and after an operator has read all objects
         assert not [each for each in ends(world.look()) if each not in ALLOWED[state.__name__]]
         world.pass_by(10)
 
@@ -149,17 +151,17 @@ def test_no_run_ends_by_what_is_no_end(state: Any, event: Any) -> None:
 ALLOWED = {
     "healthy": (), "degraded": (), "waiting": (), "ending": (), "suspended": ("close",),
 }  # fmt: skip
-"""A suspended run whose pods are gone is served no more."""
+"""A suspended run whose pods have ended is not served."""
 
 
-# ---- an operator that has just started
+# ---- a restarted operator
 
 
-def test_a_degraded_run_goes_on_when_the_operator_restarts() -> None:
+def test_a_degraded_run_continues_when_the_operator_restarts() -> None:
     world = degraded()
     world.restart()
     assert ends(world.look()) == []
-    world.run = RunView(open_s=0.5)  # nobody has called yet
+    world.run = RunView(open_s=0.5)  # no worker has called yet
     assert ends(world.look()) == []
     world.run = RunView(open_s=600.0, ready={HERE: 1}, training=True)
     decision = world.look()
@@ -167,8 +169,8 @@ def test_a_degraded_run_goes_on_when_the_operator_restarts() -> None:
     assert ready_reason(decision)[0] == "PeersLost"
 
 
-def test_a_status_without_a_start_time_tells_of_training_by_its_progress() -> None:
-    """As an operator of an earlier version has left it."""
+def test_progress_in_a_status_without_a_start_time_means_training() -> None:
+    """An operator of an earlier version wrote such a status."""
     world = degraded()
     del world.document["status"]["trainingStartTime"]
     world.document["status"]["trainerStatus"] = {"progressPercentage": 12}
@@ -176,7 +178,7 @@ def test_a_status_without_a_start_time_tells_of_training_by_its_progress() -> No
     assert ends(world.look()) == []
 
 
-def test_a_run_that_never_trained_and_lost_a_worker_fails_once_all_have_been_heard() -> None:
+def test_an_untrained_run_without_a_worker_fails_once_all_others_have_called() -> None:
     world = running({"small": 2})
     fails(world, 1)
     world.pass_by(600)
@@ -201,7 +203,7 @@ def test_a_deadline_that_passed_without_an_operator_leaves_workers_time_to_save(
 
 
 @pytest.mark.parametrize("open_s", [1.0, 600.0])
-def test_workers_that_ended_without_an_operator_are_not_awaited_by_the_next(open_s: float) -> None:
+def test_the_next_operator_does_not_wait_for_workers_that_ended_meanwhile(open_s: float) -> None:
     """The other one uploads the model, takes no more steps, and may need minutes for it."""
     world = training({"small": 2})
     world.succeed("small", 0)
@@ -214,7 +216,7 @@ def test_workers_that_ended_without_an_operator_are_not_awaited_by_the_next(open
     assert (ready["status"], ready["reason"]) == ("True", "Training")
 
 
-def test_the_start_of_training_is_kept_for_its_run_alone() -> None:
+def test_the_start_of_training_is_kept_for_its_run_only() -> None:
     world = training()
     started = world.document["status"]["trainingStartTime"]
     world.restart()
@@ -233,7 +235,7 @@ def test_the_start_of_training_is_kept_for_its_run_alone() -> None:
 # ---- scaling
 
 
-def test_scaling_away_a_failed_worker_ends_no_run() -> None:
+def test_removing_a_failed_worker_ends_no_run() -> None:
     world = degraded()
     scale(world, 1)
     decision = world.look()
@@ -251,7 +253,7 @@ def test_scaling_away_a_failed_worker_ends_no_run() -> None:
     assert ready_reason(decision) == ("Completed", MET)
 
 
-def test_a_run_whose_wanted_workers_all_failed_is_over() -> None:
+def test_a_run_ends_once_all_its_wanted_workers_failed() -> None:
     world = degraded()
     world.jobs["small"]["status"]["failedIndexes"] = "0,1"
     assert ends(world.look()) == ["stop: small-0, small-1 failed for good, and no worker is left"]
@@ -282,13 +284,13 @@ def test_a_field_of_a_newer_crd_is_named_and_ignored() -> None:
     assert any(isinstance(action, OpenRun) for action in decision.actions)
 
 
-def test_a_fresh_job_with_a_field_of_a_newer_crd_begins() -> None:
+def test_a_new_job_with_a_field_of_a_newer_crd_starts() -> None:
     world = World(dlion_job())
     newer_crd(world)
     assert [a for a in world.look().actions if isinstance(a, Create)]
 
 
-def test_an_unreadable_manifest_says_that_its_run_goes_on() -> None:
+def test_the_status_of_an_unreadable_manifest_states_that_its_run_continues() -> None:
     world = training()
     unreadable_manifest(world)
     decision = world.look()
@@ -299,7 +301,7 @@ def test_an_unreadable_manifest_says_that_its_run_goes_on() -> None:
     assert world.document["status"]["trainingStartTime"]
 
 
-def test_an_unreadable_manifest_takes_nothing_from_a_run_that_has_ended() -> None:
+def test_an_unreadable_manifest_keeps_the_results_of_an_ended_run() -> None:
     world = training()
     world.end("small")
     world.look()
@@ -309,7 +311,7 @@ def test_an_unreadable_manifest_takes_nothing_from_a_run_that_has_ended() -> Non
     assert world.document["status"] == before
 
 
-def test_an_unreadable_manifest_keeps_the_time_to_live_of_a_run_that_has_ended() -> None:
+def test_an_unreadable_manifest_keeps_the_time_to_live_of_an_ended_run() -> None:
     world = training(ttlSecondsAfterFinished=3600)
     world.end("small")
     world.look()
@@ -336,7 +338,7 @@ def test_a_time_to_live_that_is_no_number_deletes_nothing(kept: object) -> None:
     assert [type(action) for action in world.look().actions] == [CloseRun]
 
 
-def test_a_manifest_corrected_before_training_makes_its_objects_again() -> None:
+def test_a_manifest_corrected_before_training_recreates_its_objects() -> None:
     world = running()
     world.run = RunView(open_s=600.0)
     world.document["spec"]["trainer"]["image"] = "trainer:2"
@@ -361,7 +363,7 @@ def test_a_manifest_corrected_before_training_makes_its_objects_again() -> None:
     [{"suspend": False}, {"activeDeadlineSeconds": 60}, {"checkpoint": {"everySeconds": 9}}],
     ids=str,
 )
-def test_what_acts_on_a_run_as_it_is_makes_nothing_again(change: dict[str, Any]) -> None:
+def test_fields_that_act_on_a_running_job_recreate_nothing(change: dict[str, Any]) -> None:
     world = running()
     world.run = RunView(open_s=600.0)
     world.document["spec"] |= change
@@ -369,7 +371,7 @@ def test_what_acts_on_a_run_as_it_is_makes_nothing_again(change: dict[str, Any])
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_once_workers_train_a_changed_manifest_makes_nothing_again(knows: bool) -> None:
+def test_a_manifest_changed_during_training_recreates_nothing(knows: bool) -> None:
     world = training()
     if not knows:
         world.restart()
@@ -377,7 +379,7 @@ def test_once_workers_train_a_changed_manifest_makes_nothing_again(knows: bool) 
     assert ends(world.look()) == []
 
 
-def test_a_wrong_manifest_is_corrected_under_the_same_run() -> None:
+def test_a_wrong_manifest_is_corrected_in_the_same_run() -> None:
     world = World(dlion_job(podTemplate={"spec": {"hostNetwork": True}}))
     assert ready_reason(world.look())[0] == "InvalidSpec"
     del world.document["spec"]["podTemplate"]
@@ -409,7 +411,7 @@ def ended(world: World, *reports: EndReport | None, failed: str = "") -> Decisio
     return world.look()
 
 
-def test_a_later_operator_reads_from_the_pods_how_a_run_ended() -> None:
+def test_a_later_operator_reads_the_end_of_a_run_from_its_pods() -> None:
     world = training({"small": 2})
     world.restart()
     saved = EndReport(MET, 100, (Rank(0), Rank(1)))
@@ -421,7 +423,7 @@ def test_a_later_operator_reads_from_the_pods_how_a_run_ended() -> None:
 
 
 @pytest.mark.parametrize("reason", [A_WORKER_FINISHED, "it was interrupted"])
-def test_a_worker_that_came_back_at_the_end_hides_no_stop_rule(reason: str) -> None:
+def test_a_worker_that_returned_at_the_end_hides_no_stop_rule(reason: str) -> None:
     world = training({"small": 2})
     late = EndReport(reason, 99)
     assert ready_reason(ended(world, late, EndReport(MET, 100, (Rank(0), Rank(1)))))[1] == MET
@@ -455,7 +457,7 @@ def test_a_model_without_a_replica_that_was_not_reached_is_partial() -> None:
     assert decision.status["trainerStatus"]["progressPercentage"] == 100
 
 
-def test_a_replica_that_was_scaled_away_is_no_shortfall() -> None:
+def test_a_removed_replica_is_no_shortfall() -> None:
     world = training({"small": 2})
     scale(world, 1)
     world.jobs["small"]["spec"] |= {"completions": 1, "parallelism": 1}
@@ -464,7 +466,7 @@ def test_a_replica_that_was_scaled_away_is_no_shortfall() -> None:
     assert ready_reason(world.look()) == ("Completed", MET)
 
 
-def test_the_success_of_a_worker_that_was_scaled_away_is_none_of_the_runs() -> None:
+def test_the_success_of_a_removed_worker_does_not_count() -> None:
     world = training({"small": 2})
     scale(world, 1)
     decision = ended(world, None, EndReport(MET, 100, (Rank(0), Rank(1))), failed="0")
@@ -472,7 +474,7 @@ def test_the_success_of_a_worker_that_was_scaled_away_is_none_of_the_runs() -> N
     assert truths(decision)["Failed"] == "True"
 
 
-def test_an_end_of_which_nothing_is_known_claims_no_progress() -> None:
+def test_an_unknown_end_claims_no_progress() -> None:
     world = training({"small": 2})
     world.document["status"]["trainerStatus"] = {"progressPercentage": 40}
     world.restart()
@@ -482,8 +484,8 @@ def test_an_end_of_which_nothing_is_known_claims_no_progress() -> None:
     assert decision.status["trainerStatus"] == {"progressPercentage": 40}
 
 
-def test_that_a_worker_has_finished_is_no_early_end() -> None:
-    """What an operator asks the others to end by is no reason of the run's."""
+def test_a_finished_worker_is_no_early_end() -> None:
+    """The operator's request to the other workers to end is not a reason of the run."""
     world = training({"small": 2})
     world.run = RunView(open_s=3600.0, training=True, stop_reason=A_WORKER_FINISHED)
     assert ready_reason(ended(world, None, None)) == ("Completed", "2 workers ended well")
@@ -491,7 +493,7 @@ def test_that_a_worker_has_finished_is_no_early_end() -> None:
 
 @pytest.mark.parametrize("failed", ["1", ""])
 def test_a_finished_job_shows_its_site(failed: str) -> None:
-    """Though its workers had left before the operator heard why."""
+    """Its workers had left before the operator received the reason."""
     world = training({"small": 2})
     world.run = RunView(open_s=3600.0, training=True)
     world.look()
@@ -500,7 +502,7 @@ def test_a_finished_job_shows_its_site(failed: str) -> None:
     assert decision.status["readySites"] == "1/1"
 
 
-# ---- what others write
+# ---- parts of the status that others write
 
 
 def test_conditions_of_other_controllers_stay() -> None:
@@ -523,7 +525,7 @@ def test_status_fields_of_a_newer_operator_stay_while_their_run_lasts() -> None:
     assert world.look().status["later"] == {"a": 1}  # type: ignore[index]
 
 
-def test_a_newer_crd_makes_nothing_of_a_waiting_run_again() -> None:
+def test_a_newer_crd_recreates_nothing_of_a_waiting_run() -> None:
     world = running()
     world.run = RunView(open_s=600.0)
     newer_crd(world)
@@ -532,9 +534,7 @@ def test_a_newer_crd_makes_nothing_of_a_waiting_run_again() -> None:
 
 @pytest.mark.parametrize("has_trained", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
-def test_sensors_end_where_the_only_worker_that_trains_fails(
-    index: int, *, has_trained: bool
-) -> None:
+def test_sensors_end_if_the_only_training_worker_fails(index: int, *, has_trained: bool) -> None:
     world = (training if has_trained else running)(
         {"small": 3}, **STAGED, startDeadlineSeconds=3600
     )

@@ -1,12 +1,14 @@
-"""What the operator makes of a job with the DLionRuntime that it names.
+"""Test a job with a DLionRuntime.
 
-Proves: image and podTemplate of the runtime lie under all that the job sets, in workers, keeper and
-the queue's Workload; a run without its runtime, or one that asks more than the limits allow, gets
-nothing, and the status says what to do; every way to ask more is found, also by a podTemplate;
-Jobs keep the runtime that they were made with, so that a later change or edit reaches no run that
-has begun; a group of it grows no further than the limit.
-Left out: how a runtime is read (apply/test_runtime_reader), that an API server takes the objects
-(tests/cluster/test_runtimes).
+- Image and podTemplate of the runtime are the lowest layer in workers, keeper and the queue's
+  Workload.
+- A run without its runtime, or one that exceeds the limits, gets no object. The status names the
+  remedy. Every way to exceed them is found, also a podTemplate.
+- Jobs keep the runtime that they were created with. A later change or edit reaches no started run.
+  A group does not grow beyond the limit.
+
+Left out: how a runtime is read (apply/test_runtime_reader), and that an API server accepts the
+objects (tests/cluster/test_runtimes).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def pod(decision: Decision, kind: str = "Job") -> dict[str, Any]:
 
 
 def refused(decision: Decision) -> str:
-    """The message of a run that asks too much."""
+    """Return the message of a run that exceeds the limits."""
     assert not created(decision, "Job")
     assert not created(decision, "Deployment")
     reason, message = ready_reason(decision)
@@ -78,7 +80,7 @@ def refused(decision: Decision) -> str:
 # ---- defaults --------------------------------------------------------------------------------
 
 
-def test_a_runtime_gives_what_the_job_leaves_out() -> None:
+def test_a_runtime_sets_what_the_job_omits() -> None:
     used = SiteRuntime("edge", RuntimeSpec(image="site/worker:2", pod_template=TEMPLATE))
     decision = world(used).look()
     made = pod(decision)
@@ -97,7 +99,7 @@ def test_a_runtime_gives_what_the_job_leaves_out() -> None:
     )
 
 
-def test_what_the_job_sets_has_priority() -> None:
+def test_fields_of_the_job_take_precedence() -> None:
     used = SiteRuntime("edge", RuntimeSpec(image="site/worker:2", pod_template=TEMPLATE))
     document = dlion_job(runtime="edge", podTemplate={
         "metadata": {"annotations": {"note": "job"}},
@@ -126,11 +128,13 @@ def test_what_the_job_sets_has_priority() -> None:
     assert metadata["labels"]["pool"] == "edge"
     assert metadata["annotations"] == {"note": "job"}
     keeper = pod(decision, "Deployment")["spec"]
-    assert keeper["containers"][0]["image"] == "site/worker:2", "a group's image is no keeper's"
+    assert keeper["containers"][0]["image"] == "site/worker:2", (
+        "a group's image is not the keeper's"
+    )
     assert keeper["priorityClassName"] == "urgent"
 
 
-def test_a_queued_run_asks_for_the_pods_of_its_runtime() -> None:
+def test_a_queued_run_requests_the_pods_of_its_runtime() -> None:
     document = dlion_job(runtime="edge")
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
     made = World(document, replace(SETTINGS, kueue=True))
@@ -158,14 +162,14 @@ def test_a_wrong_template_of_the_runtime_names_it(template: dict[str, Any], word
         assert "with that of DLionRuntime edge" in message
         assert words in message
         assert not created(decision, "Job")
-    else:  # for the API server to refuse
+    else:  # the API server refuses it
         assert created(decision, "Job")
 
 
 # ---- the start -------------------------------------------------------------------------------
 
 
-def test_a_run_without_its_runtime_waits_and_then_goes_on() -> None:
+def test_a_run_waits_for_its_runtime_and_then_starts() -> None:
     made = world(None)
     missing = "DLionRuntime dlion-system/edge does not exist at this site"
     early = made.look(runtime=RuntimeState(problem=missing, missing_s=1.0))
@@ -191,7 +195,7 @@ def test_a_runtime_that_is_not_read_yet_starts_nothing() -> None:
 # ---- limits ----------------------------------------------------------------------------------
 
 
-def test_too_many_workers_are_counted_over_the_groups_of_this_site() -> None:
+def test_workers_are_counted_over_the_groups_of_this_site() -> None:
     document = dlion_job({"small": 3, "large": 2}, runtime="edge")
     document["spec"]["sites"].append(
         {"name": "plant-b", "groups": [{**document["spec"]["sites"][0]["groups"][0]}]}
@@ -204,7 +208,7 @@ def test_too_many_workers_are_counted_over_the_groups_of_this_site() -> None:
     assert created(made.look(), "Job")
 
 
-def test_a_job_of_another_namespace_may_not_use_it() -> None:
+def test_a_job_of_another_namespace_may_not_use_the_runtime() -> None:
     used = SiteRuntime("edge", RuntimeSpec(namespaces=("ml", "vision", "a", "b")))
     message = refused(world(used).look())
     assert "the job is in namespace default, allowed: ml, vision, a and 1 more" in message
@@ -223,7 +227,7 @@ def test_a_job_of_another_namespace_may_not_use_it() -> None:
         (("image", "nodeSelector"), {}, {"podTemplate": {"spec": {}}}, "podTemplate of group"),
     ],
 )
-def test_what_may_not_be_overridden_is_named(
+def test_a_field_that_may_not_be_overridden_is_named(
     may: tuple[Any, ...], changes: dict[str, Any], group: dict[str, Any], words: str
 ) -> None:
     made = world(runtime(may_override=may), **changes)
@@ -235,7 +239,7 @@ def test_what_may_not_be_overridden_is_named(
     assert created(made.look(), "Job")
 
 
-def test_a_group_that_is_added_to_a_run_is_held_against_the_limits() -> None:
+def test_a_group_added_to_a_run_is_checked_against_the_limits() -> None:
     made = world(runtime(may_override=()))
     made.look()
     made.make_jobs()
@@ -250,7 +254,7 @@ def test_a_group_that_is_added_to_a_run_is_held_against_the_limits() -> None:
     assert "added" in job["metadata"]["name"]
 
 
-def test_the_image_of_the_trainer_counts_as_one() -> None:
+def test_an_image_of_the_trainer_container_counts() -> None:
     made = world(runtime(may_override=("nodeSelector",)))
     made.document["spec"]["trainer"]["image"] = "own:1"
     assert "the job sets trainer.image" in refused(made.look())
@@ -278,7 +282,7 @@ GPU = "nvidia.com/gpu"
         ({"cpu": "1"}, {"cpu": "1", "memory": "99Ti"}, ""),
     ],
 )
-def test_resources_of_a_worker_are_held_against_the_limits(
+def test_resources_of_a_worker_are_checked_against_the_limits(
     most: dict[str, str], limits: dict[str, str], words: str
 ) -> None:
     made = world(runtime(max_resources=most))
@@ -290,7 +294,7 @@ def test_resources_of_a_worker_are_held_against_the_limits(
         assert created(decision, "Job")
 
 
-def test_a_device_that_is_requested_alone_counts() -> None:
+def test_a_device_request_without_a_limit_counts() -> None:
     made = world(runtime(max_resources={GPU: "1"}))
     made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"requests": {GPU: "2"}}
     assert "may use nvidia.com/gpu 2" in refused(made.look())
@@ -310,7 +314,7 @@ def test_a_device_that_is_requested_alone_counts() -> None:
         ({"containers": [{"name": "more", "resources": {"limits": [1]}}]}, "cannot be read"),
     ],
 )
-def test_a_pod_template_is_no_way_around_the_limits(spec: dict[str, Any], words: str) -> None:
+def test_a_pod_template_cannot_bypass_the_limits(spec: dict[str, Any], words: str) -> None:
     closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     for each in (*spec.get("containers", ()), *spec.get("initContainers", ())):
         each["securityContext"] = closed
@@ -347,7 +351,7 @@ DOWNLOADS = {
         ),
     ],
 )
-def test_each_initializer_is_held_against_the_limits_alone(
+def test_each_initializer_is_checked_against_the_limits_separately(
     init_containers: list[dict[str, Any]], words: str
 ) -> None:
     trainer = {"name": "trainer", "resources": {"limits": {"cpu": "1"}}}
@@ -363,7 +367,7 @@ def test_each_initializer_is_held_against_the_limits_alone(
 
 
 @pytest.mark.parametrize("change", [{"image": "own:1"}, {"command": ["train"]}])
-def test_a_sidecar_that_runs_something_else_counts(change: dict[str, Any]) -> None:
+def test_a_sidecar_with_another_program_counts(change: dict[str, Any]) -> None:
     spec = {"initContainers": [{"name": "sidecar", **change}]}
     made = world(runtime(max_resources={"cpu": "2"}), podTemplate={"spec": spec})
     made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"limits": {"cpu": "1"}}
@@ -381,7 +385,7 @@ def test_the_sites_own_sidecar_does_not_count() -> None:
     assert created(made.look(), "Job")
 
 
-def test_all_that_is_too_much_is_told_at_once() -> None:
+def test_all_exceeded_limits_are_reported_together() -> None:
     made = world(runtime(max_workers=1, may_override=(), max_resources={"cpu": "1"}))
     made.document["spec"]["sites"][0]["groups"][0]["image"] = "own:1"
     message = refused(made.look())
@@ -389,10 +393,10 @@ def test_all_that_is_too_much_is_told_at_once() -> None:
         assert words in message
 
 
-# ---- a run that has begun --------------------------------------------------------------------
+# ---- a started run --------------------------------------------------------------------------
 
 
-def test_jobs_keep_the_runtime_that_they_were_made_with() -> None:
+def test_jobs_keep_the_runtime_that_they_were_created_with() -> None:
     made = world(SiteRuntime("edge", RuntimeSpec(image="site/worker:2")))
     made.make_jobs()
     made.train()
@@ -431,7 +435,7 @@ def test_an_edited_annotation_ends_nothing(text: str) -> None:
     assert ready_reason(made.look())[0] == "Training"
 
 
-def test_a_group_grows_no_further_than_the_runtime_allows() -> None:
+def test_a_group_does_not_grow_beyond_the_runtimes_limit() -> None:
     made = world(runtime(max_workers=3))
     made.make_jobs()
     made.train()
@@ -448,7 +452,7 @@ def test_a_group_grows_no_further_than_the_runtime_allows() -> None:
     assert patch.patch["spec"] == {"parallelism": 3, "completions": 3}
 
 
-def test_a_change_of_the_runtime_that_is_named_makes_the_objects_anew() -> None:
+def test_another_runtime_name_recreates_the_objects() -> None:
     made = world(runtime())
     made.make_jobs()
     made.run = RunView(open_s=3600.0)
@@ -456,7 +460,7 @@ def test_a_change_of_the_runtime_that_is_named_makes_the_objects_anew() -> None:
     assert "created again" in ready_reason(made.look())[1]
 
 
-def test_the_annotation_is_what_the_runtime_was() -> None:
+def test_the_annotation_holds_the_runtime() -> None:
     used = SiteRuntime("edge", RuntimeSpec(image="a", pod_template=TEMPLATE))
     made = world(used)
     made.make_jobs()

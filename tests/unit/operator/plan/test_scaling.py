@@ -1,11 +1,13 @@
-"""What the operator decides when a group's count changes while its run goes on.
+"""Test the decisions when the count of a group changes during a run.
 
-Proves: Jobs are patched in size alone, both counts together; a group grows beyond what the run
-began with and shrinks again, and every rank stands; where policy or topology has to know its
-workers beforehand, and in runs of an operator that counted ranks, a group grows back to what it
-had, the status says so, and ranks stand whatever other sites' counts become; who is no longer
-wanted counts no more. Left out: pods that really come and go (tests/local/test_pods,
-tests/cluster).
+- Only the size of a Job is patched, both counts together. A group grows beyond its first size and
+  shrinks again; every rank stays.
+- If policy or topology must know its workers beforehand, a group grows only to its earlier size,
+  and the status reports it. This holds also for runs of an operator that counted ranks. Ranks stay,
+  whatever the counts of other sites become.
+- A removed worker no longer counts.
+
+Left out: pods that start and end (tests/local/test_pods, tests/cluster).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def training(groups: dict[str, int], **spec: Any) -> World:
 
 
 def scale(world: World, workers: int) -> Decision:
-    """The first group's count in the manifest; its Job follows."""
+    """Set the first group's count in the manifest; its Job follows."""
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = workers
     decision = world.look()
     for patch in patches(decision):
@@ -46,7 +48,7 @@ def ranks(decision: Decision) -> dict[str, int]:
     return {f"{w.group}-{w.index}": w.rank for w in opened.workers}
 
 
-def test_a_group_grows_and_shrinks_in_mid_run_and_ranks_stand() -> None:
+def test_a_group_grows_and_shrinks_during_a_run_and_ranks_stay() -> None:
     world = training({"small": 2, "large": 1})
     before = ranks(world.look())
     assert before == {"small-0": 0, "large-0": 1, "small-1": 2}
@@ -69,7 +71,7 @@ def test_a_group_grows_and_shrinks_in_mid_run_and_ranks_stand() -> None:
     "exchange",
     [{"policy": "dlion", "topology": "ring"}, {"policy": "hop"}, {"policy": "of-somebody"}],
 )
-def test_where_workers_must_be_known_beforehand_a_group_grows_back_at_most(
+def test_a_group_of_workers_known_beforehand_grows_to_its_first_size_only(
     exchange: dict[str, str],
 ) -> None:
     world = training({"small": 4, "large": 1}, exchange=exchange)
@@ -81,8 +83,8 @@ def test_where_workers_must_be_known_beforehand_a_group_grows_back_at_most(
     assert "group small: 9 workers wanted, but this run began with 4" in message
 
 
-def test_a_run_that_counted_its_ranks_goes_on_with_them() -> None:
-    """Its pods were told so by an earlier operator."""
+def test_a_run_with_counted_ranks_keeps_them() -> None:
+    """An earlier operator gave its pods these ranks."""
     world = training({"small": 4, "large": 1})
     for job in world.jobs.values():
         del job["metadata"]["annotations"][RANKS_ANNOTATION]
@@ -91,7 +93,7 @@ def test_a_run_that_counted_its_ranks_goes_on_with_them() -> None:
 
 
 def between_others(workers_before: int) -> World:
-    """A run of counted ranks at this site, whose ranks begin after those of the first site."""
+    """Return a run of counted ranks at this site, whose ranks follow those of the first site."""
     sites = [
         {"name": name, "groups": [{"name": "small", "workers": count}]}
         for name, count in (("plant-0", workers_before), ("plant-a", 2), ("plant-z", 1))
@@ -103,19 +105,19 @@ def between_others(workers_before: int) -> World:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_counted_ranks_stand_whatever_is_scaled_at_another_site(workers: int) -> None:
+def test_counted_ranks_stay_whatever_another_site_scales(workers: int) -> None:
     world = between_others(3)
     before = [(each.site, each.index, each.rank) for each in opened(world).workers]
     assert before[3:5] == [("plant-a", 0, 3), ("plant-a", 1, 4)]
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = workers
-    after = opened(world)  # what it decides is from what is kept in the cluster alone
+    after = opened(world)  # the decision uses only state that is kept in the cluster
     assert [(each.site, each.index, each.rank) for each in after.workers] == before
     assert after.job.workers() == after.workers
 
 
 @pytest.mark.parametrize("kept", ["", "{", "[1]", '{"plant-0": 7}', '{"plant-0":{"small":-1}}'])
 def test_jobs_that_do_not_keep_all_counts_are_read_with_the_manifest(kept: str) -> None:
-    """Those of an earlier operator, or edited."""
+    """An earlier operator created them, or a user edited them."""
     world = between_others(3)
     world.jobs["small"]["metadata"]["annotations"][ALL_WORKERS_ANNOTATION] = kept
     assert [each.rank for each in opened(world).workers if each.site == "plant-a"] == [3, 4]

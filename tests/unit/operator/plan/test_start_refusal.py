@@ -1,12 +1,14 @@
-"""A job that asks for what its site does not allow gets no object.
+"""Test that a job gets no object if it exceeds what its site allows.
 
-Proves: neither for its workers nor for its keeper; the condition names the reason, the field and
-what to do, and there is an event; no template removes the operator's containers or what they run;
-in an excluded namespace no job starts; a run that has its pods goes on, whatever becomes of its
-template or of the site's values; the rights of the writer count only where the site has an
-admission policy that is in force and older than the job; a corrected job starts.
+- Neither its workers nor its keeper get an object. The condition names the reason, the field and
+  the remedy, and there is an event.
+- No template removes the operator's containers or their commands. No job starts in an excluded
+  namespace.
+- A run that has its pods continues, whatever becomes of its template or of the site's values.
+- The rights of the writer count only if the site has an admission policy that is in force and older
+  than the job. A corrected job starts.
 
-Left out: what is refused (tests/unit/operator/children/test_template_limits.py).
+Left out: which fields are refused (tests/unit/operator/children/test_template_limits.py).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def world(template: Any = None, settings: Settings = SETTINGS, created: Any = ST
 
 
 @pytest.mark.parametrize("template", [SECRET, ACCOUNT, NODE])
-def test_a_job_that_asks_for_more_gets_no_object(template: Any) -> None:
+def test_a_job_over_the_limits_gets_no_object(template: Any) -> None:
     job = world(template)
     decision = job.look()
     reason, message = ready_reason(decision)
@@ -106,20 +108,20 @@ def test_a_template_without_the_operators_containers_gets_no_object(
     assert written(decision) == []
 
 
-def test_a_command_before_the_operators_own_is_no_obstacle() -> None:
+def test_a_command_before_the_operators_own_is_allowed() -> None:
     command = ["numactl", "--localalloc", "python3", "-m", "dlion_worker.pod", "trainer"]
     job = world({"spec": {"containers": [{"name": "trainer", "command": command}]}})
     assert "Job" in written(job.look())
 
 
-def test_a_job_of_some_groups_gets_none_if_one_asks_for_more() -> None:
+def test_a_job_gets_no_object_if_one_group_exceeds_the_limits() -> None:
     document = dlion_job({"small": 1, "gpu": 1})
     document["spec"]["sites"][0]["groups"][1]["podTemplate"] = SECRET
     assert written(World(document).look()) == []
 
 
 @pytest.mark.parametrize("namespace", SYSTEM_NAMESPACES)
-def test_in_an_excluded_namespace_no_job_starts(namespace: str) -> None:
+def test_no_job_starts_in_an_excluded_namespace(namespace: str) -> None:
     job = world()
     job.document["metadata"]["namespace"] = namespace
     decision = job.look()
@@ -136,7 +138,7 @@ def test_in_an_excluded_namespace_no_job_starts(namespace: str) -> None:
 @pytest.mark.parametrize(
     "after", [SETTINGS, replace(SETTINGS, tenancy=Tenancy(excluded_namespaces=("default",)))]
 )
-def test_a_run_that_has_its_pods_goes_on(after: Settings) -> None:
+def test_a_run_that_has_its_pods_continues(after: Settings) -> None:
     job = world()
     job.make_jobs()
     job.train()
@@ -155,14 +157,14 @@ AFTER = START + POLICY_SETTLE_TIME
 @pytest.mark.parametrize(
     ("settings", "since", "created", "words"),
     [
-        (SETTINGS, START, AFTER, ""),  # the site has none, whatever is found
+        (SETTINGS, START, AFTER, ""),  # the site has no policy, whatever is found
         (POLICY, None, AFTER, "is not in force"),
         (POLICY, START, OLDER, "delete the job and create it again"),
         (POLICY, START, AFTER - timedelta(seconds=1), "is older than"),
         (POLICY, START, AFTER, None),
     ],
 )
-def test_rights_count_only_if_a_policy_has_compared_them(
+def test_rights_count_only_if_a_policy_has_checked_them(
     template: Any, settings: Settings, since: Any, created: Any, words: str | None
 ) -> None:
     decision = world(template, settings, created).look(policy_since=since)
@@ -177,12 +179,12 @@ def test_rights_count_only_if_a_policy_has_compared_them(
         assert written(decision) == []
 
 
-def test_a_job_without_a_time_is_as_old_as_can_be() -> None:
+def test_a_job_without_a_creation_time_counts_as_oldest() -> None:
     job = world(SECRET, POLICY)
     del job.document["metadata"]["creationTimestamp"]
     assert ready_reason(job.look(policy_since=OLDER))[0] == "TemplateNotAllowed"
 
 
-def test_rights_do_not_allow_what_is_no_right() -> None:
+def test_rights_do_not_allow_other_fields() -> None:
     decision = world(NODE, POLICY, AFTER).look(policy_since=START)
     assert ready_reason(decision)[0] == "TemplateNotAllowed"

@@ -1,14 +1,16 @@
-"""Pods about which nobody complains and of which nothing comes.
+"""Test pods that do not start and report no error.
 
-Proves: a pod that no scheduler takes, whose volumes or network do not come, or that its node does
-not start, is said to be stuck after its time and not before, with the command that tells more; one
-that somebody holds back is not; a worker whose pod runs and that does not join is named, also while
-others train, and not while it may still be importing, nor when the operator has just started; a
-keeper that is not ready is, too, but for the time that this operator has not seen;
-where nothing of this tells why workers do not join, that is said too, and where all have joined
-and none begins; used
-up restarts are told with what the trainer ended with. Left out: what says itself that it cannot
-start (test_decide); that a kubelet writes such conditions (tests/cluster).
+- A pod is stalled after its time limit, and not before, if it is not scheduled, lacks its volumes
+  or network, or is not started by its node. The message names the command for details. A pod that a
+  user holds back is not stalled.
+- A running worker that does not join is named, also while others train. It is not named while it
+  may still be importing, nor just after a start of the operator.
+- The same holds for a keeper that is not ready, for the time that this operator has observed.
+- Workers that do not join without any such cause are reported, as are joined workers that do not
+  begin. Exhausted restarts are reported with the last output of the trainer.
+
+Left out: pods that report why they cannot start (test_decide), and that a kubelet writes such
+conditions (tests/cluster).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ POD = "digits-small-"
 
 
 def world_of(**spec: Any) -> World:
-    """Two workers' pods."""
+    """Return a world with the pods of two workers."""
     world = World(dlion_job({"small": 2}, **spec))
     world.look()
     world.make_jobs()
@@ -44,7 +46,7 @@ def world_of(**spec: Any) -> World:
         ([PLACED], 600, "ContainerBroken", "its node has not started it in 10 minutes"),
     ],
 )
-def test_nothing_stays_starting_for_ever(
+def test_no_pod_stays_starting_without_end(
     conditions: list[dict[str, str]], after_s: float, reason: str, words: str
 ) -> None:
     world = world_of()
@@ -60,12 +62,16 @@ def test_nothing_stays_starting_for_ever(
     assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
     world.pass_by(1)
     late = world.look()
-    said, message = ready_reason(late)
-    assert (said, truths(late)["Stalled"], truths(late)["Failed"]) == (reason, "True", "False")
+    found_reason, message = ready_reason(late)
+    assert (found_reason, truths(late)["Stalled"], truths(late)["Failed"]) == (
+        reason,
+        "True",
+        "False",
+    )
     assert message.startswith(f"small-1: {words}; see `kubectl describe pod {POD}")
 
 
-def test_a_pod_that_somebody_holds_back_is_waited_for() -> None:
+def test_a_pod_that_a_user_holds_back_is_not_stalled() -> None:
     world = world_of()
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     world.pods["small-1"]["status"] = {"phase": "Pending", "conditions": [gated]}
@@ -73,8 +79,8 @@ def test_a_pod_that_somebody_holds_back_is_waited_for() -> None:
     assert truths(world.look())["Stalled"] == "False"
 
 
-def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> None:
-    world = world_of()  # the pods are said to run, and nothing of their containers
+def test_workers_that_do_not_join_are_reported_whatever_the_cause() -> None:
+    world = world_of()  # the pods are Running, without container states
     world.run = RunView(open_s=3600.0)
     world.pass_by(899)
     early = world.look()
@@ -90,11 +96,11 @@ def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> 
     world.run = joined("small-0", open_s=3600.0)
     world.run.report_age_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.run = RunView(open_s=899.0)  # the operator has started anew
+    world.run = RunView(open_s=899.0)  # the operator has restarted
     assert ready_reason(world.look())[0] == "WorkersStarting"
 
 
-def test_workers_that_have_joined_and_do_not_begin_are_not_waited_for_without_end() -> None:
+def test_joined_workers_that_do_not_begin_are_reported() -> None:
     world = world_of()
     both, up = ("small-0", "small-1"), LinkStatus(connected=1, expected=2)
     world.run = joined(*both, all_joined_s=299.0, links=up)
@@ -141,7 +147,7 @@ def test_a_worker_that_runs_and_never_joins_is_named() -> None:
     assert truths(world.look())["Stalled"] == "False"
 
 
-def test_while_others_train_who_does_not_join_is_named_too() -> None:
+def test_a_worker_that_does_not_join_is_named_while_others_train() -> None:
     world = world_of()
     run_in_containers(world)
     world.pass_by(600)
@@ -154,7 +160,7 @@ def test_while_others_train_who_does_not_join_is_named_too() -> None:
 
 
 def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
-    """It serves once the operator has signed its certificate: while that was away, it could not."""
+    """It serves once the operator has signed its certificate, and the operator was absent."""
     world = world_of()
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(world.now)}
     running = {"running": {"startedAt": stamp(world.now)}}
@@ -163,7 +169,7 @@ def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
         "conditions": [unready],
         "containerStatuses": [{"name": "keeper", "state": running}],
     }
-    world.pass_by(600)  # and nobody looks
+    world.pass_by(600)  # and no operator looks
     world.run = joined("small-0", open_s=0.0)
     first = world.look()
     assert (ready_reason(first)[0], truths(first)["Stalled"]) == ("WorkersStarting", "False")
@@ -178,11 +184,11 @@ def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
     world.run = joined("small-0")
     late = world.look()
     assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("ContainerBroken", "True")
-    unready["lastTransitionTime"] = stamp(world.now)  # it has served for a moment
+    unready["lastTransitionTime"] = stamp(world.now)  # it was ready for a moment
     assert truths(world.look())["Stalled"] == "False"
 
 
-def test_used_up_restarts_are_told_with_what_the_trainer_ended_with() -> None:
+def test_exhausted_restarts_are_reported_with_the_trainers_last_output() -> None:
     world = world_of()
     world.train()
     world.end("small", failed="0,1", exit_code=76)

@@ -1,12 +1,14 @@
-"""Facts: progress and time left follow whichever end comes first (steps, seconds, or passes over
-data that may grow), from the pace that is measured; an operator that starts anew in mid-run
-reckons as before; the figures are means over replicas, without those that are not finite, and how
-far these are apart; metrics of `compile()` stand beside them under names that are not the
-operator's, within the bounds of the definition; the pair of sites with the least bandwidth is
-named; what a worker says of peers that cannot be is not kept, and figures that cannot be leave a
-status that the definition takes; links count that a worker that is there spoke of last.
+"""Test the progress and the figures of a served run.
 
-Left out: which record is believed (tests/unit/operator/coordinator), how a status is written.
+- Progress and remaining time follow the end that comes first: steps, seconds, or passes over data
+  that may grow. They use the measured rate. A restarted operator computes the same.
+- Figures are means over replicas without non-finite values, with the drift of the replicas. Metrics
+  of `compile()` have names that the operator does not use, within the bounds of the definition. The
+  slowest pair of sites is named.
+- Impossible reports about peers are not kept. Impossible figures leave a status that the definition
+  accepts. The last report of a present worker about a link counts.
+
+Left out: which record is accepted (tests/unit/operator/coordinator), how a status is written.
 """
 
 from __future__ import annotations
@@ -88,19 +90,19 @@ def figures(progress: RunProgress) -> dict[str, str]:
 
 
 def second_by_second(count: int, *, since: int = 1, rank: int = 0) -> list[Any]:
-    """A step each second, from the run's second 10 on, and ten to a pass over the data."""
+    """Return one step per second from second 10 of the run, ten steps per pass over the data."""
     return [
         step(rank, number, 10.0 + number, epochs=number / 10)
         for number in range(since, since + count)
     ]
 
 
-def test_nothing_is_said_before_the_first_step() -> None:
+def test_there_is_no_progress_before_the_first_step() -> None:
     assert RunProgress(job()).trainer_status(NOW) is None
     assert RunProgress(job()).steps_per_second() == ""
 
 
-def test_steps_are_counted_at_the_pace_that_is_measured() -> None:
+def test_the_remaining_time_uses_the_measured_rate() -> None:
     progress = fed(job(maxSteps=100), *second_by_second(25))
     assert way(progress) == (25, 75)
     assert progress.steps_per_second() == "1.00"
@@ -127,38 +129,38 @@ def test_the_worker_that_ends_first_counts() -> None:
     ],
     ids=str,
 )
-def test_whichever_end_comes_first(stop: dict[str, Any], expected: tuple[Any, Any]) -> None:
+def test_the_end_that_comes_first_counts(stop: dict[str, Any], expected: tuple[Any, Any]) -> None:
     assert way(fed(job(**stop), *second_by_second(25))) == expected
 
 
 @pytest.mark.parametrize(
     "stop", [{"maxSteps": 100}, {"maxSeconds": 100}, {"maxEpochs": 10}], ids=str
 )
-def test_an_operator_that_starts_anew_reckons_as_before(stop: dict[str, Any]) -> None:
+def test_a_restarted_operator_computes_the_same(stop: dict[str, Any]) -> None:
     before = way(fed(job(**stop), *second_by_second(60)))
     after = way(fed(job(**stop), *second_by_second(10, since=51)))
     assert before == after == (60, 40)
 
 
-def test_data_that_grow_faster_than_they_are_passed_have_no_end_in_sight() -> None:
+def test_data_that_grow_faster_than_the_passes_have_no_remaining_time() -> None:
     grown = [step(0, 26, 36.0, epochs=1.3), step(0, 27, 37.0, epochs=0.1)]
     assert way(fed(job(maxEpochs=10), *second_by_second(25), *grown)) == (None, None)
     without = [step(0, number, 10.0 + number) for number in range(1, 5)]
     assert way(fed(job(maxEpochs=10), *without)) == (None, None)
 
 
-def test_a_worker_that_goes_back_to_a_checkpoint_tells_no_negative_pace() -> None:
+def test_a_return_to_a_checkpoint_gives_no_negative_rate() -> None:
     progress = fed(job(), *second_by_second(25), step(0, 11, 40.0), step(0, 12, 41.0))
     assert progress.steps_per_second() == "1.00"
     assert way(progress)[1] == 88
 
 
-def test_records_that_come_twice_change_nothing() -> None:
+def test_repeated_records_change_nothing() -> None:
     records = [*second_by_second(25), evaluation(0, 0.5)]
     assert figures(fed(job(), *records, records[-1])) == figures(fed(job(), *records))
 
 
-def test_the_drift_is_the_last_in_which_replicas_could_be_compared() -> None:
+def test_the_drift_is_that_of_the_last_comparable_evaluation() -> None:
     progress = fed(job(), step(0, 1, 1.0), evaluation(0, 0.5, (3.0, 4.0)))
     assert "drift" not in figures(progress)
     progress.take(evaluation(1, 0.5, (3.0, 3.0)))
@@ -179,25 +181,25 @@ def test_figures_are_means_over_replicas_without_those_not_finite() -> None:
         evaluation(1, 0.75),
         evaluation(2, math.inf),
     )
-    told = {n: v for n, v in figures(progress).items() if not n.endswith("Fraction")}
-    assert told == {
+    reported = {n: v for n, v in figures(progress).items() if not n.endswith("Fraction")}
+    assert reported == {
         "loss": "1.5", "accuracy": "0.5000", "globalBatchSize": "24", "iteration": "9",
     }  # fmt: skip
 
 
-def test_the_parts_of_the_steps_time_are_told_and_who_was_waited_for() -> None:
+def test_the_parts_of_the_step_time_and_the_slowest_peer_are_reported() -> None:
     def spent(rank: int, waited_for: tuple[int, ...]) -> Any:
         return replace(
             step(rank, 1, 1.0, wall_s=2.0), compute_s=1.0, waited_s=0.5, waited_for=waited_for,
             select_s=0.2, encode_s=0.1, send_s=0.0, decode_s=0.06, apply_s=0.04,
         )  # fmt: skip
 
-    told = figures(fed(job(), spent(0, (2,)), spent(1, (0, 2)), spent(1, (10**6,))))
+    reported = figures(fed(job(), spent(0, (2,)), spent(1, (0, 2)), spent(1, (10**6,))))
     main = ("compute", "wait", "select", "encode", "send", "decode", "apply", "other")
-    assert sum(float(told[f"{part}Fraction"]) for part in main) == pytest.approx(1.0, abs=1e-3)
-    assert (told["selectFraction"], told["otherFraction"]) == ("0.1000", "0.0500")
-    assert told["waitedForRank"] == "2"
-    assert float(told["waitedForFraction"]) == pytest.approx(0.5)
+    assert sum(float(reported[f"{part}Fraction"]) for part in main) == pytest.approx(1.0, abs=1e-3)
+    assert (reported["selectFraction"], reported["otherFraction"]) == ("0.1000", "0.0500")
+    assert reported["waitedForRank"] == "2"
+    assert float(reported["waitedForFraction"]) == pytest.approx(0.5)
 
 
 def with_metrics(rank: int, metrics: dict[str, float]) -> EvaluationRecord:
@@ -205,7 +207,7 @@ def with_metrics(rank: int, metrics: dict[str, float]) -> EvaluationRecord:
 
 
 def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
-    told = figures(
+    reported = figures(
         fed(
             job(), step(0, 1, 1.0), with_metrics(0, {"auc": 0.1}),
             with_metrics(0, {"auc": 0.25, "mae": 2.0, "loss": 7.0, "waitFraction": 3.0,
@@ -213,24 +215,24 @@ def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
             with_metrics(1, {"auc": 0.75, "mae": math.nan, "top": math.inf}),
         )
     )  # fmt: skip
-    of_program = {name: value for name, value in told.items() if is_of_program(name)}
+    of_program = {name: value for name, value in reported.items() if is_of_program(name)}
     assert of_program == {
         "auc": "0.5", "mae": "2", "metric_loss": "7", "metric_waitFraction": "3",
         "metric_metric_loss": "8",
     }  # fmt: skip
-    assert told["loss"] == "0.5"
+    assert reported["loss"] == "0.5"
 
 
-def test_no_figure_of_the_operator_passes_for_a_programs() -> None:
+def test_no_figure_of_the_operator_counts_as_a_metric_of_the_program() -> None:
     slow = replace(step(0, 40, 60.0), waited_for=(1,), waited_s=0.5)
     learnt = [evaluation(0, 0.1 * n, (1.0,), 10.0 * n) for n in range(1, 7)]
-    told = figures(fed(job(targetAccuracy=0.8), *second_by_second(39), slow, *learnt))
-    assert {"secondsToTarget", "waitedForRank", "waitedForFraction"} <= told.keys()
-    assert not any(map(is_of_program, told))
+    reported = figures(fed(job(targetAccuracy=0.8), *second_by_second(39), slow, *learnt))
+    assert {"secondsToTarget", "waitedForRank", "waitedForFraction"} <= reported.keys()
+    assert not any(map(is_of_program, reported))
 
 
-def test_metrics_of_a_program_keep_within_the_definition() -> None:
-    """Of faulty workers, too: names and values that are too many, too long or too large."""
+def test_metrics_of_a_program_stay_within_the_definition() -> None:
+    """Also those of faulty workers: too many, too long or too large names and values."""
     hostile = [
         with_metrics(rank, {f"{rank}-{number}": 1.7e308 for number in range(64)} | {"": 1.0})
         for rank in range(3)
@@ -261,7 +263,7 @@ def test_a_faulty_worker_cannot_make_a_status_that_the_definition_refuses(wall_s
     assert all(len(metric.value) <= 64 for metric in status.metrics)
 
 
-def test_links_are_those_of_workers_that_are_there() -> None:
+def test_links_are_those_of_present_workers() -> None:
     of = job()
     members = tuple(
         Member(worker, 1, state, "h:1")
@@ -275,20 +277,20 @@ def test_links_are_those_of_workers_that_are_there() -> None:
     assert (links.connected, links.expected, links.slowest) == (1, 2, "b to a")
 
 
-def test_links_to_other_sites_are_summed_up_and_rates_are_seldom_news() -> None:
-    """Of the own workers that are there, as they spoke of their links last."""
+def test_links_to_other_sites_are_summed_and_small_rate_changes_are_ignored() -> None:
+    """The sums use the last link reports of the own present workers."""
     progress = fed(job(), link(0, 1, 9e6), link(0, 2, 5e6), link(1, 0, 1e3))
     own, b, c = SiteName("a"), SiteName("b"), SiteName("c")
     assert progress.links_to(own, there(0, 1)) == (LinksTo(b, 1, 1, 9e6), LinksTo(c, 1, 1, 5e6))
     assert progress.links_to(own, there(1)) == ()
-    for rate, said in ((8.5e6, 9e6), (8e6, 8e6), (8.7e6, 8e6)):
+    for rate, expected in ((8.5e6, 9e6), (8e6, 8e6), (8.7e6, 8e6)):
         progress.take(replace(link(0, 1, rate), time_s=2.0))
         progress.take(replace(link(0, 2, None, connected=False), time_s=2.0))
-        told = progress.links_to(own, there(0, 1))
-        assert told == (LinksTo(b, 1, 1, said), LinksTo(c, 0, 1, 0.0))
+        reported = progress.links_to(own, there(0, 1))
+        assert reported == (LinksTo(b, 1, 1, expected), LinksTo(c, 0, 1, 0.0))
 
 
-def test_peers_that_cannot_be_cost_no_memory() -> None:
+def test_impossible_peers_use_no_memory() -> None:
     progress = fed(job(), *(link(0, 10**6 + number, 1.0) for number in range(5000)))
     assert not progress._links
     assert progress.links(Membership(1, job().key, 3)) is None
@@ -299,15 +301,15 @@ def there(*ranks: int) -> Membership:
     return Membership(1, job().key, 3, tuple(members))
 
 
-def test_links_count_that_a_worker_that_is_there_spoke_of_last() -> None:
+def test_the_last_report_of_a_present_worker_about_a_link_counts() -> None:
     progress = RunProgress(job())
     for peer in (1, 2):
         progress.take(link(0, peer, None))
     assert progress.linked(there(0)) == {"b": 1, "c": 1}
-    progress.take(replace(link(0, 1, None), time_s=2.0))  # of the other no more is said
+    progress.take(replace(link(0, 1, None), time_s=2.0))  # the other worker reports nothing more
     assert progress.linked(there(0)) == {"b": 1}
     progress.take(replace(link(0, 1, None, connected=False), time_s=3.0))
     assert progress.linked(there(0)) == {}
     progress.take(link(1, 0, None))
-    assert progress.linked(there(0)) == {}  # who said so is not there
+    assert progress.linked(there(0)) == {}  # the worker that reported it is absent
     assert progress.linked(there(0, 1)) == {"a": 1}

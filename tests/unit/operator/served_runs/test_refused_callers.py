@@ -1,8 +1,10 @@
-"""Whom a refusal by the operator is told: the job that the caller named, whichever of its runs is
-served; of another site's operator every job of several sites. Orderly refusals are not told, and
-what a caller says cannot do anything to a terminal.
+"""Test which jobs learn of a refused caller.
 
-Left out: that coordinator and federation call this (tests/cluster/test_hostile_connections).
+The job that the caller named learns of it, whichever of its runs is served. A refusal of another
+site's operator concerns every job of several sites. Regular refusals are not reported. Text of a
+caller cannot control a terminal.
+
+Left out: that coordinator and federation report refusals (tests/cluster/test_hostile_connections).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Run:
 
 
 class Site:
-    """Two jobs, one of them of two sites."""
+    """A site with two jobs, one of them of two sites."""
 
     def __init__(self) -> None:
         self.triggered: list[ObjectName] = []
@@ -42,25 +44,25 @@ class Site:
             self.runs[job.key] = Run(job, WorkerEvents(job.workers()))
         self.callers = RefusedCallers(self.runs, self.triggered.append)
 
-    def told(self) -> dict[str, list[str]]:
-        """Messages by job, which are not given again."""
+    def due_messages(self) -> dict[str, list[str]]:
+        """Return the new messages by job."""
         due = {key.name: run.events.pop_due(0.0) for key, run in self.runs.items()}
-        return {name: [each.message for each in told] for name, told in due.items() if told}
+        return {name: [each.message for each in events] for name, events in due.items() if events}
 
 
 @pytest.mark.parametrize("run", ["ml/one#1", "ml/one#of-last-week"])
-def test_the_job_that_was_named_is_told(run: str) -> None:
+def test_the_named_job_learns_of_the_refusal(run: str) -> None:
     site = Site()
     site.callers.at_coordinator(run, CallRefusedError(RefusalReason.BAD_TOKEN, "not its own"))
     assert site.triggered == [ObjectName("ml", "one")]
-    assert site.told() == {"one": ["coordinator: BadToken: not its own"]}
+    assert site.due_messages() == {"one": ["coordinator: BadToken: not its own"]}
 
 
 @pytest.mark.parametrize("run", ["", "one#1", "other/one#1", "ml/three#1", "ml/one"])
-def test_nobody_is_told_of_a_job_that_is_not_served(run: str) -> None:
+def test_a_refusal_for_a_job_that_is_not_served_is_not_reported(run: str) -> None:
     site = Site()
     site.callers.at_coordinator(run, CallRefusedError(RefusalReason.WRONG_RUN, "not here"))
-    assert (site.triggered, site.told()) == ([], {})
+    assert (site.triggered, site.due_messages()) == ([], {})
 
 
 def test_other_operators_concern_the_jobs_of_several_sites() -> None:
@@ -68,31 +70,31 @@ def test_other_operators_concern_the_jobs_of_several_sites() -> None:
     site.callers.at_federation(
         StreamRefusedError(SiteRefusalReason.BAD_CERTIFICATE, "of no authority")
     )
-    assert site.told() == {"two": ["federation: BadCertificate: of no authority"]}
+    assert site.due_messages() == {"two": ["federation: BadCertificate: of no authority"]}
 
 
-def test_a_keeper_concerns_its_run_alone() -> None:
+def test_a_keeper_concerns_its_run_only() -> None:
     site = Site()
     for run in (*list(site.runs)[:1], JobKey("ml", "three", "1")):
         site.callers.at_keeper(run, "NotItsOwn", "another's file")
-    assert site.told() == {"one": ["keeper: NotItsOwn: another's file"]}
+    assert site.due_messages() == {"one": ["keeper: NotItsOwn: another's file"]}
 
 
-def test_what_happens_in_an_orderly_life_is_not_told() -> None:
+def test_regular_refusals_are_not_reported() -> None:
     site = Site()
     for key in site.runs:
         for orderly in ("NotJoined", "Finished", "NoAuthority"):
             site.callers.at_coordinator(str(key), CallRefusedError(RefusalReason(orderly), "words"))
     for reason in (SiteRefusalReason.REPLACED, SiteRefusalReason.SILENT):
         site.callers.at_federation(StreamRefusedError(reason, "words"))
-    assert (site.triggered, site.told()) == ([], {})
+    assert (site.triggered, site.due_messages()) == ([], {})
 
 
-def test_words_are_made_fit_to_print_and_a_flood_triggers_once() -> None:
+def test_messages_are_printable_and_a_flood_triggers_once() -> None:
     site = Site()
     for _ in range(3):
         site.callers.at_coordinator(
             "ml/one#1", CallRefusedError(RefusalReason.MALFORMED, "a\x1b[2Jb\nc")
         )
     assert site.triggered == [ObjectName("ml", "one")]
-    assert site.told() == {"one": ["coordinator: Malformed: a?[2Jb?c"]}
+    assert site.due_messages() == {"one": ["coordinator: Malformed: a?[2Jb?c"]}

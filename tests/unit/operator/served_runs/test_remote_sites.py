@@ -1,11 +1,14 @@
-"""Facts: what other sites say shows in a job's status: who is there, who is not and why, where
-manifests differ, how the links of each pair of sites are; the quorum counts sites that have this
-run by this manifest; a site whose operator is silent takes part while links to its workers stand;
-heartbeats alone write no status; a site says how many workers it has; a rank is one worker's; new
-workers of a site that differs are kept out; the target is judged on who trains along or may yet; a
-run that may go on at too few sites is over.
+"""Test how reports of other sites act on a job.
 
-Left out: how it comes here (tests/unit/operator/federation, tests/local/test_federated_runs).
+- The status shows present and absent sites with reasons, differing manifests, and the links of each
+  pair of sites. A site reports the number of its workers.
+- The quorum counts sites that have this run with this manifest. A site with a silent operator takes
+  part while links to its workers exist. Heartbeats alone write no status.
+- Each rank belongs to one worker. New workers of a site with another manifest are excluded.
+- The target is evaluated over workers that train or may still train. A run ends if too few sites
+  can continue.
+
+Left out: how reports arrive (tests/unit/operator/federation, tests/local/test_federated_runs).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ GROUPS = [{"name": "small", "workers": 2}]
 
 
 def world(**spec: Any) -> World:
-    """A job of two workers here and two at plant B, whose workers here have joined."""
+    """Return a job with two workers here, which have joined, and two at plant B."""
     groups = [{"name": "small", "workers": 2}]
     sites = [{"name": name, "groups": groups} for name in (A, B)]
     document = dlion_job(sites=sites, **spec)
@@ -62,7 +65,7 @@ def site(decision: Decision) -> dict[str, Any]:
     return dict(decision.status["sites"][1])
 
 
-def test_each_site_shows_how_it_is() -> None:
+def test_the_status_shows_the_state_of_each_site() -> None:
     at = world()
     training: dict[str, Any] = {"training": True, "ready": 2, "samples_per_s": 12.34567}
     decision = look(at, replace(HEARD, iteration=7, samples_per_s=98.765), iteration=9, **training)
@@ -86,16 +89,21 @@ def test_each_site_shows_how_it_is() -> None:
     }
 
 
-def test_each_pair_of_sites_shows_how_its_links_are() -> None:
-    """As each site says of its own; what one that the manifest does not name says is left."""
+def test_the_status_shows_the_links_of_each_pair_of_sites() -> None:
+    """Each site reports its own links. Links to a site that the manifest does not name are
+    ignored.
+    """
     job = load_job(dlion_job(sites=[{"name": each, "groups": GROUPS} for each in (A, B)]))
     own = (LinksTo(B, 3, 4, 6.25e6),)
 
-    def said(*links: LinksTo) -> RunReport:
+    def report_of(*links: LinksTo) -> RunReport:
         return replace(report(B, 1), figures=TrainingFigures(links=links))
 
-    told = {B: said(LinksTo(A, 4, 4), LinksTo(C, 1, 1, 9.0)), C: said(LinksTo(A, 1, 1, 9.0))}
-    links = RemoteReports(A, job, OWN, told).with_site_pairs(
+    reports = {
+        B: report_of(LinksTo(A, 4, 4), LinksTo(C, 1, 1, 9.0)),
+        C: report_of(LinksTo(A, 1, 1, 9.0)),
+    }
+    links = RemoteReports(A, job, OWN, reports).with_site_pairs(
         LinkStatus(connected=3, expected=4), own
     )
     at = world()
@@ -112,15 +120,15 @@ def test_each_pair_of_sites_shows_how_its_links_are() -> None:
         ],
     }  # fmt: skip
     assert RemoteReports(A, job, OWN, {}).with_site_pairs(None, ()) is None
-    there = RemoteReports(A, job, OWN, told).with_site_pairs(None, ())
+    there = RemoteReports(A, job, OWN, reports).with_site_pairs(None, ())
     assert there is not None
     assert [each.pair for each in there.pairs] == ["plant-b to plant-a"]
 
 
-def test_of_very_many_pairs_those_that_matter_are_shown() -> None:
+def test_the_most_important_of_very_many_pairs_are_shown() -> None:
     sites = [SiteName(f"s{number}") for number in range(20)]
     job = load_job(dlion_job(sites=[{"name": each, "groups": GROUPS} for each in sites]))
-    told = {
+    reports = {
         site: replace(
             report(site, 1),
             figures=TrainingFigures(links=tuple(LinksTo(each, 1, 1, 1e6) for each in sites)),
@@ -128,13 +136,13 @@ def test_of_very_many_pairs_those_that_matter_are_shown() -> None:
         for site in sites[1:]
     }
     own = [LinksTo(sites[18], 0, 1), LinksTo(sites[19], 1, 1, 5e5)]
-    links = RemoteReports(sites[0], job, OWN, told).with_site_pairs(None, own)
+    links = RemoteReports(sites[0], job, OWN, reports).with_site_pairs(None, own)
     assert links is not None
     assert len(links.pairs) == MAX_PAIRS
     assert {"s0 to s18", "s0 to s19"} <= {each.pair for each in links.pairs}
 
 
-def test_why_a_site_is_not_there() -> None:
+def test_the_status_shows_why_a_site_is_absent() -> None:
     at = world()
     cases = [
         (RemoteView(problem="no route"), "Unreachable", "no route"),
@@ -147,7 +155,7 @@ def test_why_a_site_is_not_there() -> None:
         assert (shown["state"], shown["message"], shown["workers"]) == (state, message, 2)
 
 
-def test_a_suspended_site_shows_how_the_others_are() -> None:
+def test_a_suspended_site_shows_the_states_of_the_others() -> None:
     at = world()
     at.document["spec"]["suspend"] = True
     there = replace(HEARD, iteration=7, workers=3)
@@ -162,12 +170,12 @@ def test_a_suspended_site_shows_how_the_others_are() -> None:
     assert (gone["state"], gone["message"]) == ("Unreachable", "nothing for long")
 
 
-def test_a_job_of_this_site_alone_is_not_looked_at_while_it_is_suspended() -> None:
+def test_a_suspended_job_of_this_site_only_is_not_looked_at() -> None:
     at = World(dlion_job(suspend=True))
     assert at.look().requeue_after_s is None
 
 
-def test_the_quorum_counts_sites_that_have_this_run_by_this_manifest() -> None:
+def test_the_quorum_counts_sites_that_have_this_run_with_this_manifest() -> None:
     at = world(minSites=2)
     for there in (RemoteView(problem="gone"), replace(HEARD, agrees=False)):
         reason, message = ready_reason(look(at, there))
@@ -181,16 +189,20 @@ def test_drift_is_a_condition_with_an_event_once() -> None:
     at = world()
     decision = look(at, HEARD, training=True, ready=2, drift=DRIFT)
     assert decision.status is not None
-    (said,) = [c for c in decision.status["conditions"] if c["type"] == "SpecConsistent"]
-    assert (said["status"], said["reason"], said["message"]) == ("False", "SpecDiffers", DRIFT)
+    (condition,) = [c for c in decision.status["conditions"] if c["type"] == "SpecConsistent"]
+    assert (condition["status"], condition["reason"], condition["message"]) == (
+        "False",
+        "SpecDiffers",
+        DRIFT,
+    )
     assert [n.reason for n in decision.events if n.type == "Warning"] == ["SpecDiffers"]
-    assert truths(decision)["Ready"] == "True"  # those that are in go on
+    assert truths(decision)["Ready"] == "True"  # workers that have joined continue
     assert not look(at, HEARD, training=True, ready=2, drift=DRIFT).events
     unheard = look(at, RemoteView(), training=True)
     assert truths(unheard)["SpecConsistent"] == "Unknown"
 
 
-def test_a_silent_site_takes_part_while_links_stand() -> None:
+def test_a_silent_site_takes_part_while_its_links_exist() -> None:
     at = world(minSites=2)
     silent = replace(HEARD, is_reachable=False, heartbeat_age_s=50.0, problem="silent for 50 s")
     linked = look(at, silent, training=True, ready=2, linked={B: 2})
@@ -207,8 +219,8 @@ def test_a_silent_site_takes_part_while_links_stand() -> None:
     assert truths(alone)["Degraded"] == "True"
 
 
-def test_links_count_where_no_operator_knows_the_workers_yet() -> None:
-    """Both operators have started anew: nobody has joined, or told of it, that trains along."""
+def test_links_count_while_no_operator_knows_the_workers() -> None:
+    """Both operators have restarted: no training worker has joined or is reported yet."""
     at = world(minSites=2)
     silent = RemoteView(problem="its operator has said nothing yet")
     early = replace(HEARD, knows_all=False)
@@ -221,7 +233,7 @@ def test_links_count_where_no_operator_knows_the_workers_yet() -> None:
         assert ready_reason(some)[0] == "PeersLost"
         assert ready_reason(look(at, there, training=True, ready=0))[0] == "BelowQuorum"
     known = look(at, replace(HEARD, knows_all=True), training=True, ready=0, linked={B: 2})
-    assert ready_reason(known)[0] == "BelowQuorum"  # its operator knows better than old links
+    assert ready_reason(known)[0] == "BelowQuorum"  # a report of the operator overrides old links
 
 
 def test_heartbeats_alone_write_no_status() -> None:
@@ -239,7 +251,7 @@ def test_heartbeats_alone_write_no_status() -> None:
     assert is_telemetry(first, patch)
 
 
-def test_a_site_says_how_many_workers_it_has() -> None:
+def test_a_site_reports_the_number_of_its_workers() -> None:
     at = world()
     decision = look(at, replace(HEARD, workers=5), ready=3, training=True)
     assert decision.status is not None
@@ -250,27 +262,29 @@ def test_a_site_says_how_many_workers_it_has() -> None:
 OWN = SpecFingerprint.of(load_job(dlion_job()))
 
 
-def told(of: SiteName, *workers: WorkerIdentity, agrees: bool = True) -> RunReport:
-    said = report(of, 9)
+def report_from(of: SiteName, *workers: WorkerIdentity, agrees: bool = True) -> RunReport:
+    reported = report(of, 9)
     spec_fingerprint = (
-        OWN if agrees else replace(said.spec, fields={**OWN.fields, "trainer.seed": b"7"})
+        OWN if agrees else replace(reported.spec, fields={**OWN.fields, "trainer.seed": b"7"})
     )
-    return replace(said, spec=spec_fingerprint, workers=replace(said.workers, wanted=workers))
+    return replace(
+        reported, spec=spec_fingerprint, workers=replace(reported.workers, wanted=workers)
+    )
 
 
-def test_workers_are_as_their_own_sites_say() -> None:
+def test_workers_are_those_that_their_own_sites_report() -> None:
     own, listed, extra = worker(A, 0), worker(B, 1), replace(worker(B, 2), index=1)
     job = load_job(dlion_job())
     assert RemoteReports(A, job, OWN, {}).all_workers((own, listed)) == (own, listed)
-    grown = {B: told(B, listed, extra)}
+    grown = {B: report_from(B, listed, extra)}
     assert RemoteReports(A, job, OWN, grown).all_workers((own, listed)) == (own, listed, extra)
-    other = {B: told(B, listed, extra, agrees=False)}
+    other = {B: report_from(B, listed, extra, agrees=False)}
     assert RemoteReports(A, job, OWN, other).all_workers((own, listed)) == (own, listed)
-    thief = {B: told(B, replace(listed, rank=Rank(0)))}
+    thief = {B: report_from(B, replace(listed, rank=Rank(0)))}
     assert RemoteReports(A, job, OWN, thief).all_workers((own, listed)) == (own,)
 
 
-def test_a_site_is_believed_of_its_own_workers_alone() -> None:
+def test_a_site_is_trusted_about_its_own_workers_only() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B)]
     job = load_job(dlion_job(sites=sites))
     for mode, right_rank in ((job.with_counted_ranks(), 1), (job.with_group_ranks(), 1)):
@@ -283,8 +297,10 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
             accuracies={Rank(0): 1.0, Rank(right_rank): 0.5},
             left=frozenset({Rank(0), Rank(right_rank), Rank(5)}),
         )
-        said = replace(told(B), workers=workers)
-        found = RemoteReports(A, mode, OWN, {A: said, B: said, C: said}).trusted().by_site
+        reported = replace(report_from(B), workers=workers)
+        found = (
+            RemoteReports(A, mode, OWN, {A: reported, B: reported, C: reported}).trusted().by_site
+        )
         assert set(found) == {B}
         assert found[B].workers.wanted == (right.identity,)
         assert found[B].workers.members == (right,)
@@ -292,9 +308,9 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
         assert found[B].workers.left == {Rank(right_rank)}
 
 
-def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
+def test_new_workers_of_a_site_that_differs_are_excluded() -> None:
     job, membership = load_job(dlion_job()), Membership(1, JOB, 2, (member(A, 0),))
-    right, wrong = told(B), told(B, agrees=False)
+    right, wrong = report_from(B), report_from(B, agrees=False)
     assert RemoteReports(A, job, OWN, {B: right}).members(membership) == [member(B, 9)]
     assert RemoteReports(A, job, OWN, {B: wrong}).members(membership) == []
     inside = replace(membership, members=(member(A, 0), member(B, 9)))
@@ -305,9 +321,9 @@ def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
 
 def test_drift_concerns_sites_that_name_each_other() -> None:
     job = load_job(dlion_job())
-    stranger = told(C, agrees=False)
+    stranger = report_from(C, agrees=False)
     drift = RemoteReports(A, job, OWN, {C: stranger}).spec_drift()
-    assert "trainer.seed" in drift  # its manifest names this site
+    assert "trainer.seed" in drift  # the other manifest names this site
     elsewhere = {k: v for k, v in stranger.spec.fields.items() if "plant-a" not in k}
     unrelated = replace(stranger, spec=replace(stranger.spec, fields=elsewhere))
     assert RemoteReports(A, job, OWN, {C: unrelated}).spec_drift() == ""
@@ -316,30 +332,37 @@ def test_drift_concerns_sites_that_name_each_other() -> None:
 WORKERS = (worker(A, 0), worker(A, 2), worker(B, 1))
 
 
-def judged(*members: Any, told: dict[SiteName, RunReport], gone: set[SiteName]) -> list[int]:
+def evaluated_ranks(
+    *members: Any, reports: dict[SiteName, RunReport], gone: set[SiteName]
+) -> list[int]:
     job, membership = load_job(dlion_job()), Membership(1, JOB, 3, members)
     return [
-        *RemoteReports(A, job, OWN, told).counted_replicas(WORKERS, membership, frozenset(gone))
+        *RemoteReports(A, job, OWN, reports).counted_replicas(WORKERS, membership, frozenset(gone))
     ]
 
 
-def test_the_target_is_judged_on_who_trains_along_or_may_yet() -> None:
-    there = told(B, worker(B, 1))
-    assert judged(told={}, gone=set()) == [0, 2, 1]  # nothing is known of the other site
-    assert judged(told={B: there}, gone=set()) == [0, 2, 1]
-    assert judged(member(B, 1, state=MemberState.LOST), told={B: there}, gone=set()) == [0, 2, 1]
-    # It is suspended or deleted there, or its worker has ended, or failed for good.
-    assert judged(member(B, 1, state=MemberState.LOST), told={}, gone={B}) == [0, 2]
-    assert judged(member(B, 1, state=MemberState.FINISHED), told={B: there}, gone=set()) == [0, 2]
+def test_the_target_is_evaluated_over_workers_that_train_or_may_train() -> None:
+    there = report_from(B, worker(B, 1))
+    # Nothing is known about the other site.
+    assert evaluated_ranks(reports={}, gone=set()) == [0, 2, 1]
+    assert evaluated_ranks(reports={B: there}, gone=set()) == [0, 2, 1]
+    assert evaluated_ranks(
+        member(B, 1, state=MemberState.LOST), reports={B: there}, gone=set()
+    ) == [0, 2, 1]
+    # The run is suspended or deleted there, or its worker has ended or failed for good.
+    assert evaluated_ranks(member(B, 1, state=MemberState.LOST), reports={}, gone={B}) == [0, 2]
+    assert evaluated_ranks(
+        member(B, 1, state=MemberState.FINISHED), reports={B: there}, gone=set()
+    ) == [0, 2]
     over = replace(there, workers=replace(there.workers, left=frozenset({Rank(1)})))
-    assert judged(member(B, 1), told={B: over}, gone=set()) == [0, 2]
-    # Its manifest differs: who is in counts, who is kept out does not.
-    other = told(B, worker(B, 1), agrees=False)
-    assert judged(told={B: other}, gone=set()) == [0, 2]
-    assert judged(member(B, 1), told={B: other}, gone=set()) == [0, 2, 1]
+    assert evaluated_ranks(member(B, 1), reports={B: over}, gone=set()) == [0, 2]
+    # Its manifest differs: a joined worker counts, an excluded one does not.
+    other = report_from(B, worker(B, 1), agrees=False)
+    assert evaluated_ranks(reports={B: other}, gone=set()) == [0, 2]
+    assert evaluated_ranks(member(B, 1), reports={B: other}, gone=set()) == [0, 2, 1]
 
 
-def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
+def test_a_site_lacks_the_run_once_it_has_named_all_its_runs() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
     job, heard = load_job(dlion_job(sites=sites)), SiteReachability(True, 1.0, named_all=True)
     cases = [
@@ -352,13 +375,13 @@ def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
         assert (
             RemoteReports(A, job, OWN, {}).sites_without_run(lambda _, it=reachability: it) == gone
         )
-    assert RemoteReports(A, job, OWN, {B: told(B)}).sites_without_run(lambda _: heard) == {C}
+    assert RemoteReports(A, job, OWN, {B: report_from(B)}).sites_without_run(lambda _: heard) == {C}
 
 
-def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
+def test_a_run_ends_here_once_too_few_sites_can_continue() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
     job = load_job(dlion_job(sites=sites, minSites=2))
-    at_work = {B: told(B, worker(B, 1)), C: told(C, worker(C, 2))}
+    at_work = {B: report_from(B, worker(B, 1)), C: report_from(C, worker(C, 2))}
     assert RemoteReports(A, job, OWN, {}).over_reason() == ""
     assert RemoteReports(A, job, OWN, at_work).over_reason() == ""
     failed = replace(at_work[B].workers, left=frozenset({Rank(1)}))
@@ -373,11 +396,11 @@ def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
     assert RemoteReports(A, alone, OWN, over).over_reason() == ""
 
 
-def test_sensors_end_here_once_the_only_worker_that_trains_has_left() -> None:
+def test_sensors_end_here_once_the_only_training_worker_has_left() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 2}]} for name in (A, B)]
     staged = load_job(dlion_job(sites=sites, **STAGED))
     others = load_job(dlion_job(sites=sites))
-    there = told(A, worker(A, 0), worker(A, 1))
+    there = report_from(A, worker(A, 0), worker(A, 1))
     for rank, reason in (
         (1, ""),
         (0, "worker 0 has left, and no other worker trains (topology staged)"),

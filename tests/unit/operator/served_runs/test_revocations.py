@@ -1,9 +1,13 @@
-"""Facts: a site's revocation of its own worker acts at every site that hears of it, and of another
-site's at that site alone, where the others are told; a revoked worker is not waited for, does not
-count for the target, for figures or for the pace; what was said before an operator started, or by a
-site that has no run now, stays; each change is one event; with `quarantine: majority` a
-worker that most of the others at a site name is revoked there, until a person lifts it, and one bad
-worker frames nobody; hostile reports are refused whole.
+"""Test revocations in served runs.
+
+- A revocation by the worker's own site acts at every site that learns of it. That of another site
+  acts there only, and the others are informed.
+- A run does not wait for a revoked worker, and does not count it for target, figures and speed.
+- Revocations survive a restart of the operator and the end of the run at their site. Each change is
+  one event.
+- With `quarantine: majority` a site revokes a worker that most of the others name there. A user
+  lifts it. One faulty worker cannot cause a quarantine.
+- Hostile reports are refused as a whole.
 
 Left out: the coordinator's own rules (tests/unit/operator/coordinator/test_revocations.py), gRPC
 and API servers (tests/cluster/test_federation.py).
@@ -65,7 +69,7 @@ def names(revocations: Any) -> list[str]:
     return [each.name for each in revocations]
 
 
-def test_a_site_decides_about_its_own_workers_everywhere() -> None:
+def test_a_site_revokes_its_own_workers_at_all_sites() -> None:
     run = RunRevocations(A, ())
     run.set_remote({B: report_of(STOLEN), C: report_of()})
     assert names(run.effective()) == [STOLEN.name]
@@ -73,7 +77,7 @@ def test_a_site_decides_about_its_own_workers_everywhere() -> None:
     assert names(run.effective()) == ["plant-b"]
 
 
-def test_a_site_decides_about_others_for_itself_only() -> None:
+def test_a_site_revokes_other_workers_for_itself_only() -> None:
     run = RunRevocations(A, ())
     run.set_remote({B: report_of(Revocation("plant-a"), Revocation("plant-c/g-0"))})
     assert run.effective() == ()
@@ -98,20 +102,20 @@ def test_each_change_is_one_event() -> None:
     assert (restored.reason, restored.type) == ("WorkerRestored", "Normal")
 
 
-def test_what_was_known_before_an_operator_started_stays_until_its_site_speaks() -> None:
+def test_earlier_revocations_stay_until_their_site_reports() -> None:
     kept = (RevocationInEffect(STOLEN.name, "stolen", by=B),)
     run = RunRevocations(A, kept)
     run.set_own(())
     run.set_remote({C: report_of()})
     assert names(run.effective()) == [STOLEN.name]
     assert run.changes() == ()
-    run.set_remote({})  # suspended there
+    run.set_remote({})  # the run is suspended there
     assert names(run.effective()) == [STOLEN.name]
     run.set_remote({B: report_of()})
     assert run.effective() == ()
 
 
-def test_what_was_made_here_is_the_annotation_alone() -> None:
+def test_only_the_annotation_gives_revocations_of_this_site() -> None:
     run = RunRevocations(A, (RevocationInEffect("plant-c", by=A),))
     run.set_own(())
     assert run.all() == ()
@@ -158,7 +162,7 @@ def step(rank: int, iteration: int) -> StepRecord:
     )  # fmt: skip
 
 
-def test_nobody_waits_for_a_revoked_worker_and_its_figures_go() -> None:
+def test_the_run_does_not_wait_for_a_revoked_worker_or_count_its_figures() -> None:
     runs, server = site()
     runs.open(opened())
     run = server.runs[job().key]
@@ -187,7 +191,7 @@ def test_nobody_waits_for_a_revoked_worker_and_its_figures_go() -> None:
     assert server.membership(job().key).expected_count == 2
 
 
-def test_another_sites_worker_that_is_trusted_again_is_back_without_news_of_its_site() -> None:
+def test_a_worker_of_another_site_returns_without_a_report_of_its_site() -> None:
     runs, server = site()
     its = job(1, (A, B))
     node = FederationNode(
@@ -224,7 +228,7 @@ def warning(by: int, accused: int, reason: str = "UnusualValues") -> EventRecord
 
 
 def joined(**exchange: str) -> tuple[SiteRuns, CoordinatorServer, Job]:
-    """A run whose three workers have joined."""
+    """Return a run whose three workers have joined."""
     runs, server = site()
     its = job(3, **exchange)
     runs.open(OpenRun(its, its.workers(), spec_hash=its.hash(), age_s=0.0))
@@ -234,7 +238,7 @@ def joined(**exchange: str) -> tuple[SiteRuns, CoordinatorServer, Job]:
     return runs, server, its
 
 
-def test_a_worker_that_the_others_name_is_quarantined_where_the_manifest_asks() -> None:
+def test_an_accused_worker_is_quarantined_if_the_manifest_asks() -> None:
     runs, server, its = joined(quarantine="majority")
     server.runs[its.key].take(warning(0, 2))
     assert len(server.membership(its.key).ready()) == 3
@@ -252,14 +256,14 @@ def test_a_worker_that_the_others_name_is_quarantined_where_the_manifest_asks() 
     assert messages["WorkerRevoked"].startswith("plant-a/g-2 is quarantined (most workers here")
 
 
-def test_nobody_is_quarantined_where_the_manifest_does_not_ask() -> None:
+def test_no_worker_is_quarantined_without_the_manifest_field() -> None:
     _, server, its = joined()
     for by in (0, 1):
         server.runs[its.key].take(warning(by, 2))
     assert len(server.membership(its.key).ready()) == 3
 
 
-def test_a_quarantine_survives_an_operator_and_ends_when_a_person_says_so() -> None:
+def test_a_quarantine_survives_a_restart_and_ends_when_a_user_lifts_it() -> None:
     _, _, its = joined(quarantine="majority")
     runs, server = site()
     kept = (RevocationInEffect("plant-a/g-2", "worker 2 ...", by=A, is_automatic=True),)
@@ -275,7 +279,7 @@ def test_a_quarantine_survives_an_operator_and_ends_when_a_person_says_so() -> N
     assert run.own == ()
 
 
-def test_a_quarantine_that_people_have_confirmed_does_not_come_back_once_it_is_lifted() -> None:
+def test_a_confirmed_quarantine_does_not_return_once_it_is_lifted() -> None:
     kept = (RevocationInEffect("plant-a/g-2", "worker 2 ...", by=A, is_automatic=True),)
     for first in (Revocation("plant-a/g-2", "seen"), Revocation("plant-a/g-2", is_lifted=True)):
         run = RunRevocations(A, kept)
@@ -286,7 +290,7 @@ def test_a_quarantine_that_people_have_confirmed_does_not_come_back_once_it_is_l
         assert run.effective() == ()
 
 
-def test_a_site_reports_no_more_than_the_others_take() -> None:
+def test_a_site_reports_no_more_than_the_others_accept() -> None:
     run = RunRevocations(A, ())
     by_people = tuple(Revocation(f"plant-a/g-{at}") for at in range(MAX_REVOCATIONS))
     run.set_own(by_people)
@@ -306,13 +310,13 @@ def sent(revocations: tuple[Revocation, ...] | None) -> RunReported:
     return statement
 
 
-def test_a_report_carries_them_and_an_unchanged_one_does_not() -> None:
+def test_only_a_changed_report_contains_revocations() -> None:
     assert sent((STOLEN, Revocation("plant-c"))).revocations == (STOLEN, Revocation("plant-c"))
     assert sent(()).revocations == ()
     assert sent(None).revocations is None
 
 
-def test_they_are_sent_at_once_and_lifted_by_an_empty_list() -> None:
+def test_revocations_are_sent_immediately_and_lifted_by_an_empty_list() -> None:
     outbound, run = OutboundReports(), job().key
     state = FederationState(A, [B])
     state.open_stream(1, B, A, 0.0)
@@ -324,7 +328,7 @@ def test_they_are_sent_at_once_and_lifted_by_an_empty_list() -> None:
     assert heard == [[STOLEN.name], [STOLEN.name], []]
 
 
-def test_what_was_lifted_while_a_site_was_cut_off_is_lifted_when_it_returns() -> None:
+def test_a_revocation_lifted_while_a_site_was_unreachable_ends_at_its_return() -> None:
     run, state = job().key, FederationState(A, [B])
     for stream, report in enumerate([report_of(STOLEN), report_of()]):
         state.open_stream(stream, B, A, float(stream))

@@ -1,7 +1,9 @@
-"""Facts: a run is opened once; another count of workers is taken over in mid-run and counts for the
-target, and who failed for good does not; a run of the same job with another id closes the one
-before; a renewed authority is what pods are told to trust; the operator's events come to the
-keeper once each; how much workers have downloaded is seen. With a real coordinator without a port.
+"""Test the runs that a site serves, with a real coordinator without a port.
+
+A run is opened once. A changed count of workers takes effect during the run and counts for the
+target; a worker that failed for good does not. A run of the same job with another id closes the
+previous one. Pods learn to trust a renewed authority. The keeper gets each event of the operator
+once. Downloads of workers are reported.
 
 Left out: calls over gRPC (tests/local/test_coordinator_runs.py), figures (test_progress).
 """
@@ -56,7 +58,7 @@ def evaluation(rank: int, accuracy: float) -> Any:
     return EvaluationRecord(1.0, Rank(rank), 1, 10, accuracy, 1.0, 10)
 
 
-def test_another_count_of_workers_is_taken_over_in_mid_run() -> None:
+def test_a_changed_count_of_workers_takes_effect_during_the_run() -> None:
     runs, server, _ = site()
     opened = job(3)
     runs.open(OpenRun(opened, opened.workers()[:2], spec_hash="", age_s=0.0))
@@ -70,7 +72,7 @@ def test_another_count_of_workers_is_taken_over_in_mid_run() -> None:
     assert server.membership(job().key) == membership
 
 
-def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
+def test_the_target_is_evaluated_over_the_existing_workers() -> None:
     runs, server, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     server.runs[job().key].take(evaluation(0, 0.9))
@@ -83,7 +85,7 @@ def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
     assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
 
 
-def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
+def test_a_worker_that_failed_for_good_does_not_count_for_the_target() -> None:
     runs, server, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     server.runs[job().key].take(evaluation(0, 0.9))
@@ -96,8 +98,8 @@ def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
     assert runs.reports()[job().key].workers.left == {1}
 
 
-def test_nobody_waits_for_a_worker_that_failed_for_good() -> None:
-    """Else a degraded run that is resumed after a break never trains again."""
+def test_the_run_does_not_wait_for_a_worker_that_failed_for_good() -> None:
+    """Otherwise a degraded run that is resumed after a suspension never trains again."""
     runs, server, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     assert server.membership(job().key).expected_count == 2
@@ -105,14 +107,14 @@ def test_nobody_waits_for_a_worker_that_failed_for_good() -> None:
         OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
     )
     assert server.membership(job().key).expected_count == 1
-    another, server, _ = site()  # by an operator that has just started, too
+    another, server, _ = site()  # a restarted operator does the same
     another.open(
         OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
     )
     assert server.membership(job().key).expected_count == 1
 
 
-def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
+def test_a_run_that_ended_here_reports_that_no_worker_returns() -> None:
     runs, _, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     assert runs.reports()[job().key].workers.left == frozenset()
@@ -120,10 +122,10 @@ def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
     assert runs.reports()[job().key].workers.left == {0, 1}
 
 
-def test_events_of_the_operator_come_to_the_keeper_once_each_and_before_the_end() -> None:
+def test_the_keeper_gets_each_event_of_the_operator_once_and_before_the_end() -> None:
     runs, server, _ = site()
     began = JobEvent("Training", "all train")
-    runs.note(job().key, [began])  # a run that is not served has no keeper's stream
+    runs.note(job().key, [began])  # a run that is not served has no stream of a keeper
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=100.0))
     lost = JobEvent("PeersLost", "1 of 2 workers \ud800 train\n", "Warning")
     for events in ([began, lost], [began, lost], [lost], [], [lost], [began]):
@@ -142,7 +144,7 @@ def test_events_of_the_operator_come_to_the_keeper_once_each_and_before_the_end(
     ]  # fmt: skip
 
 
-def test_a_new_run_of_a_job_closes_the_one_before() -> None:
+def test_a_new_run_of_a_job_closes_the_previous_one() -> None:
     runs, server, _ = site()
     for each in (job(), job(run_id="2")):
         runs.open(OpenRun(each, each.workers(), spec_hash="", age_s=0.0))
@@ -150,7 +152,7 @@ def test_a_new_run_of_a_job_closes_the_one_before() -> None:
     assert runs.view(job().key) is None
 
 
-def test_reports_of_downloads_are_seen() -> None:
+def test_downloads_are_reported() -> None:
     runs, server, _ = site()
     runs.open(OpenRun(job(), job().workers(), spec_hash="", age_s=0.0))
     progress = DownloadProgress("model-initializer", 1, 0)
@@ -161,7 +163,7 @@ def test_reports_of_downloads_are_seen() -> None:
     assert view.downloads == {"plant-a/g-1": progress}
 
 
-def test_a_renewed_authority_is_what_pods_are_told_to_trust() -> None:
+def test_pods_trust_a_renewed_authority() -> None:
     runs, _, authority = site()
     runs.open(OpenRun(job(), job().workers(), spec_hash="", age_s=0.0))
     successor = authority.renewed()

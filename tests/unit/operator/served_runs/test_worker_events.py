@@ -1,9 +1,13 @@
-"""What workers tell becomes Kubernetes events, and how many of them.
+"""Test the Kubernetes events that follow from records of workers.
 
-Proves: a reason is told at once, then with its count after pauses that double up to an hour and
-begin anew after an hour's silence, however many workers tell it; none is lost on the way; records
-that are no news make none; a link that falls to a quarter is told once, with both figures, and a
-short dip, a slow decline or a rise is not. Left out: that an API server takes them (tests/cluster).
+- A reason is reported immediately, then with its count after pauses that double up to an hour. The
+  pauses start again after an hour of silence. The number of workers does not matter, and no record
+  is lost.
+- Uninteresting records make no event.
+- A link that falls to a quarter is reported once, with both figures. A short dip, a slow decline or
+  a rise is not.
+
+Left out: that an API server accepts the events (tests/cluster).
 """
 
 from __future__ import annotations
@@ -26,47 +30,47 @@ def event(reason: str = "CheckpointSaved", rank: int = 0, *, warning: bool = Fal
     return EventRecord(1.0, Rank(rank), 7, reason, "iteration 7", warning)
 
 
-def test_what_happens_once_is_told_at_once_and_once() -> None:
+def test_a_single_record_is_reported_immediately_and_once() -> None:
     news = WorkerEvents(WORKERS)
     news.take(event("WorkerLost", rank=1, warning=True))
-    (told,) = news.pop_due(100.0)
-    assert (told.reason, told.type, told.count) == ("PeerLost", "Warning", 1)
-    assert told.message == "plant-a/small-1: iteration 7"
+    (reported,) = news.pop_due(100.0)
+    assert (reported.reason, reported.type, reported.count) == ("PeerLost", "Warning", 1)
+    assert reported.message == "plant-a/small-1: iteration 7"
     assert news.pop_due(101.0) == news.pop_due(1e6) == ()
 
 
-def test_what_is_no_news_makes_no_event() -> None:
+def test_uninteresting_records_make_no_event() -> None:
     news = WorkerEvents(WORKERS)
     for reason in ("TrainerImported", "KnowledgeTransferred", "of-a-later-version"):
         news.take(event(reason))
     assert news.pop_due(0.0) == ()
 
 
-def test_what_goes_on_is_told_ever_more_rarely_with_its_count() -> None:
-    news, told = WorkerEvents(WORKERS), {}
+def test_repeated_records_are_reported_at_growing_intervals_with_their_count() -> None:
+    news, counts = WorkerEvents(WORKERS), {}
     for second in range(4 * 3600):
         news.take(event(rank=second % 2))
         for notice in news.pop_due(float(second)):
-            told[second] = notice.count
-    assert list(told) == [0, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
-    assert sum(told.values()) == 10981
+            counts[second] = notice.count
+    assert list(counts) == [0, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
+    assert sum(counts.values()) == 10981
     later = 10980.0 + 2 * MAX_PAUSE_S
-    assert news.pop_due(later)  # what was left
+    assert news.pop_due(later)  # the remaining records
     news.take(event())
     assert news.pop_due(later + 59) == ()
-    assert news.pop_due(later + 60)  # the pauses have begun anew
+    assert news.pop_due(later + 60)  # the pauses have started again
 
 
 def test_invented_kinds_of_an_operators_event_share_one_rate() -> None:
     news = WorkerEvents(WORKERS)
     for at in range(10 * MAX_KINDS):
         news.add(JobEvent("WorkerRevoked", f"site-{at}"), kind=f"site-{at}")
-    told = news.pop_due(0.0)
-    assert len(told) == MAX_KINDS + 1
-    assert sum(each.count for each in told) == 10 * MAX_KINDS
+    reported = news.pop_due(0.0)
+    assert len(reported) == MAX_KINDS + 1
+    assert sum(each.count for each in reported) == 10 * MAX_KINDS
 
 
-def test_each_kind_of_refused_caller_is_told_by_itself() -> None:
+def test_each_kind_of_refused_caller_is_reported_separately() -> None:
     news = WorkerEvents(WORKERS)
     assert news.refuse("coordinator: BadToken", "its words", warning=True)
     assert not news.refuse("coordinator: BadToken", "newer words", warning=True)
@@ -83,7 +87,7 @@ def test_each_kind_of_refused_caller_is_told_by_itself() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["CheckpointSaved", "WorkerLost"]), st.floats(0, 900))))
-def test_nothing_is_lost_and_nobody_is_flooded(happened: list[tuple[str, float]]) -> None:
+def test_no_record_is_lost_and_events_are_limited(happened: list[tuple[str, float]]) -> None:
     news, counted, posted = WorkerEvents(WORKERS), 0, 0
     now_s = 0.0
     for reason, passed_s in happened:
@@ -103,14 +107,14 @@ def link(time_s: float, mbit: float | None, peer: int = 1) -> LinkRecord:
 
 
 def dropped(rates: Iterable[float | None]) -> list[str]:
-    """What is told of a link that carries so much, second by second."""
+    """Return the reports about a link with these rates, second by second."""
     news = WorkerEvents(WORKERS)
     for second, mbit in enumerate(rates):
         news.take(link(float(second), mbit))
     return [notice.message for notice in news.pop_due(0.0)]
 
 
-def test_a_link_that_collapses_is_told_once_with_both_figures() -> None:
+def test_a_link_that_collapses_is_reported_once_with_both_figures() -> None:
     steady = [20.0] * 60
     assert dropped([None, *steady, *[5.0] * 60]) == [
         "plant-a/small-0 to plant-a/small-1: 5 Mbit/s, 20 before"
