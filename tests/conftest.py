@@ -1,19 +1,19 @@
-"""A test on clusters that fails is run once more, and the report lists it as rerun.
+"""Options and settings of all tests.
 
-Such tests share two cores with whatever else the machine does. What fails twice fails the run;
-`tools/test-all` then runs it by itself, as what it shares with the other tests of its file, a
-cluster that one of them broke, say, goes with that run. Nothing else is run again: neither tests of
-local processes nor fast tests nor bars that a measurement is held against.
+A test on clusters that fails is run once more, and the report lists it as rerun. Such tests share
+two cores with other load on the machine. A second failure fails the run. `tools/test-all` then runs
+that test separately, because the tests of one file may share a broken cluster. No other test is
+repeated: neither tests of local processes, nor fast tests, nor comparisons of a measurement with a
+bar.
 
-No fast test is timed: hypothesis would fail an example that took 0.2 s, which is a busy machine's
-doing and not the code's.
+hypothesis has no deadline: an example of 0.2 s is due to a busy machine, not to the code.
 
-`--patience=N` gives N times as long to everything that a test waits for: for a crowded machine.
+`--patience=N` multiplies all waiting times of tests by N, for a busy machine.
 
-Collecting makes half a million objects that stay, and no garbage: it runs without searches for it,
-and later searches leave these objects out.
+Collection creates half a million permanent objects and no garbage. It runs without garbage
+collection, and later collections skip these objects.
 
-A shell's background jobs ignore SIGINT, and so would every process that a test sends one to.
+A shell's background jobs ignore SIGINT, and so would every process to which a test sends one.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ LONG_FIRST = frozenset(
         *("end_of_run", "growing_data", "interrupts", "partial_ends", "pods", "quorum"),
     )
 )
-"""Files that take minutes: begun last, one of them would run alone on one core."""
+"""Files that take minutes. Started last, one of them would run alone on one core."""
 CLUSTERS = "cluster"
-"""The folder here whose tests use real clusters."""
-MOST_BY_THEMSELVES = 3
-"""More that fail than this are no accident."""
+"""The folder whose tests use real clusters."""
+MAX_BY_ITSELF = 3
+"""With more failures than this, a rerun is refused."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `tools/test-all` says when it runs what has failed by itself."""
+    """The option with which `tools/test-all` runs failed tests separately."""
     parser.addoption(
         "--by-itself",
         action="store_true",
-        help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but on clusters",
+        help=f"with --lf: at most {MAX_BY_ITSELF} tests, and none but on clusters",
     )
     parser.addoption(
         "--patience", type=float, default=1.0, help="times as long for all that tests wait for"
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets Ctrl-C through to what the tests start; times no example of a property."""
+    """Let Ctrl-C through to the processes of tests; set no deadline for hypothesis."""
     os.environ["DLION_TEST_PATIENCE"] = str(config.getoption("--patience"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collects without searching for garbage."""
+    """Collect without garbage collection."""
     gc.disable()
     try:
         return (yield)
@@ -92,7 +92,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks them, and puts long files first."""
+    """Mark the tests, and put long files first."""
     items.sort(key=lambda item: item.path.name not in LONG_FIRST)
     patience = config.getoption("--patience")
     usual_s = float(config.getini("timeout"))
@@ -106,16 +106,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name each test that was run again: it, or what it tests, has a defect."""
+    """Name each test that was rerun: it, or the code under test, has a defect."""
     for nodeid in sorted({report.nodeid for report in terminalreporter.stats.get("rerun", [])}):
         terminalreporter.write_line(f"DEFECT: failed and was run again: {nodeid}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuses `--by-itself` for what is not to be run again."""
+    """Refuse `--by-itself` for tests that must not be rerun."""
     if not session.config.getoption("--by-itself"):
         return
-    if len(session.items) > MOST_BY_THEMSELVES:
+    if len(session.items) > MAX_BY_ITSELF:
         pytest.exit(f"{len(session.items)} have failed: that is no accident", returncode=1)
     if others := [item.nodeid for item in session.items if not _on_clusters(item)]:
         pytest.exit(f"not run again: {', '.join(others)}", returncode=1)

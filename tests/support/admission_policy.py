@@ -1,4 +1,4 @@
-"""An admission policy of an API server that keeps an operator from making Jobs."""
+"""An admission policy of an API server that prevents an operator from creating Jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BINDING = "validatingadmissionpolicybinding"
 def label_policy(
     kubectl: Kubectl, operation: str = "CREATE"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every Job of that namespace needs the label `owner`."""
+    """Require the label `owner` on every Job of that namespace."""
     name = f"owner-{kubectl.namespace}"
     api = {"apiVersion": "admissionregistration.k8s.io/v1"}
     rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": [operation],

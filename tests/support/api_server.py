@@ -1,7 +1,7 @@
-"""A real API server, asked directly: what it accepts, and in which words it refuses.
+"""Direct requests to a real API server: what it accepts, and with which message it refuses.
 
-kubectl proxies (it knows every way to log in); one kept connection carries all requests, so that
-hundreds of documents take seconds. Nothing here judges a document.
+kubectl is the proxy, because it knows every way to log in. One kept connection carries all
+requests, so that hundreds of documents take seconds. This module does not judge documents.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: the object where `code` is 2xx, else a `metav1.Status`."""
+    """A response: the object where `code` is 2xx, else a `metav1.Status`."""
 
     code: int
     document: dict[str, Any]
 
     @property
     def accepted(self) -> bool:
-        """Whether it was done, or would be."""
+        """Whether the request succeeded, or would succeed."""
         return 200 <= self.code < 300
 
     @property
     def message(self) -> str:
-        """Why not, for people; empty where it was accepted."""
+        """The reason of a refusal, for people; empty if accepted."""
         return "" if self.accepted else str(self.document.get("message", ""))
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields blamed, such as `spec.sites[0].name`."""
+        """The fields that the refusal names, such as `spec.sites[0].name`."""
         causes = (self.document.get("details") or {}).get("causes") or ()
         return () if self.accepted else tuple(str(cause.get("field", "")) for cause in causes)
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The `DLionJob`s of one namespace, strictly: an unknown field is refused, not dropped."""
+    """The `DLionJob`s of one namespace, with strict validation: unknown fields are refused."""
 
     connection: http.client.HTTPConnection
     namespace: str
 
     def create(self, document: object, *, dry_run: bool = True, user: str = "") -> Answer:
-        """POST, as that user; by default only what would come of it."""
+        """POST a document as that user; by default as a dry run."""
         return self._send("POST", "", document, dry_run=dry_run, user=user)
 
     def replace(self, name: str, document: object, *, dry_run: bool = True) -> Answer:
-        """PUT of all but the status."""
+        """PUT everything but the status."""
         return self._send("PUT", f"/{name}", document, dry_run=dry_run)
 
     def replace_status(self, name: str, document: object, *, dry_run: bool = True) -> Answer:
-        """PUT of the status alone; the rest of the document is not looked at."""
+        """PUT only the status; the API server ignores the rest of the document."""
         return self._send("PUT", f"/{name}/status", document, dry_run=dry_run)
 
     def wait_until_served(self) -> None:
-        """Wait until the API server knows the kind. Raises: UnavailableError where it does not."""
+        """Wait until the API server knows the kind. Raises: UnavailableError after a time-out."""
         deadline_s = time.monotonic() + _TIMEOUT_S
         while not (answer := self._send("GET", "", None, dry_run=False)).accepted:
             if time.monotonic() > deadline_s:
@@ -79,12 +79,12 @@ class Jobs:
             time.sleep(0.1)
 
     def delete(self, name: str) -> None:
-        """DELETE; gone when this returns."""
+        """DELETE a job; it is gone on return."""
         answer = self._send("DELETE", f"/{name}", {}, dry_run=False)
         assert answer.accepted, answer.message
 
     def get(self, name: str) -> dict[str, Any]:
-        """One job as it is kept."""
+        """Return one job as it is stored."""
         answer = self._send("GET", f"/{name}", None, dry_run=False)
         assert answer.accepted, answer.message
         return answer.document
@@ -102,7 +102,7 @@ class Jobs:
         response = self.connection.getresponse()
         text = response.read()
         is_json = response.getheader("Content-Type", "").startswith("application/json")
-        # Of a path that it does not know yet an API server says so in plain text.
+        # The API server answers with plain text for a path that it does not know yet.
         document = json.loads(text) if is_json else {"message": text.decode().strip()}
         answer = Answer(response.status, document)
         if answer.code >= 500:
@@ -112,7 +112,7 @@ class Jobs:
 
 @contextlib.contextmanager
 def jobs_of(kubectl: Kubectl) -> Iterator[Jobs]:
-    """The jobs of kubectl's namespace. Raises: UnavailableError where kubectl does not proxy."""
+    """Return the jobs of kubectl's namespace. Raises: UnavailableError if kubectl cannot proxy."""
     command = [str(kubectl.program), f"--kubeconfig={kubectl.kubeconfig}"]
     command += [f"--context={kubectl.context}"] if kubectl.context else []
     with subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Measuring on a machine that others use too: what a busy moment spoils is measured again.
+"""Measurements on a shared machine: a measurement spoilt by other load is repeated.
 
-For lower bounds only: a starved process cannot reach its rate. What may never happen (more than was
-asked for) is asserted on every attempt, by the caller's `measure`.
+For lower bounds only: a starved process cannot reach its rate. Upper bounds are asserted on every
+attempt, by the caller's `measure`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def first_that_holds(measure: Callable[[], T], holds: Callable[[T], bool], attempts: int = 4) -> T:
-    """The first measurement of a few for which `holds`. Raises: AssertionError with all of them."""
-    seen: list[T] = []
+    """Return the first measurement for which `holds`. Raises: AssertionError with all of them."""
+    measurements: list[T] = []
     for _ in range(attempts):
-        seen.append(measure())
-        if holds(seen[-1]):
-            return seen[-1]
-    raise AssertionError(f"none of {attempts} attempts will do: {seen}")
+        measurements.append(measure())
+        if holds(measurements[-1]):
+            return measurements[-1]
+    raise AssertionError(f"none of {attempts} attempts will do: {measurements}")

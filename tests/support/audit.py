@@ -1,10 +1,9 @@
-"""What an account, or operators whatever their account, asked of an API server: by the server's own
-audit log, and as rights name it.
+"""Requests of an account, or of operators under any account, from an API server's audit log.
 
-A right is granted in a scope (files/rights.yaml). Of an operator with an account of its own its
-namespace is known, and by what it lists whether it watches all namespaces or some: its requests are
-held against what that grants. Of one that a test runs with rights over everything neither is known:
-its requests are held against both modes, and against the names that tests give their authorities.
+A right is granted in a scope (files/rights.yaml). An operator with its own account has a known
+namespace, and its lists show whether it watches all namespaces or some. Its requests are checked
+against the rights for that mode. For an operator that runs with all rights, neither is known. Its
+requests are checked against both modes, and against the names that tests give authorities.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NAMES = {
     "AUTHORITY": "dlion-authority", "OPERATOR": "dlion-operator", "SECRET_NAMES": "plant-ca",
     "ADMISSION_POLICY": ".+-tenancy",
 }  # fmt: skip
-"""By name what the chart grants by name, as the suite's values have it."""
+"""Names that the chart grants access to, with the values of this test suite."""
 _NAMES_OF_TESTS = {
     **_NAMES,
     "ADMISSION_POLICY": ".*tenancy.*",
@@ -38,7 +37,7 @@ _NAMES_OF_TESTS = {
     "SECRET_NAMES": ".*ca",
 }
 _OF_JOBS = ".+-authority"
-"""How the Secrets are called that cert-manager fills for jobs."""
+"""Pattern of the names of the Secrets that cert-manager fills for jobs."""
 _ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):[^:]+")
 _CREATED = 201
 _FORBIDDEN = 403
@@ -50,7 +49,7 @@ class Right:
 
     group: str
     resource: str
-    """With its subresource: `pods/status`."""
+    """Includes the subresource: `pods/status`."""
     verb: str
 
     def __str__(self) -> str:
@@ -68,27 +67,27 @@ NEVER_REQUESTED = {
 
 @dataclass(frozen=True)
 class AuditedRequest:
-    """One request of the log."""
+    """One request in the log."""
 
     verb: str
     path: str
     code: int
     message: str
-    """The server's, where it did not do it."""
+    """The server's error message, if the request failed."""
     namespace: str
     resource: tuple[str, str] | None
-    """Group and resource; None: it is about no resource."""
+    """Group and resource; None if the request concerns no resource."""
     name: str = ""
-    """The object's; empty: it is about none, or not named in the request."""
+    """The object's name; empty if the request names none."""
     user: str = ""
     mode: str = ""
-    """One of `MODES`, of the operator that asked; empty: not known."""
+    """One of `MODES`, that of the requesting operator; empty if unknown."""
     watched: frozenset[str] = frozenset()
-    """The namespaces that it watches, in mode namespaced."""
+    """The namespaces that the operator watches, in mode namespaced."""
 
     @property
     def home(self) -> str:
-        """The namespace of the asker's account; empty: it has none."""
+        """The namespace of the requesting account; empty if it has none."""
         account = _ACCOUNT.fullmatch(self.user)
         return account[1] if account else ""
 
@@ -98,7 +97,7 @@ class AuditedRequest:
         return f"{self.verb} {what} {where} by {self.user} ({self.mode or 'mode unknown'})"
 
     def scopes(self) -> set[tuple[str, Right]]:
-        """Each right that it takes with the scopes of files/rights.yaml that grant it."""
+        """Each right that the request needs, with the scopes of files/rights.yaml that grant it."""
         found = set()
         for right in self.rights:
             scopes = {each["scope"] for each in RIGHTS if self._is_granted(right, each)}
@@ -125,7 +124,8 @@ class AuditedRequest:
 
     @property
     def rights(self) -> set[Right]:
-        """What it takes; a patch that makes an object (server-side apply) is a create, too."""
+        """The rights that the request needs; a server-side apply that creates also needs
+        `create`."""
         if self.resource is None:
             return set()
         verbs = {self.verb}
@@ -135,20 +135,23 @@ class AuditedRequest:
 
 
 def requests_of(account: str, log: Path) -> list[AuditedRequest]:
-    """All that a user has asked so far."""
-    return [_asked(event) for event in _events(log, account) if _user(event) == account]
+    """Return all requests of a user so far."""
+    return [_request_of(event) for event in _events(log, account) if _user(event) == account]
 
 
 def requests_of_operators(log: Path) -> list[AuditedRequest]:
-    """All that processes have asked so far that say they are an operator; from tests with rights
-    over everything, too."""
+    """Return all requests so far with an operator's user agent, also those of tests with all
+    rights."""
     events = _events(log, MANAGER)
-    return _in_modes([_asked(event) for event in events if event.get("userAgent") == MANAGER])
+    return _in_modes([_request_of(event) for event in events if event.get("userAgent") == MANAGER])
 
 
 def _in_modes(asked: list[AuditedRequest]) -> list[AuditedRequest]:
-    """The same with the modes of those who have an account: by where each lists jobs last. What it
-    asks before its first such list, as where it makes its site's authority, is by that one's."""
+    """Add the modes of operators with an account.
+
+    An operator's list requests for jobs show its mode. Requests before its first such list, for
+    example when it creates its site's authority, get the mode of that list.
+    """
     modes: dict[str, str] = {}
     watched: dict[str, frozenset[str]] = {}
     found = []
@@ -168,7 +171,7 @@ def _in_modes(asked: list[AuditedRequest]) -> list[AuditedRequest]:
 
 
 def _events(log: Path, word: str) -> Iterator[dict[str, Any]]:
-    """Lines with that word; the last may be cut short where the server was killed."""
+    """Lines with that word; the last line may be truncated if the server was killed."""
     for line in log.read_text().splitlines():
         if word in line and line.endswith("}"):
             yield json.loads(line)
@@ -179,10 +182,10 @@ def _user(event: dict[str, Any]) -> str:
 
 
 def refused(asked: list[AuditedRequest]) -> list[str]:
-    """What was not allowed, as text; that nothing is made in a namespace that goes is no right.
+    """Return the refused requests as text, except creations in a namespace that is being deleted.
 
-    `helm uninstall` deletes the Deployment and then the rights, without waiting for the pod: an
-    operator that ends by it may no longer delete its Lease, which then expires.
+    `helm uninstall` deletes the Deployment and then the rights, without waiting for the pod. An
+    operator that stops then may no longer delete its Lease, which expires.
     """
     return [
         f"{each.verb} {each.path}: {each.message}"
@@ -194,12 +197,13 @@ def refused(asked: list[AuditedRequest]) -> list[str]:
 
 
 def used(asked: list[AuditedRequest], *namespaces: str) -> set[Right]:
-    """The rights that these requests took in one of the namespaces; "" is that of all."""
+    """The rights that these requests needed in one of the namespaces; "" stands for all
+    namespaces."""
     return {right for each in asked if each.namespace in namespaces for right in each.rights}
 
 
 def listed(*scopes: str) -> set[Right]:
-    """What files/rights.yaml grants in these scopes."""
+    """The rights that files/rights.yaml grants in these scopes."""
     return {
         Right(group, resource, verb)
         for right in RIGHTS
@@ -211,25 +215,27 @@ def listed(*scopes: str) -> set[Right]:
 
 
 def listed_by_scope(*scopes: str) -> set[tuple[str, Right]]:
-    """The same, each with its scope."""
+    """The rights that files/rights.yaml grants in these scopes, each with its scope."""
     return {(scope, right) for scope in scopes for right in listed(scope)}
 
 
 def not_granted(asked: list[AuditedRequest]) -> list[str]:
-    """What was asked for that no scope of files/rights.yaml grants to that operator, there and by
-    that name, or that was forbidden."""
+    """Return the requests that no scope of files/rights.yaml grants to that operator and name, and
+    those that were forbidden."""
     beyond = {str(each) for each in asked if {right for _, right in each.scopes()} != each.rights}
     return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
 
 
 def used_in_modes(asked: list[AuditedRequest]) -> set[tuple[str, str, Right]]:
-    """Mode, scope and right of all that was asked for; what a session's processes tell."""
+    """Mode, scope and right of all requests, as the processes of a test session report them."""
     return {(each.mode, scope, right) for each in asked for scope, right in each.scopes()}
 
 
 def granted_but_unused(used: set[tuple[str, str, Right]], *tls: str) -> dict[str, list[str]]:
-    """By mode, what is granted in it and was asked for by no operator that is known to be in it;
-    and under `routes`, what no operator at all asked of gateways' routes. `tls` are scopes too."""
+    """Return, by mode, the granted rights that no operator known to be in that mode used.
+
+    `routes` holds the rights to gateways' routes that no operator used. `tls` adds scopes.
+    """
     of_all = ("jobs", "operator", *tls)
     wanted = {mode: listed_by_scope(*of_all) for mode in MODES}
     wanted["cluster"] |= listed_by_scope("cluster")
@@ -245,7 +251,7 @@ def granted_but_unused(used: set[tuple[str, str, Right]], *tls: str) -> dict[str
     return never
 
 
-def _asked(event: dict[str, Any]) -> AuditedRequest:
+def _request_of(event: dict[str, Any]) -> AuditedRequest:
     about = event.get("objectRef")
     resource = None
     if about is not None and "resource" in about:

@@ -1,6 +1,6 @@
-"""A job of which one worker has wrong data: its own program scales the samples there.
+"""A job in which one worker has bad data: its own program scales the samples there.
 
-Used by tests of `exchange.quarantine` in virtual time and with real processes.
+For tests of `exchange.quarantine` in virtual time and with real processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load_data(split, site, worker_index):
 def job_with_bad_data(
     folder: Path, *, max_steps: int, nap_s: float = 0.0, **spec: Any
 ) -> dict[str, Any]:
-    """The worker that is alone at `plant-c` has over ten times the gradient of the others."""
+    """The only worker at `plant-c` has gradients over ten times as large as the others'."""
     trainer = {
         "program": blobs(folder, nap_s=nap_s, more=_SCALED),
         "stop": {"maxSteps": max_steps},

@@ -1,4 +1,4 @@
-"""The wheel of `make dist`, for tests."""
+"""The wheel that `make dist` builds, for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build it in that folder: the repository's own may hold modules that are gone."""
+    """Build it in that folder, because the repository's build folder may hold deleted modules."""
     settings = folder / "build.cfg"
     settings.write_text(f"[build]\nbuild_base = {folder / 'build'}\n")
     subprocess.run(

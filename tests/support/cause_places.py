@@ -1,5 +1,5 @@
-"""Places where something is wrong: a resolver without answers, a path that loses full packets, a
-full disk, an image registry that refuses, and what is done to the processes of a pod.
+"""Environments with a fault: a silent resolver, a path that drops full packets, a full disk, an
+image registry that refuses, a stopped or limited process of a pod.
 
 All is real: sockets, network namespaces, mounts and control groups. It needs root.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def silent_resolver(folder: Path) -> Iterator[list[str]]:
-    """What to put before a command, so that the name server which it asks never answers."""
+    """Return a command prefix under which the name server never answers."""
     address = f"127.{1 + os.getpid() % 250}.53.53"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((address, 53))
@@ -46,8 +46,8 @@ NARROW_BYTES = 1280
 
 @contextmanager
 def narrow_path() -> Iterator[tuple[list[str], socket.socket]]:
-    """What to put before a command, and a listening socket that it reaches over a path with a
-    smaller MTU on the way, whose router tells nobody (a filter drops its ICMP)."""
+    """Return a command prefix and a listening socket. The path between them has a smaller MTU, and
+    a filter drops the router's ICMP messages."""
     mark = uuid.uuid4().hex[:6]
     near, router, far = (f"dlc{mark}{place}" for place in ("n", "r", "f"))
     try:
@@ -75,7 +75,7 @@ def narrow_path() -> Iterator[tuple[list[str], socket.socket]]:
 
 @contextmanager
 def dropping(netns: str, *rules: str) -> Iterator[None]:
-    """While packets that match any of these rules of iptables are dropped in that namespace.
+    """Drop packets that match any of these iptables rules in that namespace, inside the context.
 
     A rule begins with its chain.
     """
@@ -95,7 +95,7 @@ def dropping(netns: str, *rules: str) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """That folder as a disk of its own of that size."""
+    """Mount a separate disk of that size at the folder."""
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
     try:
@@ -107,12 +107,12 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 # ---- images --------------------------------------------------------------------------------------
 
 PRIVATE = "private"
-"""Repositories below it demand a user."""
+"""Repositories below this path require a user."""
 
 
 @contextmanager
 def registry(netns: str) -> Iterator[str]:
-    """The address of an image registry without images, on the loopback of that node.
+    """Return the address of an image registry without images, on that node's loopback.
 
     containerd speaks HTTP with a registry there.
     """
@@ -162,7 +162,7 @@ def registry(netns: str) -> Iterator[str]:
 
 
 def container_id(pod: dict[str, Any], container: str = "trainer") -> str:
-    """The id that the node's runtime knows that container by."""
+    """Return the container's id in the node's runtime."""
     (found,) = (
         each["containerID"].partition("://")[2]
         for each in pod["status"]["containerStatuses"]
@@ -172,7 +172,7 @@ def container_id(pod: dict[str, Any], container: str = "trainer") -> str:
 
 
 def cpu_group(pod: dict[str, Any]) -> Path:
-    """The control group of the pod's trainer that bounds its CPU (version 1)."""
+    """Return the control group that limits the CPU of the pod's trainer (version 1)."""
     wanted = container_id(pod)
     return next(
         Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup/cpu/") if folder.endswith(wanted)
@@ -181,7 +181,7 @@ def cpu_group(pod: dict[str, Any]) -> Path:
 
 @contextmanager
 def quota(pod: dict[str, Any], cores: float) -> Iterator[None]:
-    """While the pod's trainer may use no more CPU than that."""
+    """Limit the CPU of the pod's trainer to that number of cores, inside the context."""
     file = cpu_group(pod) / "cpu.cfs_quota_us"
     before = file.read_text()
     file.write_text(f"{cores * 100_000:.0f}")
@@ -193,7 +193,7 @@ def quota(pod: dict[str, Any], cores: float) -> Iterator[None]:
 
 @contextmanager
 def stopped_trainer(pod: dict[str, Any]) -> Iterator[None]:
-    """While the trainer's process is stopped, and its supervisor is not."""
+    """Stop the trainer's process, but not its supervisor, inside the context."""
     pids = [int(line) for line in (cpu_group(pod) / "cgroup.procs").read_text().split()]
     (trainer,) = (pid for pid in pids if _is_trainer(pid))
     os.kill(trainer, signal.SIGSTOP)
@@ -205,7 +205,8 @@ def stopped_trainer(pod: dict[str, Any]) -> Iterator[None]:
 
 
 def _is_trainer(pid: int) -> bool:
-    """Whether that process, by its number here, trains; the supervisor is the first of its pod."""
+    """Whether that process, by its id on this machine, trains. The supervisor is the first of its
+    pod."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         status = Path(f"/proc/{pid}/status").read_text()
@@ -216,7 +217,7 @@ def _is_trainer(pid: int) -> bool:
 
 
 def evict(kubectl: Kubectl, name: str) -> None:
-    """As a drain of the pod's node asks for it."""
+    """Evict a pod with the request that a drain of its node sends."""
     eviction = {
         "apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": name, "namespace": kubectl.namespace},

@@ -1,7 +1,7 @@
-"""cert-manager beside a real API server: its own definitions, and its own controllers as a process.
+"""cert-manager beside a real API server: its own definitions, and its controllers as a process.
 
-The program is built from the Go module in `cert_manager_controllers/` once, into the testbed's
-cache (testbed.binaries), and its definitions are put beside it.
+The program is built once from the Go module in `cert_manager_controllers/`, into the testbed's
+cache (testbed.binaries). Its definitions are put beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ built, build = _PROGRAMS.built, _PROGRAMS.build
 
 
 def install(folder: Path, kubectl: Kubectl) -> None:
-    """Has the API server know its kinds; `folder` is what `built` yields."""
+    """Add its kinds to the API server; `folder` is the result of `built`."""
     for path in sorted(folder.glob("cert-manager.io_*.yaml")):
         kubectl.run("apply", "--server-side", "-f", str(path))
     kinds = ("certificates", "issuers", "certificaterequests", "clusterissuers")
@@ -45,10 +45,10 @@ def install(folder: Path, kubectl: Kubectl) -> None:
 
 
 class CertManager:
-    """Its controllers, on all of a cluster that knows its kinds; a context that ends them."""
+    """Its controllers, for a whole cluster that knows its kinds; the context ends them."""
 
     def __init__(self, folder: Path, kubectl: Kubectl, log: Path) -> None:
-        """`folder` is what `built` yields."""
+        """`folder` is the result of `built`."""
         self._folder, self._kubectl, self._log = folder, kubectl, log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -69,6 +69,6 @@ class CertManager:
         self._process.wait()
 
     def check(self) -> None:
-        """Raises: UnavailableError with the end of its log where it has ended."""
+        """Raises: UnavailableError with the end of its log if the process has ended."""
         if self._process is None or self._process.poll() is not None:
             raise UnavailableError(f"cert-manager ended: {self._log.read_text()[-2000:]}")

@@ -1,4 +1,4 @@
-"""The rules for changes of a job whose workers train, in Python: an oracle for those in CEL.
+"""The rules for changes of a job in training, in Python: an oracle for the CEL rules.
 
 `dlion_api.spec.transitions` declares the rules, which only an API server evaluates.
 """
@@ -19,7 +19,7 @@ ATTRIBUTES = {
 
 
 def change_problems(old: Job, new: Job, *, run_ended: bool) -> list[Problem]:
-    """Return why the manifest may not change from `old` to `new`; empty: it may."""
+    """Return why the manifest may not change from `old` to `new`; empty if it may."""
     return [
         Problem(rule.path, rule.message)
         for rule in JOB_TRANSITIONS

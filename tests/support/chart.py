@@ -1,6 +1,6 @@
-"""The chart as tests see it: helm with folders of its own, and what it renders.
+"""The rendered chart, and helm with its own folders.
 
-Nothing here judges; helm is the testbed's (tests/support/testbed) or the one on the PATH.
+This module does not judge. helm is the testbed's (tests/support/testbed) or the one on the PATH.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 CHART = Path(__file__).parents[2] / "helm" / "dlion"
 RELEASE, NAMESPACE = "dlion", "dlion-system"
 SITE: Mapping[str, Any] = {"site": {"name": "plant-a"}}
-"""The least that one has to say."""
+"""The minimal values."""
 GATEWAY: Mapping[str, Any] = {
     "gateway": {"address": "plant-a.example:443", "parent": {"name": "edge"}}
 }
-"""A proxy before the site, told by TLSRoutes."""
+"""A proxy in front of the site, configured by TLSRoutes."""
 _OFFLINE = ("--kube-version", "1.34.0")
-"""A helm built by `go install` takes a cluster that it cannot ask for one of version 1.20."""
+"""A helm built by `go install` assumes version 1.20 for a cluster that it cannot query."""
 
 
 def helm_program() -> Path | None:
-    """The testbed's helm, else the one on the PATH."""
+    """Return the testbed's helm, else the one on the PATH."""
     binaries = built()
     if binaries is not None:
         return binaries.path("helm")
@@ -51,14 +51,14 @@ def helm_program() -> Path | None:
 
 @dataclass(frozen=True)
 class Helm:
-    """helm, away from its user's configuration; with a cluster where one is given."""
+    """helm, isolated from its user's configuration; with a cluster if one is given."""
 
     program: Path
     home: Path
     kubectl: Kubectl | None = None
 
     def run(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
-        """What helm prints. Raises: UnavailableError with what it said."""
+        """Return what helm prints. Raises: UnavailableError with helm's output."""
         command = [str(self.program), *arguments, *self._cluster()]
         if values is not None:
             command += ["--values", "-"]
@@ -69,7 +69,7 @@ class Helm:
             capture_output=True,
             text=True,
             check=False,
-            timeout=330,  # helm's own is five minutes, and says what it waited for
+            timeout=330,  # helm's own is five minutes, and its error names what it waited for
         )
         if done.returncode != 0:
             raise UnavailableError(f"helm {arguments[0]}: {done.stderr.strip()} {done.stdout}")
@@ -78,7 +78,7 @@ class Helm:
     def objects(
         self, values: Mapping[str, Any] = SITE, *, release: str = RELEASE, only: str = ""
     ) -> list[dict[str, Any]]:
-        """What the chart renders to; `only` names one template."""
+        """The rendered objects; `only` names one template."""
         text = _rendered(self, json.dumps(values), release)
         if only:
             mark = f"# Source: {CHART.name}/templates/{only}\n"
@@ -87,11 +87,11 @@ class Helm:
         return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
     def lint(self, values: Mapping[str, Any]) -> None:
-        """Raises: UnavailableError with what helm complains of."""
+        """Raises: UnavailableError with helm's complaints."""
         self.run("lint", "--strict", str(CHART), *_OFFLINE, values=values)
 
     def one(self, kind: str, values: Mapping[str, Any] = SITE, *, only: str) -> dict[str, Any]:
-        """The one object of that kind that a template renders to."""
+        """The only object of that kind that a template renders."""
         (found,) = [each for each in self.objects(values, only=only) if each["kind"] == kind]
         return found
 
@@ -107,35 +107,35 @@ class Helm:
                    ("CACHE", "CONFIG", "DATA")}  # fmt: skip
         if self.kubectl:
             return folders
-        # It ends within a tenth of a second: a third of that would go into collecting garbage.
+        # helm ends within a tenth of a second; garbage collection would take a third of that.
         return folders | {"KUBECONFIG": os.devnull, "GOGC": "off"}
 
 
-@functools.lru_cache(maxsize=256)  # many tests look at the same
+@functools.lru_cache(maxsize=256)  # many tests use the same
 def _rendered(helm: Helm, values: str, release: str) -> str:
-    """All templates: helm renders them also where it is to show only one."""
+    """Render all templates, as helm does even if it shows only one."""
     command = ["template", release, str(CHART), "--namespace", NAMESPACE, *_OFFLINE]
     return helm.run(*command, values=json.loads(values))
 
 
 @functools.cache
 def bundle(site: str) -> str:
-    """The public certificate of an authority that is made for that site: the same in every call."""
+    """Return the public certificate of that site's authority: the same in every call."""
     return CertificateAuthority(SiteName(site)).bundle_pem.decode()
 
 
 def entry(site: str, **changes: Any) -> dict[str, Any]:
-    """What `sites` says of it."""
+    """Return the site's entry in `sites`."""
     return {"name": site, "address": f"{site}.example:8446", "bundle": bundle(site)} | changes
 
 
 def sites(*names: str) -> dict[str, Any]:
-    """Values that name these."""
+    """Values with these sites."""
     return {"sites": [entry(name) for name in names]}
 
 
 def image_values(images: Iterable[ProjectImage]) -> dict[str, Any]:
-    """Values by which the chart takes these images, which the nodes have."""
+    """Values with these images, which the nodes have."""
     values: dict[str, Any] = {"pullPolicy": "Never"}
     for image in images:
         repository, _, tag = image.reference.partition(":")
@@ -144,7 +144,7 @@ def image_values(images: Iterable[ProjectImage]) -> dict[str, Any]:
 
 
 def merged(*documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Values put together as helm does: mappings part by part, the rest by the last."""
+    """Merge values as helm does: mappings by key, other values by the last one."""
     whole: dict[str, Any] = {}
     for document in documents:
         for key, value in document.items():
@@ -156,7 +156,7 @@ def merged(*documents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
-    """`{"a": {"b": value}}` of `a.b`."""
+    """Return `{"a": {"b": value}}` for `a.b`."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)

@@ -1,5 +1,8 @@
-"""Workers and keeper of a run that a real API server has, as processes in place of its pods, which
-no node keeps: each with its own pod's token and what the run's ConfigMap holds."""
+"""The workers and the keeper of a run as processes, in place of its pods, which no node runs.
+
+The job and its operator use a real API server. Each process has its own pod's token and the
+contents of the run's ConfigMap.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ClusterPods(PodRun):
-    """The pods of one run; its coordinator is the operator's."""
+    """The pods of one run; the operator hosts the coordinator."""
 
     def __init__(
         self, folder: Path, document: dict[str, Any], kubectl: Kubectl, *, subnet: int
@@ -28,10 +31,10 @@ class ClusterPods(PodRun):
         super().__init__(folder, document, subnet=subnet)
 
     def start_coordinator(self) -> None:
-        """It is somebody else's to start."""
+        """Start nothing: the operator hosts the coordinator."""
 
     def prepare(self, name: str, identity: WorkerIdentity | KeeperIdentity) -> Path:
-        """What a kubelet would mount in that pod; what was there stays."""
+        """Write the files that a kubelet would mount into that pod; existing files stay."""
         root = self.root(name)
         for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -43,7 +46,7 @@ class ClusterPods(PodRun):
             (folder := root / names.PROGRAM_DIR.lstrip("/")).mkdir(parents=True, exist_ok=True)
             for key, text in self._kubectl.get("configmap", program.name)["data"].items():
                 (folder / key).write_text(text)
-        # Where the cluster's DNS would lead.
+        # The address that the cluster's DNS would return.
         keeper = f"{self.address(101)}:{names.KEEPER_PORT}"
         config = replace(PodConfig.load(mounted / names.POD_CONFIG_KEY), keeper_address=keeper)
         (mounted / names.POD_CONFIG_KEY).write_text(config.to_json())
@@ -52,8 +55,11 @@ class ClusterPods(PodRun):
         return root
 
     def lose_worker(self, rank: int) -> None:
-        """Its pod is deleted, and there is another: in the same one who has lost its key is
-        refused, once the one before has shown itself."""
+        """Delete the worker's pod and wait for another one.
+
+        In the same pod, a process that has lost its key would be refused once the earlier one has
+        connected.
+        """
         identity = self.job.worker(Rank(rank))
         lost = self.pod_of(identity)
         self._kubectl.run("delete", "pod", lost["name"], "--grace-period=0", "--force")
@@ -65,22 +71,22 @@ class ClusterPods(PodRun):
         return len(found) == 1 and found[0]["uid"] != uid
 
     def all_train(self) -> bool:
-        """Whether the job's status says so of all its workers. No node runs the keeper's pod, for
-        which the job is Degraded after a minute."""
+        """Whether the job's status reports all workers as training. No node runs the keeper's pod,
+        so the job is Degraded after a minute."""
         status = self._kubectl.get("dlj", self.job.key.name).get("status") or {}
         all_there = "{0}/{0}".format(len(self.job.workers()))
         is_training = status.get("state") in ("Training", "Degraded")
         return is_training and status.get("readyWorkers") == all_there
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Remove everything."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
             process.wait()
 
     def token_of(self, identity: WorkerIdentity | KeeperIdentity) -> str:
-        """A new token of that one's pod."""
+        """Return a new token of that worker's pod."""
         pod = self.pod_of(identity)
         return self._kubectl.run(
             "create", "token", "default", f"--audience={names.TOKEN_AUDIENCE}",
@@ -89,7 +95,7 @@ class ClusterPods(PodRun):
         ).strip()  # fmt: skip
 
     def pod_of(self, identity: WorkerIdentity | KeeperIdentity) -> dict[str, Any]:
-        """The metadata of that one's pod, once it has one."""
+        """Return the metadata of that worker's pod, once it exists."""
         (pod,) = eventually(lambda: self._pods_of(identity), what="its pod")
         return pod
 
@@ -106,7 +112,7 @@ class ClusterPods(PodRun):
 
 @dataclass(frozen=True)
 class Access:
-    """Where the operator's coordinator is, for one pod of a run (`ClusterPods.prepare`)."""
+    """The address of the operator's coordinator, for one pod of a run (`ClusterPods.prepare`)."""
 
     coordinator_address: str
     root: Path
@@ -122,7 +128,7 @@ class Access:
 
     @property
     def proof_dir(self) -> Path:
-        """The pod's, whether or not anything has run there."""
+        """The pod's proof, whether or not a process has run there."""
         folder = self.root / names.SHARED_DIR.lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
         return folder

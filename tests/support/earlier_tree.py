@@ -1,4 +1,4 @@
-"""This project as it was at an earlier commit: its chart and definition, and its code to run."""
+"""This project at an earlier commit: its chart, its definition, and its code to run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from testbed.binaries import cache_folder
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "b99feeff697c"
-"""No version is released yet; the first one's tag takes this one's place."""
+"""No version is released yet; the first one's tag replaces this commit."""
 _CODE = ("api", "operator", "worker")
 _KERNELS = "dlion_core.codecs"
-"""What compiles its kernels when it is imported."""
+"""The module that compiles its kernels on import."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,11 @@ class EarlierTree:
 
     @classmethod
     def take(cls) -> EarlierTree:
-        """Those of `COMMIT`, which stay in the testbeds' cache: their kernels are compiled once.
-        Skips where the history does not reach back to it."""
+        """Return the tree of `COMMIT`, which stays in the testbeds' cache: its kernels are compiled
+        once.
+
+        Skips if the history does not contain that commit.
+        """
         folder = cache_folder() / f"earlier-{COMMIT}"
         if folder.exists():
             return cls(folder)
@@ -54,15 +57,15 @@ class EarlierTree:
 
     @property
     def chart(self) -> Path:
-        """The operator's."""
+        """The operator's chart."""
         return self.folder / "helm" / "dlion"
 
     @property
     def definition(self) -> Path:
-        """Of DLionJob."""
+        """The definition of DLionJob."""
         return self.folder / "crds" / "dlionjob.yaml"
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which a Python process runs its code."""
+        """Variables with which a Python process runs its code."""
         return {"PYTHONPATH": os.pathsep.join(str(self.folder / each) for each in _CODE)}

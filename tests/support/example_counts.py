@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 
 MIN_EXAMPLES = 5
-"""A property is never tested with fewer, unless it gives fewer itself."""
+"""The minimum for a property, unless the test itself gives fewer."""
 
 
 def factor() -> float:
-    """The factor of this session."""
+    """Return the factor of this session."""
     return float(os.environ.get("DLION_TEST_EXAMPLES", "1"))
 
 
 def examples(count: int) -> int:
-    """`count` times the factor of this session."""
+    """Return `count` times the factor of this session."""
     scaled = round(count * factor())
     return max(min(count, MIN_EXAMPLES), scaled)

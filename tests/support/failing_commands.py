@@ -1,4 +1,4 @@
-"""Commands that fail, in processes of their own: those import them by this module's name."""
+"""Commands that fail in their own processes, which import them by this module's name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def fails(arguments: list[str]) -> int:
-    """Print the second argument as an error; the exit code is the first."""
+    """Print the second argument as an error; exit with the first."""
     sys.stderr.write(arguments[1])
     return int(arguments[0])
 

@@ -1,8 +1,8 @@
-"""A proxy before an API server that records every request and, on command, misbehaves.
+"""A proxy for an API server that records every request and causes faults on command.
 
-Plain HTTP on a free port of 127.0.0.1, with a kubeconfig of its own; it asks the real API server
-with the credentials of the kubeconfig that it was given. It runs in a thread, so that a test
-may stand still. It knows nothing of what passes through.
+It serves plain HTTP on a free port of 127.0.0.1 and writes its own kubeconfig. It calls the real
+API server with the credentials of the given kubeconfig. It runs in a thread, so that a test may
+block. It does not interpret what it forwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_PASSED_BACK = _HOP | {"content-encoding"}
 
 @dataclass
 class Request:
-    """One request, as it was asked and answered; code 0: not answered (yet)."""
+    """One request and its answer; code 0 means not answered (yet)."""
 
     method: str
     path: str
@@ -46,17 +46,17 @@ class Request:
     watch: bool
     code: int = 0
     at_s: float = field(default_factory=time.monotonic)
-    """When it came."""
+    """When it arrived."""
 
     @property
     def mutating(self) -> bool:
-        """Whether it is there to change something; events apart, which are only told."""
+        """Whether the request changes an object other than an event."""
         return self.writing and "/events" not in self.path
 
     @property
     def writing(self) -> bool:
-        """Whether the API server is to keep something of it, be it an event; not that an operator
-        goes on, which it tells every few seconds."""
+        """Whether the API server stores data of the request, events included. Excluded are Leases,
+        which an operator renews every few seconds."""
         is_write = self.method in ("POST", "PUT", "PATCH", "DELETE") and not self.dry_run
         return is_write and "/leases" not in self.path
 
@@ -66,22 +66,22 @@ class Request:
 
 @dataclass
 class Gate:
-    """Holds the first mutating request that comes: before it goes on, or before its answer does."""
+    """Holds the first mutating request: before it is forwarded, or before its answer is."""
 
     where: str
     events: bool = False
-    """Whether it holds the first that tells of an event, and nothing else."""
+    """Whether to hold only the first request that creates an event."""
     reached: threading.Event = field(default_factory=threading.Event)
     request: Request | None = None
 
     def takes(self, request: Request) -> bool:
-        """Whether this is one that it holds."""
+        """Whether to hold this request."""
         return request.writing and request.mutating != self.events
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the proxy answers in the API server's place to requests that match."""
+    """The proxy's own answer to requests that match."""
 
     code: int
     matches: Callable[[Request], bool]
@@ -89,18 +89,18 @@ class Answer:
 
 
 class FaultProxy:
-    """The proxy; a context that serves it. Attributes may be set from the test's thread."""
+    """The proxy; a context that serves it. The test's thread may set attributes."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.requests: list[Request] = []
         self.answer: Answer | None = None
-        """Answered instead of the API server; None: nothing is."""
+        """The proxy's answer in place of the API server's; None to forward all."""
         self.delay_s = 0.0
-        """How late every answer is."""
+        """The delay of every answer."""
         self.silent = False
-        """Whether watches bring nothing more; what comes meanwhile is lost."""
+        """Whether to drop all watch events."""
         self.clock_ahead_s = 0.0
-        """By how much later than the API server's own the time is that its answers bear."""
+        """The time by which the answers' dates are ahead of the API server's clock."""
         self.kubeconfig = folder / "through-the-proxy.yaml"
         self._gate: Gate | None = None
         self._watches: dict[int, web.Request] = {}
@@ -111,43 +111,43 @@ class FaultProxy:
         self._kubeconfig_written()
 
     def mutations(self, since: int = 0) -> list[Request]:
-        """The mutating requests from that number of all requests on."""
+        """The mutating requests, starting with that number of all requests."""
         return [each for each in self.requests[since:] if each.mutating]
 
     def is_quiet(self, for_s: float) -> bool:
-        """Whether no mutating request comes for so long."""
+        """Whether no mutating request arrives in that time."""
         since = len(self.requests)
         time.sleep(for_s)
         return not self.mutations(since)
 
     def hold(self, where: str, *, events: bool = False) -> Gate:
-        """Holds the next mutating request, or with `events` the next that tells of one, `before` it
-        reaches the API server or `after` that."""
+        """Hold the next mutating request, or with `events` the next event. `where` is `before` or
+        `after` it reaches the API server."""
         assert where in ("before", "after"), where
         self._gate = Gate(where, events)
         return self._gate
 
     @property
     def is_holding(self) -> bool:
-        """Whether a request has come to the gate."""
+        """Whether a request is held."""
         return self._gate is not None and self._gate.reached.is_set()
 
     def release(self) -> None:
-        """Holds nothing any more; what was held is never answered."""
+        """Stop holding requests; the held request is never answered."""
         self._gate = None
 
     def drop_watches(self) -> int:
-        """Breaks every watch off; how many there were."""
+        """Close every watch; return their number."""
         dropped: int = self._call(self._drop_watches())
         return dropped
 
     def refuse(self) -> None:
-        """Nobody listens any more, and open connections break."""
+        """Stop listening, and close open connections."""
         self._call(self._drop_watches())
         self._call(self._runner.cleanup())
 
     def accept(self) -> None:
-        """Listens again."""
+        """Listen again."""
         self._call(self._listen())
 
     async def _drop_watches(self) -> int:
@@ -177,8 +177,8 @@ class FaultProxy:
     async def _close(self) -> None:
         await self._runner.cleanup()
         await self._session.close()
-        # What was closed or broken off lets go of its socket in the loop's next rounds. Where it
-        # ends before, the garbage collector complains, in whichever test it runs.
+        # A closed or broken connection releases its socket in the loop's next rounds. If the loop
+        # ends before, the garbage collector complains, in whichever test is running.
         await asyncio.sleep(0.25)
 
     async def _handle(self, asked: web.Request) -> web.StreamResponse:
@@ -202,7 +202,8 @@ class FaultProxy:
         return await self._passed_on(asked, request, gate)
 
     async def _held(self, gate: Gate, request: Request) -> None:
-        """Until the connection breaks, since who asked was killed; then it is cancelled."""
+        """Wait until the connection breaks because the caller was killed; then the call is
+        cancelled."""
         if gate.request is None:
             gate.request = request
         gate.reached.set()
@@ -242,7 +243,7 @@ class FaultProxy:
         return response
 
     def _kubeconfig_written(self) -> None:
-        """No credentials: the proxy has them."""
+        """The file holds no credentials: the proxy has them."""
         name = "proxy"
         document = {
             "apiVersion": "v1",
@@ -277,7 +278,7 @@ class FaultProxy:
 
 
 def _later(date: str, seconds: float) -> str:
-    """That `Date` of a response (RFC 9110) so much later."""
+    """Return that `Date` of a response (RFC 9110) plus `seconds`."""
     return format_datetime(parsedate_to_datetime(date) + timedelta(seconds=seconds), usegmt=True)
 
 
@@ -293,10 +294,10 @@ def _status(answer: Answer) -> web.Response:
 
 
 def _upstream(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
-    """The API server of the current context, and how it is asked: by a client's certificate, by the
-    headers of a token, or by both.
+    """Return the API server of the current context, and its credentials: a client certificate, the
+    headers of a token, or both.
 
-    Raises: UnavailableError where the file has neither.
+    Raises: UnavailableError if the file has neither.
     """
     document = yaml.safe_load(kubeconfig.read_text())
     contexts = {each["name"]: each["context"] for each in document["contexts"]}
@@ -321,7 +322,7 @@ def _upstream(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
 
 
 def _pem(entry: dict[str, Any], key: str) -> str:
-    """What is there under that name, itself or in a file; empty: nothing."""
+    """Return the PEM data or file under that name; empty if absent."""
     if f"{key}-data" in entry:
         return base64.b64decode(entry[f"{key}-data"]).decode()
     return _text(entry.get(key))
@@ -332,7 +333,7 @@ def _text(path: str | None) -> str:
 
 
 def waited(look: Callable[[], bool], within_s: float, *, every_s: float = 0.2) -> bool:
-    """Whether it came true in that time."""
+    """Whether `look` became true in that time."""
     deadline_s = time.monotonic() + within_s
     while not look():
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""Federation nodes over loopback, each with its own authority and its bundles in files."""
+"""Federation nodes on loopback, each with its own authority and its bundles in files."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ LIFE = timedelta(hours=1)
 
 
 def worker(site: str, rank: int) -> WorkerIdentity:
-    """The only worker of its site, say."""
+    """Return a worker that is the only one of its site."""
     return WorkerIdentity(Rank(rank), SiteName(site), "small", 0)
 
 
 def member(
     site: str, rank: int, incarnation: int = 1, state: MemberState = MemberState.READY
 ) -> Member:
-    """That worker, joined."""
+    """Return that worker as a member."""
     return Member(worker(site, rank), incarnation, state, f"10.0.0.{rank}:7440", "")
 
 
 def report(
     site: str, rank: int, *, seed: bytes = b"12345678", settled: bool = True, iteration: int = 0
 ) -> RunReport:
-    """What a site with one worker says of its part in a run."""
+    """Return the report of a site with one worker about its part of a run."""
     return RunReport(
         SpecFingerprint(seed.hex().ljust(64, "0"), {"trainer.seed": seed, "minSites": b"abcdefgh"}),
         ReportedWorkers((worker(site, rank),), (member(site, rank),), settled),
@@ -53,7 +53,7 @@ def report(
 
 @dataclass
 class FederatedSite:
-    """One site: what it says, what it has heard of."""
+    """One site: its own reports, and the reports that it received."""
 
     name: SiteName
     folder: Path
@@ -61,7 +61,7 @@ class FederatedSite:
     authority: CertificateAuthority
     life: timedelta = LIFE
     reached_at: int = 0
-    """A port of something between others and this; 0: nothing is."""
+    """The port of a proxy in front of this site; 0 without one."""
     reports: dict[JobKey, RunReport] = field(default_factory=dict)
     news: list[JobKey] = field(default_factory=list)
     bundles: list[Any] = field(default_factory=list)
@@ -69,17 +69,17 @@ class FederatedSite:
 
     @property
     def bundle_file(self) -> Path:
-        """Where the others read this site's bundle."""
+        """The file from which the others read this site's bundle."""
         return self.folder / f"{self.name}.pem"
 
     def problems(self) -> set[SiteName]:
-        """The sites whose bundles will not do."""
+        """The sites whose bundles are not valid."""
         node = self.node
         assert node is not None
         return {site for site in node.clients if not node.has_bundle(site)}
 
     async def start(self, *others: FederatedSite, **parts: Any) -> FederationNode:
-        """Federates with these. `parts` take the place of what this says and hears by itself."""
+        """Federate with these sites. `parts` replace this site's own reports and receivers."""
         sites = tuple(
             RemoteSite(
                 name=other.name,
@@ -104,7 +104,7 @@ class FederatedSite:
 
 
 def federated_sites(folder: Path, *names: str) -> list[FederatedSite]:
-    """Sites that know each other's bundles; none of them started."""
+    """Return sites that know each other's bundles; none is started."""
     sites = [
         FederatedSite(SiteName(name), folder, port, CertificateAuthority(SiteName(name)))
         for name, port in zip(names, free_ports(len(names)), strict=True)
@@ -115,7 +115,7 @@ def federated_sites(folder: Path, *names: str) -> list[FederatedSite]:
 
 
 async def until(look: Callable[[], Any], within_s: float = 20.0) -> Any:
-    """What `look` yields once it is true."""
+    """Return the result of `look` once it is true."""
     async with asyncio.timeout(within_s):
         while not (found := look()):  # noqa: ASYNC110 - what is looked at has no event
             await asyncio.sleep(0.02)

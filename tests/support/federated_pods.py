@@ -1,5 +1,7 @@
-"""A site of a run over several sites, as its pods make it, on loopback: coordinator and federation
-as its operator has them, in a thread; keeper and workers as `pod_run` has them.
+"""One site of a run over several sites, with its pods as processes on loopback.
+
+The coordinator and the federation run in a thread, as in the site's operator. The keeper and the
+workers are those of `pod_run`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ NAMES = ("plant-a", "plant-b")
 
 
 class OperatorThread:
-    """What of a site's operator its workers and the other sites meet."""
+    """The part of a site's operator that its workers and other sites connect to."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class OperatorThread:
         *,
         life: timedelta,
     ) -> None:
-        """`life`: of its own certificate."""
+        """`life` is that of its own certificate."""
         self._life = life
         self._authority = authority
         self._server = CoordinatorServer(listen_address, authority)
@@ -54,15 +56,15 @@ class OperatorThread:
 
     @property
     def authority_pem(self) -> bytes:
-        """What pods are told to trust it by."""
+        """The authority that pods trust."""
         return self._server.authority_pem
 
     def start(self, job: Job, others: tuple[RemoteSite, ...]) -> int:
-        """Serves that run, and tells these sites; the coordinator's port."""
+        """Serve that run and federate with these sites; return the coordinator's port."""
         return self._do(self._start(job, others))
 
     def stop(self, job: Job, reason: str) -> None:
-        """This site's workers are to end the run."""
+        """Stop the run at this site's workers."""
 
         async def say() -> None:
             self._runs.stop(job.key, reason)
@@ -70,7 +72,7 @@ class OperatorThread:
         self._do(say())
 
     def withdraw(self, job: Job) -> None:
-        """The job is deleted at this site, as other sites hear of it."""
+        """Report to other sites that the job is deleted at this site."""
 
         async def say() -> None:
             self._runs.close(job.key.namespace, job.key.name)
@@ -78,7 +80,7 @@ class OperatorThread:
         self._do(say())
 
     def view(self, job: Job) -> RunView:
-        """What it knows of the run."""
+        """Return its view of the run."""
 
         async def look() -> RunView:
             view = self._runs.view(job.key)
@@ -89,11 +91,11 @@ class OperatorThread:
         return found
 
     def calls(self) -> Mapping[str, int]:
-        """Calls of workers and keepers so far, by name."""
+        """Count the calls of workers and keepers so far, by name."""
         return dict(self._server.service.calls)
 
     def close(self) -> None:
-        """As when its process is killed; may be called twice."""
+        """Close as abruptly as a killed process; may be called twice."""
         if self._thread.is_alive():
             self._do(self._parts.aclose())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -122,7 +124,7 @@ class OperatorThread:
 
 
 class SitePods(PodRun):
-    """One site of several."""
+    """One of several sites."""
 
     operator: OperatorThread
 
@@ -137,14 +139,14 @@ class SitePods(PodRun):
         others: tuple[RemoteSite, ...],
         life: timedelta = LIFE,
     ) -> None:
-        """`life`: of all certificates."""
+        """`life` is that of all certificates."""
         self._federation_address = f"127.0.0.1:{federation_port}"
         self._others = others
         self._life = life
         super().__init__(folder, document, subnet=subnet, site=site, life=life)
 
     def start_coordinator(self) -> None:
-        """A new life of the operator, on the ports of the one before."""
+        """Start the operator again, on the same ports."""
         self.operator = OperatorThread(
             self.authorities[self.site],
             self.tokens,
@@ -156,11 +158,11 @@ class SitePods(PodRun):
         self.coordinator_port = self.operator.start(self.job, self._others)
 
     def bundle_pem(self) -> bytes:
-        """What other sites are to trust this one by."""
+        """The bundle with which other sites trust this one."""
         return self.authorities[self.site].bundle_pem
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Remove everything."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -172,8 +174,8 @@ class SitePods(PodRun):
 def two_sites(
     folder: Path, document: dict[str, Any], *, subnet: int, life: timedelta = LIFE
 ) -> Iterator[tuple[SitePods, SitePods]]:
-    """Two sites without pods, at `subnet` and the next one; neither knows the other's bundle, which
-    it looks for in `folder`, by the site's name."""
+    """Return two sites without pods, at `subnet` and the next one. Neither knows the other's bundle
+    yet; each reads it from `folder`, by the site's name."""
     ports = dict(zip(NAMES, free_ports(2), strict=True))
     made: list[SitePods] = []
     try:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that serves one file, and fails as a test tells it to."""
+"""A real HTTP server on loopback that serves one file and fails on demand."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cryptography.x509.oid import NameOID
 
 @dataclass
 class ServedFile:
-    """The file, how the next requests fail, and what was asked."""
+    """The file, the failures of the next requests, and the received requests."""
 
     content: bytes
     has_ranges: bool = True
     has_length: bool = True
     failures: list[int | str] = field(default_factory=list)
-    """For each coming request: a status code, `cut` (half of the content), `cut N` (N bytes),
+    """One for each coming request: a status code, `cut` (half of the content), `cut N` (N bytes),
     `reset` (half, then the connection is reset), `shift` (another range) or `redirect`."""
     authorization: str = ""
-    """What a request must have; empty: anything."""
+    """The header that a request must have; empty to accept any."""
     redirect_to: str = ""
     requests: list[dict[str, str]] = field(default_factory=list)
     """Headers of each request."""
@@ -74,7 +74,7 @@ def served(
 
 
 def write_certificate(path: Path) -> Path:
-    """Write a key and its certificate for 127.0.0.1, which is its own authority."""
+    """Write a key and a self-signed certificate for 127.0.0.1."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "file server")])
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))

@@ -1,7 +1,7 @@
-"""Flux beside a real API server: its own definitions, and its own controllers as processes.
+"""Flux beside a real API server: its own definitions, and its controllers as processes.
 
-The programs are built from the Go module in `flux_controllers/` once, into the testbed's cache
-(testbed.binaries), and their definitions are put beside them.
+The programs are built once from the Go module in `flux_controllers/`, into the testbed's cache
+(testbed.binaries). Their definitions are put beside them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ built, build = _PROGRAMS.built, _PROGRAMS.build
 
 
 def install(folder: Path, kubectl: Kubectl) -> None:
-    """Has the API server know its kinds, and its namespace; `folder` is what `build` yields."""
+    """Add its kinds and its namespace to the API server; `folder` is the result of `build`."""
     kubectl.run("create", "namespace", NAMESPACE)
     for path in sorted(folder.glob("*.yaml")):
         kubectl.run("apply", "--server-side", "-f", str(path))
@@ -55,10 +55,10 @@ def install(folder: Path, kubectl: Kubectl) -> None:
 
 
 class Flux:
-    """Its controllers, on all of a cluster that knows its kinds; a context that ends them."""
+    """Its controllers, for a whole cluster that knows its kinds; the context ends them."""
 
     def __init__(self, folder: Path, kubectl: Kubectl, work: Path) -> None:
-        """`folder` is what `build` yields; artifacts and logs are kept in `work`."""
+        """`folder` is the result of `build`; artifacts and logs are kept in `work`."""
         self._folder, self._kubectl, self._work = folder, kubectl, work
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -79,7 +79,7 @@ class Flux:
         self._end()
 
     def check(self) -> None:
-        """Raises: UnavailableError with the end of the log of one that has ended."""
+        """Raises: UnavailableError with the end of the log of a process that has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise UnavailableError(f"{name} ended: {self._log(name).read_text()[-2000:]}")

@@ -1,6 +1,6 @@
-"""Workers' pods with one thing each that pod security `restricted` forbids, and what it is called.
+"""Workers' pods that each violate one rule of pod security `restricted`, and the rule's name.
 
-Every one is a pod that an API server takes where nothing is enforced, but for those in UNHEARD_OF.
+An API server without enforcement accepts each of them, except those in UNHEARD_OF.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dlion_operator.plan.runs import groups_of
 from operator_world import SETTINGS, dlion_job
 
 END = -1
-"""In a path: behind what is in that list."""
+"""In a path: append to the list."""
 
 _TRAINER, _SIDECAR = ("containers", 0), ("initContainers", 0)
 _CONTEXT = (*_TRAINER, "securityContext")
@@ -82,11 +82,11 @@ FORBIDDEN: dict[str, tuple[Path, Any, str]] = {
 }
 
 UNHEARD_OF = frozenset({"proc"})
-"""What an API server refuses for a reason of its own, before it looks at pod security."""
+"""Pods that an API server refuses for another reason, before it checks pod security."""
 
 
 def allowed() -> dict[str, Any]:
-    """The spec of a worker's pod as the operator makes it."""
+    """The spec of a worker's pod as the operator creates it."""
     job = load_job(dlion_job())
     (group,) = groups_of(job, "plant-a")
     made = worker_job(job, group, SETTINGS, {"uid": "u"})
@@ -95,7 +95,7 @@ def allowed() -> dict[str, Any]:
 
 
 def forbidden(name: str) -> dict[str, Any]:
-    """The same with that one thing."""
+    """The same pod with that violation."""
     (*way, last), value, _ = FORBIDDEN[name]
     spec = allowed()
     place: Any = spec

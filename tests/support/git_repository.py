@@ -1,4 +1,4 @@
-"""A git repository of a test's own, served over HTTP on loopback as git itself serves it."""
+"""A git repository of a test, served over HTTP on loopback by git's own backend."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class GitRepository:
 
     @classmethod
     def new(cls, folder: Path) -> GitRepository:
-        """An empty one."""
+        """Create an empty repository."""
         made = cls(folder)
         folder.mkdir()
         made._git("init", "--quiet", "--initial-branch=main")
         return made
 
     def commit(self, message: str) -> str:
-        """Commits the working tree as it stands; what Flux calls the revision."""
+        """Commit the working tree; return the revision as Flux names it."""
         self._git("add", "--all")
         self._git("commit", "--quiet", f"--message={message}")
         return f"main@sha1:{self._git('rev-parse', 'HEAD').strip()}"
 
     def tag(self, name: str) -> None:
-        """Names the newest commit."""
+        """Tag the newest commit."""
         self._git("tag", name)
 
     def _git(self, *arguments: str) -> str:
@@ -63,7 +63,7 @@ class GitRepository:
 
 @contextmanager
 def served(root: Path) -> Iterator[str]:
-    """`http://127.0.0.1:PORT`, below which are the repositories of that folder, to read."""
+    """Serve the repositories of that folder, read-only, at `http://127.0.0.1:PORT`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Backend, root))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -83,15 +83,15 @@ class _Backend(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """What there is."""
+        """Answer a request for references."""
         self._answer()
 
     def do_POST(self) -> None:
-        """What is fetched."""
+        """Answer a request for objects."""
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing: the tests' own words stand there."""
+        """Log nothing, to keep the output of the tests clean."""
 
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")

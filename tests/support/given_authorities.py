@@ -1,5 +1,7 @@
-"""Authorities as users and cert-manager make them: certificate and key, PEM, with whatever is wrong
-with them that a test asks for."""
+"""Authorities as users and cert-manager create them, with the faults that a test asks for.
+
+Certificate and key are PEM.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 def ec_key() -> ec.EllipticCurvePrivateKey:
-    """Another one each time."""
+    """Return a new key each time."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 @dataclass
 class GivenAuthority:
-    """A root, or what another one has signed."""
+    """A root, or an authority that another one has signed."""
 
     name: str = "plant-a ca"
     key: Key = field(default_factory=ec_key)
@@ -33,14 +35,14 @@ class GivenAuthority:
     is_authority: bool = True
     key_usage: bool = True
     permitted: str = ""
-    """The names that it may sign for, as a constraint; empty: any."""
+    """The names that it may sign for, as a constraint; empty for any."""
 
     def __post_init__(self) -> None:
         self.certificate = self._made()
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its own, and those above it but the root, as cert-manager writes them."""
+        """Its certificate and those above it without the root, as cert-manager writes them."""
         chain = [self.certificate]
         above = self.above
         while above is not None and above.above is not None:
@@ -54,7 +56,7 @@ class GivenAuthority:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def key_pem(self, form: str = "PKCS8", password: bytes = b"") -> bytes:
-        """Its key in that form (`TraditionalOpenSSL`: PKCS#1 or SEC1)."""
+        """Its key in that form (`TraditionalOpenSSL` is PKCS#1 or SEC1)."""
         encryption: Any = serialization.NoEncryption()
         if password:
             encryption = serialization.BestAvailableEncryption(password)
@@ -62,7 +64,7 @@ class GivenAuthority:
         return self.key.private_bytes(serialization.Encoding.PEM, kind, encryption)
 
     def secret(self, name: str = "plant-ca", **labels: str) -> dict[str, Any]:
-        """A Secret that holds it."""
+        """A Secret with certificate and key."""
         data = {"tls.crt": self.certificate_pem, "tls.key": self.key_pem()}
         return {
             "apiVersion": "v1",

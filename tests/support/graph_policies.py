@@ -1,4 +1,4 @@
-"""Policies that exchange on any graph, and what they have in common there: for tests of graphs."""
+"""Policies that exchange on any graph, and their common parts, for tests of graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: dict[str, Spec] = {
 
 
 def mixing_matrix(graph: Mapping[Rank, Collection[Rank]]) -> np.ndarray:
-    """Naive Metropolis weights [n, n]: by the larger degree of a pair; a row sums to 1."""
+    """Return naive Metropolis weights [n, n]: by the larger degree of a pair; a row sums to 1."""
     w = np.zeros((len(graph), len(graph)))
     for one in graph:
         for other in graph[one]:
@@ -43,7 +43,7 @@ def mixing_matrix(graph: Mapping[Rank, Collection[Rank]]) -> np.ndarray:
 
 
 def lockstep(cluster: WeightsCluster, gradients: np.ndarray) -> None:
-    """All step with these gradients, one of each, [steps, workers, D]."""
+    """Step all workers with these gradients, one for each, [steps, workers, D]."""
     for of_step in gradients:
         for rank in cluster.ranks:
             cluster.step(rank, of_step[rank].copy())

@@ -1,7 +1,7 @@
-"""HAProxy as the gateway before a site's workers: TLS goes through as it is, and leads by its
-server name to where TLSRoutes and IngressRouteTCPs say.
+"""HAProxy as the gateway of a site's workers: it passes TLS through and routes by server name.
 
-Beside processes on this machine (`gateways`), or before a site of the testbed (`site_gateway`).
+The names come from TLSRoutes and IngressRouteTCPs. It runs beside processes on this machine
+(`gateways`), or in front of a site of the testbed (`site_gateway`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ defaults
 
 @dataclass(frozen=True)
 class Backend:
-    """A port of a Service, which a route leads to."""
+    """A port of a Service, the target of a route."""
 
     namespace: str
     service: str
@@ -40,17 +40,17 @@ class Backend:
 
 
 def leads(routes: Iterable[Mapping[str, Any]]) -> dict[str, Backend]:
-    """Where each server name leads by these TLSRoutes and IngressRouteTCPs, of one backend each."""
+    """Return the backend of each server name in these TLSRoutes and IngressRouteTCPs."""
     found = {}
     for route in routes:
         namespace, spec = route["metadata"]["namespace"], route["spec"]
         if route["kind"] == "TLSRoute":
             (rule,), (host,) = spec["rules"], spec["hostnames"]
-            told = [(host, rule["backendRefs"])]
+            targets = [(host, rule["backendRefs"])]
         else:
             assert spec["tls"] == {"passthrough": True}
-            told = [(_host(each["match"]), each["services"]) for each in spec["routes"]]
-        for host, (backend,) in told:
+            targets = [(_host(each["match"]), each["services"]) for each in spec["routes"]]
+        for host, (backend,) in targets:
             found[host] = Backend(namespace, backend["name"], backend["port"])
     return found
 
@@ -62,9 +62,9 @@ def _host(match: str) -> str:
 
 
 def configuration(gateways: Mapping[str, Mapping[str, str]], *, stats: Path | None = None) -> str:
-    """Of one process: for each `host:port` that it listens on, the address behind each name.
+    """Return the configuration of one process: for each `host:port`, the address of each name.
 
-    `stats`: a socket that tells what went through.
+    `stats` is a socket that reports the traffic.
     """
     socket_line = f"  stats socket {stats}\n" if stats else ""
     parts = [_gateway(address, names) for address, names in gateways.items()]
@@ -73,7 +73,8 @@ def configuration(gateways: Mapping[str, Mapping[str, str]], *, stats: Path | No
 
 @contextmanager
 def gateways(folder: Path, sites: Mapping[int, Mapping[str, str]]) -> Iterator[None]:
-    """One on each port of 127.0.0.1; `sites` gives for each port the address behind each name."""
+    """Start a gateway on each port of 127.0.0.1; `sites` maps a port to the address of each
+    name."""
     assert PROGRAM is not None
     config = folder / "haproxy.cfg"
     config.write_text(configuration({f"127.0.0.1:{port}": sites[port] for port in sites}))

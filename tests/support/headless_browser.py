@@ -1,7 +1,7 @@
-"""Opens a page in headless Chromium and looks at it, over the DevTools protocol.
+"""A page in headless Chromium, controlled over the DevTools protocol.
 
-Used by the test of the report page and by tools/report_screenshots.py. Chromium is Debian's; who
-has none gets None from `chromium`. The browser has a profile of its own and ends with the context.
+For the test of the report page and for tools/report_screenshots.py. Chromium is Debian's. The
+browser has its own profile and ends with the context.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWER_S = 60.0
 
 
 def chromium() -> str | None:
-    """The browser's path; None where there is none."""
+    """The browser's path; None if it is not installed."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     return next(filter(None, map(shutil.which, names)), None)
 
@@ -44,7 +44,7 @@ class BrowserPage:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of that command. Raises RuntimeError if the browser refuses it."""
+        """Return the result of that command. Raises RuntimeError if the browser refuses it."""
         self._count += 1
         number = self._count
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -75,7 +75,7 @@ class BrowserPage:
         self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 150)))")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, promises awaited."""
+        """Return the value of a JavaScript expression; promises are awaited."""
         result = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -84,7 +84,7 @@ class BrowserPage:
         return result["result"].get("value")
 
     def screenshot(self, *, height: int | None = None) -> bytes:
-        """The page from its top as PNG, `height` CSS pixels of it or all."""
+        """Return the page from its top as PNG: `height` CSS pixels, or all."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"]}
         shot = self.call(
@@ -97,20 +97,20 @@ class BrowserPage:
 
     def _note(self, message: dict[str, Any]) -> None:
         self._events.append(message)
-        method, told = message.get("method"), message.get("params", {})
+        method, params = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.problems.append(json.dumps(told["exceptionDetails"])[:2000])
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"):
-            self.problems.append(json.dumps(told["args"])[:2000])
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.problems.append(told["entry"]["text"])
+            self.problems.append(json.dumps(params["exceptionDetails"])[:2000])
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+            self.problems.append(json.dumps(params["args"])[:2000])
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(params["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(params["request"]["url"])
 
 
 @contextmanager
 def browser_page(executable: str) -> Iterator[BrowserPage]:
-    """A tab of a browser that this starts."""
+    """Start a browser and return its tab."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [
             executable, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
@@ -143,7 +143,7 @@ def _port(path: Path, process: subprocess.Popen[bytes]) -> int:
 
 
 def _target(port: int) -> str:
-    """The identity of the blank tab."""
+    """Return the id of the blank tab."""
     import urllib.request
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=ANSWER_S) as answer:

@@ -11,7 +11,7 @@ from dlion_core.heat.heat_controller import SAMPLE_S, HeatController, HeatDecisi
 
 @dataclass(frozen=True)
 class HeatedMachine:
-    """Its rise is that of full load above idle, in kelvin; ambient includes what idling adds."""
+    """`rise_k` is that of full load above idle, in kelvin; ambient includes the heat of idling."""
 
     time_constant_s: float
     rise_k: float
@@ -24,7 +24,8 @@ class HeatedMachine:
         seconds: float,
         sensor: Callable[[float, float], float | None] = lambda _time, celsius: celsius,
     ) -> list[tuple[float, HeatDecision]]:
-        """True temperatures and decisions, one pair for each sample; the worker uses its share."""
+        """Return true temperatures and decisions, one pair for each sample; the worker uses its
+        share."""
         celsius, share = self.ambient(0.0), 0.0
         kept = math.exp(-SAMPLE_S / self.time_constant_s)
         pairs = []

@@ -1,4 +1,4 @@
-"""What answers where the processes of `hostile_scene` dial, and how they tell of it."""
+"""Impostors that answer where the processes of `hostile_scene` dial, and the reports about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hostile_scene import (
 
 
 def dialled(prove: Prove) -> Act:
-    """Plant-b's operator names an address where that one answers to trainer and sidecar."""
+    """Plant-b's operator names an address at which an impostor answers trainer and sidecar."""
 
     def act(at: Scene) -> Ended:
         kinds = ("exchange", "measuring")
@@ -51,7 +51,7 @@ def dialled(prove: Prove) -> Act:
 
 @contextlib.contextmanager
 def _answering(proof: Proof | None, port: int = 0) -> Iterator[str]:
-    """Something that would serve anybody."""
+    """A server that would serve any caller."""
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     place = f"127.0.0.1:{port}"
     if proof is None:
@@ -67,7 +67,7 @@ def _answering(proof: Proof | None, port: int = 0) -> Iterator[str]:
 
 
 def unknown_site(at: Scene) -> Ended:
-    """Plant-b's bundle here is one that has run out, and then as it was."""
+    """Replace plant-b's bundle at plant-a by an expired one, then restore it."""
     file, reason = at.neighbour.site.bundle_file, "UnknownAuthority"
     before, content = at.peer_refusals("exchange", "dialled", reason), file.read_bytes()
     file.write_bytes(
@@ -80,7 +80,7 @@ def unknown_site(at: Scene) -> Ended:
 
 
 def dialled_coordinator(at: Scene) -> Ended:
-    """A worker asks for its certificate somebody who has a good one of this site."""
+    """A worker asks an impostor with a valid certificate of its site for its certificate."""
     proof = of_worker(at.authorities[A], at.worker(A, 1), at.job)
     with _answering(proof) as address:
         access = Access(address, at.pods.root(f"w{at.victim.rank}"))
@@ -99,7 +99,7 @@ def dialled_coordinator(at: Scene) -> Ended:
 
 
 def dialled_keeper(at: Scene) -> Ended:
-    """A worker brings its checkpoint to another worker of its site."""
+    """A worker sends its checkpoint to another worker of its site."""
     proof, own = (of_worker(at.authorities[A], at.worker(A, i), at.job) for i in (1, 0))
     bundles = {A: at.authorities[A].bundle_pem}
     credentials = WorkerCredentials(WorkerKey.from_pem(own.key_pem), own.chain_pem, bundles)
@@ -119,17 +119,17 @@ def dialled_keeper(at: Scene) -> Ended:
 
 
 def dialled_operator(at: Scene) -> Ended:
-    """Where plant-b's operator was, plant-a's own certificate answers."""
+    """Plant-a's own certificate answers at the address of plant-b's operator."""
     failures = f'dlion_federation_dial_failures_total{{peer_site="{B}"}}'
     at.neighbour.stop()
     made = at.authorities[A].operator_identity()
     before = at.operator.metric(failures)
     with _answering(Proof(made.key_pem, made.certificate_chain_pem), at.neighbour.site.port):
         until(lambda: at.operator.metric(failures) >= before + 2, "the operator counts")
-        words = until(lambda: _says_why(at.status_of_b()), "the status says why", 60)
+        words = until(lambda: _stated_reason(at.status_of_b()), "the status says why", 60)
     at.neighbour.start()
     return Ended(grpc.StatusCode.UNAVAILABLE, words=words)
 
 
-def _says_why(message: str) -> str:
+def _stated_reason(message: str) -> str:
     return message if "has this site's bundle" in message else ""

@@ -1,4 +1,4 @@
-"""Calls to the ports of `hostile_scene`, each with one thing wrong."""
+"""Calls to the ports of `hostile_scene`, each with one fault."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from podless_jobs import workers
 
 CALL_S = 15.0
 WATCHED_WITHIN_S = 3.0
-"""The operator knows of a new pod by then."""
+"""The operator knows a new pod within this time."""
 
 Act = Callable[[Scene], Ended]
 
@@ -60,16 +60,16 @@ Act = Callable[[Scene], Ended]
 
 
 def hello(at: Scene, **changes: Any) -> bytes:
-    """Of plant-b's worker."""
+    """A hello of plant-b's worker."""
     fields = {"run": str(at.job), "rank": at.worker(B).rank, "incarnation": INCARNATION}
-    said = Hello(**{**fields, "protocol": PROTOCOL, "epoch": 1, **changes})
-    return Frame(hello=said).SerializeToString()
+    message = Hello(**{**fields, "protocol": PROTOCOL, "epoch": 1, **changes})
+    return Frame(hello=message).SerializeToString()
 
 
 def link(
     prove: Prove = rightful, frames: Callable[[Scene], list[bytes]] = lambda at: [hello(at)]
 ) -> Act:
-    """A stream to the trainer with these frames."""
+    """Open a stream to the trainer with these frames."""
 
     def act(at: Scene) -> Ended:
         root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
@@ -81,17 +81,17 @@ def link(
 
 
 def greeted(**changes: Any) -> Callable[[Scene], list[bytes]]:
-    """A hello with one thing wrong."""
+    """A hello with one fault."""
     return lambda at: [hello(at, **changes)]
 
 
 def share(prove: Prove = rightful, **changes: Any) -> Act:
-    """A capacity for the sidecar."""
+    """Send a capacity to the sidecar."""
 
     def act(at: Scene) -> Ended:
         root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
-        said = {"run": str(at.job), "rank": at.worker(B).rank, "source": "Rate", **changes}
-        message = measuring_pb2.CapacityShare(**said).SerializeToString()
+        values = {"run": str(at.job), "rank": at.worker(B).rank, "source": "Rate", **changes}
+        message = measuring_pb2.CapacityShare(**values).SerializeToString()
         with channel(at.address_of("measuring"), root, name, prove(at)) as made:
             method = made.unary_unary("/dlion.v1alpha1.Measuring/Share")
             return ended(lambda: method(message, timeout=CALL_S))
@@ -100,14 +100,14 @@ def share(prove: Prove = rightful, **changes: Any) -> Act:
 
 
 def _streamed(method: Callable[..., Any], messages: list[bytes]) -> Ended:
-    """How a call with these messages ends, by whoever serves: afterwards there is silence."""
+    """Return how a call with these messages ends at any server; nothing follows them."""
     with _held(messages) as requests:
         return ended(lambda: method(requests, timeout=CALL_S))
 
 
 @contextlib.contextmanager
 def _held(messages: list[bytes]) -> Iterator[Iterator[bytes]]:
-    """Those messages, and no end before the context's."""
+    """Yield those messages; end with the context."""
     over = threading.Event()
 
     def requests() -> Iterator[bytes]:
@@ -121,7 +121,7 @@ def _held(messages: list[bytes]) -> Iterator[Iterator[bytes]]:
 
 
 def acknowledged(at: Scene) -> bytes:
-    """What the trainer answers plant-b's rightful worker first."""
+    """Return the trainer's first answer to plant-b's real worker."""
     root, name = at.authorities[A].bundle_pem, at.victim.dns_name(at.job)
     with (
         channel(at.address_of("exchange"), root, name, rightful(at)) as made,
@@ -133,7 +133,7 @@ def acknowledged(at: Scene) -> bytes:
 
 
 def plain(port: str) -> Act:
-    """HTTP/2 without TLS."""
+    """Connect with HTTP/2 without TLS."""
 
     def act(at: Scene) -> Ended:
         with channel(at.address_of(port), None, "") as made:
@@ -143,7 +143,7 @@ def plain(port: str) -> Act:
 
 
 def old_tls(port: str) -> Act:
-    """TLS 1.2, and no certificate."""
+    """Connect with TLS 1.2, without a certificate."""
 
     def act(at: Scene) -> Ended:
         context = _careless()
@@ -154,7 +154,7 @@ def old_tls(port: str) -> Act:
 
 
 def garbage(port: str) -> Act:
-    """No HTTP/2 after a good handshake."""
+    """Send something other than HTTP/2 after a valid handshake."""
 
     def act(at: Scene) -> Ended:
         context, proof = _careless(), rightful(at)
@@ -192,13 +192,13 @@ def _raw(address: str, context: ssl.SSLContext, content: bytes) -> Ended:
 
 
 def by_its_own_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
-    """Proves the request with the key that worker 0's pod has."""
+    """Prove the request with the key of worker 0's pod."""
     access = Access("", at.pods.root(f"w{at.victim.rank}"))
     _prove(at, access.proof_dir, request)
 
 
 def by_another_key(at: Scene, request: coordination_pb2.SignRequest) -> None:
-    """Proves it with a key that never was in that pod."""
+    """Prove it with a key that was never in that pod."""
     _prove(at, _elsewhere(at), request)
 
 
@@ -209,13 +209,13 @@ def _elsewhere(at: Scene) -> Path:
 
 
 def for_another_request(at: Scene, request: coordination_pb2.SignRequest) -> None:
-    """The pod's own key, but for another key's certificate."""
+    """Use the pod's own key, but for another key's certificate."""
     by_its_own_key(at, request)
     request.csr_pem = WorkerKey().csr_pem()
 
 
 def unproven(_at: Scene, _request: coordination_pb2.SignRequest) -> None:
-    """With the token alone, as workers of earlier releases did."""
+    """Send the token alone, as workers of earlier releases did."""
 
 
 def _prove(at: Scene, folder: Path, request: coordination_pb2.SignRequest) -> None:
@@ -233,7 +233,7 @@ def sign(
     prove: Callable[[Scene, coordination_pb2.SignRequest], None] = by_its_own_key,
     times: int = 1,
 ) -> Act:
-    """A request for a certificate in the name of plant-a's worker 0; how its last time ends."""
+    """Request a certificate in the name of plant-a's worker 0; return how the last call ends."""
 
     def act(at: Scene) -> Ended:
         request = coordination_pb2.SignRequest(
@@ -251,7 +251,7 @@ def sign(
 
 
 def sign_for_a_deleted_pod(at: Scene) -> Ended:
-    """Plant-a's worker 1 with a token that was good until its pod went, and another one came."""
+    """Use a token of plant-a's worker 1 from before its pod was replaced."""
     worker, old = at.worker(A, 1), at.tokens.pop("1")
 
     def with_token(token: str) -> Ended:
@@ -266,19 +266,19 @@ def sign_for_a_deleted_pod(at: Scene) -> Ended:
 
 
 def sign_for_a_made_up_pod(at: Scene) -> Ended:
-    """Plant-a's worker 0, by a pod beside its own that somebody made with the same labels."""
+    """Claim to be plant-a's worker 0, from another pod with the same labels."""
     token = token_of_a_made_up_pod(at)
     time.sleep(WATCHED_WITHIN_S)
     try:
-        told = sign(lambda _: token)(at)
+        answer = sign(lambda _: token)(at)
     finally:
         at.kubectl.run("delete", "pod", MADE_UP_POD, "--grace-period=0", "--force")
     assert "is not of its Job" in at.operator.log.read_text()
-    return told
+    return answer
 
 
 def join(**changes: Any) -> Act:
-    """Joins as plant-a's worker 1, which has joined."""
+    """Join as plant-a's worker 1, which has joined."""
 
     def act(at: Scene) -> Ended:
         worker = at.worker(A, 1)
@@ -292,7 +292,7 @@ def join(**changes: Any) -> Act:
 
 
 def join_in_its_place(at: Scene) -> Ended:
-    """Joins as the worker that is there, with a token that its pod has not shown."""
+    """Join as the existing worker, with a token that its pod has not presented."""
     folder = _elsewhere(at)
     request = coordination_pb2.JoinRequest(
         token=at.pods.token_of(at.victim),
@@ -306,7 +306,7 @@ def join_in_its_place(at: Scene) -> Ended:
 
 
 def at_coordinator(at: Scene, call: Callable[[Any], Any]) -> Ended:
-    """How that call ended there."""
+    """Return how that call to the coordinator ended."""
     root = at.authorities[A].bundle_pem
     with channel(at.address_of("coordinator"), root, COORDINATOR_DNS_NAME) as made:
         stub = coordination_pb2_grpc.CoordinationStub(made)  # type: ignore[no-untyped-call]
@@ -332,7 +332,7 @@ def other_namespace(at: Scene) -> str:
 
 
 def put(prove: Prove = OF_WORKER, **changes: Callable[[Scene], Any]) -> Act:
-    """Brings the keeper a checkpoint of plant-a's worker 0."""
+    """Send the keeper a checkpoint of plant-a's worker 0."""
 
     def act(at: Scene) -> Ended:
         root, name = at.authorities[A].bundle_pem, KeeperIdentity(A).dns_name(at.job)
@@ -359,7 +359,7 @@ def federate(
     prove: Prove = of_operator,
     messages: Callable[[Scene], list[bytes]] = lambda _: [greeting(B, A).SerializeToString()],
 ) -> Act:
-    """A stream to plant-a's operator."""
+    """Open a stream to plant-a's operator."""
 
     def act(at: Scene) -> Ended:
         root, name = at.authorities[A].bundle_pem, OperatorIdentity(A).dns_name

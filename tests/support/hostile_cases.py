@@ -1,6 +1,6 @@
-"""Hostile and mistaken connections, one after another: who comes where, what it gets, who tells it.
+"""Hostile and mistaken connections: the caller, the answer, and the process that reports it.
 
-`table` is the matrix as documents and tests print it; `hostile_scene` is what is attacked.
+`table` is the matrix as documents and tests print it; `hostile_scene` is the target.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from hostile_scene import (
 )
 
 IN_TLS = "in TLS"
-"""Where the reason would stand: the other side was never reached."""
+"""Stands for the reason: the request never reached the other side."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class Case:
     at: str
     who: str
     reason: str
-    """By which it is refused, or `IN_TLS`."""
+    """The reason of the refusal, or `IN_TLS`."""
     act: Act
     reported: str = ""
-    """How it is told, where that is not as the page has it for `reason`."""
+    """How it is reported, if other than the page states for `reason`."""
 
 
 def table(cases: Sequence[Case]) -> list[str]:
-    """The matrix in Markdown: a row for the callers of a port with the same answer."""
+    """The matrix in Markdown: one row for all callers of a port with the same answer."""
     callers: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         reason = case.reason if case.reason == IN_TLS else f"`{case.reason}`"
@@ -229,7 +229,7 @@ SERVED: tuple[Case, ...] = (
     Case("coordinator", "a deleted pod's token", "BadToken",
          sign_for_a_deleted_pod),
 )  # fmt: skip
-"""What comes to ports of this site; the last one costs a pod."""
+"""Callers of this site's ports; the last one costs a pod."""
 
 DIALLED: tuple[Case, ...] = (
     Case("dialled worker", "another worker's certificate", "Unproven",
@@ -252,6 +252,6 @@ DIALLED: tuple[Case, ...] = (
     Case("dialled operator", "this site's certificate", IN_TLS,
          dialled_operator, "metric, status"),
 )  # fmt: skip
-"""What answers where this site's processes dial."""
+"""Impostors that answer where this site's processes dial."""
 
 CASES = (*SERVED, *DIALLED)

@@ -1,7 +1,7 @@
-"""Processes of plant-b that dial plant-a of `hostile_scene` with something that it does not
-believe, and what they themselves tell of it.
+"""Processes of plant-b that dial plant-a of `hostile_scene` with invalid credentials, and their own
+reports.
 
-Whoever refuses inside TLS knows nothing of the caller.
+A server that refuses inside TLS knows nothing of the caller.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PROOFS: dict[str, Prove] = {
 }
 
 ReportsRefusal = Callable[[], bool]
-"""Whether that dialler has told that it is not believed."""
+"""Returns whether that caller has reported that it is not believed."""
 
 
 @contextlib.contextmanager
 def mistaken_workers(at: Scene) -> Iterator[dict[str, ReportsRefusal]]:
-    """Trainers and sidecars, dialling, by who they are."""
+    """Trainers and sidecars that dial, by name."""
     with contextlib.ExitStack() as stack:
         tells: dict[str, ReportsRefusal] = {}
         for words, prove in PROOFS.items():
@@ -78,7 +78,7 @@ class _Beside:
 
     def __init__(self, at: Scene) -> None:
         self._rank = at.worker(B).rank
-        self.told: set[PeerRefusal] = set()
+        self.reported: set[PeerRefusal] = set()
 
     def own(self) -> Capacity:
         return Capacity(self._rank, 100.0, 1.0, CapacitySource.RATE, 1)
@@ -90,11 +90,11 @@ class _Beside:
         raise AssertionError("plant-a's sidecar has answered")
 
     def count_sent(self, _peer: Rank, _sent_bytes: int) -> None:
-        """What is sent is not looked at."""
+        """The sidecar's traffic is not checked."""
 
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
         assert dialled
-        self.told.add(kind)
+        self.reported.add(kind)
 
 
 @contextlib.contextmanager
@@ -114,21 +114,21 @@ def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[ReportsRefus
 
     caller = at.neighbour.do(begin())
     try:
-        yield lambda: beside.told == {PeerRefusal.NOT_BELIEVED}
+        yield lambda: beside.reported == {PeerRefusal.NOT_BELIEVED}
     finally:
         at.neighbour.do(caller.close())
 
 
 @contextlib.contextmanager
 def mistaken_operator(at: Scene) -> Iterator[ReportsRefusal]:
-    """Dials, and calls itself plant-b's, by an authority that plant-a was not told of."""
+    """Dial as plant-b's operator, with a certificate of an authority that plant-a does not know."""
     folder = at.pods.folder / "mistaken"
     folder.mkdir()
     site = FederatedSite(B, folder, free_ports(1)[0], CertificateAuthority(B))
     node = at.neighbour.do(site.start(at.neighbour.other))
     dialler = node.clients[A]
     try:
-        # As of a handshake that is closed; an address at which nobody listens says "refused".
+        # The reason of a closed handshake; at an address without a listener it is "refused".
         words = "has this site's bundle"
         yield lambda: words in dialler.problem and "refused" not in dialler.problem
     finally:

@@ -1,4 +1,4 @@
-"""What hostile and mistaken callers show: certificates, tokens, signing requests."""
+"""The credentials of hostile and mistaken callers: certificates, tokens, signing requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Prove = Callable[[Scene], Proof | None]
 
 
 def rightful(at: Scene) -> Proof:
-    """Of plant-b's worker."""
+    """The certificate of plant-b's worker."""
     return of_worker(at.authorities[B], at.worker(B), at.job)
 
 
@@ -44,17 +44,17 @@ def without_certificate(_: Scene) -> None:
 
 
 def foreign(at: Scene) -> Proof:
-    """An authority that calls itself plant-b's."""
+    """From another authority that uses plant-b's name."""
     return of_worker(CertificateAuthority(B), at.worker(B), at.job)
 
 
 def of_site_a(at: Scene) -> Proof:
-    """Plant-a's good authority signs for plant-b's worker."""
+    """From plant-a's valid authority for plant-b's worker."""
     return of_worker(at.authorities[A], at.worker(B), at.job)
 
 
 def dated(days: float, at: Scene) -> Proof:
-    """Signed so many days from now."""
+    """Signed that number of days from now."""
     now = datetime.now(UTC) + timedelta(days=days)
     return of_worker(at.authorities[B], at.worker(B), at.job, now=now)
 
@@ -76,7 +76,7 @@ def of_keeper(site: SiteName, at: Scene) -> Proof:
 
 
 def for_one_use(use: x509.ObjectIdentifier, at: Scene) -> Proof:
-    """Plant-b's worker's names, for a server or a client alone."""
+    """With the names of plant-b's worker, for a server or a client only."""
     stored, key, worker = at.authorities[B].to_stored(), WorkerKey(), at.worker(B)
     signing: Any = serialization.load_pem_private_key(stored.key_pem, password=None)
     issuer = Issuer(signing, x509.load_pem_x509_certificate(stored.certificate_pem))
@@ -102,7 +102,7 @@ OF_WORKER, OF_NEXT = of_a(0), of_a(1)
 
 
 def operator_of_b_by_a(at: Scene) -> Proof:
-    """Plant-a's good authority signs for plant-b's operator."""
+    """From plant-a's valid authority for plant-b's operator."""
     authority = CertificateAuthority(A, stored=at.authorities[A].to_stored())
     authority.site = B
     made = authority.operator_identity()
@@ -120,7 +120,7 @@ def expired_operator(at: Scene) -> Proof:
 
 
 def token_for(audience: str, at: Scene) -> str:
-    """The right pod's, for somebody else."""
+    """A token of the right pod for another audience."""
     pod = at.pods.pod_of(at.victim)
     return _made(at, "default", *_bound_to(pod["name"]), audience=audience)
 
@@ -130,7 +130,7 @@ def token_of_no_pod(at: Scene) -> str:
 
 
 def token_of_another_account(at: Scene) -> str:
-    """Of a pod of its own in the run's namespace."""
+    """Of another pod in the run's namespace."""
     with contextlib.suppress(Exception):
         at.kubectl.run("create", "serviceaccount", "somebody")
     at.kubectl.apply(_pod("somebodys", "somebody", {}))
@@ -138,7 +138,7 @@ def token_of_another_account(at: Scene) -> str:
 
 
 def token_of_a_made_up_pod(at: Scene) -> str:
-    """Of one that has the worker's labels and account, beside the worker's own."""
+    """Of a pod that has the worker's labels and account, beside the worker's own pod."""
     at.kubectl.apply(_pod(MADE_UP_POD, "default", expected_labels(at.victim, at.job)))
     return _made(at, "default", *_bound_to(MADE_UP_POD))
 
@@ -154,17 +154,17 @@ def token_of_another_namespace(at: Scene) -> str:
 
 
 def forged_token(algorithm: str, at: Scene) -> str:
-    """What the right token says, signed by whoever."""
+    """The claims of the right token, signed by another key."""
     right = at.token(0)
-    said = jwt.decode(right, options={"verify_signature": False})
+    claims = jwt.decode(right, options={"verify_signature": False})
     headers = {"kid": jwt.get_unverified_header(right)["kid"]}
     if algorithm == "none":
-        return jwt.encode(said, "", algorithm="none", headers=headers)
-    return jwt.encode(said, WorkerKey().pem(), algorithm=algorithm, headers=headers)
+        return jwt.encode(claims, "", algorithm="none", headers=headers)
+    return jwt.encode(claims, WorkerKey().pem(), algorithm=algorithm, headers=headers)
 
 
 def _pod(name: str, account: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """One that nothing controls."""
+    """A pod without a controller."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -189,7 +189,7 @@ def rsa_csr() -> bytes:
 
 
 def tampered_csr() -> bytes:
-    """Its signature is of another request."""
+    """A request with the signature of another request."""
     der = bytearray(base64.b64decode("".join(_csr(_ec()).decode().splitlines()[1:-1])))
     der[-1] ^= 1
     return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)

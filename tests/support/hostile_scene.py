@@ -1,7 +1,8 @@
-"""A run of two sites to attack: at plant-a an operator, a trainer with its sidecar and a keeper,
-all as processes beside a real API server; plant-b is the test's own, its authority too.
+"""A run of two sites as a target.
 
-The run waits for workers that never come: what is refused then has to be told all the same.
+Plant-a has an operator, a trainer with its sidecar and a keeper, all as processes beside a real API
+server. The test itself is plant-b, with its authority. The run waits for workers that never join,
+so refusals must be reported without training.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Answer = TypeVar("Answer")
 A, B = SiteName("plant-a"), SiteName("plant-b")
 NAME = "test"
 INCARNATION = 5
-"""Of plant-b's worker, as its operator says."""
+"""The incarnation of plant-b's worker, as its operator reports it."""
 WITHIN_S = 20.0
 NOWHERE = "127.0.0.1:9"
 
@@ -67,7 +68,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended: its status, the reason in its trailing metadata, and words."""
+    """How a call ended: its status, the reason in its trailing metadata, and its message."""
 
     code: grpc.StatusCode
     reason: str = ""
@@ -81,7 +82,7 @@ def of_worker(
     *,
     now: datetime | None = None,
 ) -> Proof:
-    """As that authority signs it, whichever site it is of."""
+    """A certificate of that authority for a worker of any site."""
     key = WorkerKey()
     stored = authority.to_stored()
     signing = serialization.load_pem_private_key(stored.key_pem, password=None)
@@ -91,7 +92,7 @@ def of_worker(
 
 
 class Neighbour:
-    """Plant-b's operator, as far as plant-a's meets it, in a thread."""
+    """The federation part of plant-b's operator, in a thread."""
 
     def __init__(self, site: FederatedSite, other: FederatedSite) -> None:
         self.site = site
@@ -101,30 +102,30 @@ class Neighbour:
         self._thread.start()
 
     def start(self) -> None:
-        """Tells and hears plant-a."""
+        """Federate with plant-a."""
         self.do(self.site.start(self.other))
 
     def stop(self) -> None:
-        """Frees its port."""
+        """Release its port."""
         if self.site.node is not None:
             self.do(self.site.node.close())
             self.site.node = None
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Stop and remove everything."""
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def do(self, what: Coroutine[Any, Any, Answer]) -> Answer:
-        """What comes of that, done in the thread."""
+        """Run it in the thread and return its result."""
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
 
 @dataclass
 class Scene:
-    """All that there is."""
+    """The run with all its processes."""
 
     kubectl: Kubectl
     operator: OperatorProcess
@@ -142,7 +143,7 @@ class Scene:
         return self.pods.job.key
 
     def worker(self, site: SiteName, index: int = 0) -> WorkerIdentity:
-        """Of the run. Plant-a's 0 is the one that is attacked, its 1 has joined and is away."""
+        """A worker of the run. Plant-a's 0 is the target; its 1 has joined and does not run."""
         found = self.pods.job.workers()
         return next(each for each in found if (each.site, each.index) == (site, index))
 
@@ -152,7 +153,7 @@ class Scene:
         return self.worker(A)
 
     def address_of(self, server: str) -> str:
-        """Where that one of plant-a's servers is: as the matrix calls them, or `metrics`."""
+        """The address of one of plant-a's servers: as the matrix names them, or `metrics`."""
         worker, keeper = (self.pods.address(host) for host in (1 + self.victim.rank, 101))
         return {
             "exchange": f"{worker}:{names.EXCHANGE_PORT}",
@@ -164,25 +165,25 @@ class Scene:
         }[server]
 
     def token(self, index: int) -> str:
-        """Of the pod of plant-a's worker of that index, made once."""
+        """The token of the pod of plant-a's worker of that index, created once."""
         if str(index) not in self.tokens:
             self.tokens[str(index)] = self.pods.token_of(self.worker(A, index))
         return self.tokens[str(index)]
 
-    # ---- what plant-b says -----------------------------------------------------------------------
+    # ---- plant-b's report ------------------------------------------------------------------------
 
     def say(self, exchange: str, measuring: str = NOWHERE) -> None:
-        """Plant-b's operator says that its worker is there."""
+        """Report, as plant-b's operator, that its worker runs."""
         worker = self.worker(B)
         member = Member(worker, INCARNATION, MemberState.READY, exchange, measuring)
-        told = ReportedWorkers((worker,), (member,), settled=True)
-        report = RunReport(SpecFingerprint.of(self.pods.job), told, TrainingFigures())
+        reported = ReportedWorkers((worker,), (member,), settled=True)
+        report = RunReport(SpecFingerprint.of(self.pods.job), reported, TrainingFigures())
         self.neighbour.site.reports = {self.job: report}
 
-    # ---- what is told ----------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def sidecar_metric(self, name: str) -> float:
-        """As `OperatorProcess.metric`, of the sidecar."""
+        """The metric of the sidecar, as `OperatorProcess.metric`."""
         url = f"http://{self.address_of('metrics')}/metrics"
         with urllib.request.urlopen(url, timeout=5) as answer:
             text = answer.read().decode()
@@ -190,17 +191,17 @@ class Scene:
         return sum(float(value) for _, value in lines)
 
     def peer_refusals(self, port: str, side: str, reason: str) -> float:
-        """`dlion_peer_refusals_total` of those labels."""
+        """The value of `dlion_peer_refusals_total` for those labels."""
         labels = f'job="{NAME}",namespace="{self.kubectl.namespace}",port="{port}"'
         place = f'{labels},reason="{reason}",side="{side}",site="{A}"'
         return self.sidecar_metric(f"dlion_peer_refusals_total{{{place}}}")
 
     def records(self) -> list[str]:
-        """Messages of the run's events `MessageRefused`, as its keeper has them."""
+        """Messages of the run's events `MessageRefused`, from its keeper."""
         return [event.message for event in self.pods.events("MessageRefused")]
 
     def events(self, reason: str) -> list[str]:
-        """Messages of the job's Kubernetes events of that reason."""
+        """Messages of the job's Kubernetes events with that reason."""
         found = self.kubectl.get("events")["items"]
         return [
             str(each["message"])
@@ -209,16 +210,16 @@ class Scene:
         ]
 
     def status_of_b(self) -> str:
-        """What plant-a says of plant-b."""
+        """The status of plant-b as plant-a reports it."""
         sites = (self.kubectl.get("dlj", NAME).get("status") or {}).get("sites") or ()
         return next((str(each.get("message", "")) for each in sites if each["name"] == B), "")
 
 
 def until(look: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
-    """What `look` yields once it is true."""
+    """Return the result of `look` once it is true."""
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
-        assert time.monotonic() < deadline_s, f"never: {what}"
+        assert time.monotonic() < deadline_s, f"timed out: {what}"
         time.sleep(0.1)
     return found
 
@@ -227,7 +228,7 @@ def until(look: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any
 def channel(
     address: str, root_pem: bytes | None, name: str, proof: Proof | None = None
 ) -> Iterator[grpc.Channel]:
-    """A channel as honest callers have it; without `root_pem` in plain text."""
+    """A channel of a normal caller; plain text without `root_pem`."""
     options: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
@@ -244,7 +245,7 @@ def channel(
 
 
 def ended(call: Callable[[], Any]) -> Ended:
-    """How that call ended; what it yields is read to its end."""
+    """Read a call to its end; return how it ended."""
     try:
         answer = call()
         if hasattr(answer, "__next__"):
@@ -260,7 +261,7 @@ def ended(call: Callable[[], Any]) -> Ended:
 
 @contextmanager
 def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
-    """The run, once its trainer has heard of plant-b's worker."""
+    """Start the run; return once its trainer knows plant-b's worker."""
     port, port_b = free_ports(2)
     secret = f"authority-{kubectl.namespace}"
     settings = {
@@ -304,7 +305,7 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
 
 
 def _authority(kubectl: Kubectl, secret: str) -> CertificateAuthority:
-    """Plant-a's own, as its operator keeps it."""
+    """Plant-a's own authority, as its operator stores it."""
     data = kubectl.get("secret", secret)["data"]
     key, certificate = (base64.b64decode(data[name]) for name in ("tls.key", "tls.crt"))
     return CertificateAuthority(A, stored=StoredAuthority(key, certificate))
@@ -312,7 +313,7 @@ def _authority(kubectl: Kubectl, secret: str) -> CertificateAuthority:
 
 @contextmanager
 def _joined(at: Scene, worker: WorkerIdentity) -> Iterator[None]:
-    """That worker of plant-a has joined, as its pod would; it is not to be reached."""
+    """Join as that worker of plant-a would. It has no reachable address."""
     root = at.authorities[A].bundle_pem
     with channel(at.address_of("coordinator"), root, COORDINATOR_DNS_NAME) as made:
         stub = coordination_pb2_grpc.CoordinationStub(made)  # type: ignore[no-untyped-call]
@@ -331,18 +332,18 @@ def _joined(at: Scene, worker: WorkerIdentity) -> Iterator[None]:
 
 
 def _is_known(at: Scene) -> bool:
-    """Whether the trainer has heard of both others, and its sidecar of the trainer."""
+    """Whether the trainer knows both other workers, and its sidecar knows the trainer."""
     stored = at.pods.root(f"w{at.victim.rank}") / "var/lib/dlion/worker/membership.json"
-    said = stored.read_text() if stored.exists() else ""
-    return said.count(NOWHERE) >= 4 and at.sidecar_metric("dlion_trainer_connected_count") == 1
+    content = stored.read_text() if stored.exists() else ""
+    return content.count(NOWHERE) >= 4 and at.sidecar_metric("dlion_trainer_connected_count") == 1
 
 
 def wire_worker(worker: WorkerIdentity, **changes: Any) -> coordination_pb2.Worker:
-    """As the wire spells it."""
+    """The worker as the wire encodes it."""
     fields = {"rank": worker.rank, "site": worker.site, "group": worker.group}
     return coordination_pb2.Worker(**{**fields, "index": worker.index, **changes})
 
 
 def other_rank(worker: WorkerIdentity) -> Rank:
-    """One that no worker of the run has."""
+    """A rank that no worker of the run has."""
     return Rank(worker.rank + 70)

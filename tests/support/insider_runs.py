@@ -1,11 +1,11 @@
-"""Simulated jobs of which one worker attacks the others from its own machine or its own data.
+"""Simulated jobs in which one worker attacks the others from its own machine or data.
 
-Used by benchmarks/insiders.py and tests/simulated/test_insiders.py. An attacker is a worker whose
-machine or data this module changes: it has a valid identity, keeps to the protocol, and counts its
-own wrong contribution as the others do. Nothing of the product is changed for the other workers.
+For benchmarks/insiders.py and tests/simulated/test_insiders.py. The attacker has a valid identity,
+follows the protocol, and counts its own wrong contribution as the others do. This module changes
+only its machine or data; the other workers run the product unchanged.
 
-Import it in a process of its own: it loads TensorFlow. As a program it reads the arguments of `run`
-from stdin, a JSON object a line, and writes an `InsiderRun` for each to the file that is its
+Import it in a separate process, because it loads TensorFlow. As a program it reads the arguments of
+`run` from stdin, one JSON object a line. It writes an `InsiderRun` for each to the file that is its
 argument.
 """
 
@@ -55,12 +55,12 @@ ATTACKER = Rank(1)
 
 @dataclass
 class Attacker:
-    """What an attacker knows: what it has sent, and what the others have sent it."""
+    """The attacker's knowledge: what it has sent, and what the others have sent to it."""
 
     rng: np.random.Generator
     sent: list[Flat] = field(default_factory=list)
     honest: list[Flat] = field(default_factory=list)
-    """Its own right contributions so far."""
+    """Its own correct contributions so far."""
     others: dict[Rank, Flat] = field(default_factory=dict)
     """The last contribution of each other worker."""
     direction_D: Flat | None = None
@@ -85,12 +85,13 @@ def _constant(own: Attacker, honest_D: Flat) -> Flat:
 
 
 def _little(own: Attacker, honest_D: Flat) -> Flat:
-    """The mean of the others less 1.5 standard deviations, entry by entry."""
+    """The mean of the others minus 1.5 standard deviations, entry by entry."""
     return _moved(own, honest_D, np.float32(-1.5))
 
 
 def _little_both(own: Attacker, honest_D: Flat) -> Flat:
-    """The same, less or more by the sign of a fixed direction, so that signs balance."""
+    """The mean plus or minus those deviations, by the sign of a fixed direction, so that signs
+    balance."""
     return _moved(own, honest_D, np.float32(1.5) * np.sign(own.fixed(honest_D.size)))
 
 
@@ -103,13 +104,13 @@ def _moved(own: Attacker, honest_D: Flat, factor: Any) -> Flat:
 
 
 def _drip(own: Attacker, honest_D: Flat) -> Flat:
-    """The right contribution and a fixed direction, which grows to half of the usual norm."""
+    """The correct contribution plus a fixed direction, which grows to half of the usual norm."""
     part = min(0.5, 0.01 * len(own.sent))
     return honest_D + own.fixed(honest_D.size) * np.float32(part * own.usual_norm(honest_D))
 
 
 def _frame(own: Attacker, honest_D: Flat) -> Flat:
-    """The contrary of the next worker's last contribution, so that it seems to be alone."""
+    """The negative of the next worker's last contribution, to isolate that worker."""
     victim_D = own.others.get(Rank((ATTACKER + 1) % 3))
     return honest_D if victim_D is None else -victim_D
 
@@ -131,21 +132,21 @@ DATA_ATTACKS = ("label flip",)
 
 @dataclass(frozen=True)
 class InsiderRun:
-    """How one run ended."""
+    """The result of one run."""
 
     accuracy: float
     """Mean over the honest replicas at the end; 0 if it diverged."""
     named: Mapping[int, tuple[str, ...]]
-    """By rank, what honest workers were told about that peer."""
+    """By rank, the reasons that honest workers reported about that peer."""
     shut_out: tuple[int, ...]
     """Ranks of the workers that `exchange.quarantine` has removed."""
     steps: int
     problem: str = ""
-    """Why it ended before its time."""
+    """Why it ended early."""
 
 
 class _AttackedSimulation(Simulation):
-    """One worker of it is changed."""
+    """A simulation in which one worker is changed."""
 
     def __init__(self, attack: str, rank: Rank, **arguments: Any) -> None:
         self._attack, self._attacking = attack, rank
@@ -171,7 +172,7 @@ def _with_flipped_labels(samples: Any) -> Any:
 
 
 def attack_machine(machine: Any, name: str, *, seed: int) -> None:
-    """Let that machine send what the attack says instead of what it has computed."""
+    """Let that machine send the contribution of the attack instead of its computed one."""
     machine = getattr(machine, "_machine", machine)  # of a merge of partitions
     own = Attacker(np.random.default_rng(seed))
 
@@ -238,7 +239,7 @@ def run(
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] = ENVIRONMENT,
 ) -> InsiderRun:
-    """Simulate one job of which worker 1, one of three at its site, attacks."""
+    """Simulate one job in which worker 1, one of three at its site, attacks."""
     fields = {
         "trainer.dataset.partition": split,
         "trainer.seed": seed,
@@ -275,7 +276,7 @@ def run(
         problem = ""
         try:
             simulation.run()
-        except (DLionError, ValueError) as error:  # of any worker, the attacker's own included
+        except (DLionError, ValueError) as error:  # of any worker, the attacker included
             problem = f"{type(error).__name__}: {error}"[:200]
     named: dict[int, set[str]] = defaultdict(set)
     accuracies = []
@@ -291,8 +292,8 @@ def run(
         if isinstance(one, EventRecord) and one.reason == EventReason.WORKER_QUARANTINED:
             shut_out.append(int(one.rank))
     mean = 0.0 if problem or not accuracies else float(np.mean(accuracies))
-    told = {rank: tuple(sorted(said)) for rank, said in named.items()}
-    return InsiderRun(mean, told, tuple(shut_out), done, problem)
+    reported = {rank: tuple(sorted(reasons)) for rank, reasons in named.items()}
+    return InsiderRun(mean, reported, tuple(shut_out), done, problem)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Two real sites of one node each, with this tree's operators, which the chart installs. They may
-trust each other at ports of their nodes."""
+"""Two real sites of one node each; the chart installs this tree's operators there.
+
+The sites can trust each other at ports of their nodes.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,16 @@ FEDERATION_PORT = 30446
 AT_NODES: Mapping[str, Any] = {
     "federation": {"service": {"type": "NodePort", "nodePort": FEDERATION_PORT}}
 }
-"""Of the chart: operators hear each other there."""
+"""Chart values for operators that federate at ports of their nodes."""
 
 
 @dataclass
 class InstalledSites:
-    """The sites, and one file that leads to both."""
+    """The sites, and one kubeconfig for both."""
 
     testbed: Testbed
     values: Mapping[str, Any]
-    """Of the chart, for both."""
+    """Chart values for both."""
     folder: Path
 
     def __post_init__(self) -> None:
@@ -51,8 +53,10 @@ class InstalledSites:
     def up(
         cls, name: str, folder: Path, *, flat: bool, prepare: Callable[..., object] | None = None
     ) -> Iterator[Self]:
-        """A testbed of that name, with what `prepare` makes of each site's kubectl, a namespace for
-        jobs, and operators that have made their authorities."""
+        """Start a testbed of that name with operators that have created their authorities.
+
+        `prepare` gets each site's kubectl. Each site has a namespace for jobs.
+        """
         images = build_images()
         stores = dict.fromkeys(NAMES, image_store(images))
         with Testbed.up(name=name, sites=2, nodes=1, flat=flat, stores=stores) as testbed:
@@ -71,7 +75,7 @@ class InstalledSites:
             yield made
 
     def install(self, values: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        """The chart with these; `own` has more for each site."""
+        """Install the chart with these values; `own` adds values for each site."""
 
         def at(site: Site) -> None:
             helm = Helm(self.testbed.binaries.path("helm"), self.folder / site.name, site.kubectl)
@@ -88,8 +92,10 @@ class InstalledSites:
     def trust_each_other(
         self, values: Mapping[str, Any], port: int, own: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Install the chart with these, and with each site's node and bundle; the nodes' addresses
-        by site."""
+        """Install the chart with these values and with each site's node and bundle.
+
+        Returns the nodes' addresses by site.
+        """
         nodes = {site.name: site.nodes[0].layout.address for site in self.sites}
         listed = [
             {"name": site.name, "address": f"{nodes[site.name]}:{port}", "bundle": bundle_of(site)}
@@ -99,13 +105,13 @@ class InstalledSites:
         return nodes
 
     def check_rights(self) -> None:
-        """Nothing that an operator asked for was refused."""
+        """Assert that the API server refused no request of an operator."""
         account = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
         for site in self.sites:
             assert refused(requests_of(account, site.control_plane.audit_log)) == [], site.name
 
 
 def bundle_of(site: Site) -> str:
-    """The public certificate (PEM) of that site's authority."""
+    """Return the public certificate (PEM) of that site's authority."""
     secret = replace(site.kubectl, namespace=NAMESPACE).get("secret", "dlion-authority")
     return base64.b64decode(secret["data"]["tls.crt"]).decode()

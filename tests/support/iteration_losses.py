@@ -1,4 +1,4 @@
-"""Measures what a fault cost the other workers, from a run's records.
+"""The cost of a fault for the other workers, from a run's records.
 
 The project's definition: a worker *loses at most one iteration* if none of its iterations is longer
 than twice its median, and none of its local steps was discarded. Used by the fault tests.
@@ -23,7 +23,7 @@ SLOW_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class IterationLoss:
-    """What one surviving worker lost.
+    """The loss of one surviving worker.
 
     `slow` are iterations longer than twice the median. `repeated` were done twice, so the first
     gradient was discarded; `skipped` were never done. In mode `backup` a worker that others have
@@ -40,7 +40,7 @@ class IterationLoss:
 
     @property
     def discarded(self) -> tuple[int, ...]:
-        """Iterations whose gradient is missing, in rising order."""
+        """Iterations whose gradient is missing, in ascending order."""
         return tuple(sorted({*self.repeated, *self.skipped}))
 
     @property
@@ -58,7 +58,7 @@ def iteration_losses(
 ) -> dict[Rank, IterationLoss]:
     """The loss of every worker that was not killed.
 
-    Only iterations that end within `since_s`..`until_s` (around the fault) are judged; the median
+    Only iterations that end within `since_s`..`until_s` (around the fault) are judged. The median
     is over all of the worker's iterations. The first one of an incarnation is left out, because it
     compiles.
     """
@@ -76,8 +76,8 @@ def lost_by_waiting(
 
     Maps iteration to seconds of waiting: the minimum over all `staying` workers, as a worker that
     waited less delayed the others by its own computing. Use it where computing times vary, as on a
-    busy machine or under a quota. There an iteration of usual length exceeds twice the median by
-    more than one median of waiting. First iterations of an incarnation are left out.
+    busy machine or under a quota. There an iteration of usual length can exceed twice the median
+    without a fault. First iterations of an incarnation are left out.
     """
     walls_s: dict[Rank, list[float]] = {}
     waits_s: dict[int, list[float]] = {}

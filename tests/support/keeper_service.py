@@ -1,4 +1,4 @@
-"""A keeper's service on a real port with mutual TLS, for tests of one process, and its callers."""
+"""A keeper's service on a real port with mutual TLS, and its callers, in one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
 DISK_THREADS = 2
 UID = "u-1"
-"""Of the DLionJob."""
+"""The UID of the DLionJob."""
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
@@ -42,14 +42,14 @@ def job() -> Job:
 
 
 def proof(who: WorkerIdentity | KeeperIdentity, run: JobKey | None = None) -> WorkerCredentials:
-    """As that one's coordinator signs it; all sites' authorities are known."""
+    """A certificate of that worker's coordinator; all sites' authorities are known."""
     key = WorkerKey()
     chain = AUTHORITIES[who.site].sign(key.csr_pem(), who, run or job().key)
     return WorkerCredentials(key, chain, {s: a.bundle_pem for s, a in AUTHORITIES.items()})
 
 
 class Keeper:
-    """The service in a thread with a loop, on a port that stays."""
+    """The service in a thread with a loop, on a fixed port."""
 
     def __init__(self, folder: Path, *, knows_revoked: bool = True) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ class Keeper:
         return f"127.0.0.1:{self.port}"
 
     def files(self) -> dict[str, int]:
-        """What has come to the disk, temporary files too, with its length."""
+        """All files on the disk, including temporary files, with their lengths."""
         own = (WORKERS_FILE, REVOKED_FILE)
         found = (p for p in self.folder.rglob("*") if p.is_file() and p.name not in own)
         return {str(path.relative_to(self.folder)): path.stat().st_size for path in found}
@@ -101,7 +101,7 @@ class Keeper:
 
     @contextmanager
     def storing(self, folder: str) -> Iterator[None]:
-        """As while the keeper stores another file of that folder."""
+        """Act as if the keeper were storing another file of that folder."""
         lock = self.service._locks[folder]
         self._run(lock.acquire())
         try:

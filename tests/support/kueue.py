@@ -1,8 +1,8 @@
-"""Kueue beside a real API server: its own definitions, and its own manager as a process.
+"""Kueue beside a real API server: its own definitions, and its manager as a process.
 
-The program is built from the Go module in `kueue_manager/` once, into the testbed's cache
-(testbed.binaries), and its definitions are put beside it. Its webhooks are not registered: no
-request of another program waits for it.
+The program is built once from the Go module in `kueue_manager/`, into the testbed's cache
+(testbed.binaries). Its definitions are put beside it. Its webhooks are not registered, so requests
+of other programs do not depend on it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ mkdir /tmp/k8s-webhook-server
 ln -s /etc/kueue/metrics/certs /tmp/k8s-webhook-server/serving-certs
 exec "$@"
 """
-"""It reads the certificates of its metrics and webhooks at fixed paths (root)."""
+"""The manager reads the certificates of its metrics and webhooks at fixed paths (root)."""
 EXTERNAL = "DLionJob.v1alpha1.dlion.dev"
 _KINDS = ("workloads", "clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses")
 
@@ -62,11 +62,11 @@ def _copy_definitions(folder: Path) -> None:
 _PROGRAMS = BuiltFolder("kueue", MODULE, _make)
 built, build = _PROGRAMS.built, _PROGRAMS.build
 definitions = BuiltFolder("kueue-kinds", MODULE, _copy_definitions).build
-"""Its definitions alone, without the program, which takes five minutes on two cores."""
+"""Only its definitions, without the program, which takes five minutes to build on two cores."""
 
 
 def install(kubectl: Kubectl) -> None:
-    """Has the API server serve its kinds."""
+    """Add its kinds to the API server."""
     files = [f"--filename={path}" for path in sorted(definitions().glob("*.yaml"))]
     kubectl.run("apply", "--server-side", *files)
     kubectl.wait_until_known(*(f"{kind}.kueue.x-k8s.io" for kind in _KINDS))
@@ -83,7 +83,7 @@ def priority_class(name: str, value: int) -> dict[str, Any]:
 
 
 def cluster_queue(name: str, flavor: str, *, cpu: str, **more: Any) -> dict[str, Any]:
-    """A ClusterQueue with that much CPU, in which a higher priority preempts."""
+    """A ClusterQueue with that much CPU, in which a job of higher priority preempts."""
     resources = [
         {"name": "cpu", "nominalQuota": cpu},
         {"name": "memory", "nominalQuota": "64Gi"},
@@ -107,7 +107,7 @@ def local_queue(name: str, cluster_queue: str) -> dict[str, Any]:
 
 
 def worker_cluster(name: str, kubeconfig: Path) -> list[dict[str, Any]]:
-    """What makes an admission check of that name, which dispatches to one cluster of that name."""
+    """The objects of an admission check that dispatches to one cluster; both have that name."""
     reached = {"kubeConfig": {"locationType": "Secret", "location": name}}
     config = {"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": name}
     check = {"controllerName": "kueue.x-k8s.io/multikueue", "parameters": config}
@@ -131,13 +131,13 @@ def _document(kind: str, name: str, **parts: Any) -> dict[str, Any]:
 
 
 def workload_of(kubectl: Kubectl, job: str) -> dict[str, Any] | None:
-    """The Workload of that DLionJob; None: there is none."""
+    """Return the Workload of that DLionJob, or None."""
     found = kubectl.get("workloads.kueue.x-k8s.io", "-l", f"dlion.dev/job-name={job}")["items"]
     return found[0] if found else None
 
 
 def admit(kubectl: Kubectl, job: str, flavor: str) -> None:
-    """Do what Kueue does when it admits a job's Workload, all in that flavor."""
+    """Admit a job's Workload as Kueue does, all in that flavor."""
     workload = workload_of(kubectl, job)
     assert workload is not None
     assignments = [
@@ -150,7 +150,7 @@ def admit(kubectl: Kubectl, job: str, flavor: str) -> None:
 
 
 def evict(kubectl: Kubectl, job: str, reason: str = "Preempted") -> None:
-    """Do what Kueue does when it wants the quota of a job's Workload back."""
+    """Evict a job's Workload as Kueue does when it reclaims the quota."""
     workload = workload_of(kubectl, job)
     assert workload is not None
     _write_status(kubectl, workload, {"Evicted": "True"}, reason=reason)
@@ -183,10 +183,10 @@ def _write_status(
 
 
 class Kueue:
-    """Its manager, on all of a cluster that knows its kinds; a context that ends it."""
+    """Its manager, for a whole cluster that knows its kinds; the context ends it."""
 
     def __init__(self, folder: Path, kubectl: Kubectl, work: Path) -> None:
-        """`folder` is what `build` yields; its configuration and log are kept in `work`."""
+        """`folder` is the result of `build`; its configuration and log are kept in `work`."""
         self._folder, self._kubectl, self._work = folder, kubectl, work
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -229,7 +229,7 @@ class Kueue:
         self._process.wait()
 
     def check(self) -> None:
-        """Raises: UnavailableError with the end of its log where it has ended."""
+        """Raises: UnavailableError with the end of its log if it has ended."""
         if self._process is None or self._process.poll() is not None:
-            said = (self._work / "kueue.log").read_text()[-3000:]
-            raise UnavailableError(f"Kueue ended: {said}")
+            output = (self._work / "kueue.log").read_text()[-3000:]
+            raise UnavailableError(f"Kueue ended: {output}")

@@ -28,14 +28,14 @@ def identity(rank: int, site: SiteName = PLANT_A) -> WorkerIdentity:
 def credentials(
     worker: WorkerIdentity, authorities: dict[SiteName, CertificateAuthority], job: JobKey = JOB
 ) -> WorkerCredentials:
-    """A key and a certificate as the coordinator of that worker's site would give them."""
+    """A key and a certificate as the coordinator of that worker's site issues them."""
     key = WorkerKey()
     chain = authorities[worker.site].sign(key.csr_pem(), worker, job)
     return WorkerCredentials(key, chain, {s: a.bundle_pem for s, a in authorities.items()})
 
 
 class Worker:
-    """An exchange with its events in a queue."""
+    """An exchange that puts its events in a queue."""
 
     def __init__(
         self, who: WorkerIdentity, proof: WorkerCredentials, incarnation: int = 1, **settings: Any
@@ -54,13 +54,13 @@ class Worker:
         return self.state
 
     def member(self, state: MemberState = MemberState.READY) -> Member:
-        """This worker as a membership names it."""
+        """This worker as a membership lists it."""
         return Member(self.who, self.incarnation, state, self.exchange.address)
 
     def wait_for(self, kind: type[Any], where: Callable[[Any], bool] = lambda event: True) -> Any:
-        """The next event of that kind, past all others."""
+        """Return the next event of that kind; drop those before it."""
         until_s = time.monotonic() + WITHIN_S
-        seen = []
+        dropped = []
         while (left_s := until_s - time.monotonic()) > 0:
             try:
                 event = self.events.get(timeout=left_s)
@@ -68,12 +68,12 @@ class Worker:
                 break
             if isinstance(event, kind) and where(event):
                 return event
-            seen.append(event)
-        raise AssertionError(f"{self.who.name}: no {kind.__name__} in {WITHIN_S} s, but {seen}")
+            dropped.append(event)
+        raise AssertionError(f"{self.who.name}: no {kind.__name__} in {WITHIN_S} s, but {dropped}")
 
 
 def introduce(*workers: Worker, version: int = 1, job: JobKey = JOB) -> Membership:
-    """Tells all of them of all of them."""
+    """Give all workers a membership of all."""
     membership = Membership(version, job, len(workers), tuple(w.member() for w in workers))
     for worker in workers:
         worker.exchange.set_members(membership)
@@ -81,7 +81,7 @@ def introduce(*workers: Worker, version: int = 1, job: JobKey = JOB) -> Membersh
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Returns once it is so."""
+    """Wait until the condition is true."""
     give_up_s = time.monotonic() + WITHIN_S
     while not condition():
         assert time.monotonic() < give_up_s, "did not come true"

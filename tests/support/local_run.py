@@ -1,7 +1,7 @@
-"""A real `dlion run` for tests: started, watched through its result folder, and judged at its end.
+"""A real `dlion run` for tests: started, watched through its result folder, and checked at its end.
 
-Every process of the run carries a mark in its environment, so that whatever is left behind is found
-wherever it went. Its temporary files go to a folder of its own.
+Every process of the run has a mark in its environment, so that any leftover process is found. Its
+temporary files go to its own folder.
 """
 
 from __future__ import annotations
@@ -77,22 +77,21 @@ def nap(nap_s):
     time.sleep(0.0 if os.path.exists({path!r}) else float(nap_s))
     return np.float32(0)
 """
-"""More code for `blobs`: naps until that file exists. What remains of the run then takes no longer
-than it must."""
+"""More code for `blobs`: sleeps until that file exists. This keeps the rest of the run short."""
 
 IMPATIENT = """
 from dlion_worker.trainer import peer_selection
 
 peer_selection.MIN_PATIENCE_S = 10.0
 """
-"""More code for `blobs`: so long, and not three times, who has ended waits for a peer without a
-link."""
+"""More code for `blobs`: a worker that has ended waits this long for a peer without a link, not
+three times as long."""
 
 
 def job_document(workers: int | dict[str, int] = 3, **spec: Any) -> dict[str, Any]:
-    """A small job with one site, or those named; keywords are fields of `spec`.
+    """A small job with one site, or the given sites; keywords are fields of `spec`.
 
-    `trainer` is merged into the defaults: the digits, whole float32 gradients, all in lock step.
+    `trainer` is merged into the defaults: the digits, whole float32 gradients, in lock step.
     """
     sites = {"plant-a": workers} if isinstance(workers, int) else workers
     trainer = {
@@ -130,7 +129,7 @@ def job_document(workers: int | dict[str, int] = 3, **spec: Any) -> dict[str, An
 def blobs(
     folder: Path, *, nap_s: float = 0.02, evaluation_nap_s: float = 0.0, more: str = ""
 ) -> dict[str, str]:
-    """A `trainer.program` of a tiny model; `more` is code behind it, to replace parts of it."""
+    """A `trainer.program` with a tiny model; `more` is code appended to replace parts of it."""
     path = folder / "program.py"
     path.write_text(BLOBS.format(nap_s=nap_s, evaluation_nap_s=evaluation_nap_s, more=more))
     return {"file": str(path)}
@@ -149,7 +148,7 @@ def blobs_in_a_cluster(nap_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class LocalRun:
-    """One `dlion run`. Use as a context: whatever is left at its end is killed."""
+    """One `dlion run`; a context that kills what is left at its end."""
 
     def __init__(
         self,
@@ -160,12 +159,11 @@ class LocalRun:
         report: bool = False,
         by_itself: bool = False,
     ) -> None:
-        """`folder` gets the manifest and the result folder; None: the manifest that is there.
+        """`folder` gets the manifest and the result folder; if None, the existing manifest is used.
 
-        `stdout`: a file or terminal that takes what is printed; `terminal()` is standard error
-        alone then. `report`: have it write report.html, which takes a second of CPU. `by_itself`:
-        start it as users do, so that it imports all that it needs (else `process_starter`), five
-        seconds of CPU.
+        `stdout` is a file or terminal for the output; then `terminal()` is standard error only.
+        `report` writes report.html, which takes a second of CPU. `by_itself` starts it as users do,
+        so that it imports everything (else `process_starter`); this takes five seconds of CPU.
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
@@ -203,10 +201,10 @@ class LocalRun:
         self.process.wait()
         self._temporary.cleanup()
 
-    # ---- what it has said ------------------------------------------------------------------------
+    # ---- output and records ----------------------------------------------------------------------
 
     def terminal(self) -> str:
-        """What it has printed."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     def worker_log(self, rank: int) -> str:
@@ -253,26 +251,26 @@ class LocalRun:
     # ---- what is done to it ----------------------------------------------------------------------
 
     def trainer_pids(self, rank: int) -> list[int]:
-        """Every trainer that the worker's supervisor has started, the last one last."""
+        """The pids of all trainers that the worker's supervisor has started, in order."""
         lines = (line for line in self.worker_log(rank).splitlines() if line.startswith("{"))
-        told = (json.loads(line) for line in lines)
-        return [event["pid"] for event in told if event.get("supervisor") == "started"]
+        events = (json.loads(line) for line in lines)
+        return [event["pid"] for event in events if event.get("supervisor") == "started"]
 
     def kill_trainer(self, rank: int) -> None:
-        """SIGKILL to the worker's present trainer."""
+        """Send SIGKILL to the worker's present trainer."""
         os.kill(self.trainer_pids(rank)[-1], signal.SIGKILL)
 
     def wait_until(self, holds: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
-        """Returns when it is so; fails when it never is, or the run ends before."""
+        """Wait until the condition holds; fail on a time-out or if the run ends before."""
         deadline_s = time.monotonic() + within_s
         while not holds():
             ended = self.process.poll() is not None and not holds()
             assert not ended, f"ended before: {what}\n{self._story()}"
-            assert time.monotonic() < deadline_s, f"never: {what}\n{self._story()}"
+            assert time.monotonic() < deadline_s, f"timed out: {what}\n{self._story()}"
             time.sleep(0.05)
 
     def wait_for_step(self, iteration: int, within_s: float = LONG_S) -> None:
-        """Returns when all workers that have stepped at all are past that iteration."""
+        """Wait until all workers that have stepped are past that iteration."""
 
         def passed() -> bool:
             last = {step.rank: step.iteration for step in self.steps()}
@@ -281,7 +279,7 @@ class LocalRun:
         self.wait_until(passed, f"iteration {iteration}", within_s)
 
     def end(self, number: signal.Signals) -> float:
-        """Sends the command a signal; seconds until it and everything of it is gone."""
+        """Send the command a signal; return the seconds until all its processes are gone."""
         began_s = time.monotonic()
         self.process.send_signal(number)
         self.process.wait(timeout=30)
@@ -290,7 +288,7 @@ class LocalRun:
         return time.monotonic() - began_s
 
     def finish(self, within_s: float = LONG_S) -> int:
-        """Waits for the end; the exit code. Nothing may be left behind."""
+        """Wait for the end; return the exit code. Fails if anything is left behind."""
         try:
             code = self.process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
@@ -299,7 +297,8 @@ class LocalRun:
         return code
 
     def assert_nothing_left(self) -> None:
-        """No process, no temporary file, namespace or control group, no key among the results."""
+        """Assert that no process, temporary file, network namespace or control group is left, and
+        no key is among the results."""
         assert not self.left_behind()
         assert not list(Path(self._temporary.name).iterdir())
         assert not list(self.folder.rglob("credentials.json"))
@@ -307,18 +306,18 @@ class LocalRun:
         assert not self.control_groups()
 
     def namespaces(self) -> list[str]:
-        """Network namespaces of this run that exist."""
+        """Existing network namespaces of this run."""
         return self._named_in(Path("/run/netns"))
 
     def control_groups(self) -> list[str]:
-        """Control groups of this run that exist."""
+        """Existing control groups of this run."""
         try:
             return self._named_in(find_controller().parent)
         except UnavailableError:
             return []
 
     def modules(self) -> set[str]:
-        """Our modules that processes of this run are started as (`dlion_worker.trainer`)."""
+        """The modules that processes of this run are started as (`dlion_worker.trainer`)."""
         found = set()
         for pid in self.left_behind():
             with contextlib.suppress(OSError):
@@ -326,7 +325,7 @@ class LocalRun:
         return found
 
     def stopped(self) -> list[int]:
-        """Processes of this run that are stopped just now (SIGSTOP)."""
+        """Processes of this run that are stopped (SIGSTOP)."""
         them = []
         for pid in self.left_behind():
             with contextlib.suppress(OSError):
@@ -359,7 +358,7 @@ class LocalRun:
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`dlion` with these arguments, forked as a `LocalRun` is. `folder`: for what it prints."""
+    """`dlion` with these arguments, forked like a `LocalRun`. `folder` is for its output."""
     stdout, stderr = (folder / f"{name}-of-{arguments[0]}" for name in ("stdout", "stderr"))
     for path in (stdout, stderr):
         path.write_bytes(b"")
@@ -369,12 +368,12 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def command_line(pid: int) -> list[str]:
-    """Its arguments, or the words of its title; raises OSError if it has ended."""
+    """Return the process's arguments, or the words of its title; raises OSError if it has ended."""
     return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split()
 
 
 def hashes(steps: list[StepRecord]) -> dict[int, dict[int, str]]:
-    """Weights' hash by iteration and rank."""
+    """The hash of the weights by iteration and rank."""
     known: dict[int, dict[int, str]] = {}
     for step in steps:
         known.setdefault(step.iteration, {})[step.rank] = step.weights_hash

@@ -1,7 +1,7 @@
-"""Workers in one process, each a thread with the real loop, entrance, inbox and policies.
+"""Workers in one process, each a thread with the real loop, admission, inbox and policies.
 
-Only what costs time is replaced: TensorFlow by a quadratic whose gradient follows rank and batch,
-and the exchange by queues that keep each link's order and delay every message by chance.
+Only the slow parts are replaced: TensorFlow by a quadratic whose gradient depends on rank and
+batch, and the exchange by queues. A queue keeps its link's order and delays every message randomly.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Model:
 
 
 class Replica:
-    """What the loop and the checkpointer need of `LocalReplica`."""
+    """The part of `LocalReplica` that the loop and the checkpointer use."""
 
     learning_rate = 0.01
 
     def __init__(self, model: Model) -> None:
         self.model, self.iteration, self.samples = model, 0, 0
         self.taken = 0
-        """States taken over from peers."""
+        """The number of states taken over from peers."""
         self.blended = 0
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
@@ -151,10 +151,10 @@ class Stream:
 
 
 class Network:
-    """Every link of the cluster; a message arrives behind those before it, some time later."""
+    """Every link of the cluster; a message arrives after those before it, with a delay."""
 
     def __init__(self, chance: random.Random, delay_s: float, *, state_s: float = 0.0) -> None:
-        """`state_s`: for so long a whole state is on its way."""
+        """`state_s` is the time that the transfer of a whole state takes."""
         self._chance, self._delay_s, self._state_s = chance, delay_s, state_s
         self._lock = threading.RLock()
         self.up: dict[Rank, Node] = {}
@@ -169,7 +169,7 @@ class Network:
             self._bring_up(node)
 
     def _link(self, sender: Rank, to: Node) -> queue.SimpleQueue[Any]:
-        """The one link from that rank to that process, over all of the rank's incarnations."""
+        """The link from that rank to that process, over all of the rank's incarnations."""
         link = self._links.get((sender, to.rank))
         if link is None:
             link = self._links[sender, to.rank] = queue.SimpleQueue()
@@ -185,19 +185,19 @@ class Network:
             self._post(link, LinkUp(a.rank, epoch, a.replica.iteration))
 
     def renew(self, node: Node) -> None:
-        """Its links go down and come up again, for both ends."""
+        """Take its links down and up again, for both ends."""
         self.cut_off(node)
         self.restore(node)
 
     def cut_off(self, node: Node) -> None:
-        """Its links go down, for both ends."""
+        """Take its links down, for both ends."""
         with self._lock:
             self._cut.add(node.rank)
             for a, _, link in self._links_of(node):
                 self._post(link, LinkDown(a.rank, 0, "cut"))
 
     def restore(self, node: Node) -> None:
-        """They come up again."""
+        """Take its links up again."""
         with self._lock:
             self._cut.discard(node.rank)
             self._bring_up(node)
@@ -251,7 +251,7 @@ class Network:
 
 
 class Node:
-    """One worker; `kill` makes it vanish, but not while a gradient goes out to all peers."""
+    """One worker; `kill` makes it vanish, but not while it sends a gradient to all peers."""
 
     def __init__(
         self, job: Job, rank: Rank, network: Network, incarnation: int, nap_s: float
@@ -297,11 +297,11 @@ class Node:
         assert not self.thread.is_alive()
 
     def ask_to_stop(self) -> None:
-        """As the coordinator does."""
+        """Ask it to stop, as the coordinator does."""
         self._to_stop.set()
 
     def stop(self) -> None:
-        """Tells it, and so all, to end in order; returns when it has."""
+        """Ask it, and so all, to stop; return when it has."""
         self.ask_to_stop()
         self.thread.join(10)
         assert not self.thread.is_alive()
@@ -352,7 +352,7 @@ class Node:
         return Membership(1, self._job.key, len(self._ranks), tuple(members))
 
     def _rejoin(self) -> None:
-        """As `Worker` does."""
+        """Rejoin as `Worker` does."""
         before, self.machine = self.machine, self.machine.restarted()
         self.loop.reset(self.machine)
         self.inbox.reset(self.progress.iteration)
@@ -403,7 +403,7 @@ class Node:
             self._rejoin()
 
     def sendable_bytes(self) -> dict[Rank, float]:
-        """Of the links, in every iteration."""
+        """The bytes that the links can carry, in every iteration."""
         return {}
 
     def _note(self, step: Any) -> None:
@@ -421,8 +421,10 @@ def synchronous_job(
     mode: str = "synchronous",
     **parameters: Any,
 ) -> Job:
-    """Gradients in lock step, by default whole ones; at one site, or at those named. `deadline_s`:
-    0 for none. `parameters`: of the policy."""
+    """Gradients in lock step, by default whole ones; at one site, or at the given sites.
+
+    `deadline_s` is 0 for none. `parameters` are those of the policy.
+    """
     sites = {"a": workers} if isinstance(workers, int) else workers
     return load_job(
         {

@@ -1,5 +1,7 @@
-"""A stream that raises its error where it is cancelled, as `StreamStreamCall.read` of grpc.aio does
-between the status and the initial metadata. Real streams meet that moment once in twenty attempts.
+"""A stream that raises its error when it is cancelled.
+
+`StreamStreamCall.read` of grpc.aio does so between the status and the initial metadata. Real
+streams are cancelled at that moment in one of twenty attempts.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ import grpc
 
 
 async def assert_ends_when_cancelled(body: Coroutine[Any, Any, None]) -> None:
-    """Cancel it once, while it reads."""
+    """Cancel it once, while it reads; assert that it ends."""
     task = asyncio.create_task(body)
     await asyncio.sleep(0.1)
     task.cancel()
     await asyncio.wait({task}, timeout=2.0)
     try:
-        assert task.cancelled(), "it goes on"
+        assert task.cancelled(), "it did not end"
     finally:
         while not task.done():
             task.cancel()
@@ -26,7 +28,7 @@ async def assert_ends_when_cancelled(body: Coroutine[Any, Any, None]) -> None:
 
 
 class BreakingCall:
-    """Takes every message, answers none, and breaks when its reader is cancelled."""
+    """Takes every message, answers none, and raises when its reader is cancelled."""
 
     def done(self) -> bool:
         return False

@@ -1,8 +1,8 @@
-"""Every bound of the CRD's schema, each with documents that just keep it and that just break it.
+"""Every bound of the CRD's schema, each with documents at the bound and just beyond it.
 
-Enumerated from `crds/dlionjob.yaml`, so that a new bound has its trial at once; where a value of the
-right form cannot be made without knowing what it means (a pattern, the items of a list, the other
-fields that a rule asks for), a table here says it, and a `KeyError` says that the table lacks it.
+The bounds are enumerated from `crds/dlionjob.yaml`, so that a new bound has its trial at once. Some
+values need a meaning: a pattern, the items of a list, the other fields that a rule requires. A
+table here holds them; a `KeyError` names what the table lacks.
 """
 # ruff: noqa: E501 - tables: an entry a line
 
@@ -50,13 +50,13 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One bound: `base` is a valid document in which only the node at `path` is put to the test."""
+    """One bound: `base` is a valid document in which only the node at `path` is tested."""
 
     path: str
-    """Of the node, as `manifest_schema.nodes` spells it."""
+    """The node's path, as `manifest_schema.nodes` writes it."""
     keyword: str
     field: str
-    """What is blamed, as the API server spells it: `spec.sites[0].name`."""
+    """The field that the refusal names, as the API server writes it: `spec.sites[0].name`."""
     base: dict[str, Any]
     accepted: tuple[dict[str, Any], ...]
     refused: tuple[dict[str, Any], ...]
@@ -89,7 +89,7 @@ PATTERNS: dict[str, tuple[Callable[[int], str], tuple[str, ...]]] = {
         lambda n: "https://a/" + "b" * (n - 10), ("ftp://a/b", "s3://a/b", "https://a", "https://a/", "https:///b", "https://a/b c", "https://a:b/c", "https://a/é", "https://a/b#c", "https://a/b\n", "s3://abc", "s3://abc/", "s3://abc//b", "s3://Abc/b", "s3://abc/b?c", "")),
     "^(?:[0-9a-f]{64})$": (lambda n: "a" * n, ("A" * 64, "g" * 64, "a" * 63, "")),
 }  # fmt: skip
-"""By pattern: how to make a string of a length, and strings that are refused."""
+"""By pattern: a function that makes a string of a given length, and strings that are refused."""
 
 MIN_LENGTH = {
     "^(?:.*[^/]\\.py)$": 4,
@@ -98,21 +98,21 @@ MIN_LENGTH = {
     '^(?:https?://([!-"$-.0->@-~]*@)?([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?/([!-"$-.0->@-~]*/)*[!-"$-.0->@-~]+(\\?[!-"$-~]*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/([!-"$-.0->@-~]+/)*[!-"$-.0->@-~]+)$': 11,
     "^(?:[0-9a-f]{64})$": 64,
 }
-"""Of such strings; 1 where nothing is said."""
+"""The minimum length of such strings, if not 1."""
 
 NO_BOUNDS = {
     "additionalProperties",
     "anyOf",  # only beside x-kubernetes-int-or-string
     "default",
     "description",
-    "exclusiveMaximum",  # tried with maximum
+    "exclusiveMaximum",  # tested with maximum
     "exclusiveMinimum",
     "format",
     "items",
     "properties",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-preserve-unknown-fields",
-    "x-kubernetes-validations",  # tried with the table of manifests
+    "x-kubernetes-validations",  # tested with the table of manifests
 }
 
 
@@ -140,7 +140,7 @@ ITEMS: dict[str, Callable[[int], Any]] = {
     "status.revoked": lambda i: REVOKED_STATUS | {"name": f"plant-a/small-{i}"},
     "status.trainerStatus.metrics": lambda i: {"name": f"m{i}", "value": "1"},
 }
-"""By list: an item, other than all those of lower numbers."""
+"""By list: a function that makes distinct items, by number."""
 
 ENTRIES: dict[str, Any] = {
     "spec.sites[].groups[].resources.requests": "1",
@@ -212,7 +212,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "spec.tls.secretName": {"spec.tls": {"mode": "Secret", "secretName": "ca"}},
     "spec.tls.issuerName": {"spec.tls": {"mode": "CertManager", "issuerName": "ca"}},
 }  # fmt: skip
-"""By the beginning of a path (or path-keyword): what else must stand there; the longest counts."""
+"""By the beginning of a path (or path-keyword): the other fields that are required; the longest
+match counts."""
 
 WITH: dict[tuple[str, object], dict[str, Any]] = {
     ("spec.tls.mode", "Secret"): {"spec.tls.secretName": "ca"},
@@ -226,11 +227,11 @@ WITH: dict[tuple[str, object], dict[str, Any]] = {
         "spec.trainer.encoder": "encoder.keras",
     },
 }
-"""By a value of a field: what else changes with it."""
+"""By a value of a field: the changes that it requires elsewhere."""
 
 
 def trials() -> list[Trial]:
-    """All of them, from the root down."""
+    """All bounds, from the root down."""
     return [trial for path, node in nodes(openapi()) for trial in _of(path, node)]
 
 
@@ -272,7 +273,7 @@ Halves = tuple[list[Any], list[Any]]
 
 
 def _values(path: str, keyword: str, node: dict[str, Any]) -> Halves | None:
-    """Values that just keep and that just break a bound; None: the keyword bounds nothing."""
+    """Values at a bound and just beyond it; None if the keyword bounds nothing."""
     limit = node[keyword]
     match keyword:
         case "required":

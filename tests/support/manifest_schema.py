@@ -1,15 +1,17 @@
-"""The CRD as a strict JSON schema: how an API server judges a manifest, offline.
+r"""The CRD as a strict JSON schema: how an API server judges a manifest, offline.
 
 Derived from `crds/dlionjob.yaml` alone, never from the model:
-- the API server *prunes* fields that the schema does not know, and our parser refuses them; so here
-  objects with `properties` (and without x-kubernetes-preserve-unknown-fields) take no others, which
-  is what `kubectl --validate=strict` says too;
-- `x-kubernetes-list-type` set and map are checked, as the API server does beside the schema;
-- nulls of object fields are dropped first, as the API server does;
-- an integral float is an integer (JSON has one kind of number), and NaN is no JSON at all;
-- RE2's `$` is the end of the text, Python's `\\Z`;
-- apiVersion and kind are what routes an object to this CRD, so they are fixed here.
-CEL rules are left out: `messages` gives their texts.
+
+- The API server *prunes* fields that the schema does not know, and our parser refuses them. Here
+  objects with `properties` (and without x-kubernetes-preserve-unknown-fields) refuse other fields,
+  as `kubectl --validate=strict` does.
+- `x-kubernetes-list-type` set and map are checked, as the API server does beside the schema.
+- Nulls of object fields are dropped first, as the API server does.
+- An integral float is an integer (JSON has one kind of number), and NaN is not JSON.
+- RE2's `$` is the end of the text, Python's `\Z`.
+- apiVersion and kind are fixed, because they route an object to this CRD.
+
+CEL rules are left out: `messages` returns their texts.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ CRD = Path(__file__).parents[2] / "crds" / "dlionjob.yaml"
 
 
 def crd() -> dict[str, Any]:
-    """The definition as it stands in the repository."""
+    """The definition in the repository."""
     loaded: dict[str, Any] = yaml.safe_load(CRD.read_text(encoding="utf-8"))
     return loaded
 
 
 def openapi() -> dict[str, Any]:
-    """The schema in it."""
+    """The schema in the definition."""
     schema: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
@@ -92,7 +94,7 @@ def strict_validator() -> Any:
 
 
 def accepts(validator: Any, document: Any) -> bool:
-    """Whether the document is JSON and the validator takes it."""
+    """Whether the document is JSON and the validator accepts it."""
     try:
         json.dumps(document, allow_nan=False)
     except (ValueError, TypeError):
@@ -106,12 +108,12 @@ def _list_type(
     if kind == "atomic" or not isinstance(instance, list):
         return
     keys = schema.get("x-kubernetes-list-map-keys", ())
-    seen: list[Any] = []
+    known: list[Any] = []
     for item in instance:
         it = [item.get(key) for key in keys] if kind == "map" and isinstance(item, dict) else item
-        if it in seen:
+        if it in known:
             yield jsonschema.ValidationError(f"{it} twice")
-        seen.append(it)
+        known.append(it)
 
 
 def _is_integer(_checker: Any, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Documents made up at random: valid manifests with something changed, and anything at all."""
+"""Random documents: changed valid manifests, and arbitrary values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _at(document: Any, path: tuple[str | int, ...]) -> Any:
 
 @st.composite
 def changed_documents(draw: st.DrawFn) -> Any:
-    """A valid manifest, in full, with one to three things wrong or otherwise below `spec`."""
+    """A full valid manifest with one to three random changes below `spec`."""
     case = draw(st.sampled_from(ACCEPTED))
     document = copy.deepcopy(load_job(case.document).to_document())
     for _ in range(draw(st.integers(1, 3))):

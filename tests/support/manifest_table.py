@@ -1,7 +1,7 @@
 """Manifests that must be accepted or refused, each as a change to the smallest valid one.
 
-`judge` says who refuses beside our parser: the CRD's schema, one of its CEL rules, or the API
-server itself (routing and ObjectMeta, of which a CRD may bound the name only).
+`judge` names who else refuses beside our parser: the CRD's schema, one of its CEL rules, or the API
+server itself. The API server checks routing and ObjectMeta, of which a CRD can bound the name only.
 """
 # ruff: noqa: E501 - a table: a case a line
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 GONE = object()
-"""As the value of a change: the field is taken out."""
+"""The value of a change that removes the field."""
 
 
 def smallest() -> dict[str, Any]:
-    """A manifest with nothing but what is required, at two sites of three and one workers."""
+    """A manifest with only the required fields, at two sites with three workers and one."""
     return {
         "apiVersion": "dlion.dev/v1alpha1",
         "kind": "DLionJob",
@@ -37,7 +37,7 @@ def smallest() -> dict[str, Any]:
 
 
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy with values put at dotted paths; a number is an index."""
+    """A copy with values set at dotted paths; a number is an index."""
     result = copy.deepcopy(document)
     for path, value in changes.items():
         *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
@@ -53,7 +53,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`path` is where our parser finds the (first) problem; empty: accepted by all."""
+    """`path` is where our parser finds the (first) problem; empty if all accept it."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)

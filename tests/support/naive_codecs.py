@@ -1,5 +1,6 @@
-"""The payloads' arithmetic in plain NumPy, one step after the other: what the codecs' compiled
-loops are held against, and how tests write payloads of positions of their choice.
+"""The arithmetic of payloads in plain NumPy, step by step.
+
+The codecs' compiled loops are compared with it, and tests write payloads with chosen positions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def encode_sparse(
     index_K: NDArray[np.intp], value_K: NDArray[np.float32], size: int, coding: AnyCoding
 ) -> bytes:
-    """Some entries (at least one), as `encode_selected` writes them."""
+    """Encode some entries (at least one), as `encode_selected` does."""
     coding = coding_of(coding)
     room = coding.values.bytes_of(size) - coding.values.bytes_of(index_K.size)
     scheme, positions = best_positions(index_K, size, coding.indices)
@@ -48,7 +49,7 @@ def payload_of(
     size: int,
     coding: AnyCoding,
 ) -> bytes:
-    """A message of those values and positions as bytes, whatever they are."""
+    """A message of those values and positions as bytes, valid or not."""
     number, exponent, values = encode_values(value_K.astype(np.float32), coding_of(coding))
     header = struct.pack("<BBBBhHII", 1, number, scheme, 0, exponent, 0, size, value_K.size)
     return header + values + positions.tobytes()
@@ -83,7 +84,7 @@ def encode_values(value_K: NDArray[np.float32], coding: Coding) -> tuple[int, in
 
 
 def bfloats(value_K: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearer of the two bfloat16 beside each value, of equally near ones the even."""
+    """The nearer of the two bfloat16 around each value; the even one of two equally near."""
     below = value_K.view(np.uint32) >> 16
     above = np.where((below & 0x7FFF) < 0x7F7F, below + 1, below)
     exact_K = value_K.astype(np.float64)
@@ -98,7 +99,7 @@ def bfloats(value_K: NDArray[np.float32]) -> NDArray[np.uint16]:
 def quantized(
     value_K: NDArray[np.float32], levels: int, seed: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """Scales of blocks of 256, and each value's lower or upper multiple, by chance."""
+    """Scales of blocks of 256, and each value's lower or upper multiple, at random."""
     reach = np.arange(0x7F80, dtype=np.uint32) << 16
     reach = reach.view(np.float32).astype(np.float64) * levels
     largest = int(np.searchsorted(reach, float(np.finfo(np.float32).max), "right")) - 1
@@ -137,8 +138,10 @@ def _random(key: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
-    """Rounded values' differences, zig-zag coded, in groups of 5 bits and one that says whether
-    more follow. Nothing sent is as long as what a value too large gives."""
+    """Encode differences of rounded values: zig-zag, in groups of 5 bits and a continuation bit.
+
+    A too large value gives more bytes than any valid message.
+    """
     scaled_D = value_D.astype(np.float64) * 10**decimals
     if np.abs(scaled_D).max() > 2**52:
         return bytes(4 * value_D.size)
@@ -153,7 +156,7 @@ def polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
 
 
 def exponent_of(value_K: NDArray[np.float32]) -> int:
-    """Brings the largest magnitude into [2^14, 2^15)."""
+    """The exponent that brings the largest magnitude into [2^14, 2^15)."""
     peak = float(np.abs(value_K).max())
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, math.frexp(peak)[1] - 15)) if peak else 0
 
@@ -182,7 +185,7 @@ def added(
     value_K: NDArray[np.float32],
     weight: np.float32,
 ) -> NDArray[np.float32]:
-    """target + weight * value, in float32, each product rounded before it is added."""
+    """target + weight * value, in float32; each product is rounded before it is added."""
     sum_D = target_D.copy()
     if index_K is None:
         sum_D += value_K * weight
@@ -194,7 +197,7 @@ def added(
 def best_positions(
     index_K: NDArray[np.intp], size: int, indices: IndexCodec
 ) -> tuple[Positions, NDArray[np.uint8]]:
-    """The scheme that is taken, and its bytes."""
+    """The chosen scheme, and its bytes."""
     if indices is IndexCodec.FAST:
         scheme = cheapest_positions(index_K.size, size)
         return scheme, encode_positions(scheme, index_K, size)
@@ -235,7 +238,7 @@ def encode_positions(scheme: Positions, index_K: NDArray[np.intp], size: int) ->
 
 
 def varints(left_out_K: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """7 bits a byte, the top bit where more follow."""
+    """7 bits a byte; the top bit is set if more follow."""
     rest_B = left_out_K[:, None] >> (7 * np.arange(5))
     is_sent_B = rest_B > 0
     is_sent_B[:, 0] = True
@@ -244,7 +247,7 @@ def varints(left_out_K: NDArray[np.intp]) -> NDArray[np.uint8]:
 
 
 def rice(left_out_K: NDArray[np.intp], r: int) -> NDArray[np.uint8]:
-    """r, then for each gap so many zeros, a one, and r bits."""
+    """r, then for each gap that number of zeros, a one, and r bits."""
     high_K = left_out_K >> r
     end_K = np.cumsum(high_K + 1 + r)
     bits = np.zeros(int(end_K[-1]), np.uint8)

@@ -1,6 +1,6 @@
-"""Asks commands of DLion what is wrong until they name a cause; keeps a table of what they said.
+"""Commands of DLion that must name a cause, and a table of their findings.
 
-`Causes.named` runs a command as users do, in a process of its own, and reads its JSON.
+`Causes.named` runs a command as users do, in its own process, and reads its JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMIT_S = 30.0
-"""One command's, and by default also that of all from the beginning of the cause."""
+"""The limit of one command, and by default also from the beginning of the cause to its finding."""
 _PAUSE_S = 0.5
 
 
@@ -34,7 +34,7 @@ class Statement:
 
 
 def statements(document: Any) -> Iterator[Statement]:
-    """What `describe`, `preflight` or `doctor` has found, from its `-o json`."""
+    """The findings of `describe`, `preflight` or `doctor`, from their `-o json`."""
     for part in document if isinstance(document, list) else [document]:
         for each in part.get("problems", ()):
             yield Statement(each["reason"], each["object"], each["message"])
@@ -51,9 +51,9 @@ class NamedCause:
     cause: str
     command: str
     command_s: float
-    """What the naming command took."""
+    """The duration of the naming command."""
     after_s: float | None
-    """From the beginning of the cause to the end of that command; None: it lasts since before."""
+    """From the beginning of the cause to the end of that command; None if it existed before."""
     kind: str
     """The reason of the problem, the name of the check, or the exit code's name."""
     sentence: str
@@ -76,11 +76,11 @@ class Causes:
         within_s: float = 0.0,
         wrapper: Sequence[str] = (),
     ) -> Statement:
-        """The statement of that kind about that object with that text (patterns).
+        """Return the statement of that kind about that object with that text (patterns).
 
-        Runs `dlion WORDS -o json`, behind `wrapper`, until it makes that statement, for `within_s`
-        at most: from `began_s`, when the cause began (monotonic), else from now on. No command may
-        take LIMIT_S.
+        Runs `dlion WORDS -o json`, behind `wrapper`, until it makes that statement, for at most
+        `within_s`. That time starts at `began_s`, when the cause began (monotonic), else now. No
+        command may take LIMIT_S.
         """
         command = [*wrapper, sys.executable, "-m", "dlion_cli", *words, "-o", "json"]
         end_s = (time.monotonic() if began_s is None else began_s) + within_s
@@ -89,8 +89,8 @@ class Causes:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             ended_s = time.monotonic()
             assert done.stdout.startswith(("{", "[")), done.stderr
-            said = list(statements(json.loads(done.stdout)))
-            for each in said:
+            found = list(statements(json.loads(done.stdout)))
+            for each in found:
                 if (
                     re.fullmatch(kind, each.kind)
                     and re.search(about, each.about)
@@ -101,11 +101,11 @@ class Causes:
                         cause, f"dlion {words[0]}", ended_s - asked_s, after_s, each.kind, str(each)
                     )
                     return each
-            assert ended_s < end_s, f"{cause} is not named:\n" + "\n".join(map(str, said))
+            assert ended_s < end_s, f"{cause} is not named:\n" + "\n".join(map(str, found))
             time.sleep(_PAUSE_S)
 
     def not_named(self, *words: str, kind: str) -> None:
-        """Nothing of that kind is stated: the cause is not there yet."""
+        """Assert that nothing of that kind is stated before the cause exists."""
         command = [sys.executable, "-m", "dlion_cli", *words, "-o", "json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.startswith(("{", "[")), done.stderr
@@ -120,7 +120,7 @@ class Causes:
         kind: str,
         sentence: str,
     ) -> None:
-        """A row. The command must have kept its limit."""
+        """Add a row. Fails if the command exceeded its limit."""
         assert command_s <= LIMIT_S, f"{cause}: {command} took {command_s:.1f} s"
         self.rows.append(NamedCause(cause, command, command_s, after_s, kind, sentence))
 

@@ -1,6 +1,6 @@
-"""Whom a NetworkPolicy lets through, by its words: a small reading of networking.k8s.io/v1.
+"""The traffic that a NetworkPolicy allows: a small interpreter of networking.k8s.io/v1.
 
-For tests of what is rendered. No network enforces it here.
+For tests of rendered policies. No network enforces them here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def selects(policy: dict[str, Any], pod: Pod) -> bool:
 
 
 def incoming(policy: dict[str, Any], place: Place) -> set[Any]:
-    """Ports of the selected pods that one may connect to from there; `ANY` stands for all."""
+    """Ports of the selected pods that accept connections from that place; `ANY` stands for all."""
     assert "Ingress" in policy["spec"]["policyTypes"]
     return _ports(policy, policy["spec"].get("ingress", []), "from", place)
 
 
 def outgoing(policy: dict[str, Any], place: Place) -> set[Any]:
-    """Ports there that the selected pods may connect to; a range as (first, last)."""
+    """Ports at that place to which the selected pods may connect; a range is (first, last)."""
     if "Egress" not in policy["spec"]["policyTypes"]:
         return {ANY}
     return _ports(policy, policy["spec"].get("egress", []), "to", place)

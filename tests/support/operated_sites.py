@@ -1,5 +1,7 @@
-"""Two sites beside real API servers: an operator each as a process, federated, and the workers and
-keepers of a job as processes with the ConfigMaps and tokens of its pods, which no node runs.
+"""Two sites beside real API servers, with a federated operator each as a process.
+
+The workers and keepers of a job are processes with the ConfigMaps and tokens of its pods, which no
+node runs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WITHIN_S = 60.0
 
 @dataclass
 class OperatedSite:
-    """One site: its API server, the proxy that counts what is asked of it, its operator."""
+    """One site: its API server, the proxy that counts its requests, its operator."""
 
     name: str
     kubectl: Kubectl
@@ -34,23 +36,23 @@ class OperatedSite:
     operator: OperatorProcess
 
     def status(self, job: str) -> dict[str, Any]:
-        """That job's, as it stands there."""
+        """The status of that job at this site."""
         return dict(self.kubectl.get("dlj", job).get("status") or {})
 
     def conditions(self, job: str) -> list[tuple[str, str, str]]:
-        """Type, status and reason of each."""
+        """Type, status and reason of each condition."""
         found = self.status(job).get("conditions") or ()
         return sorted((c["type"], c["status"], c["reason"]) for c in found)
 
     def bundle_pem(self) -> bytes:
-        """What other sites trust it by."""
+        """The bundle with which other sites trust this one."""
         secret = replace(self.kubectl, namespace="default").get("secret", "dlion-authority")
         return base64.b64decode(secret["data"]["tls.crt"])
 
 
 @contextmanager
 def operated_sites(folder: Path, kubectls: dict[str, Kubectl]) -> Iterator[list[OperatedSite]]:
-    """Those sites with their operators, which trust each other."""
+    """Start those sites with operators that trust each other."""
     ports = dict(zip(kubectls, free_ports(len(kubectls)), strict=True))
     made: list[OperatedSite] = []
     with ExitStack() as stack:
@@ -75,7 +77,7 @@ def operated_sites(folder: Path, kubectls: dict[str, Kubectl]) -> Iterator[list[
 
 
 class OperatedPods(PodRun):
-    """One site's pods of a job that its operator has made."""
+    """One site's pods of a job that its operator has created."""
 
     def __init__(
         self, folder: Path, document: dict[str, Any], site: OperatedSite, *, subnet: int
@@ -84,10 +86,10 @@ class OperatedPods(PodRun):
         super().__init__(folder, document, subnet=subnet, site=site.name)
 
     def start_coordinator(self) -> None:
-        """It is the operator's."""
+        """Start nothing: the operator hosts the coordinator."""
 
     def prepare(self, name: str, identity: WorkerIdentity | KeeperIdentity) -> Path:
-        """What the operator's objects and a kubelet would mount."""
+        """Write what the operator's objects and a kubelet would mount."""
         root = self.root(name)
         for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -103,7 +105,7 @@ class OperatedPods(PodRun):
         return root
 
     def close(self) -> None:
-        """None of its processes is left."""
+        """End all its processes."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -145,7 +147,7 @@ class OperatedPods(PodRun):
 
 
 def most_in_a_minute(moments_s: Sequence[float], window_s: float = 60.0) -> int:
-    """The most of those moments, in rising order, that lie within one minute."""
+    """The maximum number of those ascending moments within one minute."""
     most = begin = 0
     for end, moment_s in enumerate(moments_s):
         while moment_s - moments_s[begin] >= window_s:

@@ -1,6 +1,7 @@
 """A reconciler between an API server and a coordinator in memory, for tests of the operator.
 
-The server keeps objects and counts requests; that a real one takes them is shown in tests/cluster.
+The server stores objects and counts requests. That a real one accepts them is tested in
+tests/cluster.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ READS = ("get", "list", "dry run")
 
 
 class KeptObjects:
-    """A `Cluster` in memory: enough of one to count what is asked of it."""
+    """A `Cluster` in memory that counts the requests."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[Kind, str], Document] = {}
         self.requests: list[tuple[str, str]] = []
         self.deleted: list[tuple[Kind, str, str]] = []
-        """Kind, name and UID of each delete that was asked for."""
+        """Kind, name and UID of each requested delete."""
         self.unserved: set[Kind] = set()
         self.refuse: Callable[[str, Document], None] = lambda _verb, _document: None
         self._version = 100
@@ -49,7 +50,7 @@ class KeptObjects:
         self.refuse(verb, document)
 
     def writes(self) -> list[tuple[str, str]]:
-        """Requests that change something, events apart."""
+        """Requests that change something other than events."""
         return [r for r in self.requests if r[0] not in READS and r[1] != "Event"]
 
     def _keep(self, document: Document) -> Document:
@@ -127,10 +128,10 @@ class KeptObjects:
 
 
 class NoWorkers:
-    """A coordinator that nobody has joined; `seen` is what it says."""
+    """A coordinator without workers; `current_view` is the view that it returns."""
 
     def __init__(self) -> None:
-        self.seen: RunView | None = None
+        self.current_view: RunView | None = None
         self.others = RunView(open_s=0.0)
         self.asked: list[SiteName] = []
         self.open_runs: list[JobKey] = []
@@ -152,7 +153,7 @@ class NoWorkers:
         self.open_runs = []
 
     def view(self, run: JobKey) -> RunView | None:
-        return self.seen
+        return self.current_view
 
     def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
         self.asked = list(sites)
@@ -198,20 +199,21 @@ class Site:
         )
 
     def change(self, document: Document) -> None:
-        """Somebody writes a manifest or an object, and the watch by our label brings it."""
+        """Write a manifest or an object; the watch by our label reports it."""
         kept, kind = self.cluster._keep(document), Kind.of(document)
         if kind is Kind.DLION_JOB or JOB_LABEL in kept["metadata"].get("labels", {}):
             self.store.put(kind, kept)
 
     def lose(self, kind: Kind, name: str) -> None:
-        """Somebody deletes that object, and the watch brings it."""
+        """Delete that object; the watch reports it."""
         gone = self.cluster.objects.pop((kind, name))
         self.cluster._version += 1
         gone["metadata"]["resourceVersion"] = str(self.cluster._version)
         self.store.remove(kind, gone)
 
     def relabel(self, kind: Kind, name: str, labels: dict[str, str | None]) -> None:
-        """Somebody changes labels of a child, and the watch by our label brings what it would."""
+        """Change labels of a child; the watch by our label reports the change as a real one
+        would."""
         before = self.cluster.objects[kind, name]
         after = self.cluster._keep(_merged(before, {"metadata": {"labels": labels}}))
         if JOB_LABEL in after["metadata"]["labels"]:
@@ -222,16 +224,16 @@ class Site:
             self.store.remove(kind, gone)
 
     def look(self) -> float | None:
-        """One look; the requests before it are forgotten."""
+        """Reconcile once; earlier requests are forgotten."""
         self.cluster.requests.clear()
         return asyncio.run(self._reconciler.reconcile(NAME))
 
     def reset(self) -> None:
-        """The cluster is another than it was."""
+        """Reset, as if the cluster were another one."""
         self._reconciler.reset()
 
     def start_pods(self) -> None:
-        """The pods that the Jobs and the Deployment ask for are there, and run."""
+        """Create the pods that the Jobs and the Deployment ask for, running."""
         for (kind, name), made in tuple(self.cluster.objects.items()):
             if kind not in (Kind.JOB, Kind.DEPLOYMENT):
                 continue
@@ -259,7 +261,7 @@ class Site:
                 )
 
     def status(self) -> dict[str, Any]:
-        """The status as it is kept."""
+        """The stored status."""
         status: dict[str, Any] = self.cluster.objects[Kind.DLION_JOB, "digits"]["status"]
         return status
 

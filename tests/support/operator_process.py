@@ -1,4 +1,4 @@
-"""The operator as a process of its own, beside a real API server: started, killed, looked at."""
+"""The operator as a process beside a real API server: started, killed, observed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Ahead(datetime.datetime):
 datetime.datetime = Ahead
 runpy.run_module("dlion_operator", run_name="__main__", alter_sys=True)
 """
-"""Stands in for a node whose clock is wrong: Python's clocks, not TLS'."""
+"""Simulates a node whose clock is wrong: Python's clocks, but not that of TLS."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A service account as a pod has it: a folder with a token that may be exchanged (root)."""
+    """A service account as a pod has it: a folder with a token that can be replaced (root)."""
 
     folder: Path
     address: str
@@ -63,7 +63,7 @@ class Account:
 
     @classmethod
     def of(cls, kubectl: Kubectl, name: str, folder: Path) -> Self:
-        """The account of that name in kubectl's namespace, with a token of an hour."""
+        """The account of that name in kubectl's namespace, with a token of one hour."""
         cluster = json.loads(kubectl.run("config", "view", "--raw", "--minify", "-o", "json"))
         about = cluster["clusters"][0]["cluster"]
         folder.mkdir()
@@ -74,18 +74,18 @@ class Account:
 
     @property
     def token(self) -> str:
-        """What stands there now."""
+        """The current token."""
         return (self.folder / "token").read_text()
 
     def take(self, token: str) -> None:
-        """From now on that token stands there, as when a kubelet exchanges one."""
+        """Replace the token, as a kubelet does."""
         new = self.folder / "token.new"
         new.write_text(token)
         new.rename(self.folder / "token")
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a pod is told of its API server."""
+        """The variables with which a pod finds its API server."""
         host, _, port = self.address.rpartition(":")
         return {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
 
@@ -104,14 +104,14 @@ class OperatorProcess:
     site: str = "plant-a"
     namespaces: tuple[str, ...] = ()
     namespace: str = "default"
-    """Its own."""
+    """The operator's own namespace."""
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     clock_ahead_s: float = 0.0
-    """By how much its machine's clock is ahead."""
+    """The time by which its machine's clock is ahead."""
 
     def __post_init__(self) -> None:
-        # As a pod's: whoever starts anew holds its Leases at once.
+        # Like a pod's name: a restarted operator holds its Leases at once.
         self.identity = f"{self.site}-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
         self._coordinator, self._metrics, self._health = free_ports(3)
@@ -119,22 +119,22 @@ class OperatorProcess:
 
     @property
     def log(self) -> Path:
-        """What it has said, over all its starts."""
+        """Its log, over all its starts."""
         return self.folder / "operator.log"
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def coordinator_address(self) -> str:
-        """Where workers reach it."""
+        """The address that workers connect to."""
         return f"127.0.0.1:{self._coordinator}"
 
     def start(self) -> None:
-        """Starts it; returns when it is ready. Raises: UnavailableError with the end of its log."""
+        """Start it; return when it is ready. Raises: UnavailableError with the end of its log."""
         self.launch()
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self.is_ready():
@@ -143,7 +143,7 @@ class OperatorProcess:
             time.sleep(0.05)
 
     def launch(self) -> None:
-        """Starts it and waits for nothing."""
+        """Start it without waiting."""
         config = self.folder / "operator.yaml"
         settings = {
             "site": self.site,
@@ -163,7 +163,7 @@ class OperatorProcess:
             **os.environ,
             "DLION_OPERATOR_IDENTITY": self.identity,
             **self.environment,
-            **self._told_of_the_cluster(),
+            **self._cluster_environment(),
         }
         program, arguments = self._command(config)
         if program is None:
@@ -175,7 +175,7 @@ class OperatorProcess:
             )
 
     def _command(self, config: Path) -> tuple[list[str] | None, list[str]]:
-        """The program, None where one that is forked will do, and its arguments."""
+        """The program and its arguments; the program is None if a forked one suffices."""
         arguments = [
             "--config", str(config), "--namespace", self.namespace, "--log-format", "json",
         ]  # fmt: skip
@@ -189,13 +189,13 @@ class OperatorProcess:
             return ahead, arguments
         return python if self.environment else None, arguments
 
-    def _told_of_the_cluster(self) -> dict[str, str]:
+    def _cluster_environment(self) -> dict[str, str]:
         if isinstance(self.access, Account):
             return {**self.access.environment, "KUBECONFIG": ""}
         return {}
 
     def is_ready(self) -> bool:
-        """What /readyz says."""
+        """The answer of /readyz."""
         return self.get("readyz", self._health)[0] == 200
 
     def is_running(self) -> bool:
@@ -203,11 +203,11 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Send SIGKILL; return when it is gone."""
         self.end(signal.SIGKILL)
 
     def end(self, number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
-        """Ends it by that signal; its exit code."""
+        """End it by that signal; return its exit code."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
@@ -218,7 +218,7 @@ class OperatorProcess:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
     def get(self, path: str, port: int) -> tuple[int, str]:
-        """Status and text of `http://127.0.0.1:PORT/PATH`; status 0 where nobody answers."""
+        """Status and text of `http://127.0.0.1:PORT/PATH`; status 0 without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -228,11 +228,11 @@ class OperatorProcess:
             return 0, ""
 
     def livez(self) -> tuple[int, str]:
-        """What /livez says."""
+        """The answer of /livez."""
         return self.get("livez", self._health)
 
     def metric(self, name: str) -> float:
-        """The sum of the samples whose name and labels begin so; 0 where there is none."""
+        """The sum of the samples whose name and labels begin so; 0 if there is none."""
         _, text = self.get("metrics", self._metrics)
         lines = re.findall(rf"^{re.escape(name)}[^ ]* (.+)$", text, flags=re.MULTILINE)
         return sum(float(value) for value in lines)
@@ -265,8 +265,10 @@ class OperatorProcess:
 def proxied_operator(
     proxy: FaultProxy, kubectl: Kubectl, folder: Path
 ) -> Iterator[OperatorProcess]:
-    """One for kubectl's namespace that asks the API server by that proxy, with a keeper's claim;
-    in the end it must have met no defect of its own."""
+    """An operator for kubectl's namespace behind that proxy, with a keeper's claim.
+
+    At the end it asserts that the operator reported no defect.
+    """
     home = kubectl.namespace
     settings = {"keeper": {"size": "1Gi"}}
     with OperatorProcess(
@@ -277,7 +279,7 @@ def proxied_operator(
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on just now."""
+    """That number of free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,5 +1,7 @@
-"""Documents as an API server has them, made from the operator's own and told what Kubernetes would
-add: for tests of what the operator makes of the world."""
+"""Documents as an API server stores them, for tests of the operator's decisions.
+
+They are made from the operator's own documents with the fields that Kubernetes would add.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,11 @@ STAGED: Document = {
     "exchange": {"topology": "staged", "policy": "staged"},
     "trainer": {**TRAINER, "encoder": "encoder.keras"},
 }
-"""Fields of a job whose first worker alone trains."""
+"""Fields of a job in which only the first worker trains."""
 
 
 def dlion_job(groups: dict[str, int] | None = None, **spec: Any) -> Document:
-    """A DLionJob at one site with these groups, as an API server keeps it: with defaults."""
+    """A DLionJob at one site with these groups, as an API server stores it: with defaults."""
     document: Document = {
         "apiVersion": "dlion.dev/v1alpha1",
         "kind": "DLionJob",
@@ -76,7 +78,7 @@ def dlion_job(groups: dict[str, int] | None = None, **spec: Any) -> Document:
 
 
 class World:
-    """One job and its children, as time goes by. `look` is one decision, whose status is kept."""
+    """One job and its children over time. `look` is one decision, whose status is stored."""
 
     def __init__(self, document: Document, settings: Settings = SETTINGS) -> None:
         self.document = document
@@ -95,7 +97,7 @@ class World:
         self._unready: DurationTracker[UnreadyPod] = DurationTracker()
 
     def observed(self) -> Observed:
-        """What the operator sees now."""
+        """The operator's present observation."""
         now_s = (self.now - START).total_seconds()
         jobs, pods = list(self.jobs.values()), list(self.pods.values())
         terminating = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
@@ -121,19 +123,19 @@ class World:
         )
 
     def look(self, **changes: Any) -> Decision:
-        """What the operator decides; `changes` are to what it sees."""
+        """The operator's decision; `changes` apply to its observation."""
         decision = decide(replace(self.observed(), **changes), self.settings)
         if decision.status is not None:
             self.document["status"] = dict(decision.status)
         return decision
 
     def pass_by(self, seconds: float) -> None:
-        """Time goes by."""
+        """Advance the time."""
         self.now += timedelta(seconds=seconds)
 
     def expose(self, decision: Decision) -> None:
-        """The workers' Services that were decided on are there, with ports of nodes as an API
-        server chooses them: 30000 on."""
+        """Create the workers' Services of a decision, with node ports as an API server chooses
+        them: 30000 on."""
         applied = [a.document for a in decision.actions if isinstance(a, Apply)]
         self.services = [copy.deepcopy(d) for d in applied if d["spec"].get("type")]
         numbers = itertools.count(30000)
@@ -143,7 +145,7 @@ class World:
                 port["nodePort"] = next(numbers)
 
     def make_jobs(self) -> None:
-        """The Jobs are there, each with its pods, which run."""
+        """Create the Jobs, each with its running pods."""
         job = load_job(self.document).with_group_ranks()
         settings = replace(self.settings, runtime=self.runtime.runtime)
         for group in groups_of(job, self.settings.site):
@@ -160,7 +162,7 @@ class World:
         self.make_keeper()
 
     def make_keeper(self) -> None:
-        """The keeper's pod is there, and serves."""
+        """Create the keeper's pod, which serves."""
         key = load_job(self.document).key
         labels = names.run_labels(key, self.settings.site) | {names.COMPONENT_LABEL: names.KEEPER}
         self.pods["keeper"] = {
@@ -188,14 +190,14 @@ class World:
         }
 
     def train(self, *, ready: int | None = None) -> None:
-        """Workers have joined and train."""
+        """Let the workers join and train."""
         count = len(self.pods.keys() - {"keeper"}) if ready is None else ready
         self.run = RunView(
             open_s=3600.0, ready={SiteName(self.settings.site): count}, training=True
         )
 
     def end(self, group: str, *, failed: str = "", exit_code: int = 0) -> None:
-        """That group's Job has ended; `failed` are the indexes that did not succeed."""
+        """End that group's Job; `failed` are the indexes that did not succeed."""
         job = self.jobs[group]
         total = job["spec"]["completions"]
         lost = len(failed.split(",")) if failed else 0
@@ -212,7 +214,7 @@ class World:
             self.fail(group, index, exit_code) if bad else self.succeed(group, index)
 
     def fail(self, group: str, index: int, exit_code: int, message: str = "") -> None:
-        """That pod's trainer has ended with that code."""
+        """End that pod's trainer with that exit code."""
         ended = {"exitCode": exit_code, "message": message}
         self.pods[f"{group}-{index}"]["status"] = {
             "phase": "Failed",
@@ -220,7 +222,7 @@ class World:
         }
 
     def fail_download(self, group: str, index: int, exit_code: int) -> None:
-        """That pod's data set could not be downloaded."""
+        """Let the download of that pod's data set fail."""
         ended = {"exitCode": exit_code, "message": "d.zip: refused"}
         name = names.DATASET_INITIALIZER
         self.pods[f"{group}-{index}"]["status"] = {
@@ -229,7 +231,7 @@ class World:
         }
 
     def succeed(self, group: str, index: int, report: EndReport | None = None) -> None:
-        """That pod's trainer has ended in order, and left that report."""
+        """End that pod's trainer successfully, with that report."""
         ended = {"exitCode": 0, "message": report.to_json() if report else ""}
         self.pods[f"{group}-{index}"]["status"] = {
             "phase": "Succeeded",
@@ -237,7 +239,7 @@ class World:
         }
 
     def restart(self) -> None:
-        """Another operator looks from now on: it has heard nothing yet."""
+        """Continue with a new operator that has received nothing yet."""
         self.run = None
         self._missing, self._terminating, self._unready = (
             DurationTracker(),
@@ -246,7 +248,7 @@ class World:
         )
 
     def wait_for(self, group: str, index: int, reason: str, message: str = "") -> None:
-        """That pod's trainer cannot start."""
+        """Let that pod's trainer wait, for that reason."""
         waiting = {"reason": reason, "message": message}
         self.pods[f"{group}-{index}"]["status"] = {
             "phase": "Pending",

@@ -1,6 +1,8 @@
-"""Programs as users write them, one of each shape: what they train, the least accuracy after some
-hundred steps, and how their models are judged. Each is a folder with a manifest, a program and a
-package beside it, the same in all tiers, or one text."""
+"""Programs as users write them, one of each shape.
+
+Each has the minimum accuracy after some hundred steps, and a check of its models. Each is a folder
+with a manifest, a program and a package beside it, the same in all tiers, or one text.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _PARTS = {
     "sampling.py": f"    import numpy as np{_SAMPLES}",
     "weights/learnt.py": f"    import numpy as np{_LEARNT}",
 }
-"""A package, and in it one without `__init__.py`."""
+"""A package with a subpackage without `__init__.py`."""
 
 
 def _plain(text: str) -> str:
@@ -64,7 +66,8 @@ class OwnProgram:
         return _plain(_IMPORTS + _SAMPLES + _LEARNT + self.body)
 
     def project(self, folder: Path, *, steps: int = 300) -> Path:
-        """Write it into that folder, as for a user; the manifest, of two sites with one worker."""
+        """Write it into that folder as a user's project; the manifest has two sites with one
+        worker."""
         for name, text in _PARTS.items():
             path = folder / "parts" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +94,10 @@ class OwnProgram:
         return manifest
 
     def judge(self, folder: Path, model: Path) -> None:
-        """Whether that model predicts, and better than one that knows the data's means alone, on
-        held-out samples of the project in `folder`. Keras alone loads it."""
+        """Whether that model predicts better than the data's means alone.
+
+        It uses held-out samples of the project in `folder`. Only Keras loads the model.
+        """
         from dlion_worker.training.framework import keras
 
         data = imported(folder / "program.py").load_data("test", SITES[0], 0)
@@ -260,7 +265,7 @@ FROZEN = OwnProgram(
     """,
     0.85,
 )
-"""Its frozen part comes with weights: from them the rest can learn the classes, from others not."""
+"""Its frozen part has weights from which the rest can learn the classes; from others it cannot."""
 KERAS_SCRIPT = OwnProgram(
     "keras-script",
     """
@@ -302,7 +307,7 @@ KERAS_SCRIPT = OwnProgram(
     0.85,
     optimizer="program",
 )
-"""What a script for one machine has: compile(), tf.data, augmentation and callbacks."""
+"""The parts of a script for one machine: compile(), tf.data, augmentation and callbacks."""
 OWN_PROGRAMS = (
     PROBABILITIES, BINARY, REGRESSION, TWO_INPUTS, CUSTOM_LOSS, FROZEN, KERAS_SCRIPT,
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""A run as a site's pods make it, on loopback: the operator's coordinator here, keeper and workers
-as processes of `dlion_worker.pod`, each with the mounts of its pod below a folder of its own.
+"""A run with the pods of one site as processes, on loopback.
 
-Every pod has an address of 127.0.0.0/8, so that all use the ports that they have in a cluster.
+The operator's coordinator runs in this process. Keeper and workers are processes of
+`dlion_worker.pod`, each with the mounts of its pod below its own folder. Every pod has an address
+of 127.0.0.0/8, so that all use the same ports as in a cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONG_S = 240.0
 
 
 class PodRun:
-    """One run at one site, whose pods come and go."""
+    """One run at one site; its pods start and stop."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class PodRun:
         site: str = "",
         life: timedelta = LIFE,
     ) -> None:
-        """`subnet` keeps the addresses of tests that run side by side apart. `site`: the first.
-        `life`: of certificates."""
+        """`subnet` separates the addresses of tests that run in parallel. `site` is the first by
+        default. `life` is that of certificates."""
         self.folder = folder
         self.job: Job = load_job(document).with_group_ranks()
         self.site = SiteName(site or self.job.spec.sites[0].name)
@@ -59,18 +60,18 @@ class PodRun:
         )
         self.processes: dict[str, subprocess.Popen[bytes] | ForkedProgram] = {}
         self._keeper_log_chars = 0
-        """Of lives of the keeper before this one."""
+        """The log length of the keeper's earlier lives."""
         self.environment: dict[str, str] = {}
-        """What every process is to have beside its own."""
+        """Additional variables of every process."""
         self.progress_records: list[ProgressRecord] = []
-        """What workers have reported to the coordinator."""
+        """The records that workers have reported to the coordinator."""
         self.coordinator_port = 0
         self.start_coordinator()
 
     # ---- coordinator -----------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        """A new life of it, on the port of the one before."""
+        """Start the coordinator again, on the same port."""
         self._loop_server = CoordinatorServer(
             f"{self.address(100)}:{self.coordinator_port}", self.authorities.get(self.site)
         )
@@ -84,11 +85,11 @@ class PodRun:
         self.coordinator_port = self.coordinator.start()
 
     def calls(self) -> Mapping[str, int]:
-        """Calls of workers and keepers to the coordinator of now, by name."""
+        """Calls of workers and keepers to the present coordinator, by name."""
         return dict(self._loop_server.service.calls)
 
     def scale(self, ranks: Sequence[int]) -> None:
-        """As the operator says it when a group's count has changed."""
+        """Set the ranks of the run, as the operator does when a group's count has changed."""
         workers = [self.job.worker(Rank(rank)) for rank in ranks]
 
         async def say() -> None:
@@ -97,11 +98,11 @@ class PodRun:
         asyncio.run_coroutine_threadsafe(say(), self.coordinator._loop).result()
 
     def stop(self, reason: str) -> None:
-        """Asks the workers to end the run."""
+        """Ask the workers to end the run."""
         self.coordinator.stop(reason)
 
     def run_is_over(self, reason: str, *, succeeded: bool) -> None:
-        """As the operator says it when all workers have ended."""
+        """End the run, as the operator does when all workers have ended."""
 
         async def say() -> None:
             self._loop_server.runs[self.job.key].finish(reason, succeeded=succeeded)
@@ -111,7 +112,7 @@ class PodRun:
     # ---- pods ------------------------------------------------------------------------------------
 
     def address(self, host: int) -> str:
-        """Of a pod."""
+        """The address of a pod."""
         return f"127.77.{self._subnet}.{host}"
 
     @property
@@ -120,11 +121,11 @@ class PodRun:
         return self.root("keeper") / "var/lib/dlion" / self.job.spec.run_id
 
     def root(self, name: str) -> Path:
-        """Where that pod's mounts are."""
+        """The folder with that pod's mounts."""
         return self.folder / name
 
     def prepare(self, name: str, identity: WorkerIdentity | KeeperIdentity) -> Path:
-        """What the operator and Kubernetes mount; what was there stays."""
+        """Write what the operator and Kubernetes mount; existing files stay."""
         root = self.root(name)
         for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -145,14 +146,14 @@ class PodRun:
         return root
 
     def start_keeper(self) -> None:
-        """The keeper's pod."""
+        """Start the keeper's pod."""
         root = self.prepare("keeper", KeeperIdentity(self.site))
         if (self.folder / "keeper.log").exists():
             self._keeper_log_chars = len(self.log("keeper"))
         self._start("keeper", "keeper", root, {names.POD_IP_VARIABLE: self.address(101)})
 
     def start_worker(self, rank: int) -> None:
-        """Both containers of that worker's pod."""
+        """Start both containers of that worker's pod."""
         worker = self.job.worker(Rank(rank))
         root = self.prepare(f"w{rank}", worker)
         environment = {
@@ -172,18 +173,18 @@ class PodRun:
         return is_away or "storing the files of" in self.log("keeper")[self._keeper_log_chars :]
 
     def lose_worker(self, rank: int) -> None:
-        """Its pod's emptyDirs, as when the pod is deleted."""
+        """Delete its pod's emptyDirs, as when the pod is deleted."""
         shutil.rmtree(self.root(f"w{rank}"))
 
     def end(self, *which: str, number: signal.Signals = signal.SIGTERM) -> dict[str, int]:
-        """Signals those processes and waits; their exit codes."""
+        """Signal those processes and wait; return their exit codes."""
         for name in which:
             if self.processes[name].poll() is None:
                 self.processes[name].send_signal(number)
         return {name: self.wait(name) for name in which}
 
     def wait(self, name: str, within_s: float = LONG_S) -> int:
-        """The exit code of that process, when it has ended."""
+        """Wait for that process; return its exit code."""
         try:
             return self.processes[name].wait(within_s)
         except subprocess.TimeoutExpired:
@@ -215,11 +216,11 @@ class PodRun:
     # ---- what came of it -------------------------------------------------------------------------
 
     def log(self, name: str) -> str:
-        """All that the process of that name has said, over its lives."""
+        """The whole log of the process of that name, over its lives."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def records(self) -> list[ProgressRecord]:
-        """What the keeper has recorded."""
+        """The records of the keeper."""
         path = self.results / "events.jsonl"
         return list(read_events(path)) if path.exists() else []
 
@@ -233,14 +234,14 @@ class PodRun:
         return [r for r in self.records() if isinstance(r, EventRecord) and r.reason == reason]
 
     def summary(self) -> dict[str, Any]:
-        """The figures of a run that is over."""
+        """The figures of a completed run."""
         return dict(json.loads((self.results / "summary.json").read_text()))
 
     def wait_until(self, holds: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
-        """Returns when it is so; fails when it never is."""
+        """Wait until the condition holds; fail on a time-out."""
         deadline_s = time.monotonic() + within_s
         while not holds():
-            assert time.monotonic() < deadline_s, f"never: {what}\n{self.story()}"
+            assert time.monotonic() < deadline_s, f"timed out: {what}\n{self.story()}"
             time.sleep(0.1)
 
     def story(self) -> str:
@@ -252,7 +253,7 @@ class PodRun:
 def pod_run(
     folder: Path, document: dict[str, Any], *, subnet: int, life: timedelta = LIFE
 ) -> Iterator[PodRun]:
-    """A run without pods as yet; nothing of it is left afterwards."""
+    """A run that has no pods yet; everything is removed afterwards."""
     run = PodRun(folder, document, subnet=subnet, life=life)
     try:
         yield run

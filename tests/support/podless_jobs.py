@@ -1,6 +1,5 @@
-"""Jobs beside an API server that runs no pods: manifests, what comes of them, and what stands in
-for a node.
-"""
+"""Jobs beside an API server that runs no pods: manifests, child objects, and a substitute for a
+node."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ _WITHIN_S = 60
 
 
 def manifest(name: str = "digits", *, small: int = 2, **changes: Any) -> dict[str, Any]:
-    """Two groups at plant-a, of `small` and one workers; `changes` are of its spec."""
+    """A manifest with two groups at plant-a, of `small` workers and one; `changes` apply to its
+    spec."""
     document = smallest()
     document["metadata"] = {"name": name}
     groups = [{"name": "small", "workers": small}, {"name": "large", "workers": 1}]
@@ -31,7 +31,7 @@ def manifest(name: str = "digits", *, small: int = 2, **changes: Any) -> dict[st
 
 
 def children(kubectl: Kubectl) -> list[str]:
-    """Kind and name of all that belongs to a job, pods without their suffix; each owned once."""
+    """Kind and name of all objects of a job, pods without their suffix; each has one owner."""
     chosen = "app.kubernetes.io/managed-by=dlion-operator,dlion.dev/job-name"
     found = kubectl.get(KINDS, "-l", chosen)["items"]
     there = [each for each in found if not each["metadata"].get("deletionTimestamp")]
@@ -45,7 +45,8 @@ def _place(kind: str, name: str) -> str:
 
 
 def settled(kubectl: Kubectl, *, pods: int, jobs: int = 2) -> list[str]:
-    """The children, once there are so many Jobs (two for each run), their pods and the keepers'."""
+    """Return the children once that number of Jobs exists (two for each run), with their pods and
+    the keepers'."""
 
     def there() -> bool:
         names = children(kubectl)
@@ -62,24 +63,24 @@ def settled(kubectl: Kubectl, *, pods: int, jobs: int = 2) -> list[str]:
 
 
 def state_of(kubectl: Kubectl, name: str = "digits") -> str:
-    """The job's, in one word; empty before there is one."""
+    """The job's state, in one word; empty before there is one."""
     return str((kubectl.get("dlj", name).get("status") or {}).get("state", ""))
 
 
 def workers(kubectl: Kubectl, name: str = "digits") -> list[dict[str, Any]]:
-    """A job's workers' pods."""
+    """The pods of a job's workers."""
     chosen = f"dlion.dev/job-name={name},{WORKERS}"
     found: list[dict[str, Any]] = kubectl.get("pods", "-l", chosen)["items"]
     return found
 
 
 def has_silent_worker(kubectl: Kubectl, name: str = "digits") -> bool:
-    """Whether one of them is on the node of `lose_worker`."""
+    """Whether a worker is on the node of `lose_worker`."""
     return any(pod["spec"].get("nodeName") == SILENT_NODE for pod in workers(kubectl, name))
 
 
 def end_workers(kubectl: Kubectl, name: str = "digits") -> None:
-    """Says in a kubelet's place that every worker has come to its end."""
+    """Report in place of a kubelet that every worker has ended."""
     ended = json.dumps({"status": {"phase": "Succeeded"}})
     for pod in workers(kubectl, name):
         kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
@@ -87,7 +88,7 @@ def end_workers(kubectl: Kubectl, name: str = "digits") -> None:
 
 
 def place(kubectl: Kubectl, pod: str) -> None:
-    """Has a pod placed on a node that never says anything of it."""
+    """Bind a pod to a node that never reports."""
     kubectl.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": SILENT_NODE}})
     binding = {
         "apiVersion": "v1",
@@ -100,15 +101,15 @@ def place(kubectl: Kubectl, pod: str) -> None:
 
 
 def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
-    """Has a worker's pod deleted on a node that never says that it has ended, as Kubernetes does
-    with a node that it gives up."""
+    """Delete a worker's pod on a node that never reports its end, as Kubernetes does for a lost
+    node."""
     lost = workers(kubectl, name)[0]["metadata"]["name"]
     place(kubectl, lost)
     given_up = {
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "DeletionByTaintManager",
-        "lastTransitionTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",  # else it is taken for old
+        "lastTransitionTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",  # else it counts as old
     }
     kubectl.run("patch", "pod", lost, "--subresource=status",
                 "-p", json.dumps({"status": {"conditions": [given_up]}}))  # fmt: skip
@@ -125,7 +126,7 @@ def conditions(kubectl: Kubectl) -> dict[str, tuple[str, str, str]]:
 
 
 def is_over(kubectl: Kubectl) -> bool:
-    """Whether the run of the job has ended, well or not."""
+    """Whether the run of the job has ended, successfully or not."""
     found = conditions(kubectl)
     return any(found[each][0] == "True" for each in ("Succeeded", "Failed") if each in found)
 

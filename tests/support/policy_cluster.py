@@ -1,7 +1,7 @@
-"""Machines joined by queues in one process: for tests of what several of them do together.
+"""Machines connected by queues in one process, for tests of several machines together.
 
-Each replica trains a linear model by plain SGD on batches of its own. Messages wait in one queue
-per link until the test delivers them, in any order over links, in order on each.
+Each replica trains a linear model by plain SGD on its own batches. Messages wait in one queue per
+link until the test delivers them: in any order over links, in order on each.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def spec(
 
 
 def with_small_merges(found: Spec) -> Spec:
-    """A spec with which ten samples are worth a merge. Any batch is possible: `goodput` may choose
+    """A spec in which ten samples suffice for a merge. Any batch is possible: `goodput` may choose
     the largest at once."""
     size = replace(found.batching.global_batch_size, initial=1, growth=True)
     return replace(
@@ -82,7 +82,7 @@ def with_small_merges(found: Spec) -> Spec:
 
 @dataclass
 class Replica:
-    """One worker: its machine, its weights, and what its machine has said."""
+    """One worker: its machine, its weights, and the instructions that its machine has returned."""
 
     rank: Rank
     machine: PolicyMachine
@@ -94,16 +94,16 @@ class Replica:
 
     @property
     def resting_D(self) -> NDArray[np.float32]:  # noqa: N802 - the shape's suffix
-        """Without moments: where they are."""
+        """The weights; without momentum they are at rest."""
         return self.weights_D.copy()
 
     def descents(self) -> list[ApplyGradient]:
-        """The updates made so far."""
+        """The updates so far."""
         return [one for one in self.instructions if isinstance(one, ApplyGradient)]
 
 
 class Cluster:
-    """Some workers, all linked."""
+    """Workers that are all linked."""
 
     def __init__(
         self,
@@ -144,13 +144,13 @@ class Cluster:
                     self.handle(rank, MemberJoined(peer))
 
     def handle(self, rank: Rank, event: Event) -> list[Instruction]:
-        """Gives a machine an event and carries out what it says."""
+        """Pass an event to a machine and carry out its instructions."""
         replica = self.replicas[rank]
-        told = replica.machine.handle(event)
-        replica.instructions += told
-        for instruction in told:
+        instructions = replica.machine.handle(event)
+        replica.instructions += instructions
+        for instruction in instructions:
             self._carry_out(replica, instruction)
-        return told
+        return instructions
 
     def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
         match instruction:
@@ -174,7 +174,7 @@ class Cluster:
         return not self.replicas[rank].machine.waiting_for()
 
     def batch(self, rank: Rank) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A new batch of that worker's."""
+        """A new batch of that worker."""
         replica = self.replicas[rank]
         x_BD = replica.rng.standard_normal((replica.local_batch_size, self.layout.size))
         return x_BD, x_BD @ self.truth_D
@@ -195,7 +195,7 @@ class Cluster:
         )
 
     def deliver(self, source: Rank, target: Rank) -> bool:
-        """Hands over the next message on that link; whether there was one."""
+        """Deliver the next message on that link; return whether there was one."""
         queue = self.links[source, target]
         if not queue:
             return False
@@ -203,23 +203,23 @@ class Cluster:
         return True
 
     def deliver_all(self) -> None:
-        """Until no message is under way."""
+        """Deliver all messages."""
         while any(queue and self.deliver(*link) for link, queue in self.links.items()):
             pass
 
     def lockstep(self, steps: int) -> None:
-        """Every worker steps, everything arrives, and again."""
+        """Repeat: every worker steps, then everything arrives."""
         for _ in range(steps):
             for rank in self.ranks:
                 self.step(rank)
             self.deliver_all()
 
     def budgets(self, rank: Rank, budget_bytes: dict[Rank, int]) -> None:
-        """The sidecar's word on that worker's links."""
+        """Set the sidecar's budgets for that worker's links."""
         self.handle(rank, BudgetsChanged(budget_bytes))
 
     def leave(self, gone: Rank) -> None:
-        """A worker dies: what it has under way is lost, and all hear of it."""
+        """Remove a worker: its messages in transit are lost, and all peers are notified."""
         for source, target in self.links:
             if gone in (source, target):
                 self.links[source, target].clear()

@@ -1,4 +1,4 @@
-"""Ports over loopback that present certificates, or do worse; for tests of whoever dials them."""
+"""Ports on loopback that present certificates or misbehave, for tests of clients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def listening(
     talk: Callable[[socket.socket], object], server: socket.socket | None = None
 ) -> Iterator[int]:
-    """A port whose connections are each handed to `talk`, and closed when it returns.
+    """A port that passes each connection to `talk` and closes it afterwards.
 
-    `server`: a socket that listens already; else one over loopback.
+    `server` is a listening socket; by default a new one on loopback.
     """
     server = server or socket.create_server(("127.0.0.1", 0))
     talking: list[threading.Thread] = []

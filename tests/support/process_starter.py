@@ -1,14 +1,12 @@
-"""Starts operators, commands `dlion run` and workers' trainers without the seconds that each would
-take to import its modules: two processes per test session, one of them with TensorFlow, have
-imported them and fork.
+"""Fast starts of operators, `dlion run` commands and workers' trainers, without their imports.
 
+Two processes per test session, one of them with TensorFlow, have imported the modules and fork.
 `OperatorProcess` uses it for operators of this tree with a kubeconfig, `LocalRun` for most runs and
-`PodRun` for most trainers; others start a Python of their own. Two programs are then not started,
-but forked: a run's fork server with the run, as its child, and a pod's trainer by its supervisor.
+`PodRun` for most trainers. Others start their own Python. Two programs are forked indirectly: a
+run's fork server with the run, as its child, and a pod's trainer by its supervisor.
 
-This module is also the program of the processes that fork, which read requests from their standard
-input: `start` forks a program, `wait` returns the exit code of one that has ended, and its CPU
-seconds.
+This module is also the program of the forking processes, which read requests from standard input.
+`start` forks a program; `wait` returns the exit code and the CPU seconds of one that has ended.
 """
 
 from __future__ import annotations
@@ -48,15 +46,15 @@ IMPORTED = {
         "dlion_worker.evaluator.__main__",
     ),
 }
-"""What a process that forks programs of that kind imports."""
+"""The imports of a process that forks programs of that kind."""
 FORK_SERVER = "dlion_local.runner.fork_server"
 _TITLE_ROOM = " " * 250
-"""As a fork server has it: its children show their module and arguments there."""
+"""Like that of a fork server: its children show their module and arguments there."""
 
 
 @dataclass
 class ForkedProgram:
-    """A program that a starter has forked; used as a `subprocess.Popen` is."""
+    """A program that a starter has forked; used like a `subprocess.Popen`."""
 
     pid: int
     starter: Starter
@@ -67,18 +65,18 @@ class ForkedProgram:
         self._handle = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended; of a signal, negative."""
+        """The exit code, once it has ended; negative for a signal."""
         return self._ended_within(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, after its end. Raises: subprocess.TimeoutExpired."""
+        """Wait for its end; return the exit code. Raises: subprocess.TimeoutExpired."""
         code = self._ended_within(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; nothing happens once it has ended."""
+        """Send it a signal; no effect once it has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._handle, number)
 
@@ -105,9 +103,9 @@ class Starter:
 
     def __init__(self, kind: str) -> None:
         self.reaped_cpu_s = 0.0
-        """What those that have ended took, and all that they had waited for."""
+        """The CPU seconds of ended programs, and of the children that they waited for."""
         self._lock = threading.Lock()
-        # -P: its own imports are the programs'. What else there is: as a fork server has it.
+        # -P: its own imports are the programs'. The other options are those of a fork server.
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, kind, _TITLE_ROOM],
             stdin=subprocess.PIPE,
@@ -124,14 +122,16 @@ class Starter:
         log: Path,
         stdout: Path | None = None,
     ) -> ForkedProgram:
-        """`python -m` with that module and its arguments, in the folder that is this process's;
-        `log` gets what it prints, without what `stdout` gets."""
+        """Start `python -m` with that module and its arguments, in this process's folder.
+
+        `log` gets its output, except what `stdout` gets.
+        """
         request = {"start": [*command], "environment": {**environment}, "log": str(log)}
         places = {"folder": str(Path.cwd()), "stdout": str(stdout or log)}
         return ForkedProgram(self._ask(request | places), self)
 
     def reap(self, pid: int) -> int:
-        """The exit code of one that has ended."""
+        """Return the exit code of an ended program."""
         code, cpu_s = self._ask({"wait": pid})
         self.reaped_cpu_s += cpu_s
         return int(code)
@@ -146,7 +146,7 @@ class Starter:
             return json.loads(stdout.readline())
 
     def end(self) -> None:
-        """It ends by the end of its input."""
+        """End it by closing its input."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -170,17 +170,19 @@ def start(
     log: Path,
     stdout: Path | None = None,
 ) -> ForkedProgram:
-    """`OPERATOR`, `RUN` or `POD`, forked by this session's process for it; see `Starter.start`."""
+    """Fork `OPERATOR`, `RUN` or `POD` from this session's process for it; see `Starter.start`."""
     return _starter_of(KINDS[program]).start([program, *arguments], environment, log, stdout)
 
 
 reported_cpu_s: dict[int, float] = {}
-"""What children took that report it and are not waited for yet, by process id, CPU seconds."""
+"""CPU seconds by process id, of children that report them and that are not waited for yet."""
 
 
 def unwaited_cpu_s() -> float:
-    """What was used for tests and is not in the times of waited children, CPU seconds: by programs
-    that were started here and have ended, and by children that report it."""
+    """CPU seconds used for tests that the times of waited children lack.
+
+    They belong to programs started here that have ended, and to children that report them.
+    """
     return sum(each.reaped_cpu_s for each in _starters) + sum(reported_cpu_s.values())
 
 
@@ -191,12 +193,12 @@ def _serve(kind: str) -> None:
     """Answer requests until there are no more. A terminal's Ctrl-C is for the tests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # the output of a library is not an answer
     mark = Mark()
     importlib.import_module("setproctitle").getproctitle()  # finds its room by the environment
     for module in IMPORTED[kind]:
         importlib.import_module(module)
-    gc.freeze()  # collecting in a child would copy the shared memory
+    gc.freeze()  # garbage collection in a child would copy the shared memory
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)
         answer: object
@@ -220,21 +222,21 @@ class Mark:
         self._address = int(getenv(RUN_MARK.encode()))
 
     def write(self) -> None:
-        """As `os.environ` has it now."""
+        """Write the value that `os.environ` has now."""
         mark = os.environ[RUN_MARK].encode()
         assert len(mark) == 32
         ctypes.memmove(self._address, mark, 32)
 
 
 def _become(request: dict[str, Any], mark: Mark) -> NoReturn:
-    """The forked process: the program, from its arguments to its exit code."""
+    """Run the program in the forked process, from its arguments to its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where all tests run under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if all tests run under nohup
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     null = os.open(os.devnull, os.O_RDONLY)
-    # A terminal that is opened before `setsid` does not become the one of the program's session.
+    # A terminal opened before `setsid` does not become that of the program's session.
     output, errors = (
         os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         for name in ("stdout", "log")
@@ -246,18 +248,18 @@ def _become(request: dict[str, Any], mark: Mark) -> NoReturn:
     program = sys.argv[0]
     if program == RUN:
         os.setsid()  # as `LocalRun` starts others
-        sys.path.insert(0, request["folder"])  # as `python -m` has it
+        sys.path.insert(0, request["folder"])  # as with `python -m`
         _keep_a_fork_server(mark)
         mark.write()
     elif program == POD:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # as its shell does
-        os.execv = _go_on_as_supervisor  # type: ignore[assignment]
+        os.execv = _continue_as_supervisor  # type: ignore[assignment]
     runpy.run_module(f"{program}.__main__", run_name="__main__", alter_sys=True)
     os._exit(0)
 
 
-def _go_on_as_supervisor(_: str, command: Sequence[str]) -> NoReturn:
-    """In place of `os.execv`: the trainer's supervisor, which forks the trainer."""
+def _continue_as_supervisor(_: str, command: Sequence[str]) -> NoReturn:
+    """Replaces `os.execv`: continue as the trainer's supervisor, which forks the trainer."""
     from dlion_local.runner.fork_server import SUPERVISOR, _fork_trainer
     from dlion_worker.supervisor.__main__ import main
 
@@ -267,7 +269,7 @@ def _go_on_as_supervisor(_: str, command: Sequence[str]) -> NoReturn:
 
 
 def _keep_a_fork_server(mark: Mark) -> None:
-    """Forks what this run's fork server becomes once the run starts it."""
+    """Fork the process that becomes this run's fork server once the run starts it."""
     from dlion_local.emulation.line_process import LineProcess
 
     waiting, start = ServerInWaiting(mark), LineProcess.start
@@ -284,9 +286,9 @@ def _keep_a_fork_server(mark: Mark) -> None:
 
 
 class ServerInWaiting:
-    """A child of this process that becomes a fork server; used as its `subprocess.Popen`.
+    """A child of this process that can become a fork server; used as its `subprocess.Popen`.
 
-    Before, it bears no mark: nobody finds it left behind by a run that never needs it.
+    Before that it has no mark: if the run never needs it, no check finds it as a leftover.
     """
 
     def __init__(self, mark: Mark) -> None:
@@ -299,14 +301,14 @@ class ServerInWaiting:
         if self.pid == 0:
             for other in (self._order, own_requests, own_answers):
                 os.close(other)
-            _serve_once_told(order, requests, answers, mark)
+            _serve_on_order(order, requests, answers, mark)
         for other in (order, requests, answers):
             os.close(other)
         self.stdin = os.fdopen(own_requests, "wb")
         self.stdout = os.fdopen(own_answers, "rb")
 
     def begin(self, environment: dict[str, str], errors: Path) -> None:
-        """It is the server from now on."""
+        """Become the server."""
         self.is_begun = True
         with os.fdopen(self._order, "w") as order:
             json.dump({"environment": environment, "errors": str(errors)}, order)
@@ -316,7 +318,7 @@ class ServerInWaiting:
         return self._look(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, after its end. Raises: subprocess.TimeoutExpired."""
+        """Wait for its end; return the exit code. Raises: subprocess.TimeoutExpired."""
         if self.returncode is None and timeout is not None:
             handle = os.pidfd_open(self.pid)
             poll = select.poll()
@@ -330,7 +332,7 @@ class ServerInWaiting:
         return code
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -342,19 +344,21 @@ class ServerInWaiting:
         return self.returncode
 
 
-def _serve_once_told(order: int, requests: int, answers: int, mark: Mark) -> None:
-    """The child: nothing until it is told, and nothing more when its parent ends before."""
+def _serve_on_order(order: int, requests: int, answers: int, mark: Mark) -> None:
+    """The child: wait for the order; exit if the parent ends before."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(order) as read:
-        told = read.read()
-    if not told:
+        order_text = read.read()
+    if not order_text:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     os.environ.clear()
-    os.environ.update(json.loads(told)["environment"])
+    os.environ.update(json.loads(order_text)["environment"])
     mark.write()
-    errors = os.open(json.loads(told)["errors"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    errors = os.open(
+        json.loads(order_text)["errors"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )
     for opened, number in ((requests, 0), (answers, 1), (errors, 2)):
         os.dup2(opened, number)
         os.close(opened)

@@ -1,4 +1,4 @@
-"""A queued job and what Kueue, Kubernetes and its operator do to it: for tests of queued runs."""
+"""A queued job and the actions of Kueue, Kubernetes and its operator, for tests of queued runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 def queued(groups: dict[str, int] | None = None, *, claim: str = "", **spec: Any) -> World:
-    """A job in queue `edge`, and nothing else; `claim`: its keepers', if they have one."""
+    """A job in queue `edge`, alone; `claim` is that of its keepers."""
     document = dlion_job(groups, **spec)
     document["metadata"]["labels"] = {QUEUE: "edge", "team": "vision"}
     keeper = KeeperSettings(claim_name=claim)
@@ -39,7 +39,7 @@ def patches(decision: Decision, kind: Kind) -> list[Patch]:
 
 
 def job_patches(decision: Decision) -> list[Document]:
-    """What the patches of Jobs' specs change, without guards."""
+    """The changes in the patches of Jobs' specs, without guards."""
     return [a.patch["spec"] for a in patches(decision, Kind.JOB) if "spec" in a.patch]
 
 
@@ -48,7 +48,7 @@ def deleted(decision: Decision, kind: Kind) -> list[str]:
 
 
 def submitted(world: World) -> Document:
-    """The Workload and the suspended Jobs of the first look are there."""
+    """Create the Workload and the suspended Jobs of the first decision."""
     decision = world.look()
     (made,) = created(decision, "Workload")
     for job in created(decision, "Job"):
@@ -66,7 +66,7 @@ def submitted(world: World) -> Document:
 
 
 def say(world: World, type_: str, status: str, reason: str = "ByKueue", message: str = "") -> None:
-    """Kueue sets a condition of the Workload."""
+    """Set a condition of the Workload, as Kueue does."""
     assert world.queue is not None
     assert world.queue.workload is not None
     status_ = world.queue.workload["status"]
@@ -84,7 +84,7 @@ def say(world: World, type_: str, status: str, reason: str = "ByKueue", message:
 
 
 def admit(world: World, flavor: Document | None = None, **counts: int) -> None:
-    """Kueue admits the Workload whole, or with these counts, all in one flavor."""
+    """Admit the Workload, whole or with these counts, all in one flavor."""
     assert world.queue is not None
     assert world.queue.workload is not None
     workload = world.queue.workload
@@ -106,7 +106,7 @@ def admit(world: World, flavor: Document | None = None, **counts: int) -> None:
 
 
 def running(world: World) -> None:
-    """What the operator decides now happens to its Jobs and keeper, and the pods run and train."""
+    """Apply the operator's next decision to its Jobs and keeper; the pods run and train."""
     decision = world.look()
     for action in patches(decision, Kind.JOB):
         for job in world.jobs.values():
@@ -140,7 +140,7 @@ def apply_merge(target: Document, patch: Document) -> None:
 
 
 def stop_workers(world: World) -> None:
-    """The Jobs are suspended, and their pods are gone."""
+    """Suspend the Jobs and remove their pods."""
     for job in world.jobs.values():
         job["spec"]["suspend"] = True
     world.pods = {name: pod for name, pod in world.pods.items() if name == "keeper"}

@@ -1,8 +1,8 @@
-"""A cluster of several sites in virtual time whose workers hold still without a quorum.
+"""A cluster of several sites in virtual time whose workers pause without a quorum.
 
-The real inbox, step cycle, quorum gate, entrance (the simulator's), checkpointer and machine of
-each worker. Only the model is replaced, by a quadratic whose gradient follows rank and iteration,
-and the network, by links that keep their order and take a time by chance.
+Each worker has the real inbox, step cycle, quorum gate, admission (the simulator's), checkpointer
+and machine. Only two parts are replaced. The model is a quadratic whose gradient depends on rank
+and iteration. The links of the network keep their order and take a random time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from dlion_core.links.events import ExchangeEvent
 
 STEP_S, DELAY_S = 0.2, 0.05
-"""A step and a message take up to so long."""
+"""The maximum time of a step and of a message."""
 
 
 class Node:
-    """One worker; as `worker` in what matters here."""
+    """One worker, with the parts of `worker` that matter here."""
 
     def __init__(self, cluster: QuorumCluster, rank: Rank, incarnation: int) -> None:
         self.cluster, self.rank, self.incarnation = cluster, rank, incarnation
@@ -74,9 +74,9 @@ class Node:
         self.quorum_gate = self.cycle.dispatcher.quorum_gate
         self.admission: VirtualAdmission | None = None
         self.lives: dict[Rank, int] = {}
-        """Of each link that it believes to be up, which of its lives."""
+        """The epoch of each link that it believes to be up."""
         self.ends: list[float] = []
-        """When each of its iterations ended."""
+        """The end time of each of its iterations."""
         self.weights_after: dict[int, bytes] = {}
         self.is_gone = self.is_paused = False
         self._arrived: list[Any] = []
@@ -177,7 +177,7 @@ class Node:
 
 
 class QuorumCluster:
-    """All linked at first, and training."""
+    """Sites that are all linked at first, and training."""
 
     def __init__(
         self, workers: Sequence[int], least_sites: int, *, seed: int, mode: str = "asynchronous"
@@ -188,13 +188,13 @@ class QuorumCluster:
         self.events: list[tuple[float, Rank, EventReason]] = []
         self.ranks = [worker.rank for worker in self.job.workers()]
         self.up: dict[tuple[Rank, Rank], int] = {}
-        """Links that are, by sender and receiver, each with the number of its life."""
+        """Links that are up, by sender and receiver, each with the number of its epoch."""
         self.is_silent: set[tuple[Rank, Rank]] = set()
-        """Links on which all is lost, and nobody knows."""
+        """Links that lose everything although both ends believe that they are up."""
         self.cut: frozenset[frozenset[Rank]] = frozenset()
         """Pairs that cannot be linked."""
         self.donors: list[tuple[Rank, Rank, bool]] = []
-        """Who has taken whose state, and whether that one held still."""
+        """Receiver and donor of each state, and whether the donor was paused."""
         self._last_life = 1
         self._free_s: dict[tuple[Rank, Rank], float] = {}
         self.nodes = {rank: Node(self, rank, 1) for rank in self.ranks}
@@ -243,7 +243,7 @@ class QuorumCluster:
             self._bring(node.rank, peer, MessageArrived(node.rank, copied), life)
 
     def _bring(self, source: Rank, target: Rank, event: ExchangeEvent, life: int) -> None:
-        """Behind all that is under way there. What is said on a link is lost with it."""
+        """Deliver an event after everything in transit there; it is lost with its link."""
         free_s = max(self._free_s.get((source, target), 0.0), self.clock.now_s)
         due_s = free_s + DELAY_S * self.rng.random()
         self._free_s[source, target] = due_s
@@ -259,7 +259,7 @@ class QuorumCluster:
         self.clock.after(due_s - self.clock.now_s, arrive)
 
     def break_link(self, a: Rank, b: Rank) -> None:
-        """What is under way is lost; both hear of it, each at a time of its own."""
+        """Break the link: messages in transit are lost; each end notices at its own time."""
         for source, target in ((a, b), (b, a)):
             self.is_silent.discard((source, target))
             if (life := self.up.pop((source, target), None)) is not None:
@@ -276,7 +276,7 @@ class QuorumCluster:
             self._bring(source, target, LinkUp(source, life, done), life)
 
     def renew(self, a: Rank, b: Rank) -> None:
-        """Breaks it off; it is dialled anew."""
+        """Break the link off; it is dialled again."""
         if (a, b) in self.up:
             self.break_link(a, b)
             self.later(1.0, partial(self._redial, a, b))
@@ -286,7 +286,7 @@ class QuorumCluster:
             self.mend_link(a, b)
 
     def pairs(self, *groups: Iterable[Rank]) -> list[tuple[Rank, Rank]]:
-        """Of different groups, in an order by chance."""
+        """Pairs of different groups, in random order."""
         listed = [list(group) for group in groups]
         found = [
             (a, b)
@@ -298,7 +298,8 @@ class QuorumCluster:
         return [found[at] for at in self.rng.permutation(len(found))]
 
     def split(self, *groups: Iterable[Rank], silent_s: float = 0.0) -> None:
-        """Cuts these off from each other; for so long before the links break nobody knows."""
+        """Cut these groups off from each other. For `silent_s`, before the links break, no worker
+        notices."""
         pairs = self.pairs(*groups)
         self.cut = frozenset(frozenset(pair) for pair in pairs)
         if silent_s:
@@ -309,8 +310,11 @@ class QuorumCluster:
         self.run(2.0)
 
     def pause(self) -> None:
-        """Nobody begins a step, and all messages arrive: a gradient is with all peers or with none,
-        as lock step needs it to be equal to the bit after a cut."""
+        """Start no steps and deliver all messages.
+
+        All peers then have a gradient, or none has, so that lock step stays equal to the bit after
+        a cut.
+        """
         for node in self.nodes.values():
             node.is_paused = True
         self.run(1.0)
@@ -320,7 +324,7 @@ class QuorumCluster:
             node.resume()
 
     def heal(self) -> None:
-        """Pair by pair, in an order by chance; all soon."""
+        """Mend the links pair by pair, in random order, all within a short time."""
         pairs = sorted(tuple(sorted(pair)) for pair in self.cut)
         self.cut = frozenset()
         for at in self.rng.permutation(len(pairs)):
@@ -331,7 +335,7 @@ class QuorumCluster:
     def pull(
         self, node: Node, donor: Rank, wanted: StateRequest, take: Callable[[StateSnapshot], None]
     ) -> None:
-        """The donor's state, once it is as wanted, a little later."""
+        """Deliver the donor's state a little later, once it is as requested."""
 
         def give() -> None:
             if (donor, node.rank) in self.up and not self.nodes[donor].is_gone:
@@ -351,7 +355,7 @@ class QuorumCluster:
                 self.break_link(rank, peer)
 
     def restart(self, rank: Rank) -> None:
-        """Without a checkpoint."""
+        """Restart a worker without a checkpoint."""
         node = self.nodes[rank] = Node(self, rank, self.nodes[rank].incarnation + 1)
         node.join()
         for peer in self.ranks:
@@ -365,7 +369,8 @@ class QuorumCluster:
         return {rank: sum(s > from_s for s in self.nodes[rank].ends) for rank in ranks}
 
     def all_continue(self, seconds: float = 10.0, at_least: int = 15) -> None:
-        """Within that time everybody makes so many steps, and then nobody holds still."""
+        """Assert that every worker makes that number of steps in the given time, and none is paused
+        then."""
         from_s = self.clock.now_s
         alive = [rank for rank in self.ranks if not self.nodes[rank].is_gone]
         while self.clock.now_s < from_s + seconds:
@@ -381,7 +386,7 @@ class QuorumCluster:
         return sum(node.replica.folds for node in self.nodes.values())
 
     def differing(self, from_iteration: int) -> list[int]:
-        """Iterations after which weights were not the same to the bit for all that made them."""
+        """Iterations after which the weights differ between the workers that made them."""
         found: dict[int, set[bytes]] = {}
         for node in self.nodes.values():
             for iteration, weights in node.weights_after.items():

@@ -17,7 +17,7 @@ LAYOUT = Layout(("a", "b"), (4, 2))
 
 
 def job(workers: Sequence[int], least_sites: int, mode: str = "asynchronous") -> Job:
-    """Sites of so many workers each, whole gradients."""
+    """A job with sites of these worker counts and whole gradients."""
     sites = [
         {"name": f"site-{number}", "groups": [{"name": "g", "workers": count}]}
         for number, count in enumerate(workers)
@@ -49,7 +49,7 @@ def job(workers: Sequence[int], least_sites: int, mode: str = "asynchronous") ->
 
 
 class Replica:
-    """What instructions, entrance and checkpointer need of `LocalReplica`."""
+    """The part of `LocalReplica` that instructions, admission and checkpointer use."""
 
     learning_rate = np.float32(0.01)
 
@@ -58,7 +58,7 @@ class Replica:
         self.iteration = self.samples = 0
         self.model: Any = self
         self.taken: list[tuple[int, bytes]] = []
-        """States taken over."""
+        """The states taken over."""
         self.folds = 0
 
     def apply_gradient(
@@ -76,7 +76,7 @@ class Replica:
 
     @property
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
-        """Without moments: where they are."""
+        """The weights; without momentum they are at rest."""
         return self.weights_D.copy()
 
     def blend(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:

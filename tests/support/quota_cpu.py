@@ -1,4 +1,4 @@
-"""A CPU under a hard CFS quota in virtual time, for tests of what measures it."""
+"""A CPU under a hard CFS quota in virtual time, for tests of quota measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PERIOD_S = 0.1
 
 
 class QuotaCpu:
-    """One thread under a CFS quota: runs until the period's share is used, then holds still."""
+    """One thread under a CFS quota: it runs until the period's share is used, then pauses."""
 
     def __init__(self, quota_cores: float) -> None:
         self.quota_cores = quota_cores

@@ -1,5 +1,7 @@
-"""A run over two sites whose certificates live for seconds or minutes, until every connection has
-been remade so many times: links, measuring, coordinators, keepers, the operators' streams.
+"""A run over two sites whose certificates live for seconds or minutes.
+
+It lasts until every connection has been renewed several times: links, measuring, coordinators,
+keepers, the operators' streams.
 """
 
 from __future__ import annotations
@@ -20,41 +22,42 @@ from iteration_losses import IterationLoss, iteration_losses
 from local_run import hashes, job_document
 
 NEAR_S = 2.0
-"""So long before and after a trainer tells that its connections are remade, an iteration counts as
-beside a renewal."""
+"""An iteration within this time of a trainer's report about renewed connections counts as beside a
+renewal."""
 
 
 @dataclass(frozen=True)
 class Slowness:
-    """Iterations, first ones of an incarnation left out; in lock step each is all workers' own."""
+    """Iterations, without the first ones of an incarnation; in lock step each counts for all
+    workers."""
 
     iterations: int
     slow: int
-    """Of them, those longer than twice a worker's median."""
+    """Those longer than twice a worker's median."""
 
 
 @dataclass(frozen=True)
 class RenewedRun:
-    """What came of it."""
+    """The result of the run."""
 
     seconds: float
-    """From when all trained until all connections had been remade so often."""
+    """From the time when all trained until all connections had been renewed that often."""
     remade: dict[str, int]
-    """How often each connection was, by its name."""
+    """The number of renewals of each connection, by its name."""
     losses: dict[Rank, IterationLoss]
     beside: Slowness
-    """What was trained beside renewals of trainers' certificates."""
+    """Iterations beside renewals of trainers' certificates."""
     elsewhere: Slowness
-    """What was trained at other times of the same run."""
+    """Iterations at other times of the same run."""
     compared: int
-    """Iterations after which the weights of both were told."""
+    """Iterations after which the weights of both are recorded."""
     parted: int
-    """Of them, those after which they were not equal."""
+    """Those after which the weights differ."""
     warnings: tuple[str, ...]
     dropped_messages: int
     lines_down: int
-    """Records of links that say that one is down, from before the workers were told to end: whoever
-    leaves first is missed by the other."""
+    """Link records with state down, from before the workers were asked to stop: later, the first
+    worker to leave breaks its link."""
 
 
 def renewed_run(
@@ -66,8 +69,11 @@ def renewed_run(
     subnet: int = 31,
     program: dict[str, str] | None = None,
 ) -> RenewedRun:
-    """Trains a worker at each of two sites in lock step until every connection has been remade so
-    many times; `program`: the digits."""
+    """Train a worker at each of two sites in lock step until every connection has been renewed that
+    often.
+
+    `program` is that of the digits.
+    """
     document = job_document(
         dict.fromkeys(NAMES, 1),
         trainer={"program": program or {"builtin": "digits"}, "stop": {"maxSteps": 10**7}},
@@ -119,7 +125,7 @@ def _judged(
     seconds: float, remade: dict[str, int], records: list[ProgressRecord], lines_down: int
 ) -> RenewedRun:
     links = [record for record in records if isinstance(record, LinkRecord)]
-    told = [r for r in records if isinstance(r, EventRecord) and r.warning]
+    warnings = [r for r in records if isinstance(r, EventRecord) and r.warning]
     steps = [record for record in records if isinstance(record, StepRecord)]
     both = [by_rank for by_rank in hashes(steps).values() if len(by_rank) == len(NAMES)]
     losses = iteration_losses(records)
@@ -132,7 +138,7 @@ def _judged(
         elsewhere=elsewhere,
         compared=len(both),
         parted=sum(len(set(by_rank.values())) > 1 for by_rank in both),
-        warnings=tuple(f"worker {r.rank}: {r.reason}: {r.message}" for r in told),
+        warnings=tuple(f"worker {r.rank}: {r.reason}: {r.message}" for r in warnings),
         dropped_messages=max((link.dropped_messages for link in links), default=0),
         lines_down=lines_down,
     )
@@ -141,7 +147,7 @@ def _judged(
 def _beside_renewals(
     records: list[ProgressRecord], losses: dict[Rank, IterationLoss]
 ) -> tuple[Slowness, Slowness]:
-    """Iterations that are as long beside a renewal, of either worker, and elsewhere."""
+    """Iterations beside a renewal of either worker, and elsewhere."""
     renewed = EventReason.CERTIFICATE_RENEWED
     moments = [r.time_s for r in records if isinstance(r, EventRecord) and r.reason == renewed]
     near: dict[int, bool] = {}
@@ -163,7 +169,7 @@ def _beside_renewals(
 
 
 def _remade(*sites: SitePods) -> dict[str, int]:
-    """How often each connection has been remade so far."""
+    """The number of renewals of each connection so far."""
     found: dict[str, int] = {}
     for rank, site in enumerate(sites):
         records = site.records()

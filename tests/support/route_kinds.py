@@ -1,8 +1,8 @@
-"""The kinds by which gateways are told of workers, as their projects define them: the Gateway API's
-TLSRoute and Gateway, in the oldest release that the chart takes, and Traefik's IngressRouteTCP.
+"""The kinds that route gateways to workers, as their projects define them.
 
-The definitions are files of the projects' Go modules, which Go checks against its checksum
-database; they are kept in the testbed's cache.
+They are the Gateway API's TLSRoute and Gateway, in the oldest release that the chart supports, and
+Traefik's IngressRouteTCP. The definitions are files of the projects' Go modules, which Go checks
+against its checksum database. They are kept in the testbed's cache.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FILES = {
 
 
 def build() -> Path:
-    """The folder of the definitions, filled now if need be (seconds).
+    """Return the folder of the definitions; fill it if needed (seconds).
 
-    Raises: UnavailableError with the end of what Go said.
+    Raises: UnavailableError with the end of Go's output.
     """
     folder = cache_folder() / f"route-kinds-{GATEWAY_API}-{TRAEFIK}"
     build_once(folder, _make)
@@ -50,7 +50,7 @@ def _make(folder: Path) -> None:
 
 
 def install(kubectl: Kubectl) -> None:
-    """Has the API server serve them. Raises: UnavailableError where it refuses one."""
+    """Add the kinds to the API server. Raises: UnavailableError if it refuses one."""
     files = [f"--filename={path}" for path in sorted(build().glob("*.yaml"))]
     kubectl.run("apply", "--server-side", *files)
     for plural in ("gateways", "tlsroutes", "ingressroutetcps"):

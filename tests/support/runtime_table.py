@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RuntimeCase:
-    """A spec, and the field that is blamed."""
+    """A spec, and the field that a refusal names."""
 
     name: str
     spec: Any
     blamed: str = ""
-    """As the API server spells it; empty: the spec is valid."""
+    """The field as the API server writes it; empty if the spec is valid."""
     by_rule: bool = field(default=False)
     """Whether only a CEL rule refuses it."""
 

@@ -1,6 +1,6 @@
 """A real S3 server on loopback: Versity's gateway to a folder, which checks every signature.
 
-The program is built by `go install` once, into the testbed's cache (testbed.binaries); Go checks it
+`go install` builds the program once, into the testbed's cache (testbed.binaries); Go checks it
 against its checksum database.
 """
 
@@ -30,12 +30,13 @@ def _folder() -> Path:
 
 
 def built() -> Path | None:
-    """The program; None where it has to be built first."""
+    """The program; None if it is not built yet."""
     return _folder() / _NAME if (_folder() / ".complete").exists() else None
 
 
 def build() -> Path:
-    """The program, built now if need be (minutes). Raises: UnavailableError with what Go said."""
+    """Return the program; build it if needed (minutes). Raises: UnavailableError with Go's
+    output."""
     build_once(_folder(), _make)
     return _folder() / _NAME
 
@@ -94,7 +95,7 @@ def serving(folder: Path, certificate: Path | None = None) -> Iterator[S3Server]
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Raises: UnavailableError with the end of what the server said."""
+    """Raises: UnavailableError with the end of the server's output."""
     deadline_s = time.monotonic() + _WITHIN_S
     while process.poll() is None and time.monotonic() < deadline_s:
         try:

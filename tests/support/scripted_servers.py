@@ -1,6 +1,7 @@
-"""API servers that answer what they are told, and a kubeconfig with a context for each of them.
+"""API servers with scripted answers, and a kubeconfig with a context for each of them.
 
-For tests of what the command line makes of answers; a real API server stands in tests/cluster.
+For tests of how the command line handles answers. Tests with a real API server are in
+tests/cluster.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from email.message import Message
 
 Answer = tuple[int, str]
-"""A code and a body."""
+"""A status code and a body."""
 PATCHES = "PATCH"
-"""What every patch gets the answer of."""
+"""The key of the answer to every patch."""
 
 
 @dataclass(frozen=True)
 class ServedTls:
-    """How a server speaks TLS."""
+    """The TLS certificate of a server."""
 
     chain: Path
     """PEM of its certificate and key."""
@@ -43,9 +44,9 @@ class ServedTls:
 
 
 class Server:
-    """What one answers, by the last part of the path; a watch gets what `watch` is.
+    """Scripted answers, by the last part of the path; a watch gets those of `watch`.
 
-    An answer may be a function, which gives one for each request.
+    An answer may be a function, which is called for each request.
     """
 
     def __init__(
@@ -59,17 +60,17 @@ class Server:
         kept: Path | None = None,
         user: Mapping[str, Any] | None = None,
     ) -> None:
-        """Its clock goes `ahead_s` ahead of this machine's.
+        """Its clock is `ahead_s` ahead of this machine's.
 
         `denied`: rights that a review refuses, as `verb resource/subresource`. `silent`: last parts
         of paths that get no answer. `user`: the user's credentials in the kubeconfig. `kept`: a
-        keeper's disk, on which commands in pods are run; without it, none can be.
+        keeper's disk, on which commands in pods run; without it, they fail.
         """
         self._answers = answers
         self.asked: list[str] = []
         """The paths of all requests."""
         self.headers: list[Message] = []
-        """The headers of each request, of a WebSocket too."""
+        """The headers of each request, including WebSocket requests."""
         self.patches: list[tuple[str, str, str]] = []
         """The address, content type and body of each patch."""
         self.ahead_s = ahead_s
@@ -78,7 +79,7 @@ class Server:
         self.ended = threading.Event()
 
     def run(self, address: str) -> Iterator[bytes]:
-        """The frames that a command in a pod gives: the keeper's own program, on that disk."""
+        """The frames of a command in a pod: the output of the keeper's own program on that disk."""
         command = parse_qs(urlsplit(address).query)["command"][1:]
         done = subprocess.run(
             [sys.executable, *command[:2], "--root", str(self.kept), *command[2:]],
@@ -92,7 +93,7 @@ class Server:
         yield b"\x88\x00"
 
     def answer(self, address: str) -> Answer:
-        """What a request for that address gets; 503 where nothing was told."""
+        """The answer to a request for that address; 503 without a scripted answer."""
         path = urlsplit(address)
         self.asked.append(path.path)
         last = path.path.rpartition("/")[2]
@@ -102,7 +103,7 @@ class Server:
         return self._answer(kind)
 
     def patched(self, address: str, content_type: str, body: str) -> Answer:
-        """What a patch gets."""
+        """The answer to a patch."""
         self.patches.append((address, content_type, body))
         return self._answer(PATCHES)
 
@@ -111,7 +112,7 @@ class Server:
         return answer if isinstance(answer, tuple) else answer()
 
     def review(self, body: bytes) -> Answer:
-        """What a review of the user's own rights says."""
+        """The answer to a review of the user's own rights."""
         asked = json.loads(body)["spec"]["resourceAttributes"]
         sub = f"/{asked['subresource']}" if asked["subresource"] else ""
         allowed = f"{asked['verb']} {asked['resource']}{sub}" not in self.denied
@@ -119,14 +120,14 @@ class Server:
 
 
 def frame(channel: int, content: bytes) -> bytes:
-    """What a server sends on that channel of a command in a pod, at most 65,534 bytes."""
+    """A message on that channel of a command in a pod, at most 65,534 bytes."""
     whole = bytes([channel]) + content
     return b"\x82\x7e" + len(whole).to_bytes(2, "big") + whole
 
 
 @contextlib.contextmanager
 def served(path: Path, servers: Mapping[str, Server | None]) -> Iterator[str]:
-    """A kubeconfig file there with a context of each name; where there is None nothing listens."""
+    """Write a kubeconfig file with a context of each name; the address of None has no listener."""
     with contextlib.ExitStack() as stack:
         clusters = [
             {"name": name, "cluster": stack.enter_context(_listening(server))}
@@ -152,24 +153,24 @@ def server_url(file: str, name: str) -> str:
 
 
 class _AllAtOnce(ThreadingHTTPServer):
-    """Takes as many connections at once as a command opens; one that is not taken waits 1 s."""
+    """Accepts as many connections at once as a command opens; a refused one would wait 1 s."""
 
     request_queue_size = 128
 
 
 @contextlib.contextmanager
-def _listening(told: Server | None) -> Iterator[dict[str, str]]:
-    if told is None:
+def _listening(script: Server | None) -> Iterator[dict[str, str]]:
+    if script is None:
         yield {"server": "http://127.0.0.1:9"}
         return
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told.headers.append(self.headers)
-            if told.kept is not None and urlsplit(self.path).path.endswith("/exec"):
+            script.headers.append(self.headers)
+            if script.kept is not None and urlsplit(self.path).path.endswith("/exec"):
                 self._run()
             else:
-                self._send(*told.answer(self.path))
+                self._send(*script.answer(self.path))
 
         def _run(self) -> None:
             magic = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -180,19 +181,19 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
             accept = base64.b64encode(hashlib.sha1(magic.encode()).digest()).decode()
             self.send_header("Sec-WebSocket-Accept", accept)
             self.end_headers()
-            for each in told.run(self.path):
+            for each in script.run(self.path):
                 self.wfile.write(each)
             self.connection.recv(65536)  # the client closes, too
             self.close_connection = True
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = told.answer(self.path)
-            self._send(*(told.review(body) if answer[0] == 503 else answer))
+            answer = script.answer(self.path)
+            self._send(*(script.review(body) if answer[0] == 503 else answer))
 
         def do_PATCH(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            self._send(*told.patched(self.path, self.headers["Content-Type"], body))
+            self._send(*script.patched(self.path, self.headers["Content-Type"], body))
 
         def _send(self, code: int, text: str) -> None:
             self.send_response(code)
@@ -201,22 +202,22 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
             self.wfile.write(text.encode())
 
         def date_time_string(self, timestamp: float | None = None) -> str:
-            return super().date_time_string(time.time() + told.ahead_s)
+            return super().date_time_string(time.time() + script.ahead_s)
 
         def log_message(self, *_: object) -> None:
             pass
 
     with _AllAtOnce(("127.0.0.1", 0), Handler) as server:
         cluster = {"server": f"http://127.0.0.1:{server.server_address[1]}"}
-        if told.tls is not None:
+        if script.tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(told.tls.chain)
+            context.load_cert_chain(script.tls.chain)
             server.socket = context.wrap_socket(server.socket, server_side=True)
             cluster = {"server": cluster["server"].replace("http:", "https:")}
-            cluster["certificate-authority"] = str(told.tls.trusted)
+            cluster["certificate-authority"] = str(script.tls.trusted)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
         try:
             yield cluster
         finally:
-            told.ended.set()
+            script.ended.set()
             server.shutdown()

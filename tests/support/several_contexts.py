@@ -1,4 +1,5 @@
-"""`dlion get|watch|logs --contexts` of several real clusters: one kubeconfig, and the commands."""
+"""`dlion get|watch|logs --contexts` with several real clusters: one kubeconfig, and the
+commands."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class SeveralContexts:
         self._names = ",".join(clusters)
 
     def at(self, name: str, *words: str) -> str:
-        """What `dlion WORDS` prints, of that one alone; it must succeed."""
+        """The output of a successful `dlion WORDS` for that context alone."""
         command = [sys.executable, "-m", "dlion_cli", *words, f"--kubeconfig={self._file}"]
         done = subprocess.run(
             [*command, f"--context={name}"],
@@ -46,7 +47,7 @@ class SeveralContexts:
 
     @contextmanager
     def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """`dlion WORDS` of all of them, which ends with the block at the latest."""
+        """Start `dlion WORDS` for all contexts; it ends with the block at the latest."""
         command = [sys.executable, "-m", "dlion_cli", *words, f"--kubeconfig={self._file}"]
         process = subprocess.Popen(
             [*command, f"--contexts={self._names}"],
@@ -61,13 +62,13 @@ class SeveralContexts:
             process.communicate()
 
     def output(self, *words: str) -> list[str]:
-        """The lines of `dlion WORDS`, which must succeed."""
+        """The lines of a successful `dlion WORDS` for all contexts."""
         with self.started(*words) as process:
             return ended(process, within_s=60)
 
 
 def ended(process: subprocess.Popen[str], *, within_s: float) -> list[str]:
-    """Its lines, once it has succeeded."""
+    """Wait for success; return the lines."""
     output, complained = process.communicate(timeout=within_s)
     assert process.returncode == 0, complained
     return output.splitlines()

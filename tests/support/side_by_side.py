@@ -1,4 +1,4 @@
-"""Runs what several tests mostly wait for all at once; each test gets the outcome of its own."""
+"""Slow parts of several tests, run in parallel; each test gets the outcome of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class SideBySide:
         self._begun: dict[str, Future[None]] = {}
 
     def outcome(self, name: str) -> None:
-        """Returns once that function has; raises what it raised. When asked again, as for a test
-        that is run again, it is called again."""
+        """Wait for that function; return its result or raise its error.
+
+        The next request for it, as of a repeated test, calls it again.
+        """
         begun = self._begun.pop(name, None)
         if begun is None:
             self._functions[name]()

@@ -1,7 +1,7 @@
-"""Simulated runs for tests: many in one process of their own, as `dlion simulate` does them.
+"""Simulated runs for tests: many in one separate process, as `dlion simulate` runs them.
 
-TensorFlow is loaded, and its functions are traced, once for all that run in the same process; what
-each left behind is read from its result folder.
+The runs of one process load TensorFlow and trace its functions once. Results are read from each
+run's result folder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class EndedCommand:
-    """What a command left behind."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
@@ -74,21 +74,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What one run left behind."""
+    """The result of one run."""
 
     summary: Mapping[str, Any]
     trace_hash: str
     records: Sequence[Mapping[str, Any]]
     exit_code: int
     steps: Mapping[int, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """Of each rank, in order."""
+    """The steps of each rank, in order."""
 
     def events(self, reason: str) -> list[Mapping[str, Any]]:
-        """Those of one reason, in order."""
+        """Events of one reason, in order."""
         return [r for r in self.records if r["kind"] == "event" and r["reason"] == reason]
 
     def sent_bytes(self, sender: int, receiver: int, kind: str = "sent_bytes") -> int:
-        """Over the whole run, as far as it was reported."""
+        """Sent bytes over the whole run, as far as they were reported."""
         return sum(
             r[kind]
             for r in self.records
@@ -116,14 +116,14 @@ def four_workers(**fields: Any) -> dict[str, Any]:
 
 
 class _CommandProcess:
-    """A process that runs commands of `dlion`, one after the other. The first one starts it."""
+    """A process that runs commands of `dlion` in sequence. The first command starts it."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, folder: Path, words: Sequence[str]) -> EndedCommand:
-        """What that command left behind in that folder."""
+        """Run that command in that folder; return its result."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM],
@@ -137,8 +137,8 @@ class _CommandProcess:
         assert answer, f"the process has ended at {words}"
         code, cpu_s = answer.split()
         reported_cpu_s[self._process.pid] = float(cpu_s)
-        said = [(folder / name).read_text() for name in ("stdout", "stderr")]
-        return EndedCommand(int(code), *said)
+        outputs = [(folder / name).read_text() for name in ("stdout", "stderr")]
+        return EndedCommand(int(code), *outputs)
 
     def end(self) -> None:
         """Wait until it has ended."""
@@ -152,7 +152,8 @@ _shared: list[_CommandProcess] = []
 
 @contextmanager
 def one_process(environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Meanwhile all commands run in one process. `environment`: its variables, else the test's."""
+    """Run all commands of the context in one process. `environment` has its variables, else the
+    test's."""
     process = _CommandProcess(environment)
     _shared.append(process)
     try:
@@ -163,9 +164,9 @@ def one_process(environment: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, EndedCommand]:
-    """Run commands of `dlion`, one after the other, in one process that is not the test's.
+    """Run commands of `dlion` in sequence, in one process other than the test's.
 
-    Each has a folder of its name below `folder` for what it writes.
+    Each has a folder of its name below `folder` for its files.
     """
     if not _shared:
         with one_process():
@@ -174,7 +175,7 @@ def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[st
 
 
 def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
-    """Simulates them one after the other, in a process that is not the test's."""
+    """Simulate them in sequence, in a process other than the test's."""
     commands = {
         name: ["simulate", *_arguments(folder / name, case)] for name, case in cases.items()
     }
@@ -185,7 +186,7 @@ def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated
 
 
 class SimulatedCases(dict[str, Simulated]):
-    """Runs by their names, each simulated when a test first asks for it."""
+    """Runs by their names, each simulated when a test first needs it."""
 
     def __init__(self, folder: Path, cases: Mapping[str, Case]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files on the nodes of a testbed's site, and the claim by which pods there read them."""
+"""Files on the nodes of a testbed's site, and a claim with which pods there read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = {"storage": "1Gi"}
 
 
 def bring_files(site: Site, files: Iterable[Path], *, claim: str, namespace: str) -> None:
-    """Copies them onto every node's disk; in that namespace, which is there, `claim` holds them."""
+    """Copy them to every node's disk; in that existing namespace, `claim` holds them."""
     kept = list(files)
     for node in site.nodes:
         folder = node.machine.folder / "lib" / claim

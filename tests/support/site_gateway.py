@@ -1,8 +1,8 @@
-"""HAProxy on a site's node, led by the routes of that site's cluster.
+"""HAProxy on a site's node, configured by the routes of that site's cluster.
 
-It stands for a gateway's controller and its proxy: it takes up TLSRoutes that name its listener and
-IngressRouteTCPs of its entry point, in any namespace, and no others. Services' cluster addresses
-are reached as from any node.
+It replaces a gateway's controller and its proxy. It accepts TLSRoutes that name its listener and
+IngressRouteTCPs of its entry point, in any namespace, and no others. It reaches Services' cluster
+addresses as any node does.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _NAME = "haproxy"
 
 @dataclass(frozen=True)
 class SiteGateway:
-    """Of one site; `folder` is its own."""
+    """The gateway of one site; `folder` is its own."""
 
     site: Site
     folder: Path
 
     @property
     def address(self) -> str:
-        """Where other sites reach it, `host:port`."""
+        """The `host:port` at which other sites reach it."""
         return f"{self.site.nodes[0].layout.address}:{PORT}"
 
     def documents(self) -> list[dict[str, Any]]:
-        """Its listener, as the Gateway API has it, in a namespace of its own."""
+        """Its listener as a Gateway API object, in a separate namespace."""
         listener = {
             "name": PARENT["sectionName"],
             "port": PORT,
@@ -59,7 +59,7 @@ class SiteGateway:
         ]
 
     def take_up(self) -> None:
-        """Lead as the cluster's routes say by now; connections stay as they are."""
+        """Apply the cluster's present routes; connections stay."""
         kinds = "services,tlsroutes,ingressroutetcps"
         items = self.site.kubectl.get(kinds, "--all-namespaces")["items"]
         servers = {
@@ -73,13 +73,13 @@ class SiteGateway:
             if (to.namespace, to.service) in servers
         }
         text = configuration({self.address: names}, stats=self._stats)
-        is_told = self._config.exists() and self._config.read_text() == text
+        is_current = self._config.exists() and self._config.read_text() == text
         self._config.write_text(text)
-        if not is_told or self.taken_bytes().keys() != names.keys():
-            self._reload()  # a signal is lost on one that is about to start
+        if not is_current or self.taken_bytes().keys() != names.keys():
+            self._reload()  # a process that is about to start loses a signal
 
     def taken_bytes(self) -> dict[str, int]:
-        """What came in for each name since it was last told of another one; empty before."""
+        """Received bytes for each name since its last configuration; empty before."""
         with socket.socket(socket.AF_UNIX) as asked:
             try:
                 asked.connect(str(self._stats))

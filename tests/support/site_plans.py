@@ -1,4 +1,4 @@
-"""Plans of environments with sites, for tests of what the workers of a site share."""
+"""Plans of environments with sites, for tests of resources that a site's workers share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A `WeightsCluster` of several sites: joins and departures, and lanes that keep their order.
 
-For machines that are told which site each worker is of.
+For machines that know each worker's site.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ class SitesCluster(WeightsCluster):
         )
 
     def handle(self, rank: Rank, event: Event) -> list[Instruction]:
-        """As in any cluster; whether it may step is asked anew."""
+        """Handle an event; forget the cached answer of `may_step`."""
         self._may_step.pop(rank, None)
         return super().handle(rank, event)
 
     def may_step(self, rank: Rank) -> bool:
-        """As its machine said after its last event."""
+        """The machine's answer after its last event."""
         if rank not in self._may_step:
             self._may_step[rank] = super().may_step(rank)
         return self._may_step[rank]
 
     def leave(self, gone: Rank) -> None:
-        """A worker dies."""
+        """Remove a worker that dies."""
         self.alive.discard(gone)
         super().leave(gone)
 
     def cut(self, one: Rank, other: Rank, rng: np.random.Generator, between: int) -> None:
-        """Their link breaks, and they notice one after the other; so many turns lie between."""
+        """Break their link; the second end notices that number of turns after the first."""
         for source, target in ((one, other), (other, one)):
             self.links[source, target].clear()
             self.handle(target, MemberLeft(source))
@@ -72,7 +72,7 @@ class SitesCluster(WeightsCluster):
         self.links[one, other].clear()
 
     def relink(self, one: Rank, other: Rank) -> None:
-        """Their link is back."""
+        """Bring their link up again."""
         finished = {rank: self.replicas[rank].iteration for rank in (one, other)}
         self.handle(one, MemberJoined(other, finished[other]))
         self.handle(other, MemberJoined(one, finished[one]))
@@ -80,7 +80,7 @@ class SitesCluster(WeightsCluster):
     def replace_worker(
         self, rank: Rank, source: Rank, state: Mapping[str, Value] | None = None
     ) -> None:
-        """A new incarnation takes over a worker's weights and iteration, or comes with a state."""
+        """Start a new incarnation: with another worker's weights and iteration, or with a state."""
         replica, other = self.replicas[rank], self.replicas[source]
         self.alive.add(rank)
         replica.machine = self.built(replica)
@@ -95,7 +95,7 @@ class SitesCluster(WeightsCluster):
             self.handle(rank, MemberJoined(peer, applied))
 
     def turn(self, rng: np.random.Generator, steps: int) -> bool:
-        """One step or one delivery by chance; False: nothing is left to do."""
+        """One random step or delivery; return False if nothing is left to do."""
         steppers = [
             rank
             for rank in sorted(self.alive)
@@ -112,24 +112,25 @@ class SitesCluster(WeightsCluster):
         return True
 
     def run(self, seed: int, *, steps: int) -> None:
-        """By chance until all who live have done exactly `steps`."""
+        """Run in random order until all live workers have done exactly `steps`."""
         rng = np.random.default_rng(seed)
         while self.turn(rng, steps):
             pass
-        self._check_nobody_is_held(steps)
+        self._assert_none_blocked(steps)
 
     def run_at_least(self, seed: int, *, steps: int) -> None:
-        """By chance until all who live have done at least so many; others do not stop for that."""
+        """Run in random order until all live workers have done at least that number of steps;
+        faster ones continue meanwhile."""
         rng = np.random.default_rng(seed)
         for _ in range(200 * steps * len(self.ranks)):
             if not self._late(steps) or not self.turn(rng, steps=10**9):
                 break
-        self._check_nobody_is_held(steps)
+        self._assert_none_blocked(steps)
 
     def _late(self, steps: int) -> list[Rank]:
         return [rank for rank in sorted(self.alive) if self.replicas[rank].iteration < steps]
 
-    def _check_nobody_is_held(self, steps: int) -> None:
+    def _assert_none_blocked(self, steps: int) -> None:
         late = self._late(steps)
         held = {rank: self.replicas[rank].machine.waiting_for() for rank in late}
-        assert not late, f"held for ever: {held}"
+        assert not late, f"blocked: {held}"

@@ -1,4 +1,4 @@
-"""A `WeightsCluster` under `d2` on quadratics whose data are skewed, and what may happen to it."""
+"""A `WeightsCluster` under `d2` on quadratics with skewed data, and its faults."""
 
 from __future__ import annotations
 
@@ -53,18 +53,19 @@ class Skewed(WeightsCluster):
         super().step(rank, away_D.astype(np.float32) if gradient_D is None else gradient_D)
 
     def all_step(self) -> None:
-        """Each one's local step; nothing arrives yet."""
+        """One local step of each worker; nothing is delivered yet."""
         for rank in filter(self.may_step, self.alive):
             self.step(rank)
 
     def run_lockstep(self, steps: int) -> None:
-        """Those who are left, in lock step."""
+        """Run the live workers in lock step."""
         for _ in range(steps):
             self.all_step()
             self.deliver_all()
 
     def converges(self) -> bool:
-        """Whether those who are left do, in 150 steps. All restarts are over after the first 40."""
+        """Whether the live workers reach their optimum in 150 steps. All restarts are over after
+        the first 40."""
         self.run_lockstep(40)
         for _ in range(11):
             if self.distance() < 1e-4:
@@ -73,18 +74,18 @@ class Skewed(WeightsCluster):
         return self.distance() < 1e-4
 
     def deliver_to(self, targets: Iterable[int]) -> None:
-        """All that is under way to these."""
+        """Deliver everything in transit to these."""
         for link in self.links:
             while link[1] in targets and self.deliver(*link):
                 pass
 
     def die(self, rank: Rank) -> None:
-        """For good, or until it is replaced."""
+        """Remove a worker, for good or until it is replaced."""
         self.alive.remove(rank)
         self.leave(rank)
 
     def take_over(self, rank: Rank, donor: Rank) -> None:
-        """In a new process, from another's weights."""
+        """Start a worker in a new process, with another's weights."""
         given_by = self.replicas[donor]
         self._begin(
             rank,
@@ -96,7 +97,7 @@ class Skewed(WeightsCluster):
             self.link(rank, peer)
 
     def restart_from_checkpoint(self, rank: Rank) -> None:
-        """In a new process, from a checkpoint of just now."""
+        """Start a worker in a new process, from a checkpoint of this moment."""
         saved = self.saved()[rank]
         self.leave(rank)
         self._begin(rank, saved, lambda machine: machine.restore(saved[2]))
@@ -104,12 +105,12 @@ class Skewed(WeightsCluster):
             self.link(rank, peer)
 
     def resume(self, checkpoints: dict[Rank, Checkpoint]) -> None:
-        """All stop and go on from these."""
+        """Stop all workers and resume them from these checkpoints."""
         for queue in self.links.values():
             queue.clear()
         for rank, saved in checkpoints.items():
             self._begin(rank, saved, partial(IterationGuard.restore, state=saved[2]))
-        for rank in self.alive:  # who begins expects the others where it is itself
+        for rank in self.alive:  # a restarted worker expects the others at its own iteration
             for peer in set(self.alive) - {rank}:
                 self.handle(rank, MemberJoined(peer, self.replicas[rank].iteration))
         self.deliver_all()
@@ -124,14 +125,14 @@ class Skewed(WeightsCluster):
         restore(machine)
 
     def saved(self) -> dict[Rank, Checkpoint]:
-        """A checkpoint of each."""
+        """A checkpoint of each worker."""
         return {
             rank: (one.iteration, one.weights_D.copy(), one.machine.state())
             for rank, one in self.replicas.items()
         }
 
     def corrections(self) -> dict[Rank, np.ndarray]:
-        """Of those who are left and have one."""
+        """The corrections of the live workers that have one."""
         states = {rank: self.replicas[rank].machine.state() for rank in self.alive}
         name = "d2_correction_D"
         return {rank: state[name] for rank, state in states.items() if name in state}
@@ -140,6 +141,6 @@ class Skewed(WeightsCluster):
         return np.sum([np.zeros(20), *self.corrections().values()], axis=0)
 
     def distance(self) -> float:
-        """Of any of those who are left from their joint optimum."""
+        """The maximum distance of a live worker from their joint optimum."""
         best_D = self.optima[self.alive].mean(axis=0)
         return float(np.abs(self.weights()[self.alive] - best_D).max())

@@ -1,4 +1,4 @@
-"""A bundle as `make bundle` writes it, whose images, chart, wheel and SBOMs hold little."""
+"""A bundle as `make bundle` writes it, with small images, chart, wheel and SBOMs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def extracted(bundle: Path, folder: Path) -> Path:
 
 
 def facts_of(folder: Path) -> dict[str, str]:
-    """What bundle.yaml has."""
+    """The content of bundle.yaml."""
     lines = (folder / "bundle.yaml").read_text().splitlines()
     pairs = (line.partition(": ") for line in lines if not line.startswith("#"))
     return {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""An encoder of digits, for jobs of topology `staged`: untrained, as random filters suffice."""
+"""An untrained encoder of digits, for jobs of topology `staged`: random filters suffice."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ from local_run import job_document
 SHAPE, CLASSES, TOTAL = (2, 3), 5, 2 * BATCH_SAMPLES + 17
 DECODER, SENSOR = Rank(0), Rank(1)
 SIZE = 6
-"""Of the model."""
+"""The size of the model."""
 
 
 class FeatureView:
-    """What a machine reads of its replica."""
+    """The part of a replica that a machine reads."""
 
     class_count = CLASSES
     weights_D = resting_D = np.zeros(SIZE, np.float32)
@@ -42,7 +42,7 @@ class FeatureView:
 
 
 def samples(first: int = 0, total: int = TOTAL, *, shape: tuple[int, ...] = SHAPE) -> LocalFeatures:
-    """A batch, whose channels have very different ranges."""
+    """A batch whose channels have very different ranges."""
     chance = np.random.default_rng(first)
     count = min(BATCH_SAMPLES, total - first)
     scale_C = np.resize([1, 100, 0.01], shape[-1])
@@ -62,13 +62,13 @@ def staged_machine(
 
 
 def features(batch: LocalFeatures, *, sender: Rank = SENSOR, bits: int = 8) -> MessageArrived:
-    """That batch, as it comes from a sensor."""
+    """That batch as a sensor sends it."""
     message = Message(MessageKind.FEATURES, 1, payload=encode(batch, bits))
     return MessageArrived(sender, message)
 
 
 def requested(instructions: Iterable[Instruction]) -> list[int]:
-    """The first samples of the batches that are requested."""
+    """The first samples of the requested batches."""
     sent = [one.message for one in instructions if isinstance(one, SendMessage)]
     return [struct.unpack("<I", one.payload)[0] for one in sent]
 

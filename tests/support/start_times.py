@@ -1,7 +1,7 @@
-"""What it takes from `kubectl apply` to each worker's first step, on this machine's clock.
+"""The time from `kubectl apply` to each worker's first step, on this machine's clock.
 
-Pods of a testbed share the machine's monotonic clock; that a run's records count from is in what a
-worker keeps of its membership, and how long imports and the first trace took in its trainer's log.
+Pods of a testbed share the machine's monotonic clock. The zero of a run's records is in each
+worker's stored membership. The times of imports and of the first trace are in its trainer's log.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ WORKERS = "app.kubernetes.io/component=worker"
 
 @dataclass(frozen=True)
 class Start:
-    """Of one worker."""
+    """The start of one worker."""
 
     pod: str
     rank: int
     imports_s: float
     trace_s: float
     zero_s: float
-    """Of the run's records, on the monotonic clock."""
+    """The zero of the run's records, on the monotonic clock."""
 
     def first_step_s(self, results: Path) -> float:
-        """On the monotonic clock, by the fetched records."""
+        """The time of the first step on the monotonic clock, from the fetched records."""
         own = [each for each in records(results, "step") if each["rank"] == self.rank]
         return self.zero_s + min(float(each["time_s"]) for each in own)
 
 
 def starts_of(kubectl: Kubectl, job: str) -> list[Start]:
-    """Of all workers of a job that trains, in the order of their ranks."""
+    """The starts of all workers of a job that trains, in the order of their ranks."""
     chosen = f"dlion.dev/job-name={job},{WORKERS}"
     pods = kubectl.get("pods", "-l", chosen)["items"]
     return sorted((_start(kubectl, pod["metadata"]["name"]) for pod in pods), key=_rank)
@@ -51,26 +51,27 @@ def _rank(start: Start) -> int:
 
 
 def _start(kubectl: Kubectl, pod: str) -> Start:
-    said = kubectl.run("logs", pod, "-c", "trainer")
+    log = kubectl.run("logs", pod, "-c", "trainer")
     kept = kubectl.run("exec", pod, "-c", "trainer", "--", "cat", KEPT_MEMBERSHIP)
-    (rank,) = re.findall(r"worker \S+ of \S+, rank (\d+)", said)
+    (rank,) = re.findall(r"worker \S+ of \S+, rank (\d+)", log)
     return Start(
         pod=pod,
         rank=int(rank),
-        imports_s=_seconds(said, "imports"),
-        trace_s=_seconds(said, "first trace"),
+        imports_s=_seconds(log, "imports"),
+        trace_s=_seconds(log, "first trace"),
         zero_s=float(json.loads(kept)["start_time_monotonic_s"]),
     )
 
 
-def _seconds(said: str, what: str) -> float:
-    """Of the first trainer there."""
-    found: list[Any] = re.findall(rf"{what} took (\d+\.\d) s", said)
+def _seconds(log: str, what: str) -> float:
+    """The duration in the first trainer's log."""
+    found: list[Any] = re.findall(rf"{what} took (\d+\.\d) s", log)
     return float(found[0])
 
 
 def report_starts(starts: list[Start], results: Path, applied_s: float) -> float:
-    """Prints a row for each worker; the longest time to a first step less imports and trace."""
+    """Print a row for each worker, and the longest time to a first step without imports and
+    trace."""
     print("\n| worker | imports | first trace | first step after apply | less both |")
     print("|---|---|---|---|---|")
     rests = []

@@ -1,4 +1,4 @@
-"""A worker in lock step beside other work, in closed form, driven by a demand predictor."""
+"""A worker in lock step beside other load, in closed form, driven by a demand predictor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ STEP_S, WAIT_S = 0.5, 0.1
 
 @dataclass
 class SteppedWorker:
-    """Computes for half a second and waits for a tenth, whatever it gets done. Others take what
-    they want, at most half of the cores while it computes."""
+    """Computes for half a second and waits for a tenth, whatever its progress. Other load takes its
+    demand, at most half of the cores while the worker computes."""
 
     wanted: Callable[[float], float]
     predictor: DemandPredictor = field(default_factory=DemandPredictor)
@@ -36,7 +36,7 @@ class SteppedWorker:
     ) -> Iterator[tuple[float, float, DemandDecision]]:
         """The time and the true samples per second of each step, and the decision behind it.
 
-        `measured` makes the measured speed of the true ones of this step and the last.
+        `measured` computes the measured speed from the true speeds of this step and the last.
         """
         before, end_s = self.left(self.now_s) / SAMPLE_CORE_S, self.now_s + seconds
         iteration = 0
@@ -59,5 +59,5 @@ class SteppedWorker:
 
 
 def square(period_s: float, busy_s: float, cores: float) -> Callable[[float], float]:
-    """Others take `cores` in the last `busy_s` of each period."""
+    """Other load takes `cores` in the last `busy_s` of each period."""
     return lambda now_s: cores if now_s % period_s >= period_s - busy_s else 0.0

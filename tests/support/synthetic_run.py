@@ -1,7 +1,7 @@
-"""Records of an invented but believable run, for tests of results and of the live view.
+"""Records of an invented but plausible run, for tests of results and of the live view.
 
-Six unequal workers on two sites learn; batches follow capacities, links have budgets, one worker
-is killed and comes back. Nothing here was measured, and nothing here is shipped as a result.
+Six unequal workers at two sites learn. Batches follow capacities, links have budgets, and one
+worker is killed and restarts. Nothing here is measured or shipped as a result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SKETCH = 32
 
 @dataclass(frozen=True)
 class Story:
-    """What the invented run is like."""
+    """The properties of the invented run."""
 
     workers: int = 6
     seconds: float = 300.0
@@ -47,14 +47,14 @@ class Story:
     killed: tuple[int, float, float] | None = (4, 140.0, 18.0)
     seed: int = 1
     metric_names: tuple[str, ...] = ()
-    """Of `compile()`; every second one is an error that falls from 5 to -4."""
+    """The metrics of `compile()`; every second one is an error that falls from 5 to -4."""
 
     phases: tuple[float, ...] | None = None
-    """Parts of the time beside computing, in the order of MAIN_PHASES; None: not recorded."""
+    """Parts of the time other than computing, in the order of MAIN_PHASES; None if not recorded."""
 
     @property
     def waiting(self) -> float:
-        """Part of the time beside computing."""
+        """The part of the time other than computing."""
         return 1.0 if self.phases is None else max(0.0, 0.9 - sum(self.phases))
 
     def metrics(self, accuracy: float, time_s: float) -> dict[str, float]:
@@ -63,7 +63,7 @@ class Story:
 
 
 def description(story: Story, *, name: str = "cifar10", target: float | None = 0.65) -> Job:
-    """The job of that story, loaded as any manifest is."""
+    """The job of that story, loaded like any manifest."""
     groups = [("plant-a", "small", min(4, story.workers)), ("plant-b", "gpu", story.workers - 4)]
     stop: dict[str, object] = {"maxSeconds": int(story.seconds)}
     if target is not None:
@@ -91,7 +91,7 @@ def description(story: Story, *, name: str = "cifar10", target: float | None = 0
 
 
 def records(story: Story) -> Iterator[ProgressRecord]:
-    """All records of the run, by the order of their times."""
+    """All records of the run, ordered by time."""
     streams = [_worker(story, Rank(r)) for r in range(story.workers)]
     yield from heapq.merge(*streams, key=lambda record: record.time_s)
 
@@ -160,7 +160,7 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
 
 
 def _phases(free_s: float, parts: tuple[float, ...]) -> dict[str, float]:
-    """Of select, encode, send, decode, apply: parts of what is left beside computing."""
+    """Select, encode, send, decode, apply: parts of the time other than computing."""
     return {name: part * max(0.0, free_s) for name, part in zip(MAIN_PHASES, parts, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""A disk that is slow for some processes: a control group bounds what they write to it."""
+"""A slow disk for some processes: a control group limits their writes to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _CONTROLLER = Path("/sys/fs/cgroup/blkio")
 
 @contextmanager
 def throttled_disk(folder: Path, bytes_per_s: int) -> Iterator[list[str]]:
-    """What to put before a command, so that it writes no faster to the disk of that folder.
+    """A command prefix that limits the write rate to the disk of that folder.
 
-    Skips where it is not possible: control groups of version 2, no root, a file system without a
-    disk.
+    Skips if it is not possible: control groups of version 2, no root, a file system without a disk.
     """
     device = folder.stat().st_dev
     group = _CONTROLLER / f"dlion-test-{uuid.uuid4().hex[:8]}"
@@ -39,4 +38,4 @@ def throttled_disk(folder: Path, bytes_per_s: int) -> Iterator[list[str]]:
             pytest.skip(f"the disk of {folder} cannot be slowed: {error}")
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
     finally:
-        remove_all([group])  # a process that ends may stay in it for a moment
+        remove_all([group])  # an ended process may stay in it for a moment

@@ -1,11 +1,12 @@
-"""Keep each folder of fast tests within its budget of CPU time.
+"""CPU budgets for each folder of fast tests.
 
-Each test reports the CPU seconds of its process and of the children that it waited for. A busy
-machine makes a test wait, but does not make it compute more: CPU time can be compared with a bound
-where the time of day cannot. But a shared core computes less in a second. So the session also
-measures a fixed piece of work, among the tests, and multiplies each budget by what it took over
-what it takes on the quiet machine of the budgets. The session prints the sum of each folder and
-fails where one exceeds its budget. With pytest-xdist the workers measure, and the controller adds.
+Each test reports the CPU seconds of its process and of the children that it waited for. On a busy
+machine a test waits, but computes no more. So CPU time can have a bound; wall time cannot.
+
+A shared core computes less in a second. So the session also measures a fixed piece of work, among
+the tests, and multiplies each budget by the slowdown against the quiet machine of the budgets. The
+session prints the sum of each folder and fails if one exceeds its budget. With pytest-xdist the
+workers measure, and the controller adds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 CPU = "cpu_s"
 FIXED_WORK = "fixed_work_s"
-FIXED_WORK_S = 0.0055  # CPU seconds where the budgets were stated: median of 200
+FIXED_WORK_S = 0.0055  # CPU seconds on the machine of the budgets: median of 200
 TESTS_PER_FIXED_WORK = 50
-MAX_SLOWNESS = 3.0  # what is slower still is no machine to hold budgets on
+MAX_SLOWNESS = 3.0  # on a slower machine budgets are not enforced
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -45,7 +46,7 @@ class TimeBudgets:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Note where a test starts; its fixtures count as its own."""
+        """Record the start of a test; its fixtures count as its own."""
         item.stash[_BEFORE] = _cpu_s()
         return (yield)
 
@@ -53,7 +54,7 @@ class TimeBudgets:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Attach what each phase used to its report, which also crosses to the controller."""
+        """Attach the use of each phase to its report, which also reaches the controller."""
         report = yield
         now_s = _cpu_s()
         report.user_properties.append((CPU, now_s - item.stash[_BEFORE]))
@@ -74,7 +75,7 @@ class TimeBudgets:
             self._used_s[folder] += used_s
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what each folder used."""
+        """Print the use of each folder."""
         if not self._used_s:
             return
         terminalreporter.section("CPU time per folder")
@@ -86,7 +87,7 @@ class TimeBudgets:
             )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a session that would pass but for its budgets."""
+        """Fail a successful session that exceeds a budget."""
         over = any(self._is_over(folder) for folder in self._used_s)
         if over and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -98,7 +99,7 @@ class TimeBudgets:
         return self._budgets_s[folder] * self._slowness()
 
     def _slowness(self) -> float:
-        """What the fixed work took over what it takes on a quiet machine, from 1."""
+        """The duration of the fixed work relative to a quiet machine, at least 1."""
         median_s = statistics.median(self._fixed_work_s or [FIXED_WORK_S])
         return min(max(median_s / FIXED_WORK_S, 1.0), MAX_SLOWNESS)
 
@@ -115,14 +116,14 @@ _BEFORE = pytest.StashKey[float]()
 
 
 def budgets() -> dict[str, float]:
-    """Those of `tests/time_budgets.toml`, in CPU seconds."""
+    """The budgets of `tests/time_budgets.toml`, in CPU seconds."""
     with (TESTS / "time_budgets.toml").open("rb") as file:
         stated = tomllib.load(file)
     return {folder: float(seconds) for folder, seconds in stated.items()}
 
 
 def fixed_work_s() -> float:
-    """CPU seconds of a piece of work that is always the same, as mixed as that of the tests."""
+    """CPU seconds of a fixed piece of work, as mixed as that of the tests."""
     before_s = time.thread_time()
     total = sum(len(str(number)) for number in range(30_000))
     values = np.arange(2**17, dtype=np.float32) % 1009

@@ -1,4 +1,4 @@
-"""Small jobs for a site whose operator really trains them: manifests, and what is waited for."""
+"""Small jobs that an operator really trains at a site: manifests and conditions to wait for."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def manifest(groups: dict[str, int], *, workers: int = 1, **spec: Any) -> dict[s
 
 
 def mostly_waiting(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A ConfigMap, and that manifest with its program: a step waits for a tenth of a second and
-    computes next to nothing, however long the run lasts."""
+    """A ConfigMap, and that manifest with its program. A step sleeps for a tenth of a second and
+    computes almost nothing, however long the run lasts."""
     config_map, program = blobs_in_a_cluster(nap_s=0.1)
     trainer = document["spec"]["trainer"]
     del trainer["dataset"]
@@ -77,7 +77,7 @@ def mostly_waiting(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 @contextmanager
 def restricted_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """A namespace of its own there that enforces pod security `restricted`."""
+    """A new namespace with pod security `restricted`."""
     name = f"dlion-test-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply(
@@ -90,10 +90,10 @@ def restricted_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:
-    """What `look` yields once it is true."""
+    """Return the result of `look` once it is true."""
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
-        assert time.monotonic() < deadline_s, f"{what} not within {within_s:g} s"
+        assert time.monotonic() < deadline_s, f"{what}: not within {within_s:g} s"
         time.sleep(0.5)
     return found
 
@@ -111,13 +111,13 @@ def degraded(kubectl: Kubectl) -> dict[str, Any] | None:
 
 
 def iteration(kubectl: Kubectl) -> int:
-    """The foremost worker's, as the status has it."""
+    """The iteration of the most advanced worker, from the status."""
     metrics = (status_of(kubectl).get("trainerStatus") or {}).get("metrics") or ()
     return next((int(m["value"]) for m in metrics if m["name"] == "iteration"), 0)
 
 
 def wait_until_trains(kubectl: Kubectl, name: str = "digits", within_s: float = 180.0) -> None:
-    """Returns once the status says that all workers train."""
+    """Return once the status reports that all workers train."""
     eventually(
         lambda: status_of(kubectl, name).get("state") == "Training",
         within_s=within_s,
@@ -126,7 +126,7 @@ def wait_until_trains(kubectl: Kubectl, name: str = "digits", within_s: float = 
 
 
 def fetched(kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits") -> Path:
-    """What `dlion fetch` brings."""
+    """The result folder that `dlion fetch` writes."""
     done = fetch(kubectl, out, *arguments, name=name)
     assert done.returncode == 0, done.stderr
     return out
@@ -135,7 +135,7 @@ def fetched(kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits") 
 def fetch(
     kubectl: Kubectl, out: Path, *arguments: str, name: str = "digits"
 ) -> subprocess.CompletedProcess[str]:
-    """`dlion fetch` when it has ended, in whatever way."""
+    """Run `dlion fetch` to its end, successful or not."""
     command = [
         sys.executable, "-m", "dlion_cli", "fetch", name, "--out", str(out),
         "--kubeconfig", str(kubectl.kubeconfig), "--namespace", kubectl.namespace, *arguments,

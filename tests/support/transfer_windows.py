@@ -1,4 +1,4 @@
-"""Rates of a measured transfer over sliding windows, for bars on the most in any second."""
+"""Rates of a measured transfer over sliding windows, for limits on the rate in any second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`policy_cluster` for policies that read or replace weights, or are told when they have descended.
+"""`policy_cluster` for policies that read or replace weights, or that receive `UpdateApplied`.
 
 For machines made with a view of their replica's weights.
 """
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class View:
-    """Weights that a machine reads."""
+    """The weights that a machine reads."""
 
     weights_D: Flat
 
     @property
     def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
-        """Without moments: where they are."""
+        """The weights; without momentum they are at rest."""
         return self.weights_D.copy()
 
 
 class WeighingCluster(Cluster):
-    """Workers whose machines see their weights; each queue keeps its order, over both lanes."""
+    """Workers whose machines read their weights; each queue keeps its order, over both lanes."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WeighingCluster(Cluster):
         return build(self.job_spec, rank, self.layout, self.ranks, replica=View(weights_D))
 
     def restore_worker(self, rank: Rank, state: Mapping[str, Value], weights_D: Flat) -> None:
-        """A new incarnation of a worker, from a checkpoint."""
+        """Start a new incarnation of a worker from a checkpoint."""
         replica = self.replicas[rank]
         replica.weights_D = weights_D.copy()
         replica.machine = self.machine(rank, replica.weights_D)
@@ -116,8 +116,10 @@ class WeighingCluster(Cluster):
 def run_at_random(
     cluster: Cluster, seed: int, *, steps: int, leaves: tuple[int, Rank] | None = None
 ) -> None:
-    """Steps and deliveries in random order until all have done `steps`; `leaves`: at which turn
-    who dies."""
+    """Steps and deliveries in random order until all have done `steps`.
+
+    `leaves` maps a turn to the worker that dies then.
+    """
     rng = np.random.default_rng(seed)
     alive = list(cluster.ranks)
     turn = 0
@@ -139,24 +141,24 @@ def run_at_random(
             cluster.step(steppers[choice])
         else:
             cluster.deliver(*links[choice - len(steppers)])
-    assert all(cluster.replicas[rank].iteration >= steps for rank in alive), "held for ever"
+    assert all(cluster.replicas[rank].iteration >= steps for rank in alive), "blocked"
 
 
 def own_step(iteration: int, gradient_D: Flat, batch: int = 1) -> LocalStepDone:
-    """A local step of that gradient."""
+    """A local step with that gradient."""
     return LocalStepDone(iteration, gradient_D, batch, loss=0.5)
 
 
-def comparable(told: Iterable[Instruction]) -> list[object]:
-    """Instructions in a form that compares, bit for bit."""
-    said: list[object] = []
-    for one in told:
+def comparable(instructions: Iterable[Instruction]) -> list[object]:
+    """Instructions in a form that can be compared, bit for bit."""
+    forms: list[object] = []
+    for one in instructions:
         parts = [
             value.tobytes() if isinstance(value, np.ndarray) else value
             for value in vars(one).values()
         ]
-        said.append((type(one).__name__, *(_plain(part) for part in parts)))
-    return said
+        forms.append((type(one).__name__, *(_plain(part) for part in parts)))
+    return forms
 
 
 def _plain(part: object) -> object:
@@ -166,7 +168,8 @@ def _plain(part: object) -> object:
 
 
 def lose_for_a_while(cluster: WeighingCluster, lost: Rank, *, steps: int) -> None:
-    """The others make at most so many steps without it; it returns with the state that it had."""
+    """Let the others make at most that number of steps without a worker, which returns with its old
+    state."""
     gone = cluster.replicas[lost]
     kept, weights_D = gone.machine.state(), gone.weights_D.copy()
     cluster.leave(lost)

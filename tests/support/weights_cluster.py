@@ -1,7 +1,8 @@
 """A `Cluster` for policies that read and replace weights: `UpdateApplied`, `AddUpdate`,
 `MergeReplicas`, `ReplaceWeights`.
 
-As on real links, weights travel in a lane of their own: progress may overtake them, and they it.
+As on real links, weights have a separate lane: progress messages may overtake them, and the
+reverse.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def weights_spec(policy: str, initial: int = 192, codec: str = "float32", **valu
 
 
 class WeightsCluster(Cluster):
-    """Machines that see their replica. Descends by plain SGD at that rate, or with momentum."""
+    """Machines that read their replica. Applies plain SGD at that rate, or with momentum."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class WeightsCluster(Cluster):
                 raise AssertionError(instruction)
 
     def deliver(self, source: Rank, target: Rank) -> bool:
-        """Hands over the next message of one of that link's lanes; whether there was one."""
+        """Deliver the next message of one of that link's lanes; return whether there was one."""
         queue = self.links[source, target]
         if not queue:
             return False
@@ -124,25 +125,28 @@ class WeightsCluster(Cluster):
         return True
 
     def cut(self, one: Rank, other: Rank) -> None:
-        """Their link goes down, and what is under way on it is lost."""
+        """Take their link down; messages in transit are lost."""
         for rank, peer in ((one, other), (other, one)):
             self.links[rank, peer].clear()
             self.handle(rank, MemberLeft(peer))
 
     def link(self, one: Rank, other: Rank) -> None:
-        """Their link comes up anew."""
+        """Bring their link up again."""
         for rank, peer in ((one, other), (other, one)):
             self.handle(rank, MemberJoined(peer, self.replicas[peer].iteration))
 
     def weights(self) -> np.ndarray:
-        """Of all replicas, a row each."""
+        """The weights of all replicas, a row each."""
         return np.array([self.replicas[rank].weights_D for rank in self.ranks])
 
 
-def comparable(told: list[Instruction], *, with_versions: bool = True) -> list[object]:
-    """Instructions in a form that compares; `with_versions`: with what messages say by it."""
-    said: list[object] = []
-    for one in told:
+def comparable(instructions: list[Instruction], *, with_versions: bool = True) -> list[object]:
+    """Instructions in a form that can be compared.
+
+    `with_versions` includes the versions in messages.
+    """
+    forms: list[object] = []
+    for one in instructions:
         match one:
             case (
                 ApplyGradient(gradient_D=value_D)
@@ -150,14 +154,14 @@ def comparable(told: list[Instruction], *, with_versions: bool = True) -> list[o
                 | ReplaceWeights(weights_D=value_D)
                 | WithholdUpdate(update_D=value_D)
             ):
-                said.append((type(one).__name__, value_D.tobytes()))
+                forms.append((type(one).__name__, value_D.tobytes()))
             case SendMessage(peer=peer, message=message):
                 version = message.weights_version if with_versions else 0
                 head = (message.kind, message.iteration, version)
-                said.append((peer, *head, message.local_batch_size, bytes(message.payload)))
+                forms.append((peer, *head, message.local_batch_size, bytes(message.payload)))
             case _:
-                said.append(one)
-    return said
+                forms.append(one)
+    return forms
 
 
 def run_at_random(
@@ -190,13 +194,14 @@ def run_at_random(
         else:
             cluster.deliver(*links[choice - len(steppers)])
     late = [rank for rank in ranks if cluster.replicas[rank].iteration < steps]
-    assert not late, f"held for ever: {late}"
+    assert not late, f"blocked: {late}"
 
 
 def check_a_restored_worker_continues_identically(
     cluster: WeightsCluster, restored: Rank, seed: int, *, steps: int, with_versions: bool = True
 ) -> None:
-    """Puts a machine built anew in the worker's place in a copy of the cluster, and runs both."""
+    """Replace the worker's machine by a restored one in a copy of the cluster, run both, and
+    compare."""
     for one in cluster.replicas.values():
         one.instructions.clear()
     twin = copy.deepcopy(cluster)
@@ -207,12 +212,12 @@ def check_a_restored_worker_continues_identically(
     for peer in cluster.ranks:
         if peer != restored:
             finished = cluster.replicas[peer].iteration
-            told = replica.machine.handle(MemberJoined(peer, finished))
-            assert all(isinstance(one, WithholdUpdate) for one in told)
+            withheld = replica.machine.handle(MemberJoined(peer, finished))
+            assert all(isinstance(one, WithholdUpdate) for one in withheld)
     for one in (cluster, twin):
         run_at_random(one, seed, steps=steps)
     for rank in cluster.ranks:
         before, after = cluster.replicas[rank].instructions, twin.replicas[rank].instructions
-        said = [comparable(told, with_versions=with_versions) for told in (before, after)]
-        assert said[0] == said[1]
+        forms = [comparable(each, with_versions=with_versions) for each in (before, after)]
+        assert forms[0] == forms[1]
     np.testing.assert_array_equal(cluster.weights(), twin.weights())

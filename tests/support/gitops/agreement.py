@@ -1,5 +1,5 @@
-"""Whether a job as a cluster has it stands as docs/conditions.md says, for the operator and for the
-tools that look at it."""
+"""A comparison of a job's status in a cluster with docs/conditions.md, for the operator and for the
+GitOps tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KIT = ROOT / "examples/gitops"
 
 
 def agree(document: Mapping[str, Any], situation: str) -> None:
-    """Asserts that conditions, Argo CD, kstatus and Flux are as that line of the page has them."""
+    """Assert that conditions, Argo CD, kstatus and Flux agree with that line of the page."""
     row = table()[situation]
     reported = {each["type"]: each["status"] for each in document["status"].get("conditions") or ()}
     assert {name: reported.get(name) for name in row.conditions} == row.conditions

@@ -1,6 +1,6 @@
-"""Which Applications Argo CD makes of ApplicationSets, by its own Go code.
+"""The Applications that Argo CD generates from ApplicationSets, by its own Go code.
 
-The sources of the program, in `applications/`, say what it takes and gives.
+The sources of the program, in `applications/`, define its input and output.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMESPACE = "argocd"
 
 @dataclass(frozen=True)
 class Cluster:
-    """One that Argo CD knows."""
+    """A cluster that Argo CD knows."""
 
     name: str
     labels: Mapping[str, str]
 
     def secret(self) -> dict[str, Any]:
-        """What Argo CD knows it by."""
+        """The Secret that registers it in Argo CD."""
         labels = {"argocd.argoproj.io/secret-type": "cluster", **self.labels}
         server = f"https://{self.name}.example:6443"
         return {
@@ -40,9 +40,9 @@ class Cluster:
 def applications(
     program: Path, files: Iterable[Path], clusters: Iterable[Cluster]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The Applications of each ApplicationSet in the files, by its name.
+    """Return the Applications of each ApplicationSet in the files, by its name.
 
-    Raises: ValueError with what Argo CD finds wrong.
+    Raises: ValueError with Argo CD's complaint.
     """
     secrets = json.dumps([cluster.secret() for cluster in clusters])
     made: dict[str, list[dict[str, Any]]] = json.loads(output_of(program, files, secrets))

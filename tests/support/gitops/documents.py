@@ -1,5 +1,7 @@
-"""DLionJobs in every situation of docs/conditions.md, with the statuses that the operator gives
-them; and that page's table, which says what tools are to make of each."""
+"""DLionJobs in every situation of docs/conditions.md, with the operator's statuses.
+
+Also that page's table, which lists how each tool interprets them.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,17 @@ FAILED = "ended otherwise"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a situation, conditions, and what tools say of it."""
+    """One line of the table: a situation, conditions, and the tools' verdicts."""
 
     situation: str
     conditions: dict[str, str]
-    """Status of each condition that the line names; none where they are as they were before."""
+    """The status of each condition that the line names; empty if they are unchanged."""
     kstatus: str
     argo_cd: str
 
 
 def table(page: str | None = None) -> dict[str, Row]:
-    """The table "What holds when", by situation; `page` stands in for docs/conditions.md."""
+    """Return the table "What holds when", by situation; `page` replaces docs/conditions.md."""
     text = PAGE.read_text(encoding="utf-8") if page is None else page
     section = text.partition("## What holds when\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
@@ -68,7 +70,7 @@ def _row(cells: dict[str, str]) -> Row:
 
 @dataclass(frozen=True)
 class Case:
-    """One job in one of the situations."""
+    """One job in one situation."""
 
     name: str
     situation: str
@@ -76,7 +78,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """At least one job for each line of the table, most of them several."""
+    """Return at least one job for each line of the table, for most of them several."""
     return [
         Case(make.__name__.strip("_"), situation, make())
         for situation, makers in _MAKERS.items()
@@ -85,13 +87,13 @@ def cases() -> list[Case]:
 
 
 def _kept(world: World, **changes: Any) -> Document:
-    """The job with the status that the operator decides on now; `changes` are to what it sees."""
+    """The job with the operator's new status; `changes` apply to what the operator observes."""
     assert world.look(**changes).status is not None
     return copy.deepcopy(world.document)
 
 
 def _begun(groups: dict[str, int] | None = None, **spec: Any) -> World:
-    """Its pods run, its workers have not joined."""
+    """Its pods run, but its workers have not joined."""
     world = World(dlion_job(groups, **spec))
     world.look()
     world.make_jobs()

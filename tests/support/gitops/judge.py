@@ -1,6 +1,6 @@
-"""What GitOps tools make of objects and of their own manifests, by these tools' Go code.
+"""The verdicts of GitOps tools on objects and on their own manifests, by these tools' Go code.
 
-The sources of the program, in `verdicts/`, say what it takes and gives.
+The sources of the program, in `verdicts/`, define its input and output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERDICTS = GoProgram("verdicts")
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What is made of one object."""
+    """The verdicts on one object."""
 
     kstatus: str
     flux: tuple[str, ...]
@@ -26,23 +26,23 @@ class Verdicts:
     fleet: tuple[str, ...]
     """By each fleet.yaml: ready, transitioning or error."""
     feedback: dict[str, Any]
-    """What Open Cluster Management brings back."""
+    """The feedback of Open Cluster Management."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """The program, where it is built."""
+    """The program, if it is built."""
 
     program: Path
 
     def check(self, files: Iterable[Path]) -> None:
-        """Every document is what its kind allows. Raises: ValueError with what is wrong."""
+        """Check every document against its kind. Raises: ValueError with the violation."""
         output_of(self.program, ["check", *files], "")
 
     def verdicts(
         self, files: Iterable[Path], objects: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, Verdicts]:
-        """What is made of each object, with the rules in the files. Raises: ValueError."""
+        """Return the verdicts on each object, with the rules in the files. Raises: ValueError."""
         judged = json.loads(output_of(self.program, ["judge", *files], json.dumps(objects)))
         return {
             name: Verdicts(

@@ -1,8 +1,8 @@
-"""Lua 5.1 with no more of it than GitOps tools give the scripts that they are configured with.
+"""Lua 5.1 with the libraries that GitOps tools give to the scripts of their users.
 
-Argo CD opens `base`, `table` and `package` and an `os` that tells the time; Karmada `string` and
-`math` as well, less some of `base`. What is here is in both, and a little less.
-Source: argo-cd util/lua/lua.go; karmada pkg/resourceinterpreter/customized/declarative/luavm.
+Argo CD opens `base`, `table`, `package` and an `os` that has the time. Karmada opens `string` and
+`math` as well, without some of `base`. This runtime opens a subset of both. Source: argo-cd
+util/lua/lua.go; karmada pkg/resourceinterpreter/customized/declarative/luavm.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def _runtime() -> Any:
 
 
 def argo_cd_health(script: str, document: Mapping[str, Any]) -> dict[str, str]:
-    """What Argo CD's health script returns for an object: `status` and `message`."""
+    """Return the result of Argo CD's health script for an object: `status` and `message`."""
     lua = _runtime()
     lua.globals().obj = lua.table_from(document, recursive=True)
     return dict(lua.execute(script).items())
 
 
 def call(script: str, function: str, document: Mapping[str, Any]) -> Any:
-    """What a function of Karmada's script returns for an object; tables as dicts or lists."""
+    """Return the result of a function of Karmada's script for an object; tables as dicts or
+    lists."""
     lua = _runtime()
     lua.execute(script)
     return _plain(lua.globals()[function](lua.table_from(document, recursive=True)))

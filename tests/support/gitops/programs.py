@@ -13,10 +13,10 @@ from testbed.binaries import BuiltFolder, go
 
 @dataclass(frozen=True)
 class GoProgram:
-    """One of them, built once into the testbed's cache (testbed.binaries)."""
+    """A program, built once into the testbed's cache (testbed.binaries)."""
 
     name: str
-    """Of the module's folder, and so of the program."""
+    """The name of the module's folder, and so of the program."""
 
     @property
     def _module(self) -> Path:
@@ -27,14 +27,14 @@ class GoProgram:
         return BuiltFolder(f"gitops-{self.name}", self._module, self._make)
 
     def built(self) -> Path | None:
-        """The program; None where it has to be built first."""
+        """The program; None if it is not built yet."""
         folder = self._folder.built()
         return None if folder is None else folder / self.name
 
     def build(self) -> Path:
-        """The program, built now if need be (minutes on two cores; then nothing).
+        """Return the program; build it if needed (minutes on two cores).
 
-        Raises: UnavailableError with the end of what Go said.
+        Raises: UnavailableError with the end of Go's output.
         """
         return self._folder.build() / self.name
 
@@ -45,7 +45,7 @@ class GoProgram:
 
 
 def output_of(program: Path, arguments: Iterable[str | Path], text: str) -> str:
-    """What it says, given that text. Raises: ValueError with what it finds wrong."""
+    """Return the program's output for that text. Raises: ValueError with its error message."""
     done = subprocess.run(
         [program, *arguments], input=text, capture_output=True, text=True, check=False, timeout=60
     )

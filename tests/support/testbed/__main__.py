@@ -1,4 +1,4 @@
-"""`tools/testbed`: real Kubernetes sites on this machine, for tests and for trying things out."""
+"""`tools/testbed`: real Kubernetes sites on this machine, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ really run. Needs root. What else it needs, and how to get it: `tools/testbed ch
 )
 @click.pass_context
 def main(context: click.Context, name: str) -> None:
-    """Bring up real Kubernetes sites on this machine, disturb them, take them away."""
+    """Create real Kubernetes sites on this machine, disturb them, remove them."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     context.obj = name
 
@@ -62,7 +62,7 @@ def main(context: click.Context, name: str) -> None:
 )  # fmt: skip
 @click.pass_obj
 def up(name: str, sites: int, nodes: int, flat: bool) -> None:
-    """Bring sites up; the first time this builds Kubernetes, which takes minutes."""
+    """Start sites; the first time this builds Kubernetes, which takes minutes."""
     made = Testbed.up(name=name, sites=sites, nodes=nodes, flat=flat, stays=True)
     for site in made.sites.values():
         click.echo(f"{site.name}  {site.layout.api_server}  export KUBECONFIG={site.kubeconfig}")
@@ -71,9 +71,9 @@ def up(name: str, sites: int, nodes: int, flat: bool) -> None:
 @main.command()
 @click.pass_obj
 def down(name: str) -> None:
-    """Take it away: processes, mounts, namespaces, control groups, files. Also after a crash.
+    """Remove it: processes, mounts, namespaces, control groups, files. Also after a crash.
 
-    Testbeds of test sessions that have ended without doing so are taken away with it.
+    Leftover testbeds of ended test sessions are removed as well.
     """
     with exclusive():
         removal.remove(name, folder_of(name))
@@ -85,7 +85,7 @@ def down(name: str) -> None:
 @_OUTPUT
 @click.pass_obj
 def status(name: str, output: str) -> None:
-    """Say what is up: sites, nodes, programs (with process ids), rates, cuts."""
+    """Print the state: sites, nodes, programs (with process ids), rates, cuts."""
     found = Testbed.load(name).status()
     click.echo(json.dumps(found, indent=1) if output == "json" else _as_text(found))
 
@@ -114,7 +114,7 @@ def load_image(name: str, archive: Path, sites: tuple[str, ...]) -> None:
 @click.option("--load", is_flag=True, help="Import them on every node, too.")
 @click.pass_obj
 def build_project_images(name: str, targets: tuple[str, ...], load: bool) -> None:
-    """Build the project's images from its Dockerfile as it stands; print what pods call them."""
+    """Build the project's images from its present Dockerfile; print their names in pods."""
     for image in build_images([Target(target) for target in targets] or list(Target)):
         megabytes = image.unpacked_bytes / 1e6
         click.echo(f"{image.reference}  {megabytes:.0f} MB  {image.archive}")
@@ -160,7 +160,7 @@ def rate(name: str, site: str, up: float | None, down: float | None) -> None:
 @click.argument("other", required=False)
 @click.pass_obj
 def cut(name: str, what: str, other: str | None) -> None:
-    """Cut a site off from another one, a site off from all, or take a node's cable out."""
+    """Cut a site off from another one, cut a site off from all, or unplug a node."""
     _set_cut(Testbed.load(name), what, other, cut_it=True)
 
 
@@ -178,7 +178,7 @@ def mend(name: str, what: str, other: str | None) -> None:
 @click.argument("state", type=click.Choice(["on", "off"]))
 @click.pass_obj
 def power(name: str, what: str, state: str) -> None:
-    """Cut the power of a node or a whole site, or give it back; disks stay as they are."""
+    """Turn the power of a node or a whole site off or on; disks keep their content."""
     found = Testbed.load(name)
     if what in found.sites:
         (found.start_site if state == "on" else found.kill_site)(what)
@@ -191,13 +191,13 @@ def power(name: str, what: str, state: str) -> None:
 @click.option("--nodes", required=True, type=click.IntRange(1, 5000))
 @click.pass_obj
 def scale(name: str, site: str, nodes: int) -> None:
-    """Add nodes that are not there (KWOK), for scale: pods on them are said to run."""
+    """Add virtual nodes (KWOK), for scale: pods on them count as running."""
     Testbed.load(name).site(site).add_virtual_nodes(nodes)
 
 
 @main.command()
 def check() -> None:
-    """Say what this machine lacks for a testbed, and how to get it."""
+    """List what this machine lacks for a testbed, and how to get it."""
     lacking = missing()
     click.echo("\n".join(lacking) or "nothing is missing")
     sys.exit(bool(lacking))
@@ -205,7 +205,7 @@ def check() -> None:
 
 @main.command()
 def build() -> None:
-    """Build the programs into the cache, if they are not there; print the folders."""
+    """Build the programs into the cache if they are missing; print the folders."""
     click.echo(binaries.build().folder)
     click.echo(VERDICTS.build().parent)
     click.echo(cert_manager.build())
@@ -216,19 +216,20 @@ def build() -> None:
 
 @main.command("build-flux")
 def build_flux() -> None:
-    """Build Flux' controllers into the cache, if they are not there; print the folder."""
+    """Build Flux' controllers into the cache if they are missing; print the folder."""
     click.echo(flux.build())
 
 
 @main.command("build-kueue")
 def build_kueue() -> None:
-    """Build Kueue's manager into the cache, if it is not there; print the folder."""
+    """Build Kueue's manager into the cache if it is missing; print the folder."""
     click.echo(kueue.build())
 
 
 @main.command("build-argo-cd")
 def build_argo_cd() -> None:
-    """Build what renders ApplicationSets into the cache, if it is not there; print the folder."""
+    """Build the program that renders ApplicationSets into the cache if it is missing; print the
+    folder."""
     click.echo(APPLICATIONS.build().parent)
 
 

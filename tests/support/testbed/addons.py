@@ -1,6 +1,6 @@
-"""What runs inside every site's cluster before a test does: CoreDNS; and nodes that are not there.
+"""Objects in every site's cluster before a test starts: CoreDNS, and virtual nodes.
 
-Applied with kubectl by `sites`.
+`sites` applies them with kubectl.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from testbed.layout import SiteLayout
 
 VIRTUAL = "kwok.x-k8s.io/node"
-"""Annotation, label and taint of the nodes that KWOK keeps."""
+"""Annotation, label and taint of the nodes that KWOK simulates."""
 
 _COREFILE = """\
 .:53 {
@@ -34,7 +34,8 @@ _LABELS = {"k8s-app": "kube-dns"}
 
 
 def core_dns(site: SiteLayout) -> list[dict[str, Any]]:
-    """CoreDNS as a Deployment behind the usual Service, with the rights its project asks for."""
+    """CoreDNS as a Deployment behind the usual Service, with the rights that its project
+    defines."""
     return [
         *_core_dns_rights(),
         {
@@ -128,7 +129,8 @@ def _core_dns_pod() -> dict[str, Any]:
 
 
 def virtual_node(number: int) -> dict[str, Any]:
-    """A node for KWOK to keep: pods are scheduled to it and said to run; nothing runs."""
+    """A node that KWOK simulates: pods are scheduled to it and count as running, but nothing
+    runs."""
     resources = {"cpu": "4", "memory": "8Gi", "pods": "110"}
     return {
         "apiVersion": "v1",

@@ -1,9 +1,9 @@
-"""A stand-in for docker.io/library/debian:bookworm-slim, where no registry can be reached.
+"""A substitute for docker.io/library/debian:bookworm-slim, for machines without a registry.
 
-debootstrap's smallest system, with the same files left out as Debian leaves out of the slim image,
-and with what a build on this machine needs to reach Debian's archive and the Python package index:
-its sources of packages, its certificates, its settings of pip. Those are in the stand-in alone; the
-project's Dockerfile knows nothing of them.
+It is debootstrap's smallest system, without the files that Debian leaves out of the slim image. It
+adds what a build on this machine needs to reach Debian's archive and the Python package index:
+package sources, certificates, and pip's settings. Only the substitute has them; the project's
+Dockerfile does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INDEX_SETTINGS = ("index-url", "extra-index-url", "trusted-host")
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """What of this machine goes into the stand-in."""
+    """The settings of this machine that go into the substitute."""
 
     sources: tuple[str, ...]
     """Lines of apt's sources.list."""
@@ -40,20 +40,20 @@ class MachineSettings:
 
     @property
     def mirror(self) -> str:
-        """Where Debian's packages come from."""
+        """The mirror of Debian's packages."""
         return self.sources[0].split()[1]
 
     @property
     def key(self) -> str:
-        """A name for exactly these, and for what is done with them here."""
-        told = repr((self.sources, self.pip, Path(__file__).read_bytes())).encode()
-        return hashlib.sha256(told + self.certificates).hexdigest()[:12]
+        """A hash of these settings and of the code that applies them."""
+        settings = repr((self.sources, self.pip, Path(__file__).read_bytes())).encode()
+        return hashlib.sha256(settings + self.certificates).hexdigest()[:12]
 
 
 def make_base_image(architecture: str = "") -> str:
-    """Make it, unless it is there with this machine's settings; return its name.
+    """Build it, unless it exists with this machine's settings; return its name.
 
-    `architecture` is Debian's name of one that this machine emulates; empty: its own. Raises:
+    `architecture` is Debian's name of one that this machine emulates; empty for its own. Raises:
     UnavailableError.
     """
     settings = machine_settings()
@@ -73,7 +73,7 @@ def make_base_image(architecture: str = "") -> str:
 
 
 def machine_settings() -> MachineSettings:
-    """Found from apt, pip and the environment. Raises: UnavailableError where there is no apt."""
+    """Read the settings from apt, pip and the environment. Raises: UnavailableError without apt."""
     if shutil.which("apt-get") is None:
         raise UnavailableError("no apt-get: the base image can only be made on Debian and its kin")
     form = "deb $(SITE) $(CODENAME) $(COMPONENT)"
@@ -89,21 +89,21 @@ def machine_settings() -> MachineSettings:
 
 
 def _pip_settings() -> list[tuple[str, str]]:
-    """Names and values; of the environment first, as pip has it."""
+    """Names and values; the environment has precedence, as in pip."""
     found = {}
     for name in _INDEX_SETTINGS:
-        said = subprocess.run(
+        configured = subprocess.run(
             ["python3", "-m", "pip", "config", "get", f"global.{name}"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or said.stdout.strip()
+        value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or configured.stdout.strip()
         if value:
             found[name] = value
     return sorted(found.items())
 
 
 def _debootstrap(root: Path, settings: MachineSettings, architecture: str) -> None:
-    # In a mount namespace of its own: what it mounts below `root` goes when it ends.
+    # In a separate mount namespace, so that mounts below `root` end with it.
     _run(
         "unshare", "--mount", "--propagation=private",
         "debootstrap", f"--arch={architecture}", "--variant=minbase", _SUITE, str(root),
@@ -133,7 +133,7 @@ def _add_settings(root: Path, settings: MachineSettings) -> None:
     if settings.certificates:
         (root / _CERTIFICATES).parent.mkdir(parents=True, exist_ok=True)
         (root / _CERTIFICATES).write_bytes(settings.certificates)
-        # Where installing ca-certificates writes its bundle anew, these are to be in it.
+        # Installing ca-certificates rewrites its bundle, which must include these.
         own = root / "usr/local/share/ca-certificates"
         own.mkdir(parents=True, exist_ok=True)
         for number, one in enumerate(_single(settings.certificates)):
@@ -158,6 +158,6 @@ def _uv_settings(pip: dict[str, str]) -> str:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()[-2000:]
-        raise UnavailableError(f"{command[0]} failed ({done.returncode}):\n{said}")
+        output = (done.stdout + done.stderr).strip()[-2000:]
+        raise UnavailableError(f"{command[0]} failed ({done.returncode}):\n{output}")
     return done.stdout

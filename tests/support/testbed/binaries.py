@@ -1,9 +1,9 @@
 """The programs of a testbed: built from Go modules once, kept outside the repository.
 
 Kubernetes, etcd and pause come from the Go module in `kubernetes/`, whose go.sum holds the hash of
-every source; helm, kwok and CoreDNS by `go install` at the versions below, checked against Go's
-checksum database. The folder is named after the versions and the module's sources, so that a change
-of either builds anew and an older testbed keeps what it runs.
+every source. helm, kwok and CoreDNS come from `go install` at the versions below, checked against
+Go's checksum database. The folder is named after the versions and the module's sources. A change of
+either triggers a new build, and an older testbed keeps its programs.
 
 The cache is $DLION_TESTBED_CACHE, else $XDG_CACHE_HOME/dlion-testbed, else ~/.cache/dlion-testbed.
 """
@@ -47,7 +47,7 @@ _VERSION = "k8s.io/component-base/version"
 
 
 def cache_folder() -> Path:
-    """Where built programs are kept."""
+    """The folder of the built programs."""
     if chosen := os.environ.get("DLION_TESTBED_CACHE"):
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -61,7 +61,7 @@ class Binaries:
     folder: Path
 
     def path(self, name: str) -> Path:
-        """One program. Raises: UnavailableError naming those there are."""
+        """The path of one program. Raises: UnavailableError that names the existing ones."""
         found = self.folder / name
         if not found.exists():
             known = ", ".join(sorted(path.name for path in self.folder.iterdir()))
@@ -70,15 +70,15 @@ class Binaries:
 
 
 def built() -> Binaries | None:
-    """Every program; None where they have to be built first."""
+    """The folder of all programs; None if they are not built yet."""
     folder = cache_folder() / _key()
     return Binaries(folder) if (folder / ".complete").exists() else None
 
 
 def build() -> Binaries:
-    """Every program, built now if need be (minutes on two cores; then nothing).
+    """Return the folder of all programs; build them if needed (minutes on two cores).
 
-    Raises: UnavailableError with the end of what Go said.
+    Raises: UnavailableError with the end of Go's output.
     """
     folder = cache_folder() / _key()
     build_once(folder, _build_into)
@@ -91,7 +91,7 @@ def _key() -> str:
 
 
 def hash_of(module: Path, more: str = "") -> str:
-    """Twelve digits of all that is built from: a Go module's files, and what else matters."""
+    """Twelve digits of the hash of all inputs: a Go module's files, and `more`."""
     digest = hashlib.sha256(more.encode())
     for path in sorted(module.rglob("*")):
         if path.is_file():
@@ -100,13 +100,13 @@ def hash_of(module: Path, more: str = "") -> str:
 
 
 def build_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """The folder, filled by `make` if nobody has done so; `.complete` in it says so.
+    """Return the folder; fill it by `make` if its file `.complete` is missing.
 
-    Raises: what `make` does; the next call then tries again.
+    Raises: the errors of `make`; the next call then tries again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be building the same
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
         if not (folder / ".complete").exists():
             make(folder)
             (folder / ".complete").touch()
@@ -114,7 +114,7 @@ def build_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 @dataclass(frozen=True)
 class BuiltFolder:
-    """A folder of the cache that is filled once from a Go module, and again if that changes."""
+    """A folder of the cache that is filled from a Go module, and again after a change of it."""
 
     name: str
     module: Path
@@ -126,13 +126,13 @@ class BuiltFolder:
         return cache_folder() / f"{self.name}-{hash_of(self.module)}"
 
     def built(self) -> Path | None:
-        """The folder; None where it has to be filled first."""
+        """The folder; None if it is not filled yet."""
         return self.path if (self.path / ".complete").exists() else None
 
     def build(self) -> Path:
-        """The folder, filled now if need be.
+        """Return the folder; fill it if needed.
 
-        Raises: UnavailableError with the end of what Go said.
+        Raises: UnavailableError with the end of Go's output.
         """
         build_once(self.path, self.make)
         return self.path
@@ -167,9 +167,9 @@ def _build_into(folder: Path) -> None:
 
 
 def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = None) -> str:
-    """What `go` prints, run in a module, without C.
+    """Run `go` in a module, without C; return its output.
 
-    Raises: UnavailableError with the end of what it said.
+    Raises: UnavailableError with the end of its output.
     """
     done = subprocess.run(
         [_go_program(), *arguments],
@@ -185,7 +185,7 @@ def go(*arguments: str, module: Path = MODULE, env: Mapping[str, str] | None = N
 
 
 def source_of(name: str, module: Path) -> Path:
-    """Where Go keeps the sources of a module that this one requires."""
+    """The folder of the sources of a module that this one requires."""
     return Path(go("list", "-m", "-f", "{{.Dir}}", name, module=module).strip())
 
 

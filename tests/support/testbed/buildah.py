@@ -1,7 +1,7 @@
-"""buildah with a storage of the testbed's own, so that nothing of it is left on the machine.
+"""buildah with storage of its own, so that it leaves nothing on the machine.
 
-It runs in a mount namespace of its own: whatever it mounts ends with it, also when it is killed.
-Its storage lies in the testbed's cache and holds the layers that a second build takes up.
+It runs in a separate mount namespace: its mounts end with it, also when it is killed. Its storage
+is in the testbed's cache and holds the layers that a later build reuses.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 
 
 def storage_folder() -> Path:
-    """Where layers and images are kept between builds."""
+    """The folder of layers and images between builds."""
     return cache_folder() / "buildah"
 
 
 def buildah(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """What it printed. Raises: UnavailableError with the end of what it said."""
+    """Run buildah; return its output. Raises: UnavailableError with the end of its output."""
     root = storage_folder()
     root.mkdir(parents=True, exist_ok=True)
     policy = root / "policy.json"
@@ -48,8 +48,8 @@ def buildah(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
         check=False,
     )
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()[-4000:]
-        raise UnavailableError(f"buildah {verb} failed ({done.returncode}):\n{said}")
+        output = (done.stdout + done.stderr).strip()[-4000:]
+        raise UnavailableError(f"buildah {verb} failed ({done.returncode}):\n{output}")
     return done.stdout
 
 

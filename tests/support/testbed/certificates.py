@@ -1,7 +1,7 @@
 """Keys and certificates of one site's cluster: an authority, and one certificate per component.
 
-Elliptic curves, valid for a week. The names are those that Kubernetes gives meaning to: a user is
-the common name, its groups are the organisations.
+Elliptic curves, valid for a week. Kubernetes reads the user from the common name and its groups
+from the organisations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EARLIER = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority whose key and certificates lie in one folder, as `NAME.{crt,key}`."""
+    """A certificate authority whose key and certificates are in one folder, as `NAME.{crt,key}`."""
 
     folder: Path
     name: str
@@ -37,7 +37,7 @@ class Authority:
 
     @classmethod
     def make(cls, folder: Path, name: str) -> Authority:
-        """A new authority; its files are written."""
+        """Create an authority and write its files."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(f"{name} of a DLion testbed", ())
@@ -57,7 +57,7 @@ class Authority:
         groups: Sequence[str] = (),
         hosts: Sequence[str] = (),
     ) -> None:
-        """Write `FILE_NAME.{crt,key}`, for a client and, where it has `hosts`, for a server."""
+        """Write `FILE_NAME.{crt,key}` for a client and, with `hosts`, for a server."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = _builder(_name(user, groups), self.certificate.subject, key)

@@ -1,7 +1,7 @@
 """The control plane of one site: etcd, API server, controllers, scheduler, on the site's router.
 
-As in k3s or kubeadm, with certificates for everything but etcd, which listens on the machine's own
-loopback. etcd does not wait for the disk: what a testbed knows need not outlive the machine.
+As in k3s or kubeadm, with certificates for all but etcd, which listens on the machine's own
+loopback. etcd does not sync to the disk, because its data need not survive the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ControlPlane:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's, for the tests."""
+        """The administrator's kubeconfig, for the tests."""
         return self.folder / "admin.kubeconfig"
 
     @property
@@ -55,7 +55,7 @@ class ControlPlane:
         return self.folder / "audit.log"
 
     def make_files(self) -> None:
-        """Certificates and kubeconfigs, once per testbed."""
+        """Write certificates and kubeconfigs, once per testbed."""
         site = self.site
         authority = Authority.make(self.folder, "ca")
         server = ("kubernetes", "kubernetes.default", "kubernetes.default.svc",
@@ -89,9 +89,9 @@ class ControlPlane:
         }))  # fmt: skip
 
     def start(self) -> None:
-        """Start everything that does not run, in order, and wait until the API server is ready.
+        """Start all programs that do not run, in order, and wait until the API server is ready.
 
-        Raises: UnavailableError where it is not ready in time.
+        Raises: UnavailableError if it is not ready in time.
         """
         if self.machine.first_process() is None:
             self.machine.boot()
@@ -108,8 +108,9 @@ class ControlPlane:
                 self.machine.start(name, [str(self.binaries.path(name)), *flags])
 
     def start_kwok(self, stages: Path | None = None) -> None:
-        """Start the keeper of nodes that are not there, if it does not run. `stages`: a file with
-        what pods go through, instead of KWOK's own, by which a Job's pods end at once.
+        """Start KWOK, which simulates nodes, if it does not run.
+
+        `stages` is a file with the stages of pods. KWOK's own stages end a Job's pods at once.
         """
         if self.machine.process("kwok") is None:
             self.machine.start("kwok", [
@@ -186,8 +187,8 @@ class ControlPlane:
             f"--cluster-signing-cert-file={files}/ca.crt",
             f"--cluster-signing-key-file={files}/ca.key",
             "--use-service-account-credentials=true",
-            # A lost node is noticed after 20 s rather than 50: the kubelet reports every 4 s. Where
-            # all nodes are KWOK's, none is lost, and KWOK reports late on a busy machine.
+            # A lost node is noticed after 20 s rather than 50: the kubelet reports every 4 s. With
+            # KWOK's nodes alone none is lost, and KWOK reports late on a busy machine.
             f"--node-monitor-grace-period={20 if self.site.nodes else 300}s",
             "--node-monitor-period=2s",
         ]
@@ -204,7 +205,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
             "--profiling=false",
-            # By default 20 and 50 requests per second, for a cluster that many share.
+            # The default is 20 and 50 requests per second, for a cluster with many users.
             "--kube-api-qps=500",
             "--kube-api-burst=1000",
         ]

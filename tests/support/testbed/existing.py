@@ -1,20 +1,20 @@
-"""Any cluster in a testbed's place, named by the user and marked for it: never one by accident.
+"""Any cluster in place of a testbed, named by the user and marked for tests.
 
-With $DLION_TEST_KUBECONFIG the tests that need no more than one cluster use that one. Three things
-stand between it and a cluster that somebody works with:
+With $DLION_TEST_KUBECONFIG the tests that need only one cluster use that one. Three rules protect a
+cluster in use:
 
-- the user's own configuration (~/.kube/config, $KUBECONFIG) is never looked at for a default;
-- a file with several contexts is refused unless $DLION_TEST_CONTEXT names one: a *current* context
-  changes under its user's feet. Tests get a copy of the file with that one alone, as whoever is
-  given a file only (the operator, `dlion`, a proxy) goes by its current context;
-- the cluster itself must say that tests may use it: by the label below on its kube-system
-  namespace; one of kind or k3d need not, if its API server listens on this machine's loopback.
+- The user's own configuration (~/.kube/config, $KUBECONFIG) is never a default.
+- A file with several contexts is refused unless $DLION_TEST_CONTEXT names one, because the
+  *current* context may change at any time. Tests get a copy of the file with that context alone. A
+  program that gets only a file (the operator, `dlion`, a proxy) uses its current context.
+- The cluster itself must allow tests, by the label below on its kube-system namespace. A cluster of
+  kind or k3d needs no label if its API server listens on this machine's loopback.
 
 Tests of the project's own images need these on that cluster's nodes: $DLION_TEST_LOAD_IMAGES is the
-command that brings an archive there.
+command that loads an archive there.
 
-And it must be vacant (`occupation`): tests make and delete the definition of DLionJob, and with it
-all jobs. Else tests work in namespaces that they make and delete.
+The cluster must not have DLion (`occupation`): tests create and delete the definition of DLionJob,
+and with it all jobs. Otherwise tests work in namespaces that they create and delete.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _OPERATOR = "app.kubernetes.io/name=dlion,app.kubernetes.io/component=operator"
 def existing_cluster(
     environment: Mapping[str, str] = os.environ, *, program: Path | None = None
 ) -> Kubectl | None:
-    """kubectl for the cluster that the environment names; None where it names none.
+    """kubectl for the cluster that the environment names; None if it names none.
 
-    Raises: UnavailableError where the cluster is not to be used, saying how to allow it.
+    Raises: UnavailableError if tests may not use the cluster; it states how to allow it.
     """
     if not environment.get(KUBECONFIG):
         return None
@@ -77,7 +77,7 @@ def existing_cluster(
 
 
 def occupation(kubectl: Kubectl) -> str:
-    """What of somebody's DLion is in that cluster, which tests would take away; empty: nothing."""
+    """DLion's objects in that cluster that tests would delete; empty if there are none."""
     found = []
     if kubectl.knows("dlionjobs.dlion.dev"):
         found += kubectl.get("dlionjobs.dlion.dev", "-A")["items"]
@@ -91,9 +91,9 @@ def occupation(kubectl: Kubectl) -> str:
 
 @functools.cache
 def vacant_cluster() -> Kubectl | None:
-    """`existing_cluster`, where nobody uses DLion: looked at once, before tests put jobs there.
+    """`existing_cluster`, checked once that it has no DLion before tests create jobs there.
 
-    Raises: UnavailableError, with what is there.
+    Raises: UnavailableError that names DLion's objects.
     """
     kubectl = existing_cluster()
     if kubectl is not None and (there := occupation(kubectl)):
@@ -105,9 +105,9 @@ def vacant_cluster() -> Kubectl | None:
 
 
 def load_images(archives: Iterable[Path], environment: Mapping[str, str] = os.environ) -> None:
-    """Brings these archives to the nodes of the cluster, by the command that the environment names.
+    """Load these archives on the nodes of the cluster, with the command that the environment names.
 
-    Raises: UnavailableError where it names none, or with what the command said.
+    Raises: UnavailableError if it names none, or with the command's output.
     """
     command = shlex.split(environment.get(LOAD_IMAGES, ""))
     if not command:
@@ -124,9 +124,9 @@ def load_images(archives: Iterable[Path], environment: Mapping[str, str] = os.en
         except OSError as error:
             raise UnavailableError(f"{LOAD_IMAGES}: {error}") from None
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip()[-2000:]
+            output = (done.stderr or done.stdout).strip()[-2000:]
             raise UnavailableError(
-                f"{LOAD_IMAGES}, {archive.name}: exit code {done.returncode}: {said}"
+                f"{LOAD_IMAGES}, {archive.name}: exit code {done.returncode}: {output}"
             )
 
 
@@ -142,7 +142,8 @@ def _context(config: Mapping[str, Any], chosen: str, path: Path) -> str:
 
 
 def _alone(config: Mapping[str, Any], context: str, path: Path) -> Path:
-    """A file of that context alone, its current one, for as long as this process lives."""
+    """Write a file with that context alone, as its current one, for the lifetime of this
+    process."""
     chosen = _named(config, "contexts", context)
     alone: dict[str, Any] = {
         "apiVersion": "v1",

@@ -1,7 +1,8 @@
-"""A site's firewall against the other sites, on its router: it takes connections to what is opened
-and answers to the site's own, and refuses the rest. It counts both.
+"""A site's firewall against the other sites, on its router.
 
-A site has none until `open` is called. The machine that the tests run on is let through.
+It accepts connections to its openings and answers to the site's own connections, and refuses all
+others. It counts both. A site has no firewall until `open` is called. The machine of the tests can
+always connect.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class Opening:
 
     @property
     def rule(self) -> str:
-        """What a connection matches that is to it."""
+        """The rule that matches a connection to it."""
         return f"-p tcp -d {self.network} -m tcp --dport {self.first}:{self.last}"
 
 
 @dataclass(frozen=True)
 class Firewall:
-    """Of one site."""
+    """The firewall of one site."""
 
     site: SiteLayout
 
     def open(self, *openings: Opening) -> None:
-        """Take connections to these and to nothing else; all counts begin anew."""
+        """Accept connections to these openings only; reset all counts."""
         rules = [
             f"-s {self.site.testbed.host_address} -j ACCEPT",
             *(f"{opening.rule} -j ACCEPT" for opening in openings),
@@ -59,11 +60,11 @@ class Firewall:
         self._tool("iptables-restore", "--noflush", text="\n".join([*lines, "COMMIT", ""]))
 
     def taken_bytes(self) -> list[int]:
-        """What came in by each of the openings, in their order."""
+        """Received bytes of each opening, in their order."""
         return [count for _, count in self._counts()[1:-3]]
 
     def refused(self) -> int:
-        """Connections that other sites tried elsewhere."""
+        """The number of refused connections from other sites."""
         return self._counts()[-2][0]
 
     def _counts(self) -> list[tuple[int, int]]:
@@ -79,7 +80,7 @@ class Firewall:
 
 
 def open_ports(source: SiteLayout, address: str, ports: Iterable[int]) -> set[int]:
-    """Those that take a connection from that site's router."""
+    """The ports that accept a connection from that site's router."""
 
     def takes(port: int) -> bool:
         with closing(socket()) as probe:

@@ -1,9 +1,8 @@
-"""Control groups of a testbed: by them its processes are found, whoever started them and however
-they ended.
+"""Control groups of a testbed: they identify all its processes, however these started or ended.
 
-Below `dlion-testbed-NAME` in every hierarchy each machine has a folder, with `system` for its own
-programs and what the kubelet makes for pods beside it. Version 1 (one hierarchy per controller) and
-version 2 (one for all).
+Below `dlion-testbed-NAME` in every hierarchy each machine has a folder. In it, `system` holds the
+machine's own programs, beside the groups that the kubelet makes for pods. Version 1 has one
+hierarchy per controller, version 2 one for all.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from dlion_local.emulation.compute.quotas import SYS_CGROUP
 from testbed.layout import control_group
 
 _TRACKED = ("freezer", "pids")
-"""Version 1: the hierarchies that a machine's own programs enter. These share nothing out."""
+"""Version 1: the hierarchies that a machine's own programs enter. They distribute no resource."""
 _CPU_SHARES = {"cpu.shares": "8192", "cpu.weight": "800"}
-"""Of all pods of a testbed together, by version 1 and 2: as eight other processes of this machine
-have. With the usual share, a single process's, all pods starve beside other tests."""
+"""Of all pods of a testbed together, for version 1 and 2: as much as eight other processes of this
+machine. With the usual share of one process, all pods starve beside other tests."""
 _KILL_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
 
 def hierarchies(sys_cgroup: Path = SYS_CGROUP) -> list[Path]:
-    """Roots of all hierarchies: one for version 2. Beside version 1 there may be one of version 2
-    that shares nothing out; runc makes groups there too."""
+    """Roots of all hierarchies: one for version 2. Beside version 1 there may be an unused version
+    2, in which runc makes groups too."""
     if (sys_cgroup / "cgroup.controllers").exists():
         return [sys_cgroup]
     found = {path.resolve() for path in sys_cgroup.iterdir() if (path / "cgroup.procs").exists()}
@@ -46,7 +45,7 @@ class Groups:
 
     @property
     def kubelet_root(self) -> str:
-        """What the kubelet is to put pods below."""
+        """The group below which the kubelet puts pods."""
         return f"/{control_group(self.testbed)}/{self.machine}"
 
     @property
@@ -58,7 +57,7 @@ class Groups:
         return [root / self.kubelet_root.lstrip("/") / "system" for root in roots]
 
     def make(self) -> None:
-        """Make them in every hierarchy. Raises: OSError where that is not allowed."""
+        """Create them in every hierarchy. Raises: OSError if that is not allowed."""
         for root in hierarchies():
             folder = root
             for name in (control_group(self.testbed), self.machine):
@@ -72,27 +71,27 @@ class Groups:
             folder.mkdir(exist_ok=True)
 
     def kill(self) -> None:
-        """Kill everything in them, pods too. Raises: UnavailableError where something stays."""
+        """Kill all processes in them, pods too. Raises: UnavailableError if one stays."""
         kill_all([root / self.kubelet_root.lstrip("/") for root in hierarchies()])
 
 
 def groups_of(name: str) -> list[Path]:
-    """The top group of that testbed in every hierarchy where there is one."""
+    """The top group of that testbed in every hierarchy that has one."""
     tops = [root / control_group(name) for root in hierarchies()]
     return [top for top in tops if top.is_dir()]
 
 
 def processes_in(folders: list[Path]) -> set[int]:
-    """Every process in these groups and in those below them."""
+    """Every process in these groups and in their subgroups."""
     found: set[int] = set()
     for group in _with_those_below(folders):
-        with contextlib.suppress(OSError):  # a group that goes while we look
+        with contextlib.suppress(OSError):  # a group may end meanwhile
             found |= {int(line) for line in (group / "cgroup.procs").read_text().split()}
     return found - {0}
 
 
 def kill_all(folders: list[Path]) -> None:
-    """SIGKILL until nothing is left. Raises: UnavailableError naming what stays."""
+    """Send SIGKILL until none is left. Raises: UnavailableError that names the remaining ones."""
     deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while pids := processes_in(folders):
         if time.monotonic() > deadline_s:
@@ -105,14 +104,17 @@ def kill_all(folders: list[Path]) -> None:
 
 
 def remove_all(folders: list[Path]) -> None:
-    """Remove empty groups, the innermost first. Raises: OSError where one stays busy."""
+    """Remove empty groups, the innermost first. Raises: OSError if one stays busy."""
     for path in sorted(_with_those_below(folders), key=lambda p: -len(p.parts)):
         _remove(path)
 
 
 def _with_those_below(folders: list[Path]) -> list[Path]:
-    """These groups and all below them. Whoever ends in a group may take it away while we look, and
-    `os.walk`, unlike `Path.rglob` before Python 3.13, goes on then."""
+    """These groups and all subgroups.
+
+    A group may disappear meanwhile when its last process ends. `os.walk`, unlike `Path.rglob`
+    before Python 3.13, continues then.
+    """
     return [Path(name) for folder in folders for name, _, _ in os.walk(folder)]
 
 
@@ -132,8 +134,11 @@ def _remove(path: Path) -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Version 1: which processors and memory the group may use must be said before anything enters
-    it. Version 2: which controllers its children have."""
+    """Prepare the group for processes.
+
+    Version 1: set its processors and memory before a process enters it. Version 2: set the
+    controllers of its children.
+    """
     for name in ("cpuset.cpus", "cpuset.mems"):
         here, above = folder / name, folder.parent / name
         if here.exists() and above.exists() and not here.read_text().strip():

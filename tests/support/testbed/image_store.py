@@ -1,8 +1,7 @@
-"""The project's images as a containerd keeps them, unpacked once for the nodes of every testbed.
+"""The project's images as containerd stores them, unpacked once for the nodes of every testbed.
 
-An import of them takes half a minute of a node. Instead the folder of a new node's containerd is
-filled with hard links: what containerd keeps of images, it does not change. Its databases are
-copied.
+An import takes half a minute on a node. Instead, the folder of a new node's containerd gets hard
+links, because containerd does not change stored images. Its databases are copied.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ _POLL_S = 0.1
 
 
 def image_store(images: Sequence[ProjectImage]) -> Path:
-    """A folder with these images, which are built; made where it is not there.
+    """Return a folder with these built images; create it if missing.
 
-    Raises: UnavailableError with what containerd said.
+    Raises: UnavailableError with containerd's output.
     """
     key = hashlib.sha256(" ".join(image.reference for image in images).encode()).hexdigest()[:12]
     folder = cache_folder() / "images" / f"store-{key}"
@@ -73,12 +72,14 @@ def image_store(images: Sequence[ProjectImage]) -> Path:
 
 
 def seed(store: Path, target: Path) -> None:
-    """Give a containerd that has not started yet, whose root folder is to be `target`, the images
-    of that store."""
+    """Give the images of that store to a containerd that has not started yet.
+
+    Its root folder will be `target`.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for name in _KEPT:
         source = store / name
-        # Where the two are on different file systems, everything is copied.
+        # On different file systems everything is copied.
         if subprocess.run(["cp", "-al", source, target], capture_output=True).returncode != 0:
             shutil.rmtree(target / name, ignore_errors=True)
             subprocess.run(["cp", "-a", source, target], check=True)
@@ -89,7 +90,7 @@ def seed(store: Path, target: Path) -> None:
 
 
 def _import(images: Sequence[ProjectImage], folder: Path) -> None:
-    """Runs a containerd of its own, whose mounts go with it."""
+    """Import with a separate containerd, whose mounts end with it."""
     log.warning("unpacking the project's images for the nodes of testbeds")
     folder.mkdir()
     configuration = folder / "containerd.toml"

@@ -1,7 +1,7 @@
-"""Images for a testbed that no registry is needed for: archives of static programs, made in Python.
+"""Images for a testbed without a registry: archives of static programs, written in Python.
 
-The format is that of `docker save`, which containerd and `docker load` both read. What is larger,
-the project's own images, comes from a Dockerfile by buildah (README.md).
+The format is that of `docker save`, which containerd and `docker load` both read. buildah builds
+the project's own, larger images from a Dockerfile (README.md).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Image:
 
     reference: str
     files: Mapping[str, Path]
-    """Path inside the image to the program that is to stand there."""
+    """Path inside the image to the program to copy there."""
     command: Sequence[str]
     links: Mapping[str, str] = field(default_factory=dict)
-    """Path inside the image to what it points to."""
+    """Path inside the image to the target of the link."""
     folders: Sequence[str] = ("tmp",)
 
     def write(self, archive: Path) -> Path:
-        """Write the archive, the same bytes for the same content; its path."""
+        """Write the archive, with the same bytes for the same content; return its path."""
         layer = self._layer()
         config = json.dumps({
             "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
@@ -81,14 +81,14 @@ class Image:
 
 
 def own_images(binaries: Binaries) -> list[Image]:
-    """What every node gets: the pod sandbox, CoreDNS, and a shell for the tests.
+    """The images of every node: the pod sandbox, CoreDNS, and a shell for the tests.
 
-    Raises: UnavailableError where there is no static busybox.
+    Raises: UnavailableError without a static busybox.
     """
     if not BUSYBOX.exists():
         raise UnavailableError(f"no {BUSYBOX}: `make testbed-setup` (Debian: busybox-static)")
-    said = subprocess.run([str(BUSYBOX), "--list"], capture_output=True, text=True, check=True)
-    applets = {f"bin/{name}": "/bin/busybox" for name in said.stdout.split() if name != "busybox"}
+    listed = subprocess.run([str(BUSYBOX), "--list"], capture_output=True, text=True, check=True)
+    applets = {f"bin/{name}": "/bin/busybox" for name in listed.stdout.split() if name != "busybox"}
     return [
         Image(PAUSE_IMAGE, {"pause": binaries.path("pause")}, ["/pause"]),
         Image(COREDNS_IMAGE, {"bin/coredns": binaries.path("coredns")}, ["/bin/coredns"]),

@@ -1,4 +1,4 @@
-"""kubectl for the tests: one cluster, named in full, never the user's own configuration."""
+"""kubectl for the tests: one cluster with an explicit kubeconfig, never the user's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with one kubeconfig and, where given, one of its contexts and a namespace."""
+    """kubectl with one kubeconfig and, if given, one of its contexts and a namespace."""
 
     program: Path
     kubeconfig: Path
@@ -26,7 +26,7 @@ class Kubectl:
     namespace: str = ""
 
     def run(self, *arguments: str, text: str = "", timeout_s: float = 60) -> str:
-        """What kubectl prints. Raises: UnavailableError with what it said."""
+        """Return kubectl's output. Raises: UnavailableError with its error."""
         command = [str(self.program), f"--kubeconfig={self.kubeconfig}"]
         command += [f"--context={self.context}"] if self.context else []
         command += [f"--namespace={self.namespace}"] if self.namespace else []
@@ -49,7 +49,8 @@ class Kubectl:
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """`kubectl get ... -o json`, parsed. Raises: UnavailableError with what it said."""
+        """Return the parsed output of `kubectl get ... -o json`. Raises: UnavailableError with its
+        error."""
         reader = reader_of(self.kubeconfig, self.context)
         found = reader.get(arguments, self.namespace) if reader else None
         if found is not None:
@@ -57,7 +58,8 @@ class Kubectl:
         return json.loads(self.run("get", *arguments, "-o", "json"))
 
     def knows(self, kind: str) -> bool:
-        """Whether the API server serves that kind, as it does some time after its CRD is made."""
+        """Whether the API server serves that kind, as it does some time after its CRD is
+        created."""
         reader = reader_of(self.kubeconfig, self.context)
         if reader is not None and "." not in kind:
             return reader.get((kind, "--all-namespaces"), self.namespace) is not None
@@ -68,10 +70,10 @@ class Kubectl:
         return True
 
     def wait_until_known(self, *kinds: str, timeout_s: float = 60) -> None:
-        """Returns when the API server serves them all. `kubectl wait` is of no use for it: it fails
-        at once on a definition that has no conditions yet.
+        """Wait until the API server serves all these kinds.
 
-        Raises: UnavailableError naming one that it does not serve in time.
+        `kubectl wait` does not suffice: it fails at once on a definition without conditions.
+        Raises: UnavailableError that names a kind not served in time.
         """
         deadline_s = time.monotonic() + timeout_s
         for kind in kinds:
@@ -81,10 +83,10 @@ class Kubectl:
                 time.sleep(0.25)
 
     def apply(self, *documents: dict[str, Any]) -> None:
-        """`kubectl apply` of these documents, together."""
+        """Run `kubectl apply` with these documents together."""
         together = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self.run("apply", "-f", "-", text=json.dumps(together))
 
     def wait(self, *arguments: str, timeout_s: float = 60) -> None:
-        """`kubectl wait ...`. Raises: UnavailableError where it did not come about in time."""
+        """Run `kubectl wait ...`. Raises: UnavailableError if the condition is not met in time."""
         self.run("wait", f"--timeout={timeout_s:g}s", *arguments, timeout_s=timeout_s + 10)

@@ -1,8 +1,8 @@
-"""Names and addresses of a testbed: who is called what, and which network belongs to whom.
+"""Names and addresses of a testbed: of its machines, and of their networks.
 
-Pure: `networks`, `machines` and the rest ask here and nowhere else, so that `removal` finds by name
-what they made. With base octet B, site i (from 1) has 10.(B+i).0.0/16, machines and pods alike, so
-that one prefix stands for all of a site's traffic; between the sites lies 10.B.0.0/24.
+Pure. `networks`, `machines` and other modules take names only from here, so that `removal` finds by
+name what they created. With base octet B, site i (from 1) has 10.(B+i).0.0/16 for machines and pods
+alike, so that one prefix covers all of a site's traffic. Between the sites is 10.B.0.0/24.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ API_PORT = 6443
 
 
 def checked_name(name: str) -> str:
-    """The name of a testbed, if it is one. Raises: UnavailableError saying which ones are."""
+    """Return the name if it is valid for a testbed. Raises: UnavailableError with the allowed
+    form."""
     if not _NAME.fullmatch(name):
         raise UnavailableError(
             f"testbed name {name!r}; allowed: a letter, then up to nine letters and digits, lower "
@@ -30,7 +31,7 @@ def checked_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """One node of a site, a machine of its own. `number` counts from 0."""
+    """One node of a site, a separate machine. `number` counts from 0."""
 
     site: SiteLayout
     number: int
@@ -47,7 +48,7 @@ class NodeLayout:
 
     @property
     def pod_network(self) -> str:
-        """Where its pods get their addresses from."""
+        """The network of its pods' addresses."""
         return f"10.{self.site.octet}.{128 + self.number}.0/24"
 
     @property
@@ -81,22 +82,22 @@ class SiteLayout:
 
     @property
     def address(self) -> str:
-        """The control plane's, inside the site: API server and router."""
+        """The address of the control plane inside the site: API server and router."""
         return f"10.{self.octet}.0.1"
 
     @property
     def wan_address(self) -> str:
-        """The router's, between the sites."""
+        """The address of the router between the sites."""
         return f"10.{self.testbed.base_octet}.0.{self.number}"
 
     @property
     def load_balancer(self) -> str:
-        """The one that all Services share which have a load balancer."""
+        """The shared address of all Services with a load balancer."""
         return f"10.{self.octet}.0.200"
 
     @property
     def machine_network(self) -> str:
-        """Control plane and nodes."""
+        """The network of control plane and nodes."""
         return f"10.{self.octet}.0.0/24"
 
     @property
@@ -121,7 +122,7 @@ class SiteLayout:
 
     @property
     def api_server(self) -> str:
-        """URL of the API server, from the machine that the tests run on too."""
+        """URL of the API server, also from the machine of the tests."""
         return f"https://{self.address}:{API_PORT}"
 
     @property
@@ -157,7 +158,7 @@ class Layout:
 
     @property
     def prefix(self) -> str:
-        """What the names of all network namespaces begin with."""
+        """The prefix of the names of all network namespaces."""
         return prefix(self.name)
 
     @property
@@ -167,7 +168,7 @@ class Layout:
 
     @property
     def host_interface(self) -> str:
-        """The one interface on the machine itself, by which tests reach the sites."""
+        """The only interface on the machine itself, through which tests reach the sites."""
         return host_interface(self.name)
 
     @property
@@ -181,7 +182,7 @@ class Layout:
         return tuple(SiteLayout(self, 1 + index) for index in range(self.site_count))
 
     def site(self, name: str) -> SiteLayout:
-        """The site of that name. Raises: UnavailableError naming those there are."""
+        """The site of that name. Raises: UnavailableError that names the existing ones."""
         for site in self.sites:
             if site.name == name:
                 return site
@@ -189,7 +190,7 @@ class Layout:
         raise UnavailableError(f"no site {name!r} in testbed {self.name}; there are: {known}")
 
     def node(self, name: str) -> NodeLayout:
-        """The node of that name. Raises: UnavailableError naming those there are."""
+        """The node of that name. Raises: UnavailableError that names the existing ones."""
         nodes = [node for site in self.sites for node in site.nodes]
         for node in nodes:
             if node.name == name:
@@ -199,7 +200,7 @@ class Layout:
 
 
 def prefix(name: str) -> str:
-    """What network namespaces of the testbed of that name begin with."""
+    """The prefix of the network namespaces of the testbed of that name."""
     return f"testbed-{checked_name(name)}"
 
 
@@ -209,5 +210,5 @@ def host_interface(name: str) -> str:
 
 
 def control_group(name: str) -> str:
-    """The control group, in every hierarchy, below which all its processes are."""
+    """The control group, in every hierarchy, that contains all its processes."""
     return f"dlion-testbed-{checked_name(name)}"

@@ -1,11 +1,11 @@
-"""A machine of a testbed: processes that see one network, one process tree, one set of mounts.
+"""A machine of a testbed: processes that share one network, one process tree, one set of mounts.
 
-Each node and each control plane is one. Its first process (`pause`) is started in a control group
-of its own, enters the machine's network namespace and makes new process and mount namespaces;
-everything else joins those. So a machine is killed like a real one: when its first process goes,
-the kernel ends all others, containers too, and takes every mount away.
+Each node and each control plane is one. Its first process (`pause`) starts in a separate control
+group, enters the machine's network namespace and creates new process and mount namespaces. All
+other processes join those. So a machine dies like a real one: when its first process ends, the
+kernel ends all others, containers too, and removes every mount.
 
-The machine has its own /var/lib, /var/log and /run: programs find their usual paths, and a hostPath
+The machine has its own /var/lib, /var/log and /run. Programs find their usual paths, and a hostPath
 below /var/lib differs from node to node.
 """
 
@@ -31,24 +31,24 @@ SCRIPT = Path(__file__).with_name("machine.sh")
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _children: list[subprocess.Popen[bytes]] = []
-"""What this process has started and what may still run, whichever machine it is on."""
+"""Children of this process that may still run, on any machine."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine, known by its folder: `DIR/{lib,log,logs}`."""
+    """One machine, identified by its folder: `DIR/{lib,log,logs}`."""
 
     name: str
     netns: str
     folder: Path
     groups: Groups
-    """Its control groups; those of its pods lie below them."""
+    """Its control groups; those of its pods are below them."""
     pause: Path
 
     def boot(self) -> None:
-        """Start its first process, with nothing else running. What /var/lib held is still there.
+        """Start its first process alone. The earlier content of /var/lib is kept.
 
-        Raises: UnavailableError with what was printed.
+        Raises: UnavailableError with the output.
         """
         for name in ("lib", "log", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Machine:
             time.sleep(_POLL_S)
 
     def first_process(self) -> int | None:
-        """Its process 1, as the testbed's machine counts; None while it is off."""
+        """The id of its process 1 on the testbed's machine; None while it is off."""
         for pid in processes_in(self.groups.system):
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/exe").resolve() == self.pause and _inner_pid(pid) == 1:
@@ -79,9 +79,9 @@ class Machine:
     def start(
         self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None
     ) -> None:
-        """Start a program on the machine; its output goes to `log_path(name)`, appended.
+        """Start a program on the machine; its output is appended to `log_path(name)`.
 
-        Raises: UnavailableError where the machine is off, or the program runs already.
+        Raises: UnavailableError if the machine is off, or if the program runs already.
         """
         first = self.first_process()
         if first is None:
@@ -100,9 +100,9 @@ class Machine:
             time.sleep(_POLL_S)
 
     def run(self, *command: str, stdin: Path | None = None, timeout_s: float = 120) -> str:
-        """What a program prints that is run on the machine to its end, `stdin` being its input.
+        """Run a program on the machine to its end, with the input `stdin`; return its output.
 
-        Raises: UnavailableError with what it said on standard error.
+        Raises: UnavailableError with its standard error.
         """
         first = self.first_process()
         if first is None:
@@ -125,7 +125,7 @@ class Machine:
         return done.stdout
 
     def process(self, name: str) -> int | None:
-        """Process id, as the testbed's machine counts, of a program started by that name."""
+        """The process id, on the testbed's machine, of a program started by that name."""
         try:
             inner = int(self._pid_file(name).read_text())
         except (FileNotFoundError, ValueError):
@@ -146,7 +146,7 @@ class Machine:
         return {name: self.process(name) for name in names}
 
     def signal(self, name: str, number: int) -> None:
-        """Send a program a signal. Raises: UnavailableError where it does not run."""
+        """Send a program a signal. Raises: UnavailableError if it does not run."""
         pid = self.process(name)
         if pid is None:
             raise UnavailableError(f"{name} does not run on {self.name}")
@@ -156,7 +156,7 @@ class Machine:
             os.kill(parent, number)
 
     def stop(self, name: str, timeout_s: float = 10.0) -> None:
-        """Kill a program and wait until it has gone; nothing happens where it does not run."""
+        """Kill a program and wait for its end; no effect if it does not run."""
         if self.process(name) is None:
             return
         self.signal(name, signal.SIGKILL)
@@ -167,11 +167,11 @@ class Machine:
             time.sleep(_POLL_S)
 
     def power_off(self) -> None:
-        """Cut the power: every process of the machine ends at once, unasked."""
+        """Cut the power: every process of the machine ends at once."""
         self.groups.kill()
 
     def log_path(self, name: str) -> Path:
-        """Where the output of that program stands."""
+        """The log file of that program."""
         return self.folder / "logs" / f"{name}.log"
 
     def _pid_file(self, name: str) -> Path:
@@ -208,7 +208,7 @@ class Machine:
 
 
 def reap() -> None:
-    """Let go of the children of this process that have ended; they would stay as zombies."""
+    """Reap the ended children of this process; they would stay as zombies."""
     _children[:] = [child for child in _children if child.poll() is None]
 
 

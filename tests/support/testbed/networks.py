@@ -1,11 +1,11 @@
-"""The wires of a testbed: network namespaces, bridges, routes, and what the links carry.
+"""The network of a testbed: network namespaces, bridges, routes, and the rates of links.
 
-A *hub* namespace holds a bridge; every site's router (the namespace its control plane lives in) has
-`eth0` on it, shaped by the htb trees of `dlion run`
-(`dlion_local.emulation.network.traffic_shaping`): where it leaves the site, and where it leaves the
-hub towards the site. Inside a site a second bridge joins the nodes, unshaped. One veth pair leads
-to the machine itself, also unshaped, and past every cut: the tests still see a site that is cut off
-from the others."""
+A *hub* namespace has a bridge. Every site's router (the namespace of its control plane) has `eth0`
+on it. The htb trees of `dlion run` (`dlion_local.emulation.network.traffic_shaping`) shape its
+traffic twice: from the site, and from the hub to the site. Inside a site a second bridge joins the
+nodes, unshaped. One veth pair leads to the machine itself, also unshaped and without cuts: the
+tests can reach a site that is cut off from the others.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST_OCTET, _LAST_OCTET = 96, 250
 def free_base_octet(site_count: int) -> int:
     """A B such that 10.B to 10.(B + site_count) overlap with no route of this machine.
 
-    Raises: UnavailableError where there is none.
+    Raises: UnavailableError if there is none.
     """
     taken = routed_networks()
     for base in range(_FIRST_OCTET, _LAST_OCTET - site_count):
@@ -54,27 +54,27 @@ def free_base_octet(site_count: int) -> int:
 
 @dataclass
 class Rates:
-    """What links carry, in Mbit/s, and what is cut; None: as much as the machine gives."""
+    """The rates of links, in Mbit/s, and the cuts; None for no limit."""
 
     up: dict[str, float | None] = field(default_factory=dict)
-    """By site: all it sends to other sites."""
+    """By site: the rate to all other sites."""
     down: dict[str, float | None] = field(default_factory=dict)
-    """By site: all it gets from other sites."""
+    """By site: the rate from all other sites."""
     cuts: list[list[str]] = field(default_factory=list)
-    """Pairs of sites between which nothing passes, each in the order of its names."""
+    """Pairs of sites without a connection, each in the order of its names."""
     cut_nodes: list[str] = field(default_factory=list)
-    """Nodes whose cable is out."""
+    """Unplugged nodes."""
 
 
 class Wires:
-    """Makes and changes the wires of one testbed; `removal` takes them away, by name."""
+    """Creates and changes the network of one testbed; `removal` removes it by name."""
 
     def __init__(self, layout: Layout, rates: Rates) -> None:
         self._layout = layout
         self._rates = rates
 
     def make(self) -> None:
-        """Make everything. Raises: UnavailableError with what the tool said."""
+        """Create the whole network. Raises: UnavailableError with the tool's output."""
         layout = self._layout
         namespaces = [layout.hub]
         for site in layout.sites:
@@ -130,9 +130,9 @@ class Wires:
             _source_nat(site, "--append", jump="MASQUERADE")
 
     def shape(self, site: SiteLayout) -> None:
-        """Put the rates and cuts of one site in force; connections stay as they are.
+        """Apply the rates and cuts of one site; connections stay.
 
-        The trees are made anew each time, so that nothing but the rates has to be remembered.
+        The trees are recreated each time, so that only the rates have to be stored.
         """
         others = {Rank(o.number): o.network for o in self._layout.sites if o != site}
         if not others:
@@ -160,7 +160,7 @@ class Wires:
             tree.set_cuts(cut)
 
     def join_pods(self) -> None:
-        """Lead pods of separate sites to each other, under their own addresses."""
+        """Route pods of separate sites to each other, under their own addresses."""
         for site in self._layout.sites:
             others = [other for other in self._layout.sites if other != site]
             run_batch("ip", site.netns, [
@@ -171,7 +171,7 @@ class Wires:
                 _source_nat(site, "--insert", "--destination", other.pod_network, jump="ACCEPT")
 
     def plug(self, node: NodeLayout) -> None:
-        """Put the node's cable in, or take it out, as `Rates.cut_nodes` says."""
+        """Plug the node in or out, according to `Rates.cut_nodes`."""
         state = "down" if node.name in self._rates.cut_nodes else "up"
         run_batch("ip", node.site.netns, [f"link set n{node.number} {state}"])
 
@@ -198,7 +198,8 @@ def _make_node(node: NodeLayout) -> None:
 
 
 def congestion_control() -> str:
-    """What pods are to use: the kernel's default may be BBR, which sees losses its own way."""
+    """The congestion control of pods. The kernel's default may be BBR, which treats losses
+    differently."""
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     return next(name for name in (*CONGESTION_CONTROLS, *allowed) if name in allowed)
 
@@ -209,8 +210,11 @@ def _port(site: SiteLayout) -> str:
 
 
 def _forward() -> None:
-    """For the calling thread's namespace: it is a router, and its bridge's traffic meets iptables
-    (a pod that calls a service which is served on the same node)."""
+    """Turn the calling thread's namespace into a router.
+
+    Its bridge's traffic passes iptables, for a pod that calls a service which is served on the same
+    node.
+    """
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     bridged = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if bridged.exists():
@@ -218,7 +222,7 @@ def _forward() -> None:
 
 
 def _source_nat(site: SiteLayout, change: str, *where: str, jump: str) -> None:
-    """What becomes of the addresses of pods that call out of the site."""
+    """The translation of the addresses of pods that call out of the site."""
     run_tool(
         "nsenter", f"--net=/run/netns/{site.netns}", "iptables", "--table", "nat", change,
         "POSTROUTING", "--source", site.pod_network, "--out-interface", "eth0", *where,

@@ -1,7 +1,7 @@
 """One node of a site: containerd, CNI, kubelet and kube-proxy, as on a small edge machine.
 
-Everything lies where it lies on a real node; each node's machine has folders of its own there.
-What the kernel or the missing CAP_SYS_RESOURCE asks for stands beside the setting.
+All files are where a real node has them; each node's machine has separate folders there. Comments
+beside the settings name the requirements of the kernel or of the missing CAP_SYS_RESOURCE.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Node:
     keys: Path
 
     def make_files(self) -> None:
-        """Everything it reads, once per testbed."""
+        """Write all files that it reads, once per testbed."""
         cni = self.folder / "cni"
         cni.mkdir(parents=True, exist_ok=True)
         (cni / "10-testbed.conflist").write_text(json.dumps(self._cni(), indent=1))
@@ -75,11 +75,11 @@ class Node:
             CONTAINERD.format(socket=SOCKET, pause=PAUSE_IMAGE, plugins=CNI_PLUGINS, cni=cni)
         )
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet(), indent=1))
-        # Pods ask CoreDNS, and CoreDNS nobody: names outside the testbed are not known in it.
+        # CoreDNS has no upstream: pods cannot resolve names outside the testbed.
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
     def start(self) -> None:
-        """Start everything that does not run. Raises: UnavailableError."""
+        """Start all programs that do not run. Raises: UnavailableError."""
         if self.machine.first_process() is None:
             self.machine.boot()
         running = {name for name, pid in self.machine.programs().items() if pid is not None}
@@ -94,35 +94,36 @@ class Node:
                 self._wait_for_containerd()
 
     def load_image(self, archive: Path) -> None:
-        """Import a docker or OCI archive. Raises: UnavailableError with what ctr said."""
+        """Import a docker or OCI archive. Raises: UnavailableError with ctr's output."""
         self.machine.run(
             "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "import", "-",
             stdin=archive, timeout_s=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
 
     def load_missing(self, images: Iterable[ProjectImage]) -> None:
-        """Import those of these images that it has not. Raises: UnavailableError."""
+        """Import those images that the node lacks. Raises: UnavailableError."""
         known = set(self.images())
         for image in images:
             if image.reference not in known:
                 self.load_image(image.archive)
 
     def name_image(self, reference: str, name: str) -> None:
-        """Gives an image that it holds another name, too, also again. Raises: UnavailableError."""
+        """Give an image of the node an additional name; may be repeated. Raises:
+        UnavailableError."""
         self.machine.run(
             "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "tag", "--force",
             reference, name,
         )  # fmt: skip
 
     def images(self) -> list[str]:
-        """References of the images it holds."""
+        """References of the node's images."""
         text = self.machine.run(
             "ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "ls", "-q"
         )
         return sorted(line for line in text.split() if not line.startswith("sha256:"))
 
     def require_kubelet(self) -> None:
-        """Raises: UnavailableError with the end of its log where the kubelet has ended."""
+        """Raises: UnavailableError with the end of its log if the kubelet has ended."""
         if self.machine.process("kubelet") is None:
             log = self.machine.log_path("kubelet").read_text(errors="replace")
             raise UnavailableError(f"{self.layout.name}: kubelet has ended: {log[-1500:]}")
@@ -157,7 +158,7 @@ class Node:
             f"--hostname-override={self.layout.name}",
             f"--cluster-cidr={self.layout.site.pod_network}",
             "--proxy-mode=iptables",
-            "--conntrack-max-per-core=0",  # not to be set in a namespace
+            "--conntrack-max-per-core=0",  # cannot be set in a namespace
             "--conntrack-tcp-timeout-established=0s",
             "--conntrack-tcp-timeout-close-wait=0s",
             "--oom-score-adj=0",
@@ -184,7 +185,7 @@ class Node:
             "failCgroupV1": False,
             "failSwapOn": False,
             "oomScoreAdj": 0,
-            # All nodes share one disk: a node that evicts would be telling of its neighbours.
+            # All nodes share one disk: an eviction would depend on other nodes.
             "evictionHard": {
                 "memory.available": "100Mi",
                 "nodefs.available": "1%",

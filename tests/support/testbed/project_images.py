@@ -1,8 +1,8 @@
-"""The project's own images, built from its Dockerfile as it stands and kept as archives.
+"""The project's own images, built from its present Dockerfile and kept as archives.
 
-An archive is named after all that goes into it, so an unchanged tree builds nothing, and a change
-of sources makes one small layer anew; the other layers wait in buildah's storage. Nodes get the
-archives by `Testbed.up(images=...)` or `Testbed.load_image`.
+An archive's name is a hash of all its inputs. An unchanged tree builds nothing; a change of sources
+rebuilds one small layer, and the other layers come from buildah's storage. Nodes get the archives
+by `Testbed.up(images=...)` or `Testbed.load_image`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STORAGE_LIMIT_BYTES = 15_000_000_000
 
 
 class Target(StrEnum):
-    """A stage of the Dockerfile that is an image; in the order in which they are built."""
+    """A stage of the Dockerfile that is an image; in build order."""
 
     OPERATOR = "operator"
     SIDECAR = "sidecar"
@@ -55,15 +55,15 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class ProjectImage:
-    """One image of the tree as it stands."""
+    """One image of the present tree."""
 
     target: Target
     key: str
-    """Of all that goes into it."""
+    """The hash of all its inputs."""
 
     @classmethod
     def of(cls, target: Target) -> ProjectImage:
-        """Reads every file that goes into it."""
+        """Read every file that goes into it."""
         digest = hashlib.sha256(target.encode())
         for path in _inputs(target):
             digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
@@ -71,12 +71,12 @@ class ProjectImage:
 
     @property
     def reference(self) -> str:
-        """Its name in pods; never pulled, and of no other content."""
+        """Its name in pods; it is never pulled and has no other content."""
         return f"dlion.test/{self.target}:{self.key}"
 
     @property
     def archive(self) -> Path:
-        """Where it lies, once it is built."""
+        """The path of the archive, once it is built."""
         return cache_folder() / "images" / f"{self.target}-{self.key}.tar"
 
     @property
@@ -86,9 +86,9 @@ class ProjectImage:
 
 
 def build_images(targets: Iterable[Target] = tuple(Target)) -> list[ProjectImage]:
-    """Images of the tree as it stands; those that are not there are built (minutes the first time).
+    """Images of the present tree; missing ones are built (minutes the first time).
 
-    Raises: UnavailableError with the end of what buildah said.
+    Raises: UnavailableError with the end of buildah's output.
     """
     images = [ProjectImage.of(target) for target in targets]
     if all(image.archive.exists() for image in images):
@@ -128,7 +128,7 @@ def _inputs(target: Target) -> list[Path]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One at a time on this machine makes images."""
+    """A lock: one process at a time on this machine builds images."""
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -137,7 +137,7 @@ def alone() -> Iterator[None]:
 
 
 def _bound_storage() -> None:
-    """Throw all layers away where too many have come together: the next build is a cold one."""
+    """Delete all layers if there are too many: the next build is a cold one."""
     root = storage_folder()
     used = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
     if used > _STORAGE_LIMIT_BYTES:

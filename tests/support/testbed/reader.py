@@ -1,8 +1,8 @@
-"""Reads objects from an API server over connections that are kept, as `kubectl get -o json` does.
+"""Objects of an API server, read over kept connections, as `kubectl get -o json` prints them.
 
-A kubectl takes a tenth of a second of CPU, and tests look several times a second. `Kubectl.get`
-asks here first. What this does not understand, or what the API server does not answer with an
-object, is None: then kubectl itself is asked and says what is wrong.
+A kubectl takes a tenth of a second of CPU, and tests read several times a second. `Kubectl.get`
+asks this reader first. The reader returns None for arguments that it does not support and for
+answers that are not objects. Then kubectl itself runs and reports the error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kind:
     namespaced: bool
 
     def path(self, namespace: str, name: str) -> str:
-        """Of the objects in that namespace, empty for all, or of one object."""
+        """The path of the objects in that namespace (empty for all), or of one object."""
         root = "/apis" if "/" in self.version else "/api"
         place = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{root}/{self.version}{place}/{self.plural}" + (f"/{quote(name)}" if name else "")
@@ -58,18 +58,18 @@ class Question:
 
 @dataclass
 class Reader:
-    """Reads with the access of one kubeconfig. Threads may share it."""
+    """Reads with the credentials of one kubeconfig. Threads may share it."""
 
     server: str
     trust: ssl.SSLContext
     headers: dict[str, str]
     namespace: str
-    """That of the context."""
+    """The namespace of the context."""
     _kinds: dict[str, Kind] = field(default_factory=dict)
     _idle: list[http.client.HTTPConnection] = field(default_factory=list)
 
     def get(self, arguments: tuple[str, ...], namespace: str) -> Any:
-        """The object, or a list of objects; None where kubectl has to be asked."""
+        """The object, or a list of objects; None if kubectl has to be used."""
         question = _understood(arguments)
         if question is None:
             return None
@@ -92,18 +92,18 @@ class Reader:
         return answer is not None and answer[0] == http.HTTPStatus.OK
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the kept connections."""
         while self._idle:
             self._idle.pop().close()
 
     def _kind(self, name: str) -> Kind | None:
-        """As kubectl, it does not ask how a name is capitalised."""
+        """Find a kind by name; like kubectl, ignore capitals."""
         if name.lower() not in self._kinds:
             self._kinds = self._discovered()
         return self._kinds.get(name.lower())
 
     def _discovered(self) -> dict[str, Kind]:
-        """Every kind by each of its names; the first of a name has it, as for kubectl."""
+        """Every kind by each of its names; the first kind with a name gets it, as in kubectl."""
         found: dict[str, Kind] = {}
         for root in ("/api", "/apis"):
             answer = self._ask(root, _DISCOVERY) or {}
@@ -119,12 +119,12 @@ class Reader:
         return found
 
     def _ask(self, path: str, accept: str = "application/json") -> Any:
-        """The answer to a GET; None where it is no object."""
+        """The answer to a GET; None if it is not an object."""
         answer = self._answered(path, accept)
         return json.loads(answer[1]) if answer and answer[0] == http.HTTPStatus.OK else None
 
     def _answered(self, path: str, accept: str) -> tuple[int, bytes] | None:
-        """Status and body of a GET; None: no answer. A kept connection may be broken."""
+        """Status and body of a GET; None without an answer. A kept connection may be broken."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -151,7 +151,7 @@ class Reader:
 
 
 def _understood(arguments: tuple[str, ...]) -> Question | None:
-    """None: they have more to them than this knows."""
+    """The parsed arguments; None if this reader does not support them."""
     words: list[str] = []
     query: dict[str, str] = {}
     everywhere = False
@@ -176,7 +176,7 @@ _LOCK = threading.Lock()
 
 
 def reader_of(kubeconfig: Path, context: str) -> Reader | None:
-    """The one for that access; None where it takes a program to log in."""
+    """The reader for those credentials; None if they need a program to log in."""
     with _LOCK:
         return _reader_of(kubeconfig, context, kubeconfig.stat().st_mtime_ns)
 
@@ -211,7 +211,7 @@ def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _pem(entry: dict[str, Any], key: str) -> str | None:
-    """What is there under that name, itself or in a file."""
+    """The PEM data or file under that name."""
     if data := entry.get(f"{key}-data"):
         return base64.b64decode(data).decode()
     with contextlib.suppress(KeyError, OSError):

@@ -1,8 +1,8 @@
-"""Taking a testbed away: everything that carries its name, and nothing else.
+"""Removal of a testbed: everything with its name, and nothing else.
 
-Works from names alone, so after any crash, at any point of `up`: processes by the testbed's
+It works from names alone, so after any crash, at any point of `up`: processes by the testbed's
 control groups, namespaces and the interface by their prefix, files by the testbed's folder. Mounts
-lie in the machines' own mount namespaces and end with their processes.
+are in the machines' own mount namespaces and end with their processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 def traces(name: str, folder: Path) -> list[str]:
-    """Everything of the testbed that is on this machine; empty once it has gone."""
+    """Everything of the testbed that is on this machine; empty after the removal."""
     groups = groups_of(name)
     found = [f"process {pid}" for pid in sorted(processes_in(groups))]
     found += [f"control group {path}" for path in groups]
@@ -47,14 +47,14 @@ def traces(name: str, folder: Path) -> list[str]:
 
 
 def remove(name: str, folder: Path) -> None:
-    """Take the testbed away; nothing happens where there is none.
+    """Remove the testbed; no effect if it does not exist.
 
-    Raises: UnavailableError naming what stays; OSError where a control group stays busy.
+    Raises: UnavailableError that names what remains; OSError if a control group stays busy.
     """
     groups = groups_of(name)
     kill_all(groups)
     if (INTERFACES / host_interface(name)).exists():
-        # At once: with its namespace alone it would go a little later, by the kernel's own time.
+        # At once: the kernel would remove it a little later than its namespace.
         run_batch("ip", None, [f"link del {host_interface(name)}"], check=False)
     run_batch("ip", None, [f"netns del {each}" for each in network_namespaces(name)], check=False)
     remove_all(groups)

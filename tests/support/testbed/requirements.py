@@ -1,4 +1,4 @@
-"""What a testbed needs of the machine, and how to get what is missing."""
+"""The requirements of a testbed on the machine, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROGRAMS = {
 
 
 def missing() -> list[str]:
-    """Each thing that is not there, with what to do; empty where a testbed can be brought up."""
+    """Each missing requirement, with a remedy; empty if a testbed can start."""
     found = []
     if os.geteuid() != 0:
         found.append("not root: a testbed makes namespaces and control groups; run as root")

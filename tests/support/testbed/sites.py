@@ -1,8 +1,8 @@
-"""A testbed: real Kubernetes sites on this machine, brought up, disturbed, and taken away.
+"""A testbed: real Kubernetes sites on this machine, which can be started, disturbed and removed.
 
-The parts are put together here: `networks` makes the wires, `machines` the machines on them,
-`control_plane` and `nodes` what runs there, `removal` takes all of it away by name. Used by the
-tests and by the command line (`__main__`). Not safe for two threads at once.
+This module combines the parts: `networks` creates the network, `machines` the machines on it,
+`control_plane` and `nodes` their programs, and `removal` removes all of it by name. The tests and
+the command line (`__main__`) use it. Not safe for two threads at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Site:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.control_plane.kubeconfig
 
     @property
@@ -69,13 +69,13 @@ class Site:
         return self.control_plane.kubectl
 
     def make_files(self) -> None:
-        """All keys and configuration."""
+        """Write all keys and configuration."""
         self.control_plane.make_files()
         for node in self.nodes:
             node.make_files()
 
     def start(self, archives: Iterable[Path] = ()) -> None:
-        """Start what does not run; returns when every node is Ready and has these images."""
+        """Start all that does not run; return when every node is Ready and has these images."""
         self.control_plane.start()
         for node in self.nodes:
             node.start()
@@ -86,7 +86,8 @@ class Site:
     def wait_for_nodes(self) -> None:
         """Wait until every node is Ready.
 
-        Raises: UnavailableError naming those that are not, or whose kubelet has ended and why.
+        Raises: UnavailableError that names those that are not Ready, or whose kubelet has ended,
+        with the reason.
         """
         wanted = {node.layout.name for node in self.nodes}
         deadline_s = time.monotonic() + _NODES_TIMEOUT_S
@@ -99,7 +100,7 @@ class Site:
             time.sleep(_POLL_S)
 
     def ready_nodes(self) -> set[str]:
-        """Names of the nodes that the API server calls Ready."""
+        """Names of the nodes that are Ready according to the API server."""
         found = set()
         for item in self.kubectl.get("nodes")["items"]:
             conditions = {c["type"]: c["status"] for c in item["status"].get("conditions", [])}
@@ -108,7 +109,7 @@ class Site:
         return found
 
     def add_virtual_nodes(self, count: int) -> None:
-        """Have `count` nodes kept by KWOK, virtual-0 upwards; pods there are said to run."""
+        """Let KWOK simulate `count` nodes, virtual-0 upwards; pods there count as running."""
         self.control_plane.start_kwok()
         self.kubectl.apply(*(virtual_node(number) for number in range(count)))
         self.kubectl.wait(
@@ -117,15 +118,15 @@ class Site:
 
 
 def _raise_inotify_limit() -> None:
-    """Let all users of this machine have more inotify instances: a kubelet that gets none ends."""
+    """Raise the number of inotify instances per user: a kubelet without one ends."""
     if int(_INOTIFY_INSTANCES.read_text()) < _MIN_INOTIFY_INSTANCES:
         _INOTIFY_INSTANCES.write_text(str(_MIN_INOTIFY_INSTANCES))
 
 
 class Testbed:
-    """A testbed that is up. As a context it takes itself away at the end."""
+    """A running testbed; a context that removes it at the end."""
 
-    __test__ = False  # pytest is not to collect this
+    __test__ = False  # pytest must not collect this
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -142,15 +143,15 @@ class Testbed:
         images: Iterable[Path] = (),
         stores: Mapping[str, Path] | None = None,
     ) -> Self:
-        """Bring up `sites` clusters with `nodes` nodes each, ready to take pods.
+        """Start `sites` clusters with `nodes` nodes each, ready to run pods.
 
-        Without nodes there are control planes only, for what an API server judges by itself.
-        `stays`: it outlives this process, until `down`; otherwise the next `up` of any testbed
-        takes it away once this process has ended. `flat`: pods of different sites reach each other.
-        `images`: archives that every node gets before it is Ready. `stores`: by site, what
-        `image_store` has made, which its nodes have from the beginning.
+        Without nodes there are control planes only, for tests of an API server alone. `stays`: it
+        outlives this process, until `down`; otherwise the next `up` of any testbed removes it once
+        this process has ended. `flat`: pods of different sites reach each other. `images`: archives
+        that every node gets before it is Ready. `stores`: by site, a result of `image_store` that
+        its nodes have from the start.
 
-        Raises: UnavailableError naming what the machine lacks, or what did not start.
+        Raises: UnavailableError that names what the machine lacks, or what did not start.
         """
         if lacking := missing():
             raise UnavailableError(
@@ -184,11 +185,11 @@ class Testbed:
 
     @classmethod
     def load(cls, name: str = DEFAULT_NAME) -> Self:
-        """The one of that name, brought up before. Raises: UnavailableError where there is none."""
+        """The existing testbed of that name. Raises: UnavailableError if there is none."""
         return cls(State.load(name))
 
     def down(self) -> None:
-        """Take it away. Raises: UnavailableError naming what stays."""
+        """Remove it. Raises: UnavailableError that names what remains."""
         with exclusive():
             removal.remove(self.layout.name, self._state.folder)
         reap()
@@ -211,7 +212,7 @@ class Testbed:
 
     @cached_property
     def binaries(self) -> Binaries:
-        """The programs it runs, helm and kubectl among them."""
+        """Its programs, helm and kubectl among them."""
         return Binaries(Path(self._state.binaries))
 
     @cached_property
@@ -220,27 +221,27 @@ class Testbed:
         return {site.name: self._site(site) for site in self.layout.sites}
 
     def site(self, name: str) -> Site:
-        """One site. Raises: UnavailableError naming those there are."""
+        """One site. Raises: UnavailableError that names the existing ones."""
         return self.sites[self.layout.site(name).name]
 
     def node(self, name: str) -> Node:
-        """One node. Raises: UnavailableError naming those there are."""
+        """One node. Raises: UnavailableError that names the existing ones."""
         layout = self.layout.node(name)
         return self.sites[layout.site.name].nodes[layout.number]
 
     def set_rate(self, site: str, *, up: float | None = None, down: float | None = None) -> None:
-        """Hold what a site sends to and gets from all others, in Mbit/s; None: let go."""
+        """Limit a site's traffic to and from all others, in Mbit/s; None for no limit."""
         layout = self.layout.site(site)
         self._state.rates.up[site], self._state.rates.down[site] = up, down
         self._state.save()
         self._wires.shape(layout)
 
     def join_pods(self) -> None:
-        """Let pods of separate sites reach each other, as a network that joins clusters does."""
+        """Connect the pods of separate sites, as a network that joins clusters does."""
         self._wires.join_pods()
 
     def cut(self, first: str, second: str) -> None:
-        """Let nothing pass between two sites, in either direction."""
+        """Block all traffic between two sites, in both directions."""
         self._set_cut(first, second, cut=True)
 
     def mend(self, first: str, second: str) -> None:
@@ -248,7 +249,7 @@ class Testbed:
         self._set_cut(first, second, cut=False)
 
     def cut_site(self, site: str) -> None:
-        """Cut a site off from all others; the machine that the tests run on still reaches it."""
+        """Cut a site off from all others; the machine of the tests can still reach it."""
         self._set_site_cut(site, cut=True)
 
     def mend_site(self, site: str) -> None:
@@ -256,11 +257,11 @@ class Testbed:
         self._set_site_cut(site, cut=False)
 
     def cut_node(self, node: str) -> None:
-        """Take a node's cable out; what runs there goes on running."""
+        """Unplug a node; its programs continue."""
         self._set_node_cut(node, cut=True)
 
     def mend_node(self, node: str) -> None:
-        """Put the cable back."""
+        """Plug the node in."""
         self._set_node_cut(node, cut=False)
 
     def kill_node(self, node: str) -> None:
@@ -268,7 +269,7 @@ class Testbed:
         self.node(node).machine.power_off()
 
     def start_node(self, node: str) -> None:
-        """Power a node on again; its disk is as it was. Does not wait until it is Ready."""
+        """Power a node on again; its disk is unchanged. Does not wait until it is Ready."""
         self.node(node).start()
 
     def kill_site(self, site: str) -> None:
@@ -278,7 +279,7 @@ class Testbed:
             machine.power_off()
 
     def start_site(self, site: str) -> None:
-        """Power a whole site on again; returns when its nodes are Ready."""
+        """Power a whole site on again; return when its nodes are Ready."""
         self.site(site).start()
 
     def load_image(self, archive: Path, sites: Iterable[str] = ()) -> None:
@@ -288,7 +289,7 @@ class Testbed:
             node.load_image(archive)
 
     def status(self) -> dict[str, Any]:
-        """Everything about it, for people and programs; asks no API server."""
+        """The whole state, for people and programs; sends no request to an API server."""
         rates = self._state.rates
         return {
             "name": self.layout.name,
@@ -403,12 +404,12 @@ class Testbed:
 
 
 def remove_orphans() -> list[str]:
-    """Take away testbeds whose owner has ended; their names."""
+    """Remove testbeds whose owner has ended; return their names."""
     removed = []
     for name in known_names():
         try:
             owner = State.load(name).owner
-        except UnavailableError:  # half made: `down` takes it away
+        except UnavailableError:  # half made: `down` removes it
             continue
         if owner is not None and not owner.alive():
             removal.remove(name, folder_of(name))

@@ -1,7 +1,7 @@
-"""What a testbed remembers between commands: its layout, its rates, whose it is.
+"""The stored state of a testbed between commands: its layout, its rates, its owner.
 
 One folder per testbed below $DLION_TESTBED_STATE, else $XDG_STATE_HOME/dlion-testbed, else
-~/.local/state/dlion-testbed. Not below /var/lib, /var/log or /run: a machine sees its own there.
+~/.local/state/dlion-testbed. Not below /var/lib, /var/log or /run: a machine has its own there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def states_folder() -> Path:
-    """Where all testbeds' folders are."""
+    """The parent of all testbeds' folders."""
     if chosen := os.environ.get("DLION_TESTBED_STATE"):
         return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
@@ -44,14 +44,14 @@ def known_names() -> list[str]:
 
 @dataclass
 class State:
-    """All of it; `save` after each change."""
+    """The whole state; `save` after each change."""
 
     layout: Layout
     rates: Rates
     binaries: str
     """Folder of the programs it runs."""
     owner: ResourceOwner | None = None
-    """The process that ends with it; None: it stays until `down`."""
+    """The process whose end also ends the testbed; None if it stays until `down`."""
 
     @property
     def folder(self) -> Path:
@@ -59,7 +59,7 @@ class State:
         return folder_of(self.layout.name)
 
     def save(self) -> None:
-        """Write it, whole or not at all."""
+        """Write it atomically."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.folder / "state.json.new"
         new.write_text(json.dumps(asdict(self), indent=1))
@@ -67,7 +67,7 @@ class State:
 
     @classmethod
     def load(cls, name: str) -> State:
-        """That of the testbed of that name. Raises: UnavailableError where there is none."""
+        """The state of the testbed of that name. Raises: UnavailableError if there is none."""
         try:
             text = (folder_of(name) / "state.json").read_text()
         except FileNotFoundError:
@@ -85,7 +85,8 @@ class State:
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """One command at a time that makes or removes testbeds: they share addresses and names."""
+    """A lock for commands that create or remove testbeds, because they share addresses and
+    names."""
     folder = states_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -289,7 +289,7 @@ def test_an_object_that_is_being_deleted_is_waited_for() -> None:
 def test_a_refused_update_does_not_end_a_run_that_trains() -> None:
     site = Site(dlion_job())
     site.look()
-    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
+    site.runs.current_view = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
     site.look()
 
     def refuse(verb: str, document: Document) -> None:
@@ -372,7 +372,7 @@ def test_a_persistent_failure_appears_in_the_status_until_it_ends() -> None:
         "UpkeepFailing", "True"
     )  # fmt: skip
     assert "500: failed calling webhook; retrying" in conditions["Ready"]["message"]
-    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
+    site.runs.current_view = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
     with pytest.raises(ServerError):
         site.look()
     conditions = {each["type"]: each for each in site.status()["conditions"]}
@@ -393,7 +393,7 @@ def test_telemetry_is_written_rarely_and_conditions_immediately() -> None:
         trainer_status = TrainerStatus(
             progress_percentage=percentage, metrics=(Metric(name="loss", value="1"),)
         )
-        site.runs.seen = RunView(
+        site.runs.current_view = RunView(
             open_s=99.0,
             ready={"plant-a": ready},
             training=True,
@@ -427,7 +427,7 @@ def test_time_alone_is_not_progress() -> None:
             last_updated_time=f"2026-01-31T12:00:{second:02}Z",
         )
         ready: Any = {"plant-a": 2}
-        site.runs.seen = RunView(
+        site.runs.current_view = RunView(
             open_s=99.0, ready=ready, training=True, trainer_status=trainer_status
         )
         site.time_s += 20.0
@@ -453,7 +453,7 @@ def test_with_many_jobs_telemetry_of_each_is_written_less_often() -> None:
     def wrote(percentage: int, after_s: float) -> bool:
         trainer_status = TrainerStatus(progress_percentage=percentage)
         ready: Any = {"plant-a": 2}
-        site.runs.seen = RunView(
+        site.runs.current_view = RunView(
             open_s=99.0, ready=ready, training=True, trainer_status=trainer_status
         )
         site.time_s += after_s
@@ -477,10 +477,10 @@ def test_delayed_progress_does_not_count_the_other_jobs() -> None:
         )
         return RunView(open_s=99.0, ready=ready, training=True, trainer_status=trainer_status)
 
-    site.runs.seen = progress(10)
+    site.runs.current_view = progress(10)
     site.look()
     site._reconciler._states[ObjectName("default", "other")] = cast("ReconcileState", None)
-    site.runs.seen = progress(11)
+    site.runs.current_view = progress(11)
     site.look()
     assert site.cluster.writes() == []
     site.time_s += 10.0
@@ -532,7 +532,7 @@ def test_a_job_that_is_not_served_shows_the_states_of_its_other_sites() -> None:
     site.look()
     assert site.runs.asked == ["plant-a", "plant-b"]
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Ready"]
-    site.runs.seen, site.time_s = RunView(open_s=9.0), 99.0  # a served run reports its own sites
+    site.runs.current_view, site.time_s = RunView(open_s=9.0), 99.0  # a served run reports its own sites
     site.look()
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Unreachable"]
 
@@ -561,7 +561,7 @@ def exposed(exposure: str, workers: int = 3) -> Site:
     ]
     document = dlion_job(sites=sites, network={"exposure": exposure})
     site = Site(document, settings=replace(SETTINGS, gateway=GATE))
-    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): workers})
+    site.runs.current_view = RunView(open_s=99.0, ready={SiteName("plant-a"): workers})
     return site
 
 
@@ -600,7 +600,7 @@ def test_a_service_that_cannot_be_created_does_not_stop_the_others() -> None:
     fewer = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
     fewer["spec"]["sites"][0]["groups"][0]["workers"] = 2
     site.change(fewer)
-    site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2})
+    site.runs.current_view = RunView(open_s=99.0, ready={SiteName("plant-a"): 2})
     site.look()
     assert ("patch", "JOB") in site.cluster.writes()
     assert ("apply", "Service") not in site.cluster.requests
@@ -714,7 +714,7 @@ def test_a_restarted_operator_reads_the_bundles_that_the_jobs_keep() -> None:
     site.cluster.objects[Kind.SECRET, "plant-ca"] = given.secret()
     site.look()
     assert site.runs.kept_bundles == {}
-    site.runs.seen = RunView(open_s=1.0, bundles=bundles)
+    site.runs.current_view = RunView(open_s=1.0, bundles=bundles)
     site.look()
     assert ("patch", "JOB") in site.cluster.writes()
     site.look()
@@ -799,7 +799,7 @@ def test_the_downtime_of_a_keeper_starts_when_this_operator_observes_it() -> Non
     status = {"phase": "Running", "conditions": [unready]}
     metadata = pod["metadata"] | {"resourceVersion": "1000", "creationTimestamp": since}
     site.store.put(Kind.POD, {**pod, "metadata": metadata, "status": status})
-    site.runs.seen = RunView(open_s=0.0)
+    site.runs.current_view = RunView(open_s=0.0)
     for time_s, reason in ((0.0, "WorkersStarting"), (59.0, "WorkersStarting")):
         site.time_s = time_s
         site.look()
@@ -820,7 +820,7 @@ def test_the_reason_for_a_missing_keeper_pod_comes_from_its_deployment() -> None
     refused = {"type": "ReplicaFailure", "status": "True", "message": message}
     deployment = {**site.cluster.objects[kind, name], "status": {"conditions": [refused]}}
     site.store.put(kind, site.cluster._keep(deployment))
-    site.runs.seen = RunView(open_s=99.0)
+    site.runs.current_view = RunView(open_s=99.0)
     site.look()
     assert ready(site)[0] == "WorkersStarting"
     site.time_s = 60.0
