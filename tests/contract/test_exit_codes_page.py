@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs/errors-and-exit-codes.md").read_text(encoding="utf-8")
 CASES = {
     (ExitCode.FAILED, "a defect"): (
         ("unit/cli/test_commands.py", "test_each_kind_of_error_has_its_exit_code"),
-        ("local/test_restarts.py", "test_each_restart_is_told_at_once"),
+        ("local/test_restarts.py", "test_each_restart_is_reported_at_once"),
     ),
     (ExitCode.USAGE, "wrong flags"): (("unit/cli/test_commands.py", "test_wrong_usage"),),
     (ExitCode.SPEC, "the manifest or environment is wrong"): (
@@ -32,13 +32,16 @@ CASES = {
         ),
     ),
     (ExitCode.DATA, "is missing or corrupt"): (
-        ("local/test_bad_input.py", "test_data_that_is_missing_or_corrupt_is_named"),
+        ("local/test_bad_input.py", "test_missing_or_corrupt_data_is_reported"),
         ("unit/cli/test_commands.py", "test_validate_speaks_json_of_every_document"),
     ),
     (ExitCode.PROGRAM, "raised, broke its protocol"): (
-        ("local/test_bad_input.py", "test_a_program_that_fails_is_named"),
+        ("local/test_bad_input.py", "test_a_failing_program_is_reported"),
         ("local/test_own_programs.py", "test_a_callback_that_fails_ends_the_run_with_its_line"),
-        ("local/test_kept_logs.py", "test_the_traceback_of_a_failed_program_outlives_its_pods"),
+        (
+            "local/test_kept_logs.py",
+            "test_the_traceback_of_a_failed_program_is_kept_after_its_pods",
+        ),
     ),
     (ExitCode.PROGRAM, "or policy raised"): (
         (
@@ -47,14 +50,14 @@ CASES = {
         ),
     ),
     (ExitCode.PROGRAM, "ended its process with exit code 0"): (
-        ("local/test_bad_input.py", "test_a_program_that_ends_its_process_has_not_finished"),
+        ("local/test_bad_input.py", "test_a_program_that_ends_its_process_fails_the_run"),
     ),
     (ExitCode.UNAVAILABLE, "a peer or the coordinator is missing"): (
         (
             "unit/cli/test_exit_codes_of_answers.py",
             "test_a_refusal_ends_every_command_with_its_code",
         ),
-        ("local/test_given_up.py", "test_an_environment_that_breaks_ends_the_run_with_a_summary"),
+        ("local/test_given_up.py", "test_a_failed_environment_ends_the_run_with_a_summary"),
     ),
     (ExitCode.UNAVAILABLE, "a helper process keeps failing"): (
         ("local/test_given_up.py", "test_a_sidecar_that_cannot_be_kept_running_ends_the_run"),
@@ -79,22 +82,22 @@ CASES = {
         ),
     ),
     (ExitCode.MODEL_LOST, "the keeper did not get the model"): (
-        ("local/test_keeper.py", "test_a_model_that_the_keeper_did_not_get_is_lost"),
+        ("local/test_keeper.py", "test_a_model_that_was_not_uploaded_is_lost"),
     ),
     (ExitCode.STORAGE, "a disk is full or not writable"): (
         (
             "local/test_bad_input.py",
-            "test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint",
+            "test_a_run_continues_from_its_last_checkpoint_after_a_full_disk",
         ),
-        ("local/test_bad_input.py", "test_a_model_that_cannot_be_saved_is_named"),
+        ("local/test_bad_input.py", "test_a_model_that_cannot_be_saved_is_reported"),
     ),
     (ExitCode.DIVERGED, "no longer finite"): (
-        ("local/test_bad_input.py", "test_a_program_that_fails_is_named"),
+        ("local/test_bad_input.py", "test_a_failing_program_is_reported"),
     ),
     (ExitCode.RESTARTS, "`maxRestarts` is used up"): (
         (
             "local/test_pod_exit_codes.py",
-            "test_a_trainer_that_ends_too_often_is_given_up_with_its_own_code",
+            "test_a_trainer_that_crashes_too_often_exits_with_restarts",
         ),
     ),
     (ExitCode.DENIED, "no permission (403), refused credentials (401)"): (
@@ -107,15 +110,18 @@ CASES = {
         ("cluster/test_cli.py", "test_fields_that_others_have_set_are_not_taken_over"),
     ),
     (ExitCode.ENDED_EARLY, "before `trainer.stop` was met"): (
-        ("local/test_partial_ends.py", "test_a_run_whose_trainers_are_told_to_end_has_ended_early"),
+        (
+            "local/test_partial_ends.py",
+            "test_a_run_whose_trainers_are_asked_to_end_has_ended_early",
+        ),
     ),
     (ExitCode.PARTIAL, "lacks a replica"): (
-        ("local/test_partial_ends.py", "test_a_model_of_one_of_three_workers_is_partial_and_named"),
+        ("local/test_partial_ends.py", "test_a_model_of_one_of_three_workers_is_partial"),
     ),
     (ExitCode.DEADLINE, "`activeDeadlineSeconds` has passed"): (
         (
             "local/test_given_up.py",
-            "test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained",
+            "test_a_run_over_its_deadline_fails_and_keeps_its_models",
         ),
     ),
     (ExitCode.DEADLINE, "has waited for its `--timeout`"): (
@@ -123,14 +129,14 @@ CASES = {
     ),
     (ExitCode.INTERRUPTED, "SIGINT, SIGTERM or SIGHUP, in any command"): (
         ("local/test_interrupts.py", "test_a_signal_ends_everything_within_five_seconds"),
-        ("local/test_interrupts.py", "test_a_terminal_that_goes_away_ends_the_run"),
+        ("local/test_interrupts.py", "test_a_terminal_hang_up_ends_the_run"),
         (
             "unit/cli/test_interruption.py",
             "test_a_signal_while_a_command_is_imported_ends_it_with_a_message",
         ),
     ),
     (ExitCode.INTERRUPTED, "`stop.continuous` job has succeeded"): (
-        ("local/test_growing_data.py", "test_models_are_published_while_training_goes_on"),
+        ("local/test_growing_data.py", "test_models_are_published_during_training"),
     ),
 }
 """Tests that have each code, by words of the page."""

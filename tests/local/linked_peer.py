@@ -1,4 +1,4 @@
-"""Worker B in a process of its own, for test_link_deaths: answers each gradient with PROGRESS."""
+"""Worker B in its own process, for test_link_deaths. It answers each gradient with PROGRESS."""
 
 from __future__ import annotations
 

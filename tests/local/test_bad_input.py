@@ -1,10 +1,11 @@
-"""Facts: a program that raises when it builds, loads or computes its loss, or that ends its process
-with exit code 0, in a step or at the end, missing or corrupt data, a gradient that is not finite,
-and a disk without room: the run ends within seconds of the fault with the documented code, says on
-its terminal what happened and what to do, leaves nothing behind, and its events can be read. Once
-there is room again on a disk that somebody else had filled, the run goes on from its last
-checkpoint without a gap. A peer that sends NaN is refused, reported and put in quarantine, and the
-others train on.
+"""Test that bad programs, bad data and full disks end a run with a clear error.
+
+A program raises when it builds, loads or computes its loss, or ends its process with exit code 0.
+Data is missing or corrupt, a gradient is not finite, or the disk is full. The run ends within
+seconds with the documented code. The terminal states what happened and what to do. The run leaves
+nothing behind, and its events can be read. A run on a full disk continues from its last checkpoint
+without a gap once there is room again. A peer that sends NaN is refused, reported and quarantined;
+the other workers continue to train.
 
 Left out: wrong manifests (tests/unit/cli), hostile frames (tests/fuzz).
 """
@@ -103,7 +104,7 @@ def document(folder: Path, more: str, workers: int = 1, **spec: Any) -> dict[str
     ],
     ids=["build_model", "load_data", "loss", "nan"],
 )
-def test_a_program_that_fails_is_named(
+def test_a_failing_program_is_reported(
     tmp_path: Path, more: str, code: ExitCode, words: str
 ) -> None:
     with LocalRun(tmp_path, document(tmp_path, more)) as run:
@@ -113,9 +114,11 @@ def test_a_program_that_fails_is_named(
         log = (run.folder / "logs" / f"worker-{run.events('WorkerFailed')[0].rank}.log").read_text()
         assert "traceback of the program\nTraceback" in log
         assert "program.py" in log.partition("Traceback")[2]
-        told = run.terminal()
-        assert told.count("Traceback (most recent call last)") == 1, "on the terminal, too"
-        assert 'program.py", line ' in told.partition("Traceback")[2]
+        terminal = run.terminal()
+        assert terminal.count("Traceback (most recent call last)") == 1, (
+            "the terminal shows one traceback"
+        )
+        assert 'program.py", line ' in terminal.partition("Traceback")[2]
     failed = run.events("WorkerFailed")
     assert failed
     assert all(words in event.message for event in failed)
@@ -131,14 +134,14 @@ def test_a_program_that_fails_is_named(
     ],
     ids=["os._exit", "sys.exit"],
 )
-def test_a_program_that_ends_its_process_has_not_finished(
+def test_a_program_that_ends_its_process_fails_the_run(
     tmp_path: Path, more: str, words: str
 ) -> None:
     with LocalRun(tmp_path, document(tmp_path, more, workers=2)) as run:
         assert run.finish() == ExitCode.PROGRAM, run.terminal()
-    said = " ".join(run.terminal().split())
-    assert re.search(r"workers? [01](, 1)? ended with PROGRAM \(67\): ", said)
-    assert words in said
+    terminal = " ".join(run.terminal().split())
+    assert re.search(r"workers? [01](, 1)? ended with PROGRAM \(67\): ", terminal)
+    assert words in terminal
     assert run.summary()["ending"]["reason"] == "ProgramFailed"
     assert all(event.message.count(words) for event in run.events("WorkerFailed"))
 
@@ -148,7 +151,7 @@ def test_a_program_that_ends_its_process_has_not_finished(
     "content",
     [*(pytest.param(it, marks=pytest.mark.slow) for it in (None, b"")), b"PK\x03\x04 and no more"],
 )
-def test_data_that_is_missing_or_corrupt_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_missing_or_corrupt_data_is_reported(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "samples.npz"
     if content is not None:
         path.write_bytes(content)
@@ -161,7 +164,7 @@ def test_data_that_is_missing_or_corrupt_is_named(tmp_path: Path, content: bytes
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("mode", ["bounded", pytest.param("synchronous", marks=pytest.mark.slow)])
-def test_a_peer_that_sends_nan_is_put_in_quarantine(tmp_path: Path, mode: str) -> None:
+def test_a_peer_that_sends_nan_is_quarantined(tmp_path: Path, mode: str) -> None:
     trainer = {"program": blobs(tmp_path, more=NAN_AT_ONE_PEER), "stop": {"maxSteps": 60}}
     job = job_document(3, trainer=trainer, synchronization={"mode": mode})
     with LocalRun(tmp_path, job) as run:
@@ -179,7 +182,7 @@ def test_a_peer_that_sends_nan_is_put_in_quarantine(tmp_path: Path, mode: str) -
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The result folder of a `LocalRun` in `tmp_path`, on a file system of 8 MB of its own."""
+    """Put the result folder of a `LocalRun` in `tmp_path` on a file system of 8 MB."""
     folder = tmp_path / "out"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
@@ -190,7 +193,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_the_disk(path: Path) -> None:
-    """Writes a file that takes all the room that is left."""
+    """Write a file that takes all remaining space."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(65536)):
             pass
@@ -198,7 +201,7 @@ def fill_the_disk(path: Path) -> None:
 
 
 def saved_iterations(run: LocalRun) -> list[int]:
-    """The iteration of each worker's checkpoint."""
+    """Return the iteration of each worker's checkpoint."""
     iterations = []
     for path in sorted(run.folder.glob("state/w*/checkpoint.npz")):
         with np.load(path) as saved:
@@ -208,10 +211,10 @@ def saved_iterations(run: LocalRun) -> list[int]:
 
 @pytest.mark.root
 @pytest.mark.timeout(300)
-def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
+def test_a_run_continues_from_its_last_checkpoint_after_a_full_disk(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    """Somebody else's file fills the disk in mid-training; later it is removed."""
+    """Another file fills the disk during training and is removed later."""
     job = document(tmp_path, "", workers=2, checkpoint={"everySeconds": 3})
     job["spec"]["trainer"]["stop"] = {"maxSteps": 100_000}
     foreign = small_disk / "somebody-elses.bin"
@@ -222,13 +225,13 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
         )
         fill_the_disk(foreign)
         assert run.finish() == ExitCode.STORAGE, run.terminal()
-    said = " ".join(run.terminal().split())
-    assert "No space left on device. Free some space" in said
-    assert "once this is solved, continue: dlion run " in said
-    assert f"--resume {run.folder}" in said
+    terminal = " ".join(run.terminal().split())
+    assert "No space left on device. Free some space" in terminal
+    assert "once this is solved, continue: dlion run " in terminal
+    assert f"--resume {run.folder}" in terminal
     before = run.records()
-    told = [run.events("CheckpointSaved", rank)[-1].iteration for rank in (0, 1)]
-    assert saved_iterations(run) == told, "the last checkpoints stand"
+    reported = [run.events("CheckpointSaved", rank)[-1].iteration for rank in (0, 1)]
+    assert saved_iterations(run) == reported, "the last checkpoints remain"
 
     foreign.unlink()
     end = max(step.iteration for step in run.steps()) + 20
@@ -240,11 +243,11 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
     made = [record for record in after[len(before) :] if isinstance(record, StepRecord)]
     for rank in (0, 1):
         iterations = [step.iteration for step in made if step.rank == rank]
-        assert iterations == list(range(max(told) + 1, end + 1))
-        # Steps that ended while the disk filled may have no record: there was no room for it.
+        assert iterations == list(range(max(reported) + 1, end + 1))
+        # Steps that ended while the disk filled may have no record for want of space.
         every = {step.iteration for step in resumed.steps(rank)}
         missing = set(range(1, end + 1)) - every
-        assert missing <= set(range(min(told), max(told) + 1))
+        assert missing <= set(range(min(reported), max(reported) + 1))
     assert all(len(set(known.values())) == 1 for known in hashes(made).values())
     assert resumed.summary()["ending"]["succeeded"]
 
@@ -257,15 +260,15 @@ def test_a_result_folder_that_is_removed_ends_the_run_within_seconds(tmp_path: P
         run.wait_for_step(5)
         shutil.rmtree(run.folder)
         assert run.finish(20) == ExitCode.STORAGE, run.terminal()
-    said = " ".join(run.terminal().split())
-    assert "the result folder is gone: it was removed or moved while the run went on" in said
-    assert str(run.folder) in said
-    assert not run.folder.exists(), "nothing is written in its place"
+    terminal = " ".join(run.terminal().split())
+    assert "the result folder is gone: it was removed or moved while the run went on" in terminal
+    assert str(run.folder) in terminal
+    assert not run.folder.exists(), "the folder is not created again"
 
 
 @pytest.mark.timeout(200)
-def test_a_model_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    """No file of the trainer may grow past 200 kB: its checkpoint fits, the model does not."""
+def test_a_model_that_cannot_be_saved_is_reported(tmp_path: Path) -> None:
+    """Limit the trainer's files to 200 kB: the checkpoint fits, the model does not."""
     wide = (
         "\nimport resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "\ndef build_model():\n    return keras.Sequential([keras.layers.Input((8,)), "

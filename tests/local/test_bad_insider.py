@@ -1,13 +1,12 @@
-"""One of a few workers attacks the others from its own trainer, with its own valid certificate, or
-has wrong data.
+"""Test runs in which one worker attacks the others or has wrong data.
 
-Facts: with `exchange.quarantine` the others shut out a worker with wrong data, its process ends,
-and the run is complete without it; contributions that claim more samples than the run has are
-refused, their sender is named and shut out, and the others learn as without it; they do not wait
-for it at the end, and their model holds both; a stop that a worker announces at its fifth step, in
-the name of another one, ends nothing.
+The attacker uses its own trainer and its own valid certificate. With `exchange.quarantine` the
+other workers quarantine a worker with wrong data. Its process ends, and the run completes without
+it. Contributions that claim more samples than the run has are refused. Their sender is reported and
+quarantined, and the other workers learn without it. They do not wait for it at the end, and their
+model holds both of them. A forged stop in another worker's name at the fifth step has no effect.
 
-Left out: each bound (tests/unit/core, tests/property); what cannot be known (docs/federation.md).
+Left out: each bound (tests/unit/core, tests/property); undetectable attacks (docs/federation.md).
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def refusals(run: LocalRun) -> set[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_with_wrong_data_is_shut_out_and_the_run_is_complete(tmp_path: Path) -> None:
+def test_a_worker_with_wrong_data_is_quarantined_and_the_run_completes(tmp_path: Path) -> None:
     document = job_with_bad_data(tmp_path, max_steps=MAX_STEPS, nap_s=0.05)
     with LocalRun(tmp_path, document) as run:
         code = run.finish()
@@ -104,21 +103,23 @@ def test_a_worker_with_wrong_data_is_shut_out_and_the_run_is_complete(tmp_path: 
 
 
 @pytest.mark.timeout(300)
-def test_who_claims_all_samples_is_named_and_shut_out(tmp_path: Path) -> None:
+def test_a_worker_that_claims_all_samples_is_quarantined(tmp_path: Path) -> None:
     run, code = finished(tmp_path, MANY_SAMPLES)
     assert code == ExitCode.PARTIAL, run.terminal()
     summary = run.summary()
     assert summary["ending"]["missing"] == [2]
     assert summary["ending"]["iteration"] >= MAX_STEPS
-    told = refusals(run)
-    assert any("worker 2: round of 320000 samples; allowed: 1 to " in text for text in told), told
-    assert any("is quarantined" in text for text in told), told
+    refused = refusals(run)
+    assert any("worker 2: round of 320000 samples; allowed: 1 to " in text for text in refused), (
+        refused
+    )
+    assert any("is quarantined" in text for text in refused), refused
     about = json.loads((run.folder / "models" / "plant-a" / "model.json").read_text())
     assert (about["ranks"], about["accuracy"] > 0.8) == ([0, 1], True)
 
 
 @pytest.mark.timeout(300)
-def test_a_stop_at_the_fifth_step_ends_nothing(tmp_path: Path) -> None:
+def test_a_forged_stop_has_no_effect(tmp_path: Path) -> None:
     run, _ = finished(tmp_path, EARLY_STOP)
     assert run.summary()["ending"]["iteration"] >= MAX_STEPS, run.terminal()
     (text,) = {text for text in refusals(run) if "is over" in text}

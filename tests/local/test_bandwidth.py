@@ -1,7 +1,9 @@
-"""Facts: an operator measures on demand what its link to another site carries, never more than the
-link does, and tells it by HTTP; who asks again at once is told the same; one measurement is taken
-at a time, of a bounded length, from operators that prove who they are; each refusal has its reason,
-is counted, and hinders nobody. Real gRPC over loopback, real TLS.
+"""Test the bandwidth measurements between operators, over real gRPC and TLS on loopback.
+
+An operator measures on demand what its link to another site carries, and publishes the result by
+HTTP. The result never exceeds the rate of the link. A second request soon after returns the same
+result. One measurement runs at a time, of bounded length, between authenticated operators. Each
+refusal has a reason, is counted, and does not affect other callers.
 
 Left out: what `dlion preflight` makes of it (tests/unit/cli/test_preflight_clusters.py).
 """
@@ -36,7 +38,7 @@ A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 
 
 def within(body: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that has a folder, and a minute."""
+    """Run a test with a folder and a timeout of one minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(link_bandwidth, "SEND_DURATION_S", 1.0)
@@ -64,7 +66,7 @@ async def federated(
 
 
 @within
-async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> None:
+async def test_both_directions_are_measured_and_the_result_is_cached(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         first = await here.meter.bandwidth(B)
@@ -85,7 +87,7 @@ async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> 
 
 @asynccontextmanager
 async def paced(port: int, bytes_per_s: float) -> AsyncIterator[int]:
-    """A port that leads to that one, at so many bytes a second each way."""
+    """Open a port that forwards to `port`, with so many bytes per second in each direction."""
     open_ones: set[asyncio.Task[None]] = set()
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -118,7 +120,7 @@ async def paced(port: int, bytes_per_s: float) -> AsyncIterator[int]:
 
 
 @within
-async def test_no_more_is_measured_than_the_link_carries(folder: Path) -> None:
+async def test_the_result_does_not_exceed_the_rate_of_the_link(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     rate = 1_000_000.0
     async with paced(b.port, rate) as b.reached_at, federated(a, b) as (here, _there):
@@ -126,7 +128,7 @@ async def test_no_more_is_measured_than_the_link_carries(folder: Path) -> None:
 
 
 @within
-async def test_one_is_taken_at_a_time(folder: Path) -> None:
+async def test_one_measurement_runs_at_a_time(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         async with there.service.measuring:
@@ -138,7 +140,7 @@ async def test_one_is_taken_at_a_time(folder: Path) -> None:
 
 @within
 async def test_the_greeting_is_not_timed(folder: Path) -> None:
-    """A round trip follows it: with it in the time, fast and long links would seem slow."""
+    """The greeting adds a round trip, which would make fast and long links seem slow."""
     sizes, greetings = list[int](), list[int]()
     take, sites_of = link_bandwidth.ChunkTimer.take, service.sites_of
 
@@ -162,7 +164,7 @@ async def test_the_greeting_is_not_timed(folder: Path) -> None:
 
 
 @within
-async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
+async def test_a_measurement_that_is_too_long_is_refused(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         most = 4 * link_bandwidth.CHUNK_BYTES
@@ -174,20 +176,18 @@ async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
                 take(self, size_bytes, now_s)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                link_bandwidth, "MAX_MEASUREMENT_BYTES", 2**40
-            )  # the sender knows no bound
+            patch.setattr(link_bandwidth, "MAX_MEASUREMENT_BYTES", 2**40)  # the sender has no bound
             patch.setattr(link_bandwidth.ChunkTimer, "take", strict)
-            # Its status may be INTERNAL: this caller goes on sending (grpc/grpc#36066).
+            # The status may be INTERNAL: this caller continues to send (grpc/grpc#36066).
             with pytest.raises(ContractError):
                 await here.meter.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.MALFORMED: 1}
         assert there.service.measured_bytes <= most + link_bandwidth.CHUNK_BYTES
-        assert not there.service.measuring.locked(), "it is free again"
+        assert not there.service.measuring.locked(), "the slot is free again"
 
 
 @within
-async def test_another_authority_s_operator_is_refused(folder: Path) -> None:
+async def test_an_operator_of_another_authority_is_refused(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         here.credentials.replace_authority(CertificateAuthority(A))
@@ -216,8 +216,8 @@ async def test_a_site_that_claims_another_name_is_refused(folder: Path) -> None:
                 await site.node.close()
 
 
-def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
-    """Code and document of that page of an operator's metrics' port."""
+def fetch_page(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    """Return the status code and document of a page of an operator's metrics port."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as answer:
             return answer.status, json.loads(answer.read())
@@ -226,36 +226,38 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
 
 
 @within
-async def test_an_operator_that_may_not_measure_says_so(folder: Path) -> None:
+async def test_an_operator_that_may_not_measure_names_the_setting(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     (port,) = free_ports(1)
     async with federated(a, b) as (_, there):
         runner = await serve_metrics(CollectorRegistry(), port)
         try:
-            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
-            assert (code, "federation.measureOnDemand" in told["message"]) == (404, True)
+            code, document = await asyncio.to_thread(fetch_page, port, f"bandwidth/{B}")
+            assert (code, "federation.measureOnDemand" in document["message"]) == (404, True)
             assert there.service.measured_bytes == 0
         finally:
             await runner.cleanup()
 
 
 @within
-async def test_it_is_told_by_http(folder: Path) -> None:
+async def test_the_result_is_served_by_http(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     (port,) = free_ports(1)
     async with federated(a, b) as (here, there):
         runner = await serve_metrics(CollectorRegistry(), port, here.meter.bandwidth)
         try:
-            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
-            assert (code, told["site"]) == (200, B)
-            assert told["bytesPerSecond"] == pytest.approx(told["bytes"] / told["seconds"])
-            code, told = await asyncio.to_thread(asked, port, "bandwidth/nowhere")
+            code, document = await asyncio.to_thread(fetch_page, port, f"bandwidth/{B}")
+            assert (code, document["site"]) == (200, B)
+            assert document["bytesPerSecond"] == pytest.approx(
+                document["bytes"] / document["seconds"]
+            )
+            code, document = await asyncio.to_thread(fetch_page, port, "bandwidth/nowhere")
             assert code == 404
-            assert "'nowhere' is not among the sites" in told["message"]
+            assert "'nowhere' is not among the sites" in document["message"]
             await there.close()
             here.meter._last.clear()
-            code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
+            code, document = await asyncio.to_thread(fetch_page, port, f"bandwidth/{B}")
             assert code == 503
-            assert told["message"].startswith(f"site {B}: UNAVAILABLE")
+            assert document["message"].startswith(f"site {B}: UNAVAILABLE")
         finally:
             await runner.cleanup()

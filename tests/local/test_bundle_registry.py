@@ -1,11 +1,13 @@
-"""Facts: install.sh of a bundle pushes its images to a real registry, by skopeo, crane or podman,
-whichever the PATH has; what the registry then has is the image of the bundle, under the chart's
-names. A registry that does not answer ends it with 69, what was done, and how to log in; a second
-run is no error. One reference serves two architectures after `crane index append`, as images.md
-has it. The bundle's chart is an OCI artefact there after `helm push`, the same bytes.
+"""Test that install.sh of a bundle pushes its images to a real registry.
 
-The registry and crane are one program that Go builds once (go-containerregistry). skopeo and podman
-are tried where this machine has them. Left out: TLS and logins of registries.
+It uses skopeo, crane or podman, whichever is in the PATH. The registry then has the images of the
+bundle under the chart's names. If the registry does not answer, install.sh exits with 69, lists
+what it did, and explains how to log in. A second run is no error. One reference serves two
+architectures after `crane index append`, as images.md describes. After `helm push` the registry has
+the bundle's chart as an OCI artefact with the same bytes.
+
+Registry and crane are one program that Go builds once (go-containerregistry). skopeo and podman are
+tested where they are installed. Left out: TLS and logins of registries.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def crane() -> Path:
-    """Built at the first time."""
+    """Build the program on first use."""
     folder = cache_folder() / f"crane-{CRANE.rpartition('@')[2]}"
     build_once(folder, lambda into: go("install", "-trimpath", CRANE, env={"GOBIN": str(into)}))
     return folder / "crane"
@@ -49,7 +51,7 @@ def crane() -> Path:
 
 @pytest.fixture(scope="module")
 def registry(crane: Path) -> Iterator[str]:
-    """host:port of a registry without TLS on this machine."""
+    """Return host:port of a registry without TLS on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -117,7 +119,7 @@ def test_the_images_of_the_bundle_are_in_the_registry(
 def test_the_chart_of_the_bundle_is_an_artefact_of_the_registry(
     registry: str, tmp_path: Path
 ) -> None:
-    """Pushed as docs/installing.md has it, and rendered from there."""
+    """Push it as docs/installing.md describes, and render it from the registry."""
     helm = helm_program()
     if helm is None:
         pytest.skip("no helm here")
@@ -144,12 +146,12 @@ def test_the_chart_of_the_bundle_is_an_artefact_of_the_registry(
 
 
 def podman_needs(folder: Path) -> dict[str, str]:
-    """A storage of its own."""
+    """Give podman its own storage."""
     (folder / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/images"\nrunroot = "{folder}/run"\n'
     )
     settings = {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"), "TMPDIR": str(folder)}
-    given = os.environ.get("CONTAINERS_CONF")  # where this machine's podman has its helpers
+    given = os.environ.get("CONTAINERS_CONF")  # the path of this machine's podman helpers
     return settings | ({"CONTAINERS_CONF": given} if given else {})
 
 

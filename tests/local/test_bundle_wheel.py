@@ -1,8 +1,9 @@
-"""Facts: with the wheels of a bundle alone, in a network namespace that has no interface up, pip
-installs the command line with its extra `cluster` into an empty environment of Python 3.11; there
-`dlion --help` runs, `dlion validate` judges the main example and refuses a wrong one, and the
-commands for clusters find their packages. `collect_wheels` fetches them with the lock's hashes,
-for 64-bit ARM, too.
+"""Test the installation of the command line from the wheels of a bundle.
+
+The network namespace has no interface up. pip installs the command line with its extra `cluster`
+into an empty environment of Python 3.11. There `dlion --help` runs, `dlion validate` accepts the
+main example and rejects a wrong one, and the commands for clusters find their packages.
+`collect_wheels` fetches the wheels with the lock's hashes, for 64-bit ARM, too.
 
 Left out: the wheel's training (test_installed_wheel.py), the rest of a bundle
 (tests/cluster/test_bundle.py).
@@ -46,7 +47,7 @@ def test_the_command_line_is_installed_and_runs_without_any_network(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     collect_wheels(wheels, own_platform(), tmp_path)
     assert not [path for path in wheels.iterdir() if path.suffix != ".whl"]
-    # Nothing of this machine's settings of pip helps, nor its packages.
+    # Exclude this machine's pip settings and packages.
     clean = {
         k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "VIRTUAL_"))
     }
@@ -83,7 +84,7 @@ def test_the_command_line_is_installed_and_runs_without_any_network(
 
 
 def test_the_wheels_of_a_bundle_for_arm_are_there(tmp_path: Path) -> None:
-    """All of the same names and versions; nothing runs them."""
+    """They have the same names and versions; the test does not run them."""
     found = {}
     for platform in ("linux/amd64", "linux/arm64"):
         (wheels := tmp_path / platform.replace("/", "-")).mkdir()

@@ -1,4 +1,4 @@
-"""`dlion calibrate` as users start it: real steps, a law, and a simulation that goes by it.
+"""Test `dlion calibrate` with real steps, and a simulation that uses the measured costs.
 
 Left out: the fit itself (tests/unit/simulator/test_calibration.py).
 """
@@ -21,14 +21,14 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
 def command(*words: str) -> SimpleNamespace:
-    """Runs `dlion` in this process: TensorFlow is imported once for all tests."""
+    """Run `dlion` in this process, which imports TensorFlow once for all tests."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = main([*words])
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
-def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) -> None:
+def test_a_job_is_simulated_with_its_measured_costs(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     measuring = ("--batches", "16,512", "--rounds", "3")
     done = command("calibrate", str(DIGITS), *measuring, "--out", str(costs), "-o", "json")
@@ -49,13 +49,13 @@ def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) ->
     done = command(*flags, "--calibration", str(costs), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    told = summary["simulation"]
-    assert told == json.loads((tmp_path / "out" / "simulation.json").read_text())
-    assert told["samplesPerSPerCore"] == pytest.approx(1 / sample["value"])
-    assert (told["fixedCoreS"], told["exchangeCoreS"]) == (fixed["value"], 0.0)
+    simulation = summary["simulation"]
+    assert simulation == json.loads((tmp_path / "out" / "simulation.json").read_text())
+    assert simulation["samplesPerSPerCore"] == pytest.approx(1 / sample["value"])
+    assert (simulation["fixedCoreS"], simulation["exchangeCoreS"]) == (fixed["value"], 0.0)
     digest = hashlib.sha256(costs.read_bytes()).hexdigest()
-    assert told["calibration"] == {"path": str(costs), "sha256": digest}
-    # 60 samples a step on each worker; the first to be done has 4 cores.
+    assert simulation["calibration"] == {"path": str(costs), "sha256": digest}
+    # Each worker has 60 samples a step; the fastest has 4 cores.
     expected_s = 3 * (fixed["value"] + 60 * sample["value"]) / 4
     assert summary["simulation"]["virtualSeconds"] >= expected_s * 0.999
     lines = (tmp_path / "out" / "events.jsonl").read_text().splitlines()
@@ -64,7 +64,7 @@ def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) ->
     assert largest[-1]["time_s"] == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_wrong_arguments_are_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"version": 7}')
     flags = ("simulate", str(DIGITS), "-e", "quickstart", "--out", str(tmp_path / "out"))
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.DATA
     assert "version 7; allowed: 1" in done.stderr
     assert not (tmp_path / "out").exists()
-    for words, said in (
+    for words, message in (
         (("calibrate", "--batches", "8"), "give two or more sizes"),
         (("calibrate", "--batches", "a,b"), "not integers"),
         (("calibrate", "--set", "seed=1"), "give FILE"),
@@ -83,4 +83,4 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     ):
         done = command(*words)
         assert done.returncode == ExitCode.USAGE, words
-        assert said in " ".join(done.stderr.split())
+        assert message in " ".join(done.stderr.split())

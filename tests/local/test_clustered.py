@@ -1,12 +1,15 @@
-"""Jobs of `exchange.topology: clustered`, simulated and real.
+"""Test jobs of `exchange.topology: clustered`, simulated and real.
 
-Proves, simulated: with two fast sites joined by slow links one pair alone exchanges between them, a
-third of the bytes of all with all, at the same steps; when links between sites become slow, and
-fast again, all workers regroup, once each time, to the same groups, and a small change regroups
-nobody; a gateway that dies is replaced, and training goes on; all is the same again, bit by bit. In
-reality: links carry weights inside groups and between gateways alone; when the gateway's trainer is
-killed another takes its place, all workers hold the same grouping, and the run ends with models of
-all. Left out: which groups (tests/property/test_clusters.py).
+Simulated: two fast sites are joined by slow links. One pair of workers exchanges between them, with
+a third of the bytes of `allToAll` for the same steps. When links between sites become slow, and
+fast again, all workers regroup once each time, to the same groups. A small change regroups no
+worker. A gateway that dies is replaced, and training continues. Every run repeats bit by bit.
+
+Real: links carry weights only inside groups and between gateways. When the gateway's trainer is
+killed, another takes its place. All workers hold the same grouping, and the run ends with models of
+all.
+
+Left out: which groups are formed (tests/property/test_clusters.py).
 """
 
 from __future__ import annotations
@@ -54,13 +57,13 @@ def between(run: Simulated) -> dict[tuple[int, int], int]:
 
 
 def groupings(run: Simulated, rank: int) -> list[tuple[float, int, str]]:
-    """When that worker was told to regroup, to which version, and the groups."""
-    told = []
+    """Return when a worker regrouped, to which version, and the groups."""
+    found = []
     for record in run.records:
         if record["kind"] == "directive" and record["rank"] == rank:
             for version, groups in GROUPS.findall(record["reason"]):
-                told.append((record["time_s"], int(version), groups.strip()))
-    return told
+                found.append((record["time_s"], int(version), groups.strip()))
+    return found
 
 
 def at(seconds: float, mbit_per_s: float) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def at(seconds: float, mbit_per_s: float) -> dict[str, Any]:
 SLOWER: dict[str, Any] = {**LINKS, "workers": [{"count": 4, "cores": 2}]}
 CHANGING = four_workers(**SLOWER, changes=[at(30, 15), at(60, 300), at(150, 20)])
 SECONDS = 200
-"""A step of these takes one: few steps to simulate."""
+"""A step takes one second, so few steps are simulated."""
 DYING = four_workers(**LINKS, absences=[{"worker": 0, "leaves": {"seconds": 10}}])
 
 
@@ -93,41 +96,39 @@ def test_fewer_bytes_cross_the_slow_links(runs: dict[str, Simulated]) -> None:
     assert set(clustered) == {(0, 3), (3, 0)}
     assert sum(clustered.values()) < 0.4 * sum(every.values())
     assert len(runs["clustered"].steps[0]) == len(runs["allToAll"].steps[0]) == 40
-    # inside the site as much as before
+    # the same inside the site
     assert runs["clustered"].sent_bytes(1, 2) == pytest.approx(
         runs["allToAll"].sent_bytes(1, 2), rel=0.1
     )
 
 
-def test_all_workers_regroup_alike_once_for_each_change_that_matters(
+def test_all_workers_regroup_once_for_each_large_change(
     runs: dict[str, Simulated],
 ) -> None:
     run = runs["changing"]
-    told = [groupings(run, rank) for rank in range(4)]
-    assert [[words[1:] for words in each] for each in told] == 4 * [
+    groups_by_rank = [groupings(run, rank) for rank in range(4)]
+    assert [[words[1:] for words in each] for each in groups_by_rank] == 4 * [
         [(1, "0 1 2 3"), (2, "0 1 2 | 3")]
     ]
-    for joined, parted in ([when for when, *_ in each] for each in told):
-        assert 60 < joined < 150  # not at 30, where slow links became a little slower
+    for joined, parted in ([when for when, *_ in each] for each in groups_by_rank):
+        assert 60 < joined < 150  # not at 30, when slow links became slightly slower
         assert 150 < parted < 200
 
 
-def test_a_gateway_that_dies_is_replaced_and_training_goes_on(runs: dict[str, Simulated]) -> None:
+def test_a_dead_gateway_is_replaced_and_training_continues(runs: dict[str, Simulated]) -> None:
     run = runs["dying"]
     for rank in (1, 2, 3):
         ((when, version, groups),) = groupings(run, rank)
         assert (version, groups) == (1, "1 0 2 | 3")
         assert 10 <= when < 12
-        assert run.steps[rank][-1]["iteration"] >= 59  # the first to have done 60 stops all
+        assert run.steps[rank][-1]["iteration"] >= 59  # the first worker that reaches 60 stops all
     carried = between(run)
     assert set(carried) == {(0, 3), (3, 0), (1, 3), (3, 1)}
     assert carried[1, 3] > carried[0, 3] / 2
 
 
 @pytest.mark.slow
-def test_a_run_in_which_workers_regroup_is_the_same_again(
-    runs: dict[str, Simulated], tmp_path: Path
-) -> None:
+def test_a_run_with_regrouping_is_deterministic(runs: dict[str, Simulated], tmp_path: Path) -> None:
     again = Case(CHANGING, settings("clustered", SECONDS), ("--threads", "1"))
     found = simulate_all(tmp_path, {"again": again})
     assert found["again"].trace_hash == runs["changing"].trace_hash
@@ -140,17 +141,21 @@ FEW_BYTES = 4000
 """More than the last words of a run, less than ten times its weights."""
 
 
-def told_gateways(run: LocalRun) -> set[int]:
-    """Of the first site, at first worker 0, as any worker's trainer was told. Not each is told of
-    each grouping: newer directives take the place of those that no step has taken up."""
+def reported_gateways(run: LocalRun) -> set[int]:
+    """Return the first site's gateways that the workers' trainers reported; the first one is worker
+    0.
+
+    A trainer skips a grouping if a newer directive arrives before its next step.
+    """
     reasons = [r.reason for r in run.records() if isinstance(r, DirectiveRecord)]
-    told = [groups for reason in reasons for _, groups in GROUPS.findall(reason)]
-    return {0, *(int(groups.split()[0]) for groups in told)}
+    reported = [groups for reason in reasons for _, groups in GROUPS.findall(reason)]
+    return {0, *(int(groups.split()[0]) for groups in reported)}
 
 
 def carrying(run: LocalRun, since: int = 0) -> set[int]:
-    """Workers of the first site whose links to the other one have carried weights, both ways, from
-    so many records on."""
+    """Return workers of the first site whose links to the other site have carried weights both
+    ways.
+    """
     sent = Counter[tuple[int, int]]()
     for record in run.records()[since:]:
         if isinstance(record, LinkRecord):
@@ -160,7 +165,7 @@ def carrying(run: LocalRun, since: int = 0) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_a_killed_gateway_is_replaced_and_the_run_ends_with_models_of_all(tmp_path: Path) -> None:
+def test_a_killed_gateway_is_replaced_and_all_models_are_merged(tmp_path: Path) -> None:
     environment = tmp_path / "environment.yaml"
     environment.write_text(
         yaml.safe_dump(
@@ -197,7 +202,7 @@ def test_a_killed_gateway_is_replaced_and_the_run_ends_with_models_of_all(tmp_pa
         run.wait_until(lambda: run.events("WorkerRejoined", killed), "it is back")
         back.touch()
         assert run.finish() == 0, run.terminal()
-    assert carrying(run) <= told_gateways(run)
+    assert carrying(run) <= reported_gateways(run)
     for site in SITES:
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
         assert about["ranks"] == [0, 1, 2, 3]

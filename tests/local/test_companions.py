@@ -1,9 +1,10 @@
-"""Facts: a sidecar or the shared evaluator that is killed is reported and started again after a
-wait that grows, while training goes on; evaluations come again. One that ends again and again is
-given up, with the reason; one that has lived for a minute in between is not. A sidecar whose worker
-has ended is left alone.
+"""Test the restarts of sidecars and of the shared evaluator.
 
-Left out: what a sidecar takes up again after a restart (test_sidecar).
+A killed process is reported and restarted after a growing wait. Training continues, and evaluations
+resume. A process that ends repeatedly is given up, with the reason, unless it ran for a minute in
+between. The sidecar of a worker that has ended is not restarted.
+
+Left out: what a sidecar restores after a restart (test_sidecar).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 class Kept:
-    """Companions of real processes, on a clock of the test's own."""
+    """Real auxiliary processes on a clock that the test sets."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.told: list[tuple[Rank, str, str]] = []
+        self.reports: list[tuple[Rank, str, str]] = []
         self.group = group
-        self.companions = AuxiliaryProcesses(group, lambda *words: self.told.append(words))
+        self.companions = AuxiliaryProcesses(group, lambda *words: self.reports.append(words))
         start = partial(group.start, "sidecar-1", SLEEP)
         self.companions.start(AuxiliaryProcess("sidecar-1", "SidecarEnded", start, Rank(1)), 0.0)
         self.now_s = 0.0
@@ -53,7 +54,9 @@ class Kept:
             time.sleep(0.01)
 
     def wait_s(self) -> float | None:
-        """How long until it runs again, in steps of a quarter of a second; None: never."""
+        """Return the wait until the restart, in steps of a quarter of a second, or None if there is
+        none.
+        """
         began_s = self.now_s
         while not self.group.running():
             if self.now_s > began_s + 2 * MAX_WAIT_S:
@@ -63,7 +66,7 @@ class Kept:
         return self.now_s - began_s
 
 
-def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
+def test_waits_grow_until_a_process_is_given_up(tmp_path: Path) -> None:
     with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         waits = []
@@ -77,10 +80,10 @@ def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
         assert "the sidecar of worker 1 ended with signal 9 (SIGKILL)" in lost
         assert "sidecar-1.log" in lost
         assert kept.wait_s() is None
-    assert [(rank, reason) for rank, reason, _ in kept.told] == [(1, "SidecarEnded")] * 6
+    assert [(rank, reason) for rank, reason, _ in kept.reports] == [(1, "SidecarEnded")] * 6
 
 
-def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
+def test_a_minute_of_health_resets_the_count(tmp_path: Path) -> None:
     with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         for _ in range(MAX_RESTARTS + 1):
@@ -92,16 +95,16 @@ def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
         assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
 
 
-def test_nobody_is_kept_for_a_worker_that_has_ended(tmp_path: Path) -> None:
+def test_the_sidecar_of_an_ended_worker_is_not_restarted(tmp_path: Path) -> None:
     with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         kept.kill()
         assert kept.companions.poll(0.0, {Rank(0)}) == ""
-        assert kept.told == []
+        assert kept.reports == []
 
 
 def pid_of(run: LocalRun, module: str, worker: int) -> int | None:
-    """The process of `python -m module` with that worker's configuration."""
+    """Return the process of `python -m module` with that worker's configuration."""
     for pid in run.left_behind():
         try:
             words = command_line(pid)
@@ -120,11 +123,11 @@ def kill(run: LocalRun, module: str, worker: int) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_continuous_run_outlives_its_sidecar_and_evaluator_and_ends_on_demand(
+def test_a_continuous_run_survives_a_killed_sidecar_and_evaluator(
     tmp_path: Path,
 ) -> None:
-    """Also: what such a run that is stopped leaves behind says that it did what it was to do, with
-    what the environment asked for, how, and what came of it.
+    """The result of a continuous run that is stopped counts as complete. It states the requested
+    environment, the means, and the achieved values.
     """
     environment = {
         "name": "slow", "coreScale": 0.3, "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}],

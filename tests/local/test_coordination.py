@@ -1,11 +1,14 @@
-"""Facts: a worker gets a certificate, joins, is told of others, reports, is told to stop, leaves in
-order or is found lost, far from its coordinator too; a coordinator that goes away and comes back is
-found again; one that is revoked ends, and waits until it is trusted again; nothing it has not taken
-is lost and no member it does not know yet is forgotten; each hostile call is refused with its own
-status and counted. Real gRPC over loopback, real TLS, real threads.
+"""Test the calls between workers and their coordinator, over real gRPC, TLS and threads on
+loopback.
 
-Left out: who is admitted and why (tests/unit/operator/coordinator), worker processes (the runner's
-tests).
+A worker gets a certificate, joins, receives the membership, reports, and is asked to stop. It
+leaves in order or is reported lost, also with a long round trip to its coordinator. A coordinator
+that restarts is found again. No record that it has not taken is lost, and no member that it does
+not know yet is dropped. A revoked worker ends, and waits until it is trusted again. Each hostile
+call is refused with its own status and counted.
+
+Left out: which workers are admitted (tests/unit/operator/coordinator), worker processes (the
+runner's tests).
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ DOCUMENT = {
 
 
 def wait_until(true: Callable[[], object], what: str) -> None:
-    """Returns as soon as it is so; fails after half a minute."""
+    """Return as soon as the condition holds; fail after 30 s."""
     deadline_s = time.monotonic() + LONG_S
     while not true():
         assert time.monotonic() < deadline_s, f"never: {what}"
@@ -77,7 +80,7 @@ def wait_until(true: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Site:
-    """A coordinator that can be stopped and started again on its port, and its workers' files."""
+    """A coordinator that can be stopped and restarted on its port, and its workers' files."""
 
     folder: Path
     secure: bool = True
@@ -85,10 +88,10 @@ class Site:
     job: Job = field(default_factory=lambda: load_job(DOCUMENT))
     records: list[ProgressRecord] = field(default_factory=list)
     take: Callable[[ProgressRecord], None] | None = None
-    """Called with each record instead of adding it to those."""
+    """Called with each record; it is then not added to `records`."""
     port: int = 0
     age_s: float = 0.0
-    """Of the run when the coordinator starts."""
+    """Age of the run when the coordinator starts."""
 
     def __post_init__(self) -> None:
         names = [site.name for site in self.job.spec.sites] if self.secure else []
@@ -173,7 +176,7 @@ def csr_pem() -> bytes:
 
 @contextlib.contextmanager
 def far_away(port: int, delay_s: float) -> Iterator[int]:
-    """A port by which that other one is reached, and what is sent either way takes so long."""
+    """Open a port that forwards to `port` and delays everything by `delay_s` in each direction."""
     ends: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -189,7 +192,7 @@ def far_away(port: int, delay_s: float) -> Iterator[int]:
             sink.shutdown(socket.SHUT_WR)
 
     def accept() -> None:
-        with contextlib.suppress(OSError):  # it is closed at the end
+        with contextlib.suppress(OSError):  # the test closes it at the end
             while True:
                 near = listener.accept()[0]
                 there = socket.create_connection(("127.0.0.1", port))
@@ -214,7 +217,7 @@ def far_away(port: int, delay_s: float) -> Iterator[int]:
 
 
 def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
-    """There and back takes 0.3 s, and a handshake several times that."""
+    """A round trip takes 0.3 s, and a handshake several times that."""
     with far_away(site.port, 0.15) as port:
         client = site.client(0, at_port=port)
         assert client.sign(csr_pem=csr_pem(), wait_s=LONG_S).chain_pem
@@ -257,37 +260,37 @@ def test_waiting_for_a_certificate_ends_when_asked(site: Site) -> None:
     client.close()
 
 
-def test_workers_hear_of_each_other_and_of_one_that_is_lost(site: Site) -> None:
-    seen: list[Membership] = []
+def test_workers_are_informed_of_each_other_and_of_a_loss(site: Site) -> None:
+    memberships: list[Membership] = []
     first, second = site.client(0), site.client(1)
-    first.join("127.0.0.1:1", "", seen.append)
+    first.join("127.0.0.1:1", "", memberships.append)
     second.join("127.0.0.1:2", "127.0.0.1:3", lambda _: None)
-    wait_until(lambda: seen and len(seen[-1].ready()) == 2, "both ready")
-    assert seen[-1].expected_count == 3
-    member = seen[-1].member(Rank(1))
+    wait_until(lambda: memberships and len(memberships[-1].ready()) == 2, "both ready")
+    assert memberships[-1].expected_count == 3
+    member = memberships[-1].member(Rank(1))
     assert member is not None
     assert (member.exchange_address, member.measuring_address) == ("127.0.0.1:2", "127.0.0.1:3")
     second.close()
-    wait_until(lambda: len(seen[-1].ready()) == 1, "one lost")
+    wait_until(lambda: len(memberships[-1].ready()) == 1, "one lost")
     assert site.state(1) is MemberState.LOST
     assert first.close(finished=True)
     assert site.state(0) is MemberState.FINISHED
 
 
 def test_new_addresses_are_announced_without_a_loss(site: Site) -> None:
-    seen: list[Membership] = []
+    memberships: list[Membership] = []
     watcher, client = site.client(0), site.client(1)
-    watcher.join("127.0.0.1:1", "", seen.append)
+    watcher.join("127.0.0.1:1", "", memberships.append)
     client.join("127.0.0.1:2", "", lambda _: None)
     wait_until(lambda: site.state(1), "joined")
     client.join("127.0.0.1:2", "127.0.0.1:9", lambda _: None)
 
     def announced() -> bool:
-        member = seen[-1].member(Rank(1)) if seen else None
+        member = memberships[-1].member(Rank(1)) if memberships else None
         return member is not None and member.measuring_address == "127.0.0.1:9"
 
     wait_until(announced, "announced")
-    states = {m.state for membership in seen for m in membership.members}
+    states = {m.state for membership in memberships for m in membership.members}
     assert states == {MemberState.READY}
     client.close()
     watcher.close()
@@ -302,31 +305,32 @@ def test_records_arrive_in_order_and_the_end_flushes_them(site: Site) -> None:
     assert messages(site) == [str(number) for number in range(1000)]
 
 
-def test_records_have_the_runs_time_whoever_makes_them_and_when(tmp_path: Path) -> None:
-    """A worker that needs long to start hears only at joining when the run began, and tells things
-    before: their times are right all the same."""
+def test_all_records_have_the_time_of_the_run(tmp_path: Path) -> None:
+    """A slow worker learns only when it joins when the run began. The times of its earlier reports
+    are right nevertheless.
+    """
     site = Site(tmp_path, age_s=1000.0)
 
-    def told() -> list[tuple[str, float]]:
+    def reported() -> list[tuple[str, float]]:
         mine = [r for r in site.records if isinstance(r, EventRecord) and r.reason == "Tested"]
         return [(record.message, round(record.time_s, -2)) for record in mine]
 
     late = site.client(0)
     late.report([event(0, "before joining")])
     late.join("127.0.0.1:1", "", lambda _: None)
-    wait_until(told, "reported")
+    wait_until(reported, "reported")
     late.report([event(0, "after it")])
     late.close()
-    again = site.client(0)  # it knows from its state folder
+    again = site.client(0)  # its state folder has the start time
     again.join("127.0.0.1:1", "", lambda _: None)
     again.report([event(0, "after a restart")])
     assert again.close(finished=True)
     site.coordinator.close()
-    assert told() == [("before joining", 1000), ("after it", 1000), ("after a restart", 0)]
+    assert reported() == [("before joining", 1000), ("after it", 1000), ("after a restart", 0)]
 
 
-def test_what_the_runner_says_of_the_runs_begin_counts(tmp_path: Path) -> None:
-    """`dlion run` has one clock for all processes of a machine; its coordinator began before."""
+def test_the_start_time_of_the_runner_is_used(tmp_path: Path) -> None:
+    """`dlion run` has one clock for all processes of a machine; its coordinator starts earlier."""
     site = Site(tmp_path, age_s=1000.0)
     config = replace(site.config(0), start_time_monotonic_s=time.monotonic())
     client = CoordinationClient(
@@ -344,7 +348,7 @@ def test_what_the_runner_says_of_the_runs_begin_counts(tmp_path: Path) -> None:
     assert [record.time_s for record in site.records] == [1.0]
 
 
-def test_a_wish_to_stop_reaches_those_there_and_those_who_come_later(site: Site) -> None:
+def test_a_stop_reaches_present_and_later_workers(site: Site) -> None:
     first, second = site.client(0), site.client(1)
     first.join("127.0.0.1:1", "", lambda _: None)
     wait_until(first.connected, "connected")
@@ -358,12 +362,12 @@ def test_a_wish_to_stop_reaches_those_there_and_those_who_come_later(site: Site)
     second.close()
 
 
-def test_a_restarted_coordinator_is_found_and_nobody_is_forgotten(site: Site) -> None:
-    seen: list[Membership] = []
+def test_a_restarted_coordinator_is_found_and_keeps_all_members(site: Site) -> None:
+    memberships: list[Membership] = []
     first, second = site.client(0), site.client(1)
-    first.join("127.0.0.1:1", "", seen.append)
+    first.join("127.0.0.1:1", "", memberships.append)
     second.join("127.0.0.1:2", "", lambda _: None)
-    wait_until(lambda: seen and len(seen[-1].ready()) == 2, "both ready")
+    wait_until(lambda: memberships and len(memberships[-1].ready()) == 2, "both ready")
     site.coordinator.close()
     wait_until(lambda: not first.connected(), "noticed")
     second.close()
@@ -371,7 +375,7 @@ def test_a_restarted_coordinator_is_found_and_nobody_is_forgotten(site: Site) ->
     site.start()
     wait_until(first.connected, "found again")
     wait_until(lambda: messages(site) == ["while it was away"], "reported")
-    versions = [membership.version for membership in seen]
+    versions = [membership.version for membership in memberships]
     assert versions == sorted(set(versions))
     latest = first.membership()
     assert latest is not None
@@ -379,7 +383,7 @@ def test_a_restarted_coordinator_is_found_and_nobody_is_forgotten(site: Site) ->
     assert first.close(finished=True)
 
 
-def test_a_restarted_worker_starts_from_the_kept_membership(site: Site) -> None:
+def test_a_restarted_worker_starts_from_the_saved_membership(site: Site) -> None:
     first = site.client(0)
     first.join("127.0.0.1:1", "", lambda _: None)
     wait_until(first.membership, "joined")
@@ -393,7 +397,7 @@ def test_a_restarted_worker_starts_from_the_kept_membership(site: Site) -> None:
     again.close()
 
 
-def test_the_end_is_bounded_when_the_coordinator_is_gone(site: Site) -> None:
+def test_closing_is_bounded_without_a_coordinator(site: Site) -> None:
     client = site.client(0)
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
@@ -404,8 +408,8 @@ def test_the_end_is_bounded_when_the_coordinator_is_gone(site: Site) -> None:
     assert time.monotonic() - began_s < 2
 
 
-def test_a_worker_that_has_finished_waits_for_a_coordinator_that_is_slow(site: Site) -> None:
-    """Its last records say that the model is saved. A worker that starts again does not wait."""
+def test_a_finished_worker_waits_for_a_slow_coordinator(site: Site) -> None:
+    """Its last records report the saved model. A worker that is restarted does not wait."""
     busy = threading.Event()
 
     def take(record: ProgressRecord) -> None:
@@ -434,7 +438,7 @@ def test_a_worker_that_has_finished_waits_for_a_coordinator_that_is_slow(site: S
     assert "last" in messages(site)
 
 
-def test_a_worker_that_has_finished_and_is_asked_to_end_does_not_wait_for_a_slow_one(
+def test_a_finished_worker_that_is_asked_to_end_does_not_wait(
     site: Site,
 ) -> None:
     busy, goes_on = threading.Event(), threading.Event()
@@ -466,7 +470,7 @@ def test_a_worker_that_has_finished_and_is_asked_to_end_does_not_wait_for_a_slow
     assert ended_s < 5
 
 
-def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: Path) -> None:
+def test_a_silent_coordinator_does_not_block_a_worker(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         site = Site(tmp_path)
         site.coordinator.close()
@@ -481,7 +485,7 @@ def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: 
         assert time.monotonic() - began_s < 2
 
 
-def test_a_ghost_is_refused_and_a_worker_that_lost_its_counter_comes_in(site: Site) -> None:
+def test_an_old_incarnation_is_refused_and_a_lost_counter_is_accepted(site: Site) -> None:
     known = next_incarnation(site.config(0).state_dir) + 1000
     newer, older = site.client(0, incarnation=known), site.client(0, incarnation=known - 1)
     newer.join("127.0.0.1:1", "", lambda _: None)
@@ -574,19 +578,21 @@ HOSTILE: dict[str, tuple[str, bytes, grpc.StatusCode]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_call_is_refused_by_name(site: Site, name: str) -> None:
+def test_a_hostile_call_is_refused_with_its_status(site: Site, name: str) -> None:
     method, content, status = HOSTILE[name]
     with open_channel(site.config(0)) as channel:
         call = channel.unary_stream(f"/dlion.v1alpha1.Coordination/{method}")
         with pytest.raises(grpc.RpcError) as raised:
             list(call(content))
     assert raised.value.code() is status
-    if status is not grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own: never reaches us
+    if (
+        status is not grpc.StatusCode.RESOURCE_EXHAUSTED
+    ):  # from gRPC: the call never reaches the service
         reason = dict(raised.value.trailing_metadata())[REASON_KEY]
         assert site.coordinator._server.service.refusals == {RefusalReason(reason): 1}
 
 
-def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:
+def test_a_bad_record_rejects_only_its_report(site: Site) -> None:
     client = site.client(0, incarnation=5)
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
@@ -607,19 +613,24 @@ def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:
     assert messages(site) == ["still here"]
 
 
-def test_a_revoked_worker_ends_and_waits_for_a_certificate_until_it_is_trusted_again(
+def test_a_revoked_worker_ends_and_waits_until_it_is_trusted_again(
     site: Site,
 ) -> None:
-    """Its others hear of it; what would let it start without the coordinator is gone."""
+    """Its peers are informed. The files that would let it start without the coordinator are
+    removed.
+    """
     run = site.coordinator._server.runs[site.job.key]
     workers = site.job.workers()
     stolen = Revocation(workers[1].name, "stolen")
-    seen: list[Membership] = []
+    memberships: list[Membership] = []
     peer, client = site.client(0), site.client(1)
     state_dir = Path(site.config(1).state_dir)
-    peer.join("127.0.0.1:1", "", seen.append)
+    peer.join("127.0.0.1:1", "", memberships.append)
     client.join("127.0.0.1:2", "", lambda _: None)
-    wait_until(lambda: client.connected() and seen and len(seen[-1].ready()) == 2, "both are there")
+    wait_until(
+        lambda: client.connected() and memberships and len(memberships[-1].ready()) == 2,
+        "both ready",
+    )
     signed = client.sign(csr_pem=csr_pem())
     key = WorkerKey()
     store_credentials(
@@ -629,10 +640,10 @@ def test_a_revoked_worker_ends_and_waits_for_a_certificate_until_it_is_trusted_a
     )
     began_s = time.monotonic()
     site.coordinator._loop.call_soon_threadsafe(run.revoke, [stolen], workers)
-    wait_until(lambda: seen[-1].members[1].revoked, "its peer hears of it")
+    wait_until(lambda: memberships[-1].members[1].revoked, "the peer is informed")
     assert time.monotonic() - began_s < 2.0
     wait_until(client.failure, "it ends")
-    assert isinstance(client.failure(), UnavailableError)  # its supervisor starts it again
+    assert isinstance(client.failure(), UnavailableError)  # its supervisor restarts it
     assert "stolen" in str(client.failure())
     assert not (state_dir / CREDENTIALS_FILE).exists()
     assert load_membership(state_dir, site.job.key) is None
@@ -643,6 +654,6 @@ def test_a_revoked_worker_ends_and_waits_for_a_certificate_until_it_is_trusted_a
     site.coordinator._loop.call_soon_threadsafe(run.revoke, [], workers)
     again.sign(csr_pem=csr_pem(), wait_s=LONG_S)
     again.join("127.0.0.1:2", "", lambda _: None)
-    wait_until(lambda: len(seen[-1].ready()) == 2, "it is there again")
+    wait_until(lambda: len(memberships[-1].ready()) == 2, "ready again")
     again.close()
     peer.close()

@@ -1,8 +1,10 @@
-"""Facts: with the coordinator gone for good, training goes on, and a trainer that is killed then
-comes back under mutual TLS, without a new certificate: its weights are in the averaged model.
-Keys are readable by their user alone while the run goes on, and gone after it.
+"""Test training without a coordinator.
 
-Left out: a coordinator that comes back (tests/local/test_coordination.py).
+After the coordinator is gone for good, training continues. A trainer that is killed then returns
+under mutual TLS without a new certificate, and the averaged model includes its weights. Keys are
+readable only by their user during the run, and removed after it.
+
+Left out: a coordinator that returns (tests/local/test_coordination.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from local_run import LONG_S, UNTIL_THERE, blobs, job_document
 pytestmark = pytest.mark.patient
 
 WORKERS, STEPS = 2, 200
-"""With their naps steps last 50 s, or until the killed trainer is back."""
+"""With their pauses the steps last 50 s, or until the killed trainer is back."""
 
 
 def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
@@ -42,13 +44,13 @@ def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
 
 def started(folder: Path, rank: int) -> list[int]:
     lines = (folder / "logs" / f"worker-{rank}.log").read_text().splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [event["pid"] for event in told if event.get("supervisor") == "started"]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event["pid"] for event in events if event.get("supervisor") == "started"]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", [pytest.param("bounded", marks=pytest.mark.slow), "synchronous"])
-def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str) -> None:
+def test_a_killed_trainer_returns_without_the_coordinator(tmp_path: Path, mode: str) -> None:
     back = tmp_path / "back"
     program = blobs(tmp_path, nap_s=0.25, more=UNTIL_THERE.format(path=str(back)))
     trainer = {"program": program, "stop": {"maxSteps": STEPS}}
@@ -80,7 +82,7 @@ def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str)
     wait_until(lambda: len(started(tmp_path, 1)) == 2)
     began_ns = time.time_ns()
     saved = tmp_path / "state" / "w1" / "checkpoint.npz"
-    # What it tells goes to the coordinator, which is gone: a checkpoint shows that it trains again.
+    # Its reports go to the coordinator, which is gone: a checkpoint shows that it trains.
     wait_until(lambda: saved.exists() and saved.stat().st_mtime_ns > began_ns)
     back.touch()
     running.join(200)

@@ -1,10 +1,12 @@
-"""Facts: one port serves many runs, each with its own workers, tokens and wish to stop; a run that
-is not open is refused so that its workers try again; a site's keeper gets a certificate in its name
-and follows the records as they come, goes on where it was, hears how the run ended, also when it
-comes late; a worker's token is not the keeper's; a changed count admits new workers and keeps the
-ranks of the others; a renewed authority signs at once. Real gRPC over loopback, real TLS.
+"""Test a coordinator that serves many runs, over real gRPC and TLS on loopback.
 
-Left out: one run's calls (test_coordination), the ring of records
+One port serves many runs, each with its own workers, tokens and stop. A call for a run that is not
+open is refused with a status that makes workers retry. A site's keeper gets a certificate in its
+name and follows the records as they arrive. It resumes at its position, and receives the result of
+the run, also if it connects late. A worker's token is not valid for the keeper. A changed count
+admits new workers and keeps the ranks of the others. A renewed authority signs at once.
+
+Left out: the calls of one run (test_coordination), the ring of records
 (unit/operator/coordinator/test_feed).
 """
 
@@ -69,7 +71,7 @@ def job(name: str = "digits", run_id: str = "1", workers: int = 2) -> Job:
 
 @dataclass
 class Hub:
-    """A coordinator for many runs, and a caller of it."""
+    """A coordinator for many runs, and a client of it."""
 
     authority: CertificateAuthority = field(default_factory=lambda: CertificateAuthority(SITE))
     tokens: Tokens = field(default_factory=Tokens)
@@ -113,7 +115,7 @@ class Hub:
         )
 
     async def report(self, stub: Any, of: Job, worker: WorkerIdentity, *texts: str) -> Any:
-        count = len(self.records) + 1  # more than any before it
+        count = len(self.records) + 1  # higher than all earlier counts
         return await stub.Report(
             wire.ProgressReport(
                 run=str(of.key),
@@ -142,13 +144,13 @@ def text(message: str, rank: int = 0) -> str:
     return record_to_json(EventRecord(1.0, rank, 1, "Tested", message))
 
 
-def said(texts: Any) -> list[str]:
+def messages(texts: Any) -> list[str]:
     records = [record_from_json(each) for each in texts]
     return [record.message for record in records if isinstance(record, EventRecord)]
 
 
 def runs(body: Callable[[Hub, Any], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A test that has a coordinator and a stub of it, and half a minute."""
+    """Run a test with a coordinator, a stub and a timeout of 30 s."""
 
     def test() -> None:
         async def within() -> None:
@@ -170,7 +172,7 @@ async def refusal(call: Any) -> RefusalReason:
 
 
 @runs
-async def test_runs_are_apart(hub: Hub, stub: Any) -> None:
+async def test_runs_are_separate(hub: Hub, stub: Any) -> None:
     one, two = job("one"), job("two")
     hub.open(one)
     hub.open(two)
@@ -181,9 +183,9 @@ async def test_runs_are_apart(hub: Hub, stub: Any) -> None:
     assert (await streams[0].read()).stop_reason == "Interrupted"
     reply = await hub.report(stub, two, two.workers()[0], text("of two"))
     assert reply.stop_reason == ""
-    assert said(map(record_to_json, hub.records)) == ["of two"]
+    assert messages(map(record_to_json, hub.records)) == ["of two"]
     assert len(hub.server.membership(one.key).members) == 1
-    # A token of one run is none of the other's.
+    # A token of one run is not valid for the other.
     stolen = wire.JoinRequest(
         run=str(two.key),
         worker=on_wire(two.workers()[1]),
@@ -193,7 +195,7 @@ async def test_runs_are_apart(hub: Hub, stub: Any) -> None:
 
 
 @runs
-async def test_a_run_that_is_not_open_is_to_be_asked_for_again(hub: Hub, stub: Any) -> None:
+async def test_a_call_for_a_run_that_is_not_open_is_retried(hub: Hub, stub: Any) -> None:
     opened = job()
     worker = opened.workers()[0]
     assert await refusal(hub.join(stub, opened, worker)) is RefusalReason.WRONG_RUN
@@ -207,7 +209,7 @@ async def test_a_run_that_is_not_open_is_to_be_asked_for_again(hub: Hub, stub: A
     assert await stream.read() is grpc.aio.EOF
     assert await refusal(hub.follow(stub, opened)) is RefusalReason.WRONG_RUN
     assert hub.server.service.refusals == {RefusalReason.WRONG_RUN: 2}
-    assert not hub.records  # that its streams ended is no loss of a worker
+    assert not hub.records  # the end of its streams is no loss of a worker
     assert not hub.server.runs
 
 
@@ -230,7 +232,7 @@ async def test_a_keeper_gets_a_certificate_in_its_name(hub: Hub, stub: Any) -> N
 
 
 @runs
-async def test_nobody_else_is_the_keeper(hub: Hub, stub: Any) -> None:
+async def test_no_other_caller_is_accepted_as_the_keeper(hub: Hub, stub: Any) -> None:
     opened = job()
     hub.open(opened)
     hub.tokens.issue(KEEPER, opened.key)
@@ -253,7 +255,9 @@ async def test_nobody_else_is_the_keeper(hub: Hub, stub: Any) -> None:
 
 
 @runs
-async def test_a_keeper_follows_and_goes_on_where_it_was(hub: Hub, stub: Any) -> None:
+async def test_a_keeper_follows_the_records_and_resumes_at_its_position(
+    hub: Hub, stub: Any
+) -> None:
     opened = job()
     hub.open(opened)
     worker = opened.workers()[0]
@@ -265,20 +269,20 @@ async def test_a_keeper_follows_and_goes_on_where_it_was(hub: Hub, stub: Any) ->
     await hub.report(stub, opened, worker, text("a"), text("b"))
     batch = await stream.read()
     assert (batch.epoch, batch.first_sequence) == (first.epoch, 1)
-    assert said(batch.records_json) == ["a", "b"]
+    assert messages(batch.records_json) == ["a", "b"]
     stream.cancel()
     await hub.report(stub, opened, worker, text("c"))
     hub.server.runs[opened.key].take(EventRecord(2.0, worker.rank, 0, "WorkerFailed", "d"))
     again = await hub.follow(stub, opened, first.epoch, taken=2).read()
-    assert (again.first_sequence, said(again.records_json)) == (3, ["c", "d"])
-    anew = await hub.follow(stub, opened, "another life", taken=2).read()
-    assert (anew.first_sequence, said(anew.records_json)) == (1, ["a", "b", "c", "d"])
+    assert (again.first_sequence, messages(again.records_json)) == (3, ["c", "d"])
+    restarted = await hub.follow(stub, opened, "another life", taken=2).read()
+    assert (restarted.first_sequence, messages(restarted.records_json)) == (1, ["a", "b", "c", "d"])
 
 
 @runs
-async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
-    told: list[tuple[JobKey, str, str]] = []
-    hub.server.on_keeper_refused = lambda *words: told.append(words)
+async def test_a_keeper_reports_which_workers_it_refused(hub: Hub, stub: Any) -> None:
+    refusals: list[tuple[JobKey, str, str]] = []
+    hub.server.on_keeper_refused = lambda *words: refusals.append(words)
     opened = job()
     hub.open(opened)
     token = hub.tokens.issue(KEEPER, opened.key)
@@ -292,7 +296,7 @@ async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
     await follow("")
     await follow("not its own", NotItsOwn=2)
     await follow("of no authority", NotItsOwn=2, BadCertificate=1)
-    assert told == [
+    assert refusals == [
         (opened.key, "NotItsOwn", "not its own"),
         (opened.key, "BadCertificate", "of no authority"),
     ]
@@ -302,7 +306,7 @@ async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
 
 
 @runs
-async def test_the_end_is_told_to_who_is_there_and_to_who_comes_late(hub: Hub, stub: Any) -> None:
+async def test_present_and_late_followers_receive_the_result(hub: Hub, stub: Any) -> None:
     opened = job()
     hub.open(opened)
     stream = hub.follow(stub, opened)
@@ -324,37 +328,37 @@ async def test_a_site_has_one_follower_the_newest(hub: Hub, stub: Any) -> None:
     await newer.read()
     assert await older.read() is grpc.aio.EOF
     hub.server.runs[opened.key].take(EventRecord(2.0, opened.workers()[0].rank, 0, "Tested", "on"))
-    assert said((await newer.read()).records_json) == ["on"]
+    assert messages((await newer.read()).records_json) == ["on"]
 
 
 @runs
-async def test_who_is_too_slow_finds_a_gap_and_the_newest(hub: Hub, stub: Any) -> None:
+async def test_a_slow_follower_gets_a_gap_and_the_newest_records(hub: Hub, stub: Any) -> None:
     opened = job()
     hub.open(opened, feed_limit_bytes=2000)
     stream = hub.follow(stub, opened)
     await stream.read()
-    for number in range(1, 101):  # nothing is sent meanwhile: this does not wait
+    for number in range(1, 101):  # nothing is sent meanwhile: this call does not wait
         hub.server.runs[opened.key].take(EventRecord(2.0, Rank(0), 0, "Tested", str(number)))
     batch = await stream.read()
     assert batch.first_sequence > 1
-    assert said(batch.records_json) == [str(n) for n in range(batch.first_sequence, 101)]
+    assert messages(batch.records_json) == [str(n) for n in range(batch.first_sequence, 101)]
 
 
 @runs
-async def test_a_record_over_lines_becomes_one_line(hub: Hub, stub: Any) -> None:
+async def test_a_record_of_several_lines_becomes_one_line(hub: Hub, stub: Any) -> None:
     opened = job()
     hub.open(opened)
     worker = opened.workers()[0]
     await hub.join(stub, opened, worker).read()
     await hub.report(stub, opened, worker, text("a").replace(",", ",\r\n"))
     batch = await hub.follow(stub, opened).read()
-    assert said(batch.records_json) == ["a"]
+    assert messages(batch.records_json) == ["a"]
     assert "\n" not in batch.records_json[0]
     assert "\r" not in batch.records_json[0]
 
 
 @runs
-async def test_more_workers_are_admitted_and_ranks_stay(hub: Hub, stub: Any) -> None:
+async def test_more_workers_are_admitted_and_ranks_are_kept(hub: Hub, stub: Any) -> None:
     opened = job(workers=2)
     hub.open(opened)
     first, second, last = opened.workers()
@@ -367,7 +371,7 @@ async def test_more_workers_are_admitted_and_ranks_stay(hub: Hub, stub: Any) -> 
     newcomer = hub.join(stub, opened, second)
     assert len((await newcomer.read()).members) == 2
     await watching.read()
-    # It goes again: nobody waits for it, and as long as it is there it may end in order.
+    # It is removed: no worker waits for it, and it may still end in order.
     hub.server.runs[opened.key].expect((first, last))
     assert (await watching.read()).expected_count == 2
     await hub.report(stub, opened, second, text("farewell", rank=1))
@@ -378,13 +382,15 @@ async def test_more_workers_are_admitted_and_ranks_stay(hub: Hub, stub: Any) -> 
 
 
 @runs
-async def test_a_renewed_authority_signs_and_those_who_know_the_old_one_connect(
+async def test_a_renewed_authority_signs_and_clients_of_the_old_one_connect(
     hub: Hub, stub: Any
 ) -> None:
     opened = job()
     hub.open(opened)
     successor = hub.authority.renewed()
-    hub.server.replace_authority(successor)  # nobody has connected yet; the stub knows the old one
+    hub.server.replace_authority(
+        successor
+    )  # no client has connected yet; the stub has the old bundle
     assert hub.server.authority_pem == successor.bundle_pem
     request = wire.SignRequest(
         token=hub.tokens.issue(KEEPER, opened.key),

@@ -1,6 +1,7 @@
-"""Facts: with `dlion run` each sidecar reads from the real machine what other work takes. The
-metric rises while other processes compute, and the run goes on. Where `proc` cannot be read it says
-so once, and the run trains as ever. With `prediction: none` nothing is read or exported.
+"""Test the sidecars' measurement of other work on the machine, with `dlion run`.
+
+The metric rises while other processes compute, and the run continues. If `proc` cannot be read, the
+sidecar warns once and the run trains normally. With `prediction: none` nothing is read or exported.
 
 Left out: forecasts (tests/unit/core/demand), batches that follow them (tests/simulated).
 """
@@ -41,7 +42,7 @@ def sidecar_log(run: LocalRun, rank: int) -> str:
 
 
 def metrics(run: LocalRun, rank: int) -> dict[str, float]:
-    """The demand's metrics of one sidecar, by their names."""
+    """Return the demand metrics of one sidecar by name."""
     match = re.search(r"metrics at (http://\S+)", sidecar_log(run, rank))
     assert match
     with urllib.request.urlopen(match[1], timeout=30) as answer:
@@ -50,7 +51,7 @@ def metrics(run: LocalRun, rank: int) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def test_what_other_processes_take_is_measured(tmp_path: Path) -> None:
+def test_the_load_of_other_processes_is_measured(tmp_path: Path) -> None:
     with LocalRun(tmp_path, document(tmp_path)) as run, ExitStack() as burning:
         run.wait_for_step(20)
         for _ in range(len(os.sched_getaffinity(0))):
@@ -60,16 +61,16 @@ def test_what_other_processes_take_is_measured(tmp_path: Path) -> None:
         run.wait_until(
             lambda: metrics(run, 0).get("dlion_demand_taken_cores", 0.0) > 0.3, "taken cores"
         )
-        seen = metrics(run, 0)
+        exported = metrics(run, 0)
         before = len(run.steps(0))
         run.wait_until(lambda: len(run.steps(0)) > before + 5, "steps beside other work")
         run.end(signal.SIGINT)
-        assert seen["dlion_demand_blind_count"] == 0.0
-        assert seen["dlion_demand_expected_cores"] >= 0.0
+        assert exported["dlion_demand_blind_count"] == 0.0
+        assert exported["dlion_demand_expected_cores"] >= 0.0
         assert "Traceback" not in sidecar_log(run, 0)
 
 
-def test_a_machine_whose_files_cannot_be_read_trains_and_says_so_once(
+def test_unreadable_proc_files_cause_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))

@@ -1,7 +1,9 @@
-"""Facts: on this machine `dlion doctor` finds no fault, with TensorFlow and the kernels themselves;
-with a dead API server, a folder for temporary files that takes none, and a credential plugin that
-never ends, it says so of each, does all other checks, ends within 30 s with 69, and Ctrl-C ends it
-at once; without the extras it says what is missing.
+"""Test `dlion doctor` on this machine.
+
+It finds no fault here, with real TensorFlow and the kernels. With a dead API server, an unusable
+folder for temporary files or a credential plugin that never ends, it reports each fault. It does
+all other checks and exits with 69 within 30 s. Ctrl-C ends it at once. Without the extras it lists
+what is missing.
 
 Left out: each fault of a cluster (tests/unit/cli/test_doctor_cluster.py).
 """
@@ -25,12 +27,12 @@ from attempts import first_that_holds
 pytestmark = pytest.mark.patient
 
 NAP_S = f"60.{os.getpid()}"
-"""Seconds of a process that is found by them."""
+"""Seconds that identify a process of the test."""
 COMMAND = [sys.executable, "-m", "dlion_cli", "doctor"]
 
 
 def doctor(*options: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit code, and the checks by name."""
+    """Return the exit code, and the checks by name."""
     done = subprocess.run(
         [*COMMAND, "-o", "json", *options],
         env={**os.environ, **environment},
@@ -43,7 +45,7 @@ def doctor(*options: str, **environment: str) -> tuple[int, dict[str, dict[str, 
 
 
 def doctor_within(within_s: float, *options: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """What `doctor` returns, from the first of some runs that does not take longer."""
+    """Return the result of `doctor` from the first of several runs within the time."""
 
     def timed() -> tuple[float, int, dict[str, Any]]:
         began_s = time.monotonic()
@@ -67,7 +69,7 @@ def kubeconfig(folder: Path, user: dict[str, Any]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_this_machine_has_no_fault(tmp_path: Path) -> None:
+def test_no_fault_is_found_on_this_machine(tmp_path: Path) -> None:
     code, found = doctor(KUBECONFIG=str(tmp_path / "absent"), KUBERNETES_SERVICE_HOST="")
     failed = {name: each for name, each in found.items() if each["outcome"] == "failed"}
     assert (code, failed) == (0, {})
@@ -77,7 +79,7 @@ def test_this_machine_has_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_faults_hide_nothing_and_nothing_takes_long(tmp_path: Path) -> None:
+def test_all_checks_run_in_bounded_time_despite_faults(tmp_path: Path) -> None:
     config = kubeconfig(tmp_path, {"token": "x"})
     options = ["--kubeconfig", config, "-n", "ml", "--timeout", "20"]
     code, found = doctor_within(30.0, *options, TMPDIR=str(tmp_path / "absent"))
@@ -90,7 +92,7 @@ def test_faults_hide_nothing_and_nothing_takes_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_plugin_that_never_ends_is_named_in_time(tmp_path: Path) -> None:
+def test_a_plugin_that_never_ends_is_reported_in_time(tmp_path: Path) -> None:
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": [NAP_S],
         "interactiveMode": "Never",
@@ -102,36 +104,36 @@ def test_a_plugin_that_never_ends_is_named_in_time(tmp_path: Path) -> None:
     assert "credential plugin" in found["kubeconfig"]["advice"]
     assert found["loopback"]["outcome"] == "ok"
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-    assert f"sleep\0{NAP_S}\0".encode() not in commands, "nothing is left behind"
+    assert f"sleep\0{NAP_S}\0".encode() not in commands, "no process is left"
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Return the children of all its threads."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_it_and_what_it_started(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_command_and_its_children(tmp_path: Path) -> None:
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "absent")}
     with subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while not (started := children(process.pid)):
             assert process.poll() is None
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)  # to it alone, as `kill` does
+        process.send_signal(signal.SIGINT)  # to this process only, as `kill` does
         began_s = time.monotonic()
         _, error = process.communicate(timeout=60)
         assert time.monotonic() - began_s < 5.0
     assert (process.returncode, "interrupted" in error) == (130, True)
     end_s = time.monotonic() + 10.0
     while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < end_s, "an interpreter goes on"
+        assert time.monotonic() < end_s, "an interpreter still runs"
         time.sleep(0.05)
 
 
 @pytest.mark.timeout(60)
-def test_without_the_extras_it_says_what_is_missing(tmp_path: Path) -> None:
-    """An import of any of their packages fails, as in an installation without them."""
+def test_missing_extras_are_listed(tmp_path: Path) -> None:
+    """Imports of the extras' packages fail, as in an installation without them."""
     code = (
         "import sys\n"
         "for name in ('numpy', 'tensorflow', 'keras', 'numba', 'grpc', 'kubernetes', 'urllib3',\n"

@@ -1,9 +1,11 @@
-"""Facts: every command of the tutorial that needs no cluster runs as the page has it, one after the
-other, in a folder with nothing but the examples, and leads to what the page claims. Each shell
-command of README.md and of the tutorial is run here or is of a kind that is left out below.
+"""Test the commands of the tutorial and of README.md.
 
-Left out: commands for clusters (tests/cluster) and `make setup` and `make test`, which run this.
-The minute of the first example is shortened. `make quickstart` is slow.
+Every command of the tutorial that needs no cluster runs in the order of the page, in a folder with
+only the examples. The results match the claims of the page. Each shell command of README.md and of
+the tutorial runs here or is of a kind listed below.
+
+Left out: commands for clusters (tests/cluster), and `make setup` and `make test`, which run this.
+The first example trains for less than its minute. `make quickstart` is slow.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ LEFT_OUT = re.compile(
 
 
 def commands(block: str) -> list[str]:
-    """The command lines of a block, without the text that a command reads."""
+    """Return the command lines of a block, without the input that a command reads."""
     lines = HERE_DOCUMENT.sub("", block).replace("\\\n", " ").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def runnable_blocks(page: Path) -> list[str]:
-    """Blocks to run. Raises: AssertionError for a block of which only a part can be run."""
+    """Return the blocks to run. Raise AssertionError for a block that can run only in part."""
     chosen = []
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         left_out = [LEFT_OUT.match(command) is not None for command in commands(block)]
@@ -51,18 +53,18 @@ def runnable_blocks(page: Path) -> list[str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A folder with what the commands use of a clone; the first example trains for 4 s."""
+    """Create a folder with the files that the commands use; the first example trains for 4 s."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(ROOT / "Makefile", tmp_path)
     digits = tmp_path / "examples" / "digits.yaml"
     text, count = re.subn(r"maxSeconds: \d+", "maxSeconds: 4", digits.read_text())
-    assert count == 1, "the example still ends by maxSeconds"
+    assert count == 1, "the example ends by maxSeconds"
     digits.write_text(text)
     return tmp_path
 
 
 def shell(text: str, folder: Path) -> str:
-    """Output of these lines in a shell that stops at the first failure."""
+    """Run these lines in a shell that stops at the first failure, and return the output."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
@@ -84,7 +86,7 @@ def document(path: Path) -> Any:
 @pytest.mark.timeout(300)
 def test_the_tutorial_runs_from_top_to_bottom(clone: Path) -> None:
     blocks = runnable_blocks(ROOT / "docs" / "tutorial.md")
-    assert len(blocks) >= 6, "its blocks are still marked as shell"
+    assert len(blocks) >= 6, "the page has blocks marked as shell"
     output = "".join(shell(block, clone) for block in blocks)
     runs = clone / "runs"
     assert (runs / "digits" / "report.html").is_file()
@@ -95,19 +97,19 @@ def test_the_tutorial_runs_from_top_to_bottom(clone: Path) -> None:
         assert ending["stop_reason"].startswith("targetAccuracy 0.97 reached"), ending
     rows = document(runs / "compared" / "comparison.json")["rows"]
     sent = {row["variant"]: row["bytes_to_target"]["median"] for row in rows}
-    assert 5 < sent["full"] / sent["adaptive"] < 11, "the page has eight times"
+    assert 5 < sent["full"] / sent["adaptive"] < 11, "the page states eight times"
     seconds = {row["variant"]: row["time_to_target_s"]["median"] for row in rows}
-    assert 0.9 < seconds["full"] / seconds["adaptive"] < 1.4, "the page has 1.1 times"
+    assert 0.9 < seconds["full"] / seconds["adaptive"] < 1.4, "the page states 1.1 times"
     alone = document(runs / "alone" / "summary.json")
     accuracies = [each["accuracy"]["best"] for each in alone["workers"]]
-    assert max(accuracies) < 0.55, "the page has about half"
+    assert max(accuracies) < 0.55, "the page states about half"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_shell_command_is_run_or_left_out_for_a_reason(page: Path) -> None:
+def test_each_shell_command_runs_or_is_excluded(page: Path) -> None:
     assert BLOCK.findall(page.read_text(encoding="utf-8"))
     if page.stem == "README":
-        assert runnable_blocks(page) == []  # else run them here, too
+        assert runnable_blocks(page) == []  # otherwise run them here, too
     else:
         assert runnable_blocks(page)
 
@@ -122,4 +124,4 @@ def test_the_quick_start_trains_twice_and_compares(clone: Path) -> None:
     trained, alone = (
         document(out / name / "summary.json")["accuracy"]["mean"] for name in ("adaptive", "none")
     )
-    assert trained > 0.8 > 0.6 > alone, "each site alone knows half of the classes"
+    assert trained > 0.8 > 0.6 > alone, "each site alone has half of the classes"

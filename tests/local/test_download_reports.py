@@ -1,5 +1,7 @@
-"""Facts: an init container tells its coordinator how much it has downloaded, over TLS and with its
-pod's token; without a coordinator it downloads all the same; a report of another one is refused.
+"""Test the reports of init containers about their downloads.
+
+An init container reports the downloaded bytes to its coordinator, over TLS and with its pod's
+token. Without a coordinator it downloads nevertheless. A report for another worker is refused.
 
 Left out: what the operator makes of it (tests/unit/operator/plan/test_initializer_state.py).
 """
@@ -65,7 +67,7 @@ class Site:
         }
         return Pod.read(self.root, environment)
 
-    def told(self) -> dict[str, DownloadProgress]:
+    def reported(self) -> dict[str, DownloadProgress]:
         return dict(self.server.downloads(self.job.key))
 
 
@@ -124,25 +126,25 @@ def initialize(site: Site) -> int:
 
 
 def test_a_download_is_reported(site: Site, file: ServedFile) -> None:
-    file.failures = ["reset"]  # in the middle of the file, once the report is there
-    waiting = threading.Thread(target=set_when_told, args=(site, file.received))
+    file.failures = ["reset"]  # in the middle of the file, after the first report
+    waiting = threading.Thread(target=set_when_reported, args=(site, file.received))
     waiting.start()
     assert initialize(site) == ExitCode.OK
     waiting.join()
     worker = site.job.workers()[0]
-    (progress,) = site.told().values()
-    assert list(site.told()) == [worker.name]
+    (progress,) = site.reported().values()
+    assert list(site.reported()) == [worker.name]
     assert (progress.container, progress.total_bytes) == (DATASET, len(CONTENT))
 
 
-def set_when_told(site: Site, event: threading.Event) -> None:
+def set_when_reported(site: Site, event: threading.Event) -> None:
     deadline_s = time.monotonic() + 5
-    while not site.told() and time.monotonic() < deadline_s:
+    while not site.reported() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     event.set()
 
 
-def test_without_a_coordinator_it_downloads_all_the_same(site: Site, file: ServedFile) -> None:
+def test_a_download_completes_without_a_coordinator(site: Site, file: ServedFile) -> None:
     site.coordinator.close()
     assert initialize(site) == ExitCode.OK
     assert len(file.requests) == 1
@@ -180,4 +182,4 @@ def test_a_wrong_report_is_refused(
         with pytest.raises(grpc.RpcError) as raised:
             stub.ReportDownload(report(site, **fields))
     assert dict(raised.value.trailing_metadata())[REASON_KEY] == str(reason)
-    assert [each.done_bytes for each in site.told().values()] == [1]
+    assert [each.done_bytes for each in site.reported().values()] == [1]

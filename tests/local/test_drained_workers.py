@@ -1,11 +1,13 @@
-"""Facts: a worker that is drained, evicted or preempted (SIGTERM to its pod) ends in order within
-its grace period, with the exit code that is never counted against its restarts. It finishes its
-step and saves it at the keeper. The others throw no step away, and none of their iterations waits
-for it longer than a lost one does: the drain costs them at most one iteration, its return another
-at most. Its next pod, with empty folders, takes a peer's state and trains along. Workers that all
-failed go on from the keeper's checkpoints under a new coordinator, as at the next attempt of a run.
+"""Test workers that are drained, evicted or preempted (SIGTERM to the pod).
 
-Left out: Kubernetes' own part (tests/cluster), the rules (tests/unit/operator/test_run_ends.py).
+Such a worker ends in order within its grace period. Its exit code is never counted against its
+restarts. It finishes its step and saves it at the keeper. The others discard no step, and none of
+their iterations waits for it longer than for a lost worker. The drain costs them at most one
+iteration, and its return another at most. Its next pod has empty folders, takes a peer's state and
+trains. Workers that all failed continue from the keeper's checkpoints under a new coordinator, as
+in the next attempt of a run.
+
+Left out: the part of Kubernetes (tests/cluster), the rules (tests/unit/operator/test_run_ends.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ DRAINED, STAYING = 2, (Rank(0), Rank(1))
 
 
 def document(folder: Path, workers: int, steps: int = 100_000, **spec: object) -> dict[str, object]:
-    """Iterations of a fifth of a second that take next to no core."""
+    """Make iterations of a fifth of a second that take almost no CPU."""
     trainer = {"program": blobs(folder, nap_s=0.2), "stop": {"maxSteps": steps}}
     return job_document(
         workers, trainer=trainer, checkpoint={"everySeconds": 600}, runId="r1", **spec
@@ -45,7 +47,10 @@ def start(run: PodRun, workers: int) -> None:
 
 
 def drain(run: PodRun, *ranks: int) -> float:
-    """As the kubelet ends pods: sidecars after trainers. Their folders go. Return the seconds."""
+    """End a worker's processes as the kubelet ends pods, sidecars after trainers.
+
+    Their folders are removed. Return the duration in seconds.
+    """
     began_s = time.monotonic()
     trainers = [f"trainer-{rank}" for rank in ranks]
     assert run.end(*trainers) == dict.fromkeys(trainers, ExitCode.INTERRUPTED), run.story()
@@ -92,12 +97,12 @@ def test_a_drained_worker_costs_the_others_at_most_one_iteration(
     assert len(both) <= 2, both
     assert rejoined == [DRAINED]
     assert not failed
-    assert end_of_exit(ExitCode.INTERRUPTED) is None, "no end that a rule could count"
+    assert end_of_exit(ExitCode.INTERRUPTED) is None, "not an end that a rule counts"
 
 
 @pytest.mark.timeout(300)
-def test_the_next_attempt_at_a_run_goes_on_from_the_keepers_checkpoints(tmp_path: Path) -> None:
-    """The coordinator has asked the survivor to end; at the next attempt there is a new one."""
+def test_the_next_attempt_continues_from_the_keepers_checkpoints(tmp_path: Path) -> None:
+    """The coordinator asks the surviving worker to end; the next attempt has a new coordinator."""
     steps = 30
     job = document(tmp_path, 2, steps, maxRestarts=0, exchange={"policy": "full"})
     job["spec"]["checkpoint"] = {"everySeconds": 1}  # type: ignore[index]
@@ -107,7 +112,7 @@ def test_the_next_attempt_at_a_run_goes_on_from_the_keepers_checkpoints(tmp_path
             lambda: all((run.results / f"state/w{r}/checkpoint.npz").exists() for r in range(2)),
             "checkpoints",
         )
-        run.end("trainer-1", number=signal.SIGKILL)  # its container, as for want of memory
+        run.end("trainer-1", number=signal.SIGKILL)  # its container, as after an out-of-memory kill
         run.stop("g-1 failed for good, and failurePolicy is Fail")
         assert run.wait("trainer-0") == ExitCode.OK, run.story()
         run.end("sidecar-0", "sidecar-1")
@@ -127,7 +132,7 @@ def test_the_next_attempt_at_a_run_goes_on_from_the_keepers_checkpoints(tmp_path
         for step in run.steps():
             first.setdefault((step.rank, step.incarnation), step.iteration)
         again = [iteration for (rank, _), iteration in first.items() if iteration > 1]
-        print(f"ended behind iteration {reached}, went on at {again}")
+        print(f"ended behind iteration {reached}, continued at {again}")
         assert again
         assert max(again) == reached + 1
         assert run.summary()["ending"]["succeeded"]

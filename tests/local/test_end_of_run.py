@@ -1,9 +1,11 @@
-"""Facts: at the end of a run each site has a model that Keras loads, said to be the averaged one or
-the best replica, with the accuracies of averaged, best and mean, and the sites behind it. A worker
-that is lost for good at the very end holds nobody up, also where it was to save for its site. An
-epoch is a pass over what all workers have together, however unequal that is. Where sites cannot
-reach each other at the end, each side ends, with a model of its own that says whose it is; the
-summary says which sites are in any of them, and who was missed. Neither is a success: exit code 80.
+"""Test the models and results at the end of a run.
+
+Each site has a model that Keras loads. Its description states whether it is the averaged one or the
+best replica. It has the accuracies of averaged, best and mean, and the contributing sites. A worker
+that is lost at the very end does not block the others, also if it was to save for its site. An
+epoch is a pass over the data of all workers, however unequal their shares. If sites cannot reach
+each other at the end, each side ends with its own model, which names its sites. The summary lists
+the sites in any model and the missing ones. Neither side succeeds: the exit code is 80.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def load_data(split, site, worker_index):
 
 
 @pytest.mark.timeout(200)
-def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
+def test_every_site_has_a_model_with_a_description(tmp_path: Path) -> None:
     job = job_document(dict.fromkeys(SITES, 1), trainer={"stop": {"maxSteps": 60}})
     with LocalRun(tmp_path, job) as run:
         assert run.finish() == 0, run.terminal()
@@ -58,7 +60,7 @@ def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_who_has_little_data_does_not_end_the_run_of_those_who_have_more(tmp_path: Path) -> None:
+def test_a_worker_with_little_data_does_not_end_the_run(tmp_path: Path) -> None:
     program = blobs(tmp_path, more=LITTLE_AT_THE_FIRST)
     job = job_document(2, trainer={"program": program, "stop": {"maxEpochs": 3}})
     with LocalRun(tmp_path, job) as run:
@@ -79,12 +81,12 @@ def test_a_lead_lost_at_the_end_is_replaced(tmp_path: Path) -> None:
     models = [
         json.loads((run.folder / "models" / site / "model.json").read_text()) for site in SITES
     ]
-    assert 0 not in models[0]["ranks"]  # the other site's lead may have had its replica already
+    assert 0 not in models[0]["ranks"]  # the other site's lead may already have its replica
 
 
 @pytest.mark.timeout(400)
-def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) -> None:
-    """By network namespaces as root, by relays otherwise."""
+def test_both_sides_of_a_cut_end_and_name_the_sites_of_their_models(tmp_path: Path) -> None:
+    """Use network namespaces as root, relays otherwise."""
     sides = {"plant-a": ("plant-a", "plant-b"), "plant-b": ("plant-a", "plant-b"),
              "plant-c": ("plant-c",)}  # fmt: skip
     environment = {
@@ -114,7 +116,7 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
         assert about["sites"] == list(sides[site]), site
         assert about["ranks"] == [r for r, name in enumerate(sides) if name in sides[site]]
-        assert run.steps(rank)[-1].time_s > stopped[rank] - 5, "it trained to the end"
+        assert run.steps(rank)[-1].time_s > stopped[rank] - 5, "training reached the end"
     missed = {int(event.rank): event.message for event in run.events("ReplicaMissing")}
     assert missed == {0: "worker 2: no link", 1: "worker 2: no link", 2: "workers 0, 1: no link"}
     summary = run.summary()

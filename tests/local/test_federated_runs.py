@@ -1,14 +1,15 @@
-"""Facts: workers hear from their own site's coordinator who takes part at all sites, trust all
-sites' bundles, also those that come later, and go on with whom they know while an operator is away;
-other counts at one site are told at the others; a site whose manifest differs is named everywhere,
-its new workers are kept out, those that are in stay in; the target is judged over the replicas of
-all sites, without those of a site where the run is suspended and of workers that failed for good; a
-run that is over at so many sites that fewer than `minSites` are left ends at the others; where the
-job names authorities, each site's workers are known by its own in that run alone.
-Two operators' coordinators and federation over loopback, real gRPC and TLS; workers that join,
-report and train nothing.
+"""Test the part of two operators' coordinators and federation in a run, over gRPC and TLS.
 
-Left out: what a job's status says of it (tests/unit/operator), API servers (tests/cluster).
+Workers receive the members of all sites from their own site's coordinator. They trust the bundles
+of all sites, also later ones, and keep the known members while an operator is away. Other counts at
+one site are reported to the others. A site whose manifest differs is reported everywhere. Its new
+workers are not admitted; those already admitted stay. The target is judged over the replicas of all
+sites, except of a site where the run is suspended and of workers that failed for good. If a run is
+over at so many sites that fewer than `minSites` remain, it ends at the others. If the job names
+authorities, each site's workers are verified by that site's authority in this run only.
+
+The workers join and report, but train nothing. Left out: the job's status (tests/unit/operator),
+API servers (tests/cluster).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ RUN = manifest().key
 
 
 class Operator:
-    """What of a site's operator has to do with other sites, without a cluster."""
+    """The federation part of a site's operator, without a cluster."""
 
     def __init__(self, site: FederatedSite) -> None:
         self.site = site
@@ -141,11 +142,11 @@ class Operator:
         )
 
     async def bundles(self, worker: WorkerIdentity, run: JobKey = RUN) -> dict[str, bytes]:
-        """What a worker is told to trust just now."""
+        """Return the bundles that a worker gets now."""
         return dict((await self.sign(worker, run, csr_pem())).site_bundles_pem)
 
     async def sign(self, worker: WorkerIdentity, run: JobKey, request_pem: bytes) -> Any:
-        """What a worker gets for that request."""
+        """Return the answer to a worker's certificate request."""
         request = wire.SignRequest(
             token=self.tokens.issue(worker, run),
             run=str(run),
@@ -179,21 +180,21 @@ def csr_pem() -> bytes:
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-async def told(stream: Any, count: int, **states: str) -> Any:
-    """The first membership with so many members, and these states by site."""
+async def membership_with(stream: Any, count: int, **states: str) -> Any:
+    """Read the first membership with `count` members and these states by site."""
     async with asyncio.timeout(20):
         while True:
             update = await stream.read()
             assert update is not grpc.aio.EOF
-            said = {member.worker.site: member.state for member in update.members}
+            reported = {member.worker.site: member.state for member in update.members}
             wanted = {f"plant-{site}": state for site, state in states.items()}
-            if len(update.members) == count and wanted.items() <= said.items():
+            if len(update.members) == count and wanted.items() <= reported.items():
                 return update
 
 
 @asynccontextmanager
 async def two(folder: Path) -> AsyncIterator[tuple[Operator, Operator]]:
-    """Two federated operators that serve nothing yet."""
+    """Start two federated operators that serve no run yet."""
     async with AsyncExitStack() as stack:
         a, b = (Operator(site) for site in federated_sites(folder, A, B))
         await a.start(stack, b.site)
@@ -204,7 +205,7 @@ async def two(folder: Path) -> AsyncIterator[tuple[Operator, Operator]]:
 def federated(
     body: Callable[[Operator, Operator], Coroutine[Any, Any, None]],
 ) -> Callable[..., None]:
-    """A test of two operators, which has a minute."""
+    """Run a test with two operators and a timeout of one minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
@@ -221,14 +222,14 @@ def federated(
 
 
 @federated
-async def test_workers_hear_who_takes_part_at_all_sites(a: Operator, b: Operator) -> None:
+async def test_workers_receive_the_members_of_all_sites(a: Operator, b: Operator) -> None:
     job = manifest()
     for each in (a, b):
         each.open(job)
     of_a, of_b = job.workers()
     at_a, at_b = a.join(of_a, job.hash()), b.join(of_b, job.hash())
     for stream in (at_a, at_b):
-        update = await told(stream, 2, a="Ready", b="Ready")
+        update = await membership_with(stream, 2, a="Ready", b="Ready")
         assert update.expected_count == 2
         assert [m.exchange_address for m in update.members] == ["10.0.0.0:7440", "10.0.0.1:7440"]
     await until(lambda: a.view().ready == {A: 1, B: 1})
@@ -237,20 +238,18 @@ async def test_workers_hear_who_takes_part_at_all_sites(a: Operator, b: Operator
     assert await a.bundles(of_a) == trusted
     assert await b.bundles(of_b) == trusted
     at_b.cancel()
-    await told(at_a, 2, b="Lost")
+    await membership_with(at_a, 2, b="Lost")
     b.join(of_b, job.hash(), incarnation=2)
-    update = await told(at_a, 2, b="Ready")
+    update = await membership_with(at_a, 2, b="Ready")
     assert update.members[1].incarnation == 2
-    # It is deleted there.
+    # The worker is deleted there.
     b.runs.close(RUN.namespace, RUN.name)
-    await told(at_a, 2, b="Lost")
+    await membership_with(at_a, 2, b="Lost")
     await until(lambda: not a.view().remote[B].has_run)
 
 
 @federated
-async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
-    a: Operator, b: Operator
-) -> None:
+async def test_a_late_bundle_reaches_running_and_new_workers(a: Operator, b: Operator) -> None:
     job = manifest()
     a.open(job)
     bundle = b.site.bundle_file.read_bytes()
@@ -264,15 +263,15 @@ async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
     assert dict((await joined.read()).site_bundles_pem) == {A: a.site.authority.bundle_pem}
     b.site.bundle_file.write_bytes(bundle)
     both = {A: a.site.authority.bundle_pem, B: bundle}
-    assert dict((await joined.read()).site_bundles_pem) == both  # who runs hears of it
+    assert dict((await joined.read()).site_bundles_pem) == both  # a running worker gets it
     assert await a.bundles(job.workers()[0]) == both
     b.open(job)
     b.join(job.workers()[1], job.hash())
-    assert not (await told(joined, 2)).site_bundles_pem
+    assert not (await membership_with(joined, 2)).site_bundles_pem
 
 
 def named(site: SiteName, given: GivenAuthority) -> NamedAuthority:
-    """That authority, as a site's operator reads it in a Secret."""
+    """Return that authority as a site's operator reads it from a Secret."""
     pems = given.certificate_pem, given.key_pem()
     return NamedAuthority(issuer_of(*pems, life=LIFE, job=RUN, site=site))
 
@@ -284,7 +283,7 @@ def named_job(run_id: str = "1") -> Job:
 
 
 @federated
-async def test_workers_of_each_site_are_known_by_what_the_job_names_there(
+async def test_workers_of_each_site_are_verified_by_the_authority_in_the_job(
     a: Operator, b: Operator
 ) -> None:
     job, other = named_job(), named_job("2")
@@ -295,7 +294,7 @@ async def test_workers_of_each_site_are_known_by_what_the_job_names_there(
     assert dict((await joined.read()).site_bundles_pem) == {A: at_a.own_pem}
     b.open(job, named(B, at_b))
     both = {A: at_a.own_pem, B: at_b.own_pem}
-    assert dict((await joined.read()).site_bundles_pem) == both  # who runs hears of it
+    assert dict((await joined.read()).site_bundles_pem) == both  # a running worker gets it
     await until(lambda: a.view().bundles == b.view().bundles == both)
     key = WorkerKey()
     signed = await b.sign(of_b, RUN, key.csr_pem())
@@ -304,15 +303,15 @@ async def test_workers_of_each_site_are_known_by_what_the_job_names_there(
     by_the_site = WorkerCredentials(WorkerKey(), b"", {B: b.site.authority.bundle_pem})
     with pytest.raises(ContractError, match="not by the authority of site plant-b"):
         by_the_site.check_peer(signed.certificate_chain_pem, of_b, RUN)
-    # Another run of the same job has others; at B it is still another's to name.
+    # Another run of the same job has other authorities; B has not named its own yet.
     a.open(other, named(A, third := GivenAuthority("c")))
     await until(lambda: not b.view().remote[A].has_run)
     assert await a.bundles(of_a, other.key) == {A: third.own_pem}
-    assert await b.bundles(of_b) == both  # what was said of it is kept
+    assert await b.bundles(of_b) == both  # the named authorities are kept
 
 
 @federated
-async def test_a_successor_is_told_beside_its_predecessor(a: Operator, b: Operator) -> None:
+async def test_a_successor_is_reported_beside_its_predecessor(a: Operator, b: Operator) -> None:
     job = named_job()
     old, new, other = GivenAuthority("old"), GivenAuthority("new"), GivenAuthority("b")
     a.open(job, named(A, old))
@@ -334,10 +333,10 @@ async def test_members_stay_while_an_operator_is_away(a: Operator, b: Operator) 
         each.open(job)
     at_a = a.join(job.workers()[0], job.hash())
     b.join(job.workers()[1], job.hash())
-    version = (await told(at_a, 2, b="Ready")).version
+    version = (await membership_with(at_a, 2, b="Ready")).version
     assert b.site.node is not None
     await b.site.node.close()
-    again = Operator(b.site)  # it starts anew and knows nobody at first
+    again = Operator(b.site)  # it restarts and knows no member at first
     async with AsyncExitStack() as stack:
         await again.start(stack, a.site)
         again.open(job)
@@ -351,7 +350,9 @@ async def test_members_stay_while_an_operator_is_away(a: Operator, b: Operator) 
 
 
 @federated
-async def test_another_count_at_one_site_is_no_drift_and_is_told(a: Operator, b: Operator) -> None:
+async def test_another_count_at_one_site_is_reported_and_is_no_drift(
+    a: Operator, b: Operator
+) -> None:
     a.open(manifest())
     b.open(manifest(at_b=3))
     at_a = a.join(manifest().workers()[0], manifest().hash())
@@ -363,7 +364,7 @@ async def test_another_count_at_one_site_is_no_drift_and_is_told(a: Operator, b:
 
 
 @federated
-async def test_drift_is_named_at_both_sites_and_new_workers_stay_out(
+async def test_drift_is_reported_at_both_sites_and_new_workers_are_not_admitted(
     a: Operator, b: Operator
 ) -> None:
     job, other = manifest(), manifest(seed=7)
@@ -378,9 +379,9 @@ async def test_drift_is_named_at_both_sites_and_new_workers_stay_out(
     await until(lambda: len(b.server.membership(RUN).members) == 1)
     assert len(a.server.membership(RUN).members) == 1
     assert await a.bundles(job.workers()[0])
-    # Once it is put right, it is let in; and stays when it differs again in mid-run.
+    # Once it is corrected, it is admitted; it stays if it differs again during the run.
     b.open(job)
-    await told(at_a, 2, b="Ready")
+    await membership_with(at_a, 2, b="Ready")
     await until(lambda: not a.view().drift and not b.view().drift)
     assert len(b.server.membership(RUN).members) == 2
     b.open(other)
@@ -400,7 +401,7 @@ async def test_the_target_is_judged_over_the_replicas_of_all_sites(
     of_a, of_b = job.workers()
     at_a, at_b = a.join(of_a, job.hash()), b.join(of_b, job.hash())
     for stream in (at_a, at_b):
-        await told(stream, 2)
+        await membership_with(stream, 2)
     await a.evaluate(of_a, 0.9)
     assert a.view().stop_reason == ""
     await b.evaluate(of_b, 0.3)
@@ -421,14 +422,14 @@ def test_the_target_is_judged_without_a_site_that_is_suspended(
             each.open(job)
         streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
         for stream in streams:
-            await told(stream, 2)
+            await membership_with(stream, 2)
         await b.evaluate(of_b, 0.1)
         await a.evaluate(of_a, 0.6)
         assert not a.view().stop_reason
         b.runs.close(RUN.namespace, RUN.name)
 
         def look() -> str:
-            a.open(job)  # as each look at the job does
+            a.open(job)  # as each reconciliation does
             return a.view().stop_reason
 
         assert await until(look) == "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
@@ -437,13 +438,13 @@ def test_the_target_is_judged_without_a_site_that_is_suspended(
 
 
 @federated
-async def test_a_site_that_does_not_serve_a_run_sees_how_it_is_elsewhere(
+async def test_a_site_that_does_not_serve_a_run_receives_its_state(
     a: Operator, b: Operator
 ) -> None:
     job = manifest(at_b=2)
     b.open(job)
     at_b = b.join(job.workers()[1], job.hash())
-    await told(at_b, 1)
+    await membership_with(at_b, 1)
 
     def there() -> RunView:
         return a.runs.remote_view(RUN, [A, B])
@@ -459,14 +460,16 @@ async def test_a_site_that_does_not_serve_a_run_sees_how_it_is_elsewhere(
 
 
 @federated
-async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Operator) -> None:
+async def test_a_worker_that_failed_for_good_elsewhere_does_not_count(
+    a: Operator, b: Operator
+) -> None:
     job = manifest()
     of_a, of_b = job.workers()
     for each in (a, b):
         each.open(job)
     streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
     for stream in streams:
-        await told(stream, 2)
+        await membership_with(stream, 2)
     await b.evaluate(of_b, 0.1)
     await a.evaluate(of_a, 0.6)
     b.runs.open(
@@ -477,14 +480,14 @@ async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Oper
 
 
 @federated
-async def test_a_run_ends_where_too_few_sites_go_on(a: Operator, b: Operator) -> None:
+async def test_a_run_ends_if_too_few_sites_remain(a: Operator, b: Operator) -> None:
     job = manifest(min_sites=2)
     of_a, of_b = job.workers()
     for each in (a, b):
         each.open(job)
     streams = a.join(of_a, job.hash()), b.join(of_b, job.hash())
     for stream in streams:
-        await told(stream, 2)
+        await membership_with(stream, 2)
     assert not a.view().stop_reason
     b.runs.finish(RUN, "maxSteps 9 reached", succeeded=True)
     words = "it is over at plant-b: 1 sites are left (minSites 2)"

@@ -1,13 +1,16 @@
-"""Facts: workers of two sites, each with a coordinator, an authority and a keeper of its own, train
-together in lock step over links that each site's own authority vouches for, though one of them
-began before it knew the other site's bundle; while both operators are away they train on, and go on
-with them when these start anew; a stop that one site's coordinator decides ends the run at both. A
-site may come to a run that another one trains, and go before it ends: who was there does each of
-its iterations once, begins alone when it has waited long enough, and is the other one's equal, to
-the bit, while that is there.
-Real workers, as in pods, and real federation, on loopback.
+"""Test the training of two sites, each with its own coordinator, authority and keeper.
 
-Left out: Kubernetes (tests/cluster), who is told what (test_federated_runs), other faults.
+Workers train in lock step over links that each site's own authority secures, though one of them
+starts before it knows the other site's bundle. They continue to train while both operators are
+away, and with the operators after their restart. A stop that one site's coordinator decides ends
+the run at both.
+
+A site may join a run that another site trains, and leave before it ends. The first site does each
+of its iterations once. It begins alone after its wait, and its weights are bit-identical to the
+other's while that is present.
+
+Workers run as in pods, with real federation, on loopback. Left out: Kubernetes (tests/cluster),
+membership (test_federated_runs), other faults.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from local_run import blobs, hashes, job_document
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[tuple[SitePods, SitePods]]:
-    """Two sites with a worker each; neither knows the other's bundle."""
+    """Start two sites with a worker each; neither has the bundle of the other."""
     document = job_document(
         dict.fromkeys(NAMES, 1),
         trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 10**6}},
@@ -43,7 +46,7 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
         (tmp_path / f"{site.site}.pem").write_bytes(site.bundle_pem())
     b.start_keeper()
     b.start_worker(1)
-    for site, rank in ((b, 1), (a, 0)):  # of the one that does not, its logs are shown
+    for site, rank in ((b, 1), (a, 0)):  # show the logs of the one that failed
         site.wait_until(lambda site=site, rank=rank: len(site.steps(rank)) > 5, "it trains")
 
     for site in sites:
@@ -68,12 +71,12 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
         assert iterations == list(range(1, len(iterations) + 1))
     both = [set(by_rank.values()) for by_rank in hashes(steps).values() if len(by_rank) == 2]
     assert len(both) > 10
-    assert {len(different) for different in both} == {1}  # equal weights at both sites, always
+    assert {len(different) for different in both} == {1}  # equal weights at both sites
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
+def test_a_site_joins_late_and_leaves_early(tmp_path: Path) -> None:
     document = job_document(
         dict.fromkeys(NAMES, 1),
         trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 10**6}},
@@ -90,8 +93,8 @@ def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
         a.wait_until(lambda: len(a.steps(0)) > 20, "one site trains alone")
 
         b.start_coordinator()
-        # On a busy machine the sites may meet later than after the three seconds for which a worker
-        # waits for other sites. It would then begin alone, at iteration 1.
+        # On a busy machine the sites may connect later than the three seconds for which a worker
+        # waits for other sites. The worker then begins alone, at iteration 1.
         b.wait_until(lambda: b.operator.view(b.job).ready.get(a.site), "it sees the other's worker")
         b.start_keeper()
         b.start_worker(1)
@@ -106,10 +109,10 @@ def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
         a.wait_until(lambda: not a.operator.view(a.job).ready.get(b.site), "the other is gone")
         a.operator.stop(a.job, "enough")
         assert a.wait("trainer-0") == 0, a.story()
-        print(f"who left: exit codes {ended}; who stayed: {len(a.steps(0))} iterations")
+        print(f"left: exit codes {ended}; stayed: {len(a.steps(0))} iterations")
         own, guest = a.steps(0), b.steps(1)
     assert [step.iteration for step in own] == list(range(1, len(own) + 1))
-    assert guest[0].iteration > 20  # it took over what the other one had
+    assert guest[0].iteration > 20  # it took the state of the other one
     both = [set(by_rank.values()) for by_rank in hashes(own + guest).values() if len(by_rank) == 2]
     assert len(both) > 5
     assert {len(different) for different in both} == {1}

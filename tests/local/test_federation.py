@@ -1,10 +1,11 @@
-"""Facts: operators tell each other what they see over mutual TLS, whichever starts first and after
-either starts anew; a bundle that comes, changes or goes acts without a restart; certificates are
-renewed on streams that go on; an idle link is quiet; who is no operator takes no operator's
-place; and of a table of hostile or mistaken connections each is refused, counted and changes
-nothing. Real gRPC over loopback, real TLS.
+"""Test the streams between operators, over real gRPC and mutual TLS on loopback.
 
-Left out: what follows for a job (tests/unit/operator), two clusters (tests/cluster).
+Operators report what they observe to each other, whichever starts first and after a restart of
+either. A bundle that is added, changed or removed takes effect without a restart. Certificates are
+renewed on open streams. An idle link is quiet. No other caller replaces an operator. Each hostile
+or mistaken connection of a table is refused, counted and changes nothing.
+
+Left out: the effect on a job (tests/unit/operator), two clusters (tests/cluster).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ METRICS_PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
 def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that has a folder, and a minute."""
+    """Run a test with a folder and a timeout of one minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
@@ -75,7 +76,7 @@ def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
 
 @asynccontextmanager
 async def running(*sites: FederatedSite) -> AsyncIterator[None]:
-    """All of them, federated."""
+    """Run all of them, federated."""
     try:
         for site in sites:
             await site.start(*(other for other in sites if other is not site))
@@ -92,7 +93,7 @@ def heard(site: FederatedSite, other: SiteName) -> Any:
 
 
 def knows(site: FederatedSite, others: dict[SiteName, RunReport]) -> bool:
-    """Whether that site has heard just this, and is heard itself."""
+    """Report whether that site has received exactly this, and is heard itself."""
     node = site.node
     assert node is not None
     return node.reports(JOB) == others and all(
@@ -101,7 +102,7 @@ def knows(site: FederatedSite, others: dict[SiteName, RunReport]) -> bool:
 
 
 @within
-async def test_three_sites_hear_of_each_other(folder: Path) -> None:
+async def test_three_sites_receive_the_reports_of_each_other(folder: Path) -> None:
     sites = federated_sites(folder, A, B, C)
     for rank, site in enumerate(sites):
         site.reports[JOB] = report(site.name, rank)
@@ -123,9 +124,9 @@ async def test_three_sites_hear_of_each_other(folder: Path) -> None:
 
 @asynccontextmanager
 async def counted(site: FederatedSite, *, delay_s: float = 0.0) -> AsyncIterator[list[int]]:
-    """The sizes of all that passes, both ways, between that site's port and whoever dials it.
+    """Count the bytes in both directions between that site's port and its callers.
 
-    Nothing gets to the other end sooner than `delay_s` after it was sent.
+    Every byte is delayed by `delay_s`.
     """
     sizes: list[int] = []
     relays: set[asyncio.Task[None] | None] = set()
@@ -163,16 +164,16 @@ async def test_an_idle_link_is_quiet(folder: Path) -> None:
     async with counted(b) as passed, running(a, b):
         await until(lambda: heard(b, A) and a.node and a.node.clients[B].connected)
         assert a.node is not None
-        said, before = a.node.clients[B].sent_bytes, sum(passed)
-        await until(lambda: a.node.clients[B].sent_bytes > said + 3)  # two heartbeats
+        sent_before, before = a.node.clients[B].sent_bytes, sum(passed)
+        await until(lambda: a.node.clients[B].sent_bytes > sent_before + 3)  # two heartbeats
         on_the_wire = sum(passed) - before
         print(f"{on_the_wire} bytes on the wire for two heartbeats, both ways")
         assert 0 < on_the_wire < 2000
 
 
 @within
-async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
-    """There and back takes 0.3 s, and a handshake several times that."""
+async def test_distant_sites_receive_the_reports_of_each_other(folder: Path) -> None:
+    """A round trip takes 0.3 s, and a handshake several times that."""
     a, b = federated_sites(folder, A, B)
     a.reports[JOB] = report(A, 0)
     async with counted(b, delay_s=0.15), running(a, b):
@@ -185,7 +186,7 @@ async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
 
 
 @within
-async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
+async def test_an_operator_that_restarts_is_heard_again(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     a.reports[JOB], b.reports[JOB] = report(A, 0), report(B, 1)
     async with running(a, b):
@@ -195,7 +196,7 @@ async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
         await b.node.close()
         await until(lambda: a.node.problem(B))
         assert "listens at that address" in a.node.problem(B)
-        assert heard(a, B) == b.reports[JOB]  # the last that is known
+        assert heard(a, B) == b.reports[JOB]  # the last known report
         b.reports[JOB] = replace(b.reports[JOB], figures=TrainingFigures(True, 9, 1.0))
         await b.start(a)
         await until(lambda: heard(a, B).figures.iteration == 9)
@@ -203,13 +204,13 @@ async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
 
 
 @within
-async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> None:
+async def test_bundles_are_added_changed_and_removed_without_a_restart(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     a.reports[JOB], b.reports[JOB] = report(A, 0), report(B, 1)
     right = b.bundle_file.read_bytes()
     b.bundle_file.write_bytes(
         CertificateAuthority(B).bundle_pem
-    )  # of another authority of that name
+    )  # of another authority with that name
     async with running(a, b):
         assert a.node is not None
         assert b.node is not None
@@ -217,7 +218,7 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         assert heard(a, B) is None
         b.bundle_file.write_bytes(right)
         await until(lambda: heard(a, B) and heard(b, A))
-        # Its authority gets a new certificate, which the others take over later.
+        # Its authority gets a new certificate, which the others use later.
         b.authority = b.authority.renewed()
         b.node.credentials.replace_authority(b.authority)
         b.bundle_file.write_bytes(b.authority.bundle_pem)
@@ -227,7 +228,7 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         b.bundle_file.write_text("no bundle")
         await until(lambda: "holds no certificates" in a.node.problem(B))
         assert not a.node.is_bundle_valid(B)
-        assert a.bundles[-1] == {B: b.authority.bundle_pem}, "that of before stands"
+        assert a.bundles[-1] == {B: b.authority.bundle_pem}, "the earlier report is kept"
         b.reports[JOB] = replace(b.reports[JOB], figures=TrainingFigures(True, 3, 1.0))
         await until(lambda: heard(a, B).figures.iteration == 3)
         b.bundle_file.write_bytes(
@@ -241,7 +242,7 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
 
 
 @within
-async def test_streams_go_on_over_renewals(folder: Path) -> None:
+async def test_streams_continue_across_renewals(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     a.life = b.life = timedelta(seconds=6)
     async with running(a, b):
@@ -255,7 +256,7 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
 
 
 @within
-async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Path) -> None:
+async def test_a_stream_continues_while_its_successor_cannot_be_opened(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     a.reports[JOB] = report(A, 0)
     async with running(a, b):
@@ -265,11 +266,11 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
         dialler = a.node.clients[B]
         a.node.credentials.replace_authority(
             CertificateAuthority(A)
-        )  # whose certificates plant B does not take
+        )  # plant B rejects its certificates
         for iteration in (7, 8):
             failures = dialler.failures
             a.reports = {JOB: report(A, 0, iteration=iteration)}
-            await until(lambda said=iteration: heard(b, A).figures.iteration == said)
+            await until(lambda expected=iteration: heard(b, A).figures.iteration == expected)
             assert dialler.connected
             await until(lambda before=failures: dialler.failures > before)
         assert b.node.service.streams == 1
@@ -286,7 +287,7 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
 
 @dataclass
 class Scene:
-    """Plant A, which is called, and the authorities of all."""
+    """Plant A, which receives the calls, and the authorities of all plants."""
 
     called: FederatedSite
     authorities: dict[SiteName, CertificateAuthority]
@@ -295,7 +296,7 @@ class Scene:
         return self.authorities[site].operator_identity(life=timedelta(hours=1), **arguments)
 
     def channel(self, identity: ServerIdentity | None) -> grpc.aio.Channel:
-        """To plant A, as its operator's honest clients have it, with that certificate."""
+        """Open a channel to plant A with that certificate, as an honest operator does."""
         options = (
             ("grpc.ssl_target_name_override", OperatorIdentity(A).dns_name),
             ("grpc.use_local_subchannel_pool", 1),
@@ -309,7 +310,7 @@ class Scene:
 
 
 def forged(scene: Scene) -> ServerIdentity:
-    """Plant C's good authority signs for plant B's operator."""
+    """Plant C's valid authority signs for plant B's operator."""
     authority = scene.authorities[C]
     authority.site = B
     try:
@@ -319,7 +320,7 @@ def forged(scene: Scene) -> ServerIdentity:
 
 
 def of_a_worker(scene: Scene) -> ServerIdentity:
-    """Plant B's authority has signed it, for a worker."""
+    """Plant B's authority has signed it for a worker."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = CertificateSigningRequestBuilder().subject_name(Name([]))
     csr = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -359,7 +360,7 @@ TO_A = wire.LinksTo(site=A, connected=1, expected=1)
 
 
 def changed(change: Callable[[wire.RunReport], object]) -> bytes:
-    """A good report, with one thing wrong."""
+    """Return a valid report with one error."""
     statement = wire.Statement.FromString(WHOLE)
     change(statement.run)
     return statement.SerializeToString()
@@ -453,7 +454,7 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], FederationRefusalReason]] = {
 
 @asynccontextmanager
 async def scene(folder: Path) -> AsyncIterator[Scene]:
-    """Plant A, which knows plants B and C; B has told it of a run and is away."""
+    """Plant A, which trusts plants B and C; B has reported a run and is away."""
     a, b, c = federated_sites(folder, A, B, C)
     b.reports[JOB] = report(B, 1)
     try:
@@ -469,9 +470,9 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
 
 
 async def called(channel: grpc.aio.Channel, contents: list[bytes]) -> grpc.aio.AioRpcError:
-    """How the call with these messages ended."""
+    """Return the status with which the call with these messages ended."""
     stream = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")()
-    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # ended meanwhile
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call has ended
         for content in contents:
             await stream.write(content)
     with contextlib.suppress(grpc.aio.AioRpcError):
@@ -484,7 +485,7 @@ async def called(channel: grpc.aio.Channel, contents: list[bytes]) -> grpc.aio.A
 
 
 @within
-async def test_what_is_hostile_inside_tls_makes_no_stream(folder: Path) -> None:
+async def test_a_hostile_certificate_opens_no_stream(folder: Path) -> None:
     async with scene(folder) as at:
         assert at.called.node is not None
         node = at.called.node
@@ -502,7 +503,7 @@ async def test_what_is_hostile_inside_tls_makes_no_stream(folder: Path) -> None:
 
 
 @within
-async def test_what_is_hostile_past_tls_is_refused_by_name(folder: Path) -> None:
+async def test_a_hostile_message_is_refused_with_a_reason(folder: Path) -> None:
     async with scene(folder) as at:
         assert at.called.node is not None
         node = at.called.node
@@ -519,7 +520,7 @@ async def test_what_is_hostile_past_tls_is_refused_by_name(folder: Path) -> None
 
 @within
 async def test_a_refusal_of_a_certificate_waits_for_the_greeting(folder: Path) -> None:
-    """A refusal that meets the caller's write arrives as INTERNAL, without its reason."""
+    """A refusal that arrives during the caller's write becomes INTERNAL, without its reason."""
     async with scene(folder) as at, at.channel(forged(at)) as channel:
         assert at.called.node is not None
         service = at.called.node.service
@@ -557,7 +558,7 @@ async def test_a_huge_statement_is_refused(folder: Path) -> None:
     async with scene(folder) as at, at.channel(at.identity()) as channel:
         for content, code in (
             (to_wire(Heartbeat()).SerializeToString() + UNKNOWN_FIELD, INVALID),
-            (b"\x12" * (2 * MAX_STATEMENT_BYTES + 1), EXHAUSTED),  # gRPC's own: is not counted
+            (b"\x12" * (2 * MAX_STATEMENT_BYTES + 1), EXHAUSTED),  # from gRPC: not counted
         ):
             error = await called(channel, [HELLO, content])
             assert error.code() is code
@@ -567,7 +568,7 @@ async def test_a_huge_statement_is_refused(folder: Path) -> None:
 
 
 @within
-async def test_the_newest_stream_of_a_site_counts(folder: Path) -> None:
+async def test_the_newest_stream_of_a_site_is_used(folder: Path) -> None:
     async with scene(folder) as at, at.channel(at.identity()) as channel:
         call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
         older, newer = call(), call()
@@ -585,8 +586,8 @@ async def test_the_newest_stream_of_a_site_counts(folder: Path) -> None:
 
 
 @within
-async def test_a_workers_certificate_takes_no_operators_place(folder: Path) -> None:
-    """It is refused before a message of its is read: it can hold neither calls nor memory."""
+async def test_a_workers_certificate_does_not_replace_an_operator(folder: Path) -> None:
+    """It is refused before one of its messages is read, so it can hold neither calls nor memory."""
     async with scene(folder) as at, at.channel(of_a_worker(at)) as channel:
         assert at.called.node is not None
         service = at.called.node.service
@@ -604,8 +605,8 @@ async def test_a_workers_certificate_takes_no_operators_place(folder: Path) -> N
 
 
 @within
-async def test_a_site_has_a_few_streams_at_most(folder: Path) -> None:
-    """However many it opens: the oldest make room, and other sites' streams stand."""
+async def test_the_streams_of_a_site_are_bounded(folder: Path) -> None:
+    """The oldest streams of the site are closed; streams of other sites remain."""
     async with (
         scene(folder) as at,
         at.channel(at.identity()) as channel,
@@ -627,9 +628,7 @@ async def test_a_site_has_a_few_streams_at_most(folder: Path) -> None:
         assert not third.done()
 
 
-def test_a_stream_that_says_nothing_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_stream_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with scene(tmp_path) as at, at.channel(at.identity()) as channel:
             monkeypatch.setattr(service_module, "SILENT_AFTER_S", 0.2)

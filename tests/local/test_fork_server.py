@@ -1,9 +1,11 @@
-"""Proves: a forked child has its own session, log, title and random numbers, enters what it is to
-enter, and reports its exit code and its traceback; the server has used nothing that a fork would
-break; it ends when the server does; an interrupted request disturbs no later one; a server that
-still imports is closed at once.
+"""Test the server that forks the processes of a run.
 
-Leaves out: supervisors and trainers, whose life all tests of local runs show.
+A forked child has its own session, log, title and random numbers. It runs the given function, and
+reports its exit code and traceback. The server uses nothing that a fork would break, and its
+children end with it. An interrupted request does not affect later ones. A server that still imports
+closes at once.
+
+Left out: supervisors and trainers, which all tests of local runs cover.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def output(group: ProcessGroup, name: str) -> str:
     return group.log_path(name).read_text()
 
 
-def test_a_child_is_a_process_of_its_own(group: ProcessGroup, folder: Path) -> None:
+def test_a_child_is_a_separate_process(group: ProcessGroup, folder: Path) -> None:
     pid_file = folder / "pid"
     pid = group.fork("one", "forked_child", ["a", "b"], enter=["--pid-file", str(pid_file)])
     group.fork("two", "forked_child", ["a", "b"])
@@ -94,7 +96,7 @@ def test_an_error_is_in_its_log(group: ProcessGroup) -> None:
     assert group.failure() == ""
 
 
-def test_its_title_names_it_and_a_signal_its_end(group: ProcessGroup) -> None:
+def test_a_child_has_its_title_and_reports_the_signal_that_ended_it(group: ProcessGroup) -> None:
     pid = group.fork("waiting", "forked_child", ["wait", "long"])
     while not group.log_path("waiting").read_text():
         time.sleep(0.02)
@@ -106,7 +108,7 @@ def test_its_title_names_it_and_a_signal_its_end(group: ProcessGroup) -> None:
 
 
 def test_the_server_has_started_no_thread_and_no_connection(group: ProcessGroup) -> None:
-    """But for the threads of linear algebra, which has hooks for a fork."""
+    """Exempt are the threads of linear algebra, which have hooks for a fork."""
     pid = group.fork("beside", "forked_child", ["wait"])
     server = Path(f"/proc/{parent(pid)}")
     names = {(task / "comm").read_text() for task in (server / "task").iterdir()}
@@ -130,7 +132,7 @@ def test_children_end_with_their_server(group: ProcessGroup) -> None:
 
 @pytest.fixture
 def interrupting_signal() -> Iterator[signal.Signals]:
-    """One that raises KeyboardInterrupt, as Ctrl-C does."""
+    """Return a signal that raises KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -140,7 +142,7 @@ def interrupting_signal() -> Iterator[signal.Signals]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_interrupt_of_a_request_disturbs_no_later_one(
+def test_an_interrupted_request_does_not_affect_later_ones(
     folder: Path, interrupting_signal: signal.Signals
 ) -> None:
     with closing(group_of(folder)) as group:

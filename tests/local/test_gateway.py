@@ -1,10 +1,11 @@
-"""Facts: through one port for each of two sites, of a proxy that passes TLS on by its server name
-(HAProxy), workers exchange messages and their sidecars measure each other; each finds the very
-worker and port that it asks for and verifies its certificate; a name that the proxy was not told of
-leads nowhere.
+"""Test exchanges through one port of each site, behind a proxy that routes TLS by server name.
 
-Exchanges, measuring services and the proxy are real, over loopback; what the proxy is told are the
-routes that an operator makes, of either kind. Left out: clusters and workers that train
+The proxy is HAProxy. Workers of two sites exchange messages, and their sidecars measure each other.
+Each call reaches the requested worker and port and verifies its certificate. A server name without
+a route reaches nothing.
+
+Exchanges, measuring services and the proxy are real, on loopback; the proxy's routes are those that
+an operator creates, of either kind. Left out: clusters and workers that train
 (tests/cluster/test_exposure.py).
 """
 
@@ -60,13 +61,13 @@ def job_named(name: str) -> Job:
 
 @pytest.fixture(scope="module")
 def proofs(job: Job) -> list[WorkerCredentials]:
-    """Of both workers, each by its own site's authority."""
+    """Return the credentials of both workers, each from its own site's authority."""
     authorities = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
     return [credentials(worker, authorities, job.key) for worker in job.workers()]
 
 
 def membership(job: Job, ports: dict[SiteName, int]) -> Membership:
-    """Both workers, known by their sites' gateways alone."""
+    """Return both workers, with only their sites' gateways as addresses."""
     members = []
     for worker in job.workers():
         address = f"127.0.0.1:{ports[worker.site]}"
@@ -74,15 +75,15 @@ def membership(job: Job, ports: dict[SiteName, int]) -> Membership:
     return Membership(1, job.key, len(members), tuple(members))
 
 
-def told(
+def routes(
     job: Job, worker: WorkerIdentity, *, exchange: str = "", measuring: str = ""
 ) -> dict[str, str]:
-    """What routes tell its site's gateway of that worker: the address behind each name.
+    """Return the routes of that worker at its site's gateway: the address behind each name.
 
-    A port without an address is one that nobody listens on.
+    A port without an address gets one on which no process listens.
     """
-    nobody = f"127.0.0.1:{free_ports(1)[0]}"
-    behind = {names.EXCHANGE_PORT: exchange or nobody, names.MEASURING_PORT: measuring or nobody}
+    unused = f"127.0.0.1:{free_ports(1)[0]}"
+    behind = {names.EXCHANGE_PORT: exchange or unused, names.MEASURING_PORT: measuring or unused}
     service = names.worker_service_name(job.key, worker.group, worker.index)
     document = {"metadata": {"name": service, "uid": "u-1"}}
     found = leads(worker_routes(job, worker, GATEWAYS[worker.site], document))
@@ -102,7 +103,7 @@ def test_workers_of_two_sites_exchange_through_one_port_of_each(
         Worker(who, proof, job=job.key, is_exposed=True)
         for who, proof in zip(job.workers(), proofs, strict=True)
     ]
-    known = {ports[w.who.site]: told(job, w.who, exchange=w.exchange.address) for w in workers}
+    known = {ports[w.who.site]: routes(job, w.who, exchange=w.exchange.address) for w in workers}
     with gateways(tmp_path, known):
         for worker in workers:
             worker.exchange.set_members(membership(job, ports))
@@ -121,7 +122,7 @@ def test_workers_of_two_sites_exchange_through_one_port_of_each(
 
 
 class Measured:
-    """The worker beside a sidecar, of a known speed."""
+    """A trainer beside a sidecar, with a known speed."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -143,7 +144,7 @@ class Measured:
         self.news.set()
 
     def count_sent(self, _peer: Rank, _sent_bytes: int) -> None:
-        """What is sent is not looked at."""
+        """Ignore sent bytes."""
 
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
         self.refusals += not dialled
@@ -159,7 +160,7 @@ def test_sidecars_measure_each_other_through_the_same_port(
             service = MeasuringService(job=job, rank=who.rank, worker=beside[-1], credentials=proof)
             services.append(service)
             port = await service.start("127.0.0.1", preferred_port=0)
-            known[ports[who.site]] = told(job, who, measuring=f"127.0.0.1:{port}")
+            known[ports[who.site]] = routes(job, who, measuring=f"127.0.0.1:{port}")
         with gateways(tmp_path, known):
             await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=True)
             assert beside[0].peers == {1: 101.0}
@@ -181,7 +182,7 @@ async def call(
     *,
     by_gateway: bool,
 ) -> None:
-    """Rank 0's sidecar tells its capacity, hears the peer's, and probes the link."""
+    """Send the capacity of rank 0's sidecar, receive the peer's, and probe the link."""
     caller = PeerSidecarClient(
         job=job.key,
         rank=Rank(0),
@@ -202,17 +203,17 @@ async def call(
         await caller.close()
 
 
-def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
+def test_a_name_without_a_route_reaches_nothing(
     job: Job, proofs: list[WorkerCredentials], tmp_path: Path
 ) -> None:
-    """The only sidecar that it knows is the right one, by another job's name."""
+    """The gateway knows only the right sidecar, under another job's name."""
 
     async def measure() -> None:
         ports, peer = ports_of_sites(), Measured(Rank(1))
         service = MeasuringService(job=job, rank=Rank(1), worker=peer, credentials=proofs[1])
         port = await service.start("127.0.0.1", preferred_port=0)
         address, other_job = f"127.0.0.1:{port}", job_named("other")
-        other = {ports[PLANT_B]: told(other_job, other_job.worker(Rank(1)), measuring=address)}
+        other = {ports[PLANT_B]: routes(other_job, other_job.worker(Rank(1)), measuring=address)}
         known = membership(job, ports)
         try:
             with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):

@@ -1,7 +1,9 @@
-"""Facts: a run that takes longer than `activeDeadlineSeconds` ends with its exit code and keeps
-what it trained; an environment that breaks, and a companion that cannot be kept running, end the
-run with the reason on the terminal, in the events and in the summary; a suspended job is not run;
-after `startDeadlineSeconds` a worker begins without another that is not there yet.
+"""Test runs that end early or do not start.
+
+A run that takes longer than `activeDeadlineSeconds` ends with its exit code and keeps its models.
+If an environment fails or an auxiliary process cannot be kept running, the run ends. The reason is
+on the terminal, in the events and in the summary. A suspended job does not run. After
+`startDeadlineSeconds` a worker begins without one that is missing.
 
 Left out: workers that end for good (test_bad_input, test_kill_and_rejoin).
 """
@@ -23,7 +25,7 @@ from local_run import LocalRun, blobs, command_line, job_document
 pytestmark = pytest.mark.patient
 
 DEADLINE_S = 12
-"""A busy machine takes half of it to start a run."""
+"""A busy machine needs half of it to start a run."""
 
 ONE_IS_LATE = """
 _load = load_data
@@ -46,7 +48,7 @@ def pids(run: LocalRun, module: str) -> list[int]:
 
 
 @pytest.mark.timeout(200)
-def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Path) -> None:
+def test_a_run_over_its_deadline_fails_and_keeps_its_models(tmp_path: Path) -> None:
     trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 1_000_000}}
     began_s = time.monotonic()
     with LocalRun(
@@ -56,9 +58,9 @@ def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Pat
     assert time.monotonic() - began_s >= DEADLINE_S
     ending = run.summary()["ending"]
     assert not ending["succeeded"]
-    said = f"longer than activeDeadlineSeconds ({DEADLINE_S} s)"
-    assert said in ending["message"]
-    assert said in run.terminal()
+    reason = f"longer than activeDeadlineSeconds ({DEADLINE_S} s)"
+    assert reason in ending["message"]
+    assert reason in run.terminal()
     assert (run.folder / "models" / "plant-a" / "model.keras").exists()
 
 
@@ -66,8 +68,8 @@ def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Pat
 @pytest.mark.parametrize(
     "part", [pytest.param("network.relay", marks=pytest.mark.slow), "compute.duty_cycle"]
 )
-def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path, part: str) -> None:
-    """No process is left, though nothing lifts the quotas any more."""
+def test_a_failed_environment_ends_the_run_with_a_summary(tmp_path: Path, part: str) -> None:
+    """No process is left, though the quotas can no longer be removed."""
     environment = {"name": "slow", "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}]}
     path = tmp_path / "environment.yaml"
     path.write_text(yaml.safe_dump(environment))
@@ -104,7 +106,7 @@ def test_a_sidecar_that_cannot_be_kept_running_ends_the_run(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(60)
-def test_a_suspended_job_is_not_run(tmp_path: Path) -> None:
+def test_a_suspended_job_does_not_run(tmp_path: Path) -> None:
     with LocalRun(tmp_path, job_document(2, suspend=True)) as run:
         assert run.finish() == ExitCode.SPEC
     assert "the job is suspended: there is nothing to run" in run.terminal()

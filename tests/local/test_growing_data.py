@@ -1,14 +1,14 @@
-"""Proves, with real runs on files that the tests write: a class that no worker has at the start
-arrives at one worker in mid-run, and every replica knows it (80 % or more) without a restart; a
-half-written file is waited for and then taken in, a corrupt one is skipped and named, one that is
-written anew is read again, one that is taken away is let go; while a file is being read, for
-however long, all train on; global batches grow with the data, and workers agree on them; models are
-published while training goes on, Ctrl-C leaves the last one, and a later job starts from it;
-another architecture is refused in words.
+"""Test real runs on data folders that change during training.
 
-Leaves out: what each change of a folder does (tests/unit/worker/training/test_watch), how soon
-Ctrl-C ends a run (test_interrupts), near-duplicates (test_near_duplicates), the user's own programs
-(test_video).
+A class that no worker has at the start arrives at one worker during the run. Every replica learns
+it (80 % or more) without a restart. A half-written file is loaded once it is complete. A corrupt
+file is skipped and reported. A rewritten file is read again, and a removed one is dropped. While a
+file is being read, for any time, all workers train. Global batches grow with the data, and workers
+agree on them. Models are published during training, and Ctrl-C leaves the last one. A later job
+starts from it; another architecture is refused with a message.
+
+Left out: each change of a folder (tests/unit/worker/training/test_watch), the time to an end after
+Ctrl-C (test_interrupts), near-duplicates (test_near_duplicates), user programs (test_video).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ pytestmark = [pytest.mark.patient, pytest.mark.timeout(600)]
 LATE, LATE_RANK = 9, 2
 KNOWN = 0.8
 LEARNT = 0.7
-"""Accuracy of a trained model. A model that is published later may be of a moment in which the
-accuracy wavers, on a busy machine more so; one that has learnt nothing has 0.1."""
+"""Accuracy of a trained model. Published accuracies vary, more so on a busy machine; an untrained
+model has 0.1."""
 SITES = {"plant-a": 2, "plant-b": 1}
 FOLDERS = ("plant-a/0", "plant-a/1", "plant-b/0")
 
@@ -67,11 +67,11 @@ FlatModel.step = step
 def build_model():
     return digits((8, 8, 1), 10)
 """
-"""The digits, with a pause in each step: files come in by the clock."""
+"""The digits, with a pause in each step: files arrive by the clock."""
 
 
 def growing_job(folder: Path, **trainer: Any) -> dict[str, Any]:
-    """Three workers, each with a folder of its own. `folder`: for their program."""
+    """Return a job of three workers, each with its own folder. `folder`: for their program."""
     (folder / "unhurried.py").write_text(UNHURRIED)
     return job_document(
         SITES,
@@ -97,7 +97,7 @@ def growing_job(folder: Path, **trainer: Any) -> dict[str, Any]:
 
 
 class Data:
-    """Digits as files: 0 to 8 shared out, 9 kept back, a held-out set of all ten."""
+    """Digits as files: 0 to 8 divided among workers, 9 held back, a held-out set of all ten."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -114,14 +114,14 @@ class Data:
             save(root / folder / "spare.npz", self._x[rows[:20]], self._y[rows[:20]])
 
     def rewrite(self, name: str) -> None:
-        """The same samples in another order, moved into place as a whole."""
+        """Write the same samples in another order, and move the file into place."""
         with np.load(self.root / name) as there:
             x, y = there["x"][::-1], there["y"][::-1]
         save(self.root / "anew.npz", x, y)
         (self.root / "anew.npz").rename(self.root / name)
 
     def late_file(self) -> bytes:
-        """A whole file with all of the late class."""
+        """Write a complete file with all samples of the late class."""
         content = io.BytesIO()
         np.savez(content, x=self._x[self.late], y=self._y[self.late])
         return content.getvalue()
@@ -133,32 +133,32 @@ def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def last_accuracy(run: LocalRun, label: int) -> dict[int, float]:
-    """Of each replica at its last evaluation, on one class."""
+    """Return the accuracy of each replica on one class at its last evaluation."""
     evaluations = [r for r in run.records() if isinstance(r, EvaluationRecord)]
     return {int(r.rank): r.class_accuracy[label] for r in evaluations}
 
 
 def published_accuracy(run: LocalRun, site: str) -> float:
-    """Of a site's model, as its description states it."""
+    """Return the accuracy in the description of a site's model."""
     about = json.loads((run.folder / "models" / site / "model.json").read_text())
     return float(about["accuracy"])
 
 
-def tell(run: LocalRun, reason: str, within_s: float = 60) -> str:
-    """Waits for an event; what it says."""
+def message_of(run: LocalRun, reason: str, within_s: float = 60) -> str:
+    """Wait for an event and return its message."""
     run.wait_until(lambda: run.events(reason), reason, within_s)
     return run.events(reason)[0].message
 
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
-    """A run that is ended by Ctrl-C after the late class was learnt, and what was seen."""
+    """A run that Ctrl-C ends after the late class was learnt, and the observations."""
     root = tmp_path_factory.mktemp("grown")
-    data, seen = Data(root / "data"), {}
+    data, observed = Data(root / "data"), {}
     with LocalRun(root, growing_job(root), "--data-root", str(data.root)) as run:
         run.wait_until(lambda: len(last_accuracy(run, LATE)) == 3, "first evaluations", 240)
         run.wait_for_step(60)
-        seen["before"] = last_accuracy(run, LATE)
+        observed["before"] = last_accuracy(run, LATE)
         folder = data.root / FOLDERS[LATE_RANK]
         (folder / "broken.npz").write_bytes(b"not an archive")
         (folder / "spare.npz").unlink()
@@ -167,16 +167,16 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
         run.wait_until(
             lambda: any("late.npz" in e.message for e in run.events("DataPending")), "DataPending"
         )
-        seen["added while half"] = run.events("DataAdded")
+        observed["added while half"] = run.events("DataAdded")
         (folder / "late.npz").write_bytes(whole)
-        seen["added"] = tell(run, "DataAdded")
+        observed["added"] = message_of(run, "DataAdded")
         began_s = time.monotonic()
         run.wait_until(lambda: min(last_accuracy(run, LATE).values()) >= KNOWN, "the late class")
-        seen["learnt_s"] = time.monotonic() - began_s
+        observed["learnt_s"] = time.monotonic() - began_s
         data.rewrite(FOLDERS[0] + "/early.npz")
-        seen["skipped"] = tell(run, "DataSkipped")
-        seen["removed"] = tell(run, "DataRemoved")
-        seen["changed"] = tell(run, "DataChanged")
+        observed["skipped"] = message_of(run, "DataSkipped")
+        observed["removed"] = message_of(run, "DataRemoved")
+        observed["changed"] = message_of(run, "DataChanged")
         published = len(run.events("ModelPublished"))
         run.wait_until(lambda: len(run.events("ModelPublished")) >= published + 2, "a new model")
         run.wait_until(
@@ -184,45 +184,45 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
         )
 
         def still_known() -> bool:
-            # One evaluation of 41 samples wavers; what was learnt comes back, without a restart.
-            seen["after"] = last_accuracy(run, LATE)
-            return min(seen["after"].values()) >= KNOWN
+            # One evaluation of 41 samples varies; the accuracy recovers without a restart.
+            observed["after"] = last_accuracy(run, LATE)
+            return min(observed["after"].values()) >= KNOWN
 
         run.wait_until(still_known, "the late class, known to the end")
         run.end(signal.SIGINT)
         run.assert_nothing_left()
         sys.stdout.write(
-            f"class {LATE}: before {seen['before']}, after {seen['after']}, known to "
-            f"all {seen['learnt_s']:.1f} s after its file was taken in\n"
+            f"class {LATE}: before {observed['before']}, after {observed['after']}, known to "
+            f"all {observed['learnt_s']:.1f} s after its file was taken in\n"
         )
-        yield run, seen
+        yield run, observed
 
 
-def test_a_class_that_arrives_at_one_worker_is_learnt_by_all(
+def test_all_workers_learn_a_class_that_arrives_at_one(
     grown: tuple[LocalRun, dict[str, Any]],
 ) -> None:
-    run, seen = grown
-    assert set(seen["before"].values()) == {0.0}
-    assert len(seen["after"]) == 3
-    assert min(seen["after"].values()) >= KNOWN
+    run, observed = grown
+    assert set(observed["before"].values()) == {0.0}
+    assert len(observed["after"]) == 3
+    assert min(observed["after"].values()) >= KNOWN
     assert [worker["incarnations"] for worker in run.summary()["workers"]] == [1, 1, 1]
     assert {event.rank for event in run.events("DataAdded")} == {LATE_RANK}
 
 
-def test_a_half_written_file_is_waited_for_and_a_corrupt_one_named(
+def test_a_half_written_file_is_awaited_and_a_corrupt_one_reported(
     grown: tuple[LocalRun, dict[str, Any]],
 ) -> None:
-    _, seen = grown
-    assert seen["added while half"] == []
-    assert seen["added"].startswith("late.npz: ")
-    assert "broken.npz" in seen["skipped"]
-    assert "not a readable .npz file" in seen["skipped"]
-    assert seen["removed"] == "spare.npz"
+    _, observed = grown
+    assert observed["added while half"] == []
+    assert observed["added"].startswith("late.npz: ")
+    assert "broken.npz" in observed["skipped"]
+    assert "not a readable .npz file" in observed["skipped"]
+    assert observed["removed"] == "spare.npz"
 
 
-def test_a_file_that_changes_is_taken_in_anew(grown: tuple[LocalRun, dict[str, Any]]) -> None:
-    run, seen = grown
-    assert seen["changed"] == "early.npz: 366 samples for this worker"
+def test_a_changed_file_is_read_again(grown: tuple[LocalRun, dict[str, Any]]) -> None:
+    run, observed = grown
+    assert observed["changed"] == "early.npz: 366 samples for this worker"
     assert {event.rank for event in run.events("DataChanged")} == {0}
 
 
@@ -238,13 +238,13 @@ def test_batches_grow_with_the_data_and_workers_agree(
     assert min(after.values()) > max(before.values())
 
 
-def test_the_batch_shifts_to_the_worker_whose_data_came_late(
+def test_the_batch_shifts_to_the_worker_with_late_data(
     grown: tuple[LocalRun, dict[str, Any]],
 ) -> None:
-    """Half of the batch is shared out by samples: it had a third of them, and has two fifths now.
+    """Half of the batch is divided by samples: its share grows from a third to two fifths.
 
-    What the other half, by capacities, comes to is taken off each share: capacities are measured on
-    a machine that other work may slow at any moment."""
+    The other half is divided by capacity, which varies on a busy machine. The test subtracts it.
+    """
     run, _ = grown
     added_s = run.events("DataAdded")[0].time_s
     by_samples = [
@@ -259,11 +259,11 @@ def test_the_batch_shifts_to_the_worker_whose_data_came_late(
 
 
 def capacity_share(directive: DirectiveRecord) -> float:
-    """Of the worker that was told."""
+    """Return the capacity share that the worker was given."""
     return directive.capacities[directive.rank] / sum(directive.capacities.values())
 
 
-def test_models_are_published_while_training_goes_on(
+def test_models_are_published_during_training(
     grown: tuple[LocalRun, dict[str, Any]],
 ) -> None:
     run, _ = grown
@@ -281,7 +281,7 @@ def test_models_are_published_while_training_goes_on(
 
 
 def save_image(path: Path, pixels: np.ndarray) -> None:
-    """A grey PNG of these values, 0 to 255."""
+    """Write a grey PNG of these values, 0 to 255."""
     height, width = pixels.shape
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
@@ -298,8 +298,8 @@ def save_image(path: Path, pixels: np.ndarray) -> None:
     )
 
 
-def test_nobody_waits_for_a_file_that_is_slow_to_read(tmp_path: Path) -> None:
-    """A named pipe is read for as long as the test likes, as from a disk that does not answer."""
+def test_a_slow_read_does_not_block_training(tmp_path: Path) -> None:
+    """The test delays the read of a named pipe, as a disk that does not answer."""
     digits, root = load_digits(), tmp_path / "data"
     for label in range(3):
         for number, image in enumerate(digits.images[digits.target == label][:30]):
@@ -317,7 +317,7 @@ def test_nobody_waits_for_a_file_that_is_slow_to_read(tmp_path: Path) -> None:
     late, writers = root / "plant-a" / "1" / "0" / "late.png", list[int]()
 
     def is_read() -> bool:
-        with contextlib.suppress(OSError):  # nobody reads yet
+        with contextlib.suppress(OSError):  # no reader yet
             writers.append(os.open(late, os.O_WRONLY | os.O_NONBLOCK))
         return bool(writers)
 
@@ -325,15 +325,15 @@ def test_nobody_waits_for_a_file_that_is_slow_to_read(tmp_path: Path) -> None:
         run.wait_for_step(10)
         os.mkfifo(late)
         run.wait_until(is_read, "the late file is read")
-        # The watcher rests twenty times as long as it reads: few iterations.
+        # The watcher pauses twenty times as long as it reads: few iterations.
         run.wait_for_step(run.steps()[-1].iteration + 10)
         assert not run.events("DataAdded")
         whole = tmp_path / "late.png"
         save_image(whole, np.zeros((8, 8), np.uint8))
         with os.fdopen(writers[0], "wb") as pipe:
             pipe.write(whole.read_bytes())
-            whole.replace(late)  # what is read next is a file
-        assert tell(run, "DataAdded").startswith("0/late.png: 1 ")
+            whole.replace(late)  # the next read is of a file
+        assert message_of(run, "DataAdded").startswith("0/late.png: 1 ")
         run.end(signal.SIGINT)
 
 
@@ -352,7 +352,7 @@ def test_a_job_starts_from_an_earlier_jobs_model(
 
 
 @pytest.mark.slow
-def test_a_model_of_another_architecture_is_refused_in_words(
+def test_a_model_of_another_architecture_is_refused_with_a_message(
     grown: tuple[LocalRun, dict[str, Any]], tmp_path: Path
 ) -> None:
     model = grown[0].folder / "models" / "plant-b" / "model.keras"

@@ -1,10 +1,11 @@
-"""Facts: `dlion run` with a heat budget keeps a machine near its threshold. Its sensor is a file
-that this test heats and cools by how busy the workers are. The workers compute less meanwhile and
-as much as before once the air is cool; sidecars say what they do. A machine without a sensor trains
-as fast as ever, and its sidecars say so once.
+"""Test `dlion run` with a heat budget, which keeps a machine near its threshold.
 
-The machine is the exact solution of a first-order equation with a time constant of 15 s, and is
-warm at first. Left out: the controller itself (tests/unit/core/heat), real sensors.
+The sensor is a file that the test heats and cools with the load of the workers. The workers compute
+less while it is hot, and as much as before once the air is cool. Sidecars log their actions. A
+machine without a sensor trains at full speed, and its sidecars warn once.
+
+The machine is the exact solution of a first-order equation with a time constant of 15 s; it is warm
+at first. Left out: the controller itself (tests/unit/core/heat), real sensors.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class FakeMachine:
         part.replace(self._file)
 
     def live(self, seconds: float) -> list[tuple[float, float]]:
-        """Let time pass; temperatures, and the workers' mean share of busy time, each tick."""
+        """Advance time; return temperatures and the workers' mean busy share at each tick."""
         samples, end_s = [], time.monotonic() + seconds
-        seen, last_s = len(self._run().steps()), time.monotonic()
+        counted, last_s = len(self._run().steps()), time.monotonic()
         while time.monotonic() < end_s:
             time.sleep(TICK_S)
             steps, now_s = self._run().steps(), time.monotonic()
-            busy_s = sum(step.wall_s - step.waited_s for step in steps[seen:])
-            passed_s, seen, last_s = now_s - last_s, len(steps), now_s
+            busy_s = sum(step.wall_s - step.waited_s for step in steps[counted:])
+            passed_s, counted, last_s = now_s - last_s, len(steps), now_s
             share = min(1.0, busy_s / 2 / passed_s)
             steady = self.ambient + RISE_K * share
             kept = math.exp(-passed_s / TIME_CONSTANT_S)
@@ -73,7 +74,7 @@ def document(folder: Path) -> dict[str, object]:
     return job_document(2, trainer=trainer, nodePolicies=HEAT)
 
 
-def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
+def test_a_run_keeps_to_the_threshold_and_recovers_in_cool_air(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "machine"
@@ -87,15 +88,15 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
             temperatures, shares = zip(*machine.live(8.0), strict=True)
             assert fmean(temperatures) < THRESHOLD + 1.0
             assert max(temperatures) < THRESHOLD + 5.0
-            # What keeps 60 degrees in air of 30 is 30 % of the time.
+            # A duty cycle of 30 % keeps 60 degrees in air of 30.
             assert fmean(shares) < 0.4
             return fmean(temperatures), fmean(shares)
 
-        # A starved run heats less, and uses less of its share.
+        # A run without enough CPU heats less and uses less of its share.
         _, hot_share = first_that_holds(
             hot, lambda found: found[0] > THRESHOLD - 6.0 and found[1] > 0.15
         )
-        machine.ambient = -45.0  # not limited even by a busy machine
+        machine.ambient = -45.0  # not limited even on a busy machine
         first_that_holds(
             lambda: fmean(share for _, share in machine.live(4.0)),
             lambda share: share > max(0.7, 2 * hot_share),
@@ -108,7 +109,7 @@ def test_a_run_keeps_to_the_threshold_and_is_fast_again_in_cool_air(
         assert "the heat budget fell from" in log
 
 
-def test_a_machine_without_a_sensor_is_not_limited_and_its_sidecars_say_so_once(
+def test_a_machine_without_a_sensor_is_not_limited_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))

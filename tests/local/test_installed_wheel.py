@@ -1,7 +1,7 @@
-"""Fact: the wheel of `make dist`, installed where nothing else is, trains what `dlion init` writes,
-in a folder that knows nothing of the repository.
+"""Test that the wheel of `make dist`, installed alone, trains what `dlion init` writes.
 
-Left out: the wheel's content (tests/unit/cli/test_wheel).
+The folder has no other files of the repository. Left out: the wheel's content
+(tests/unit/cli/test_wheel).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Facts: Ctrl-C and SIGTERM to `dlion run` end it within 5 s, while TensorFlow is imported, while
-the workers wait for each other, in mid-training of a tiny model and of `cipher` (also under small
-quotas), at the end, while models are saved, while everything is taken away and while the report is
-written: exit code 130, no process, no temporary file, no key left, and a result folder with events
-and a summary that says so. No worker counts as lost, and the last line is the command that goes on.
-So does the hang-up of a terminal. A killed `dlion run` takes everybody with it, and trainers save
-a checkpoint before.
+"""Test that Ctrl-C and SIGTERM end `dlion run` within 5 s at any moment.
 
-No case is run again: the bar is a promise, not a mean. Left out: relays (their own tests, and
+The moments are: during the import of TensorFlow, the wait for other workers, training, saving of
+models, cleanup, and writing of the report. Training is of a tiny model and of `cipher`, also under
+small quotas. The exit code is 130. No process, temporary file or key is left. The
+result folder has events and a summary that reports the interruption. No worker counts as lost, and
+the last line is the command that resumes the run. The hang-up of a terminal has the same effect. A
+killed `dlion run` ends all its processes, and trainers save a checkpoint first.
+
+No case is retried: the bound holds for every run. Left out: relays (their own tests, and
 `test_network_imposed`).
 """
 
@@ -73,7 +74,7 @@ def saving(run: LocalRun) -> None:
 def taking_away(run: LocalRun) -> None:
     saving(run)
     run.wait_until(lambda: "dlion_worker.supervisor" not in run.modules(), "all workers have ended")
-    time.sleep(0.1)  # the kernel says so to their parent a little later
+    time.sleep(0.1)  # the kernel notifies their parent a little later
 
 
 def closing(run: LocalRun) -> None:
@@ -82,8 +83,7 @@ def closing(run: LocalRun) -> None:
 
 
 def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
-    """The built-in `cipher` on random images of CIFAR-10's size, half of a batch for each of two
-    workers."""
+    """Train the built-in `cipher` on random images of CIFAR-10's size, for two workers."""
     chance = np.random.default_rng(5)
     x, y = chance.integers(0, 256, (600, 32, 32, 3)).astype(np.uint8), chance.integers(0, 10, 600)
     np.savez(folder / "noise.npz", x=x, y=y)
@@ -102,7 +102,7 @@ def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
 
 
 def assert_interrupted_and_resumable(run: LocalRun) -> None:
-    """It says that it was interrupted, and goes on where it was."""
+    """Check that the run is reported as interrupted and can be resumed."""
     assert run.process.returncode == 130, run.terminal()
     assert run.summary()["ending"]["stop_reason"] == "interrupted"
     assert_readable_and_resumable(run)
@@ -115,7 +115,7 @@ def assert_links_are_reported_to_the_end(run: LocalRun) -> None:
 
 
 def assert_readable_and_resumable(run: LocalRun) -> None:
-    """On a machine too busy for a report within the time, the command to make it is named."""
+    """If the machine is too busy to write the report in time, its command is printed."""
     assert run.steps()
     assert (run.folder / "report.html").exists() or "`dlion report" in run.terminal()
     for rank in {step.rank for step in run.steps()}:
@@ -158,7 +158,7 @@ def test_a_signal_ends_everything_within_five_seconds(
     assert run.records() or moment is importing
     if moment is training:
         assert_readable_and_resumable(run)
-        assert not run.events("WorkerLost"), "nobody is lost: the user ended the run"
+        assert not run.events("WorkerLost"), "no worker is lost: the user ended the run"
         assert_links_are_reported_to_the_end(run)
         command = f"dlion run {tmp_path / 'job.yaml'} --resume {run.folder}"
         assert run.terminal().splitlines()[-1] == command
@@ -237,8 +237,8 @@ def test_a_signal_after_the_training_loses_nothing(
 
 
 @pytest.mark.timeout(300)
-def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path) -> None:
-    """What is still written for it is lost, and nothing else."""
+def test_a_terminal_hang_up_ends_the_run(tmp_path: Path) -> None:
+    """Only the later output to the terminal is lost."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
     ours, its = os.openpty()
     with LocalRun(tmp_path, document, stdout=Path(os.ttyname(its)), report=True) as run:
@@ -255,8 +255,8 @@ def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
-    """Training is over and its summary stands: that is kept, and `dlion report` makes the page."""
+def test_writing_the_report_is_interrupted(tmp_path: Path) -> None:
+    """The summary of the finished training is kept, and `dlion report` writes the page."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10}})
     with LocalRun(tmp_path, document, report=True) as run:
         run.wait_until(lambda: (run.folder / "summary.json").exists(), "the report is due")
@@ -265,7 +265,7 @@ def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
     print(f"report: {took_s:.1f} s")
     assert run.process.returncode == 130, run.terminal()
     assert run.summary()["ending"]["succeeded"]
-    # The page may have been complete when the signal came.
+    # The page may have been complete before the signal.
     for page in run.folder.glob("*report*"):
         assert page.read_text(encoding="utf-8").rstrip().endswith("</html>"), (
             f"{page} is incomplete"
@@ -275,7 +275,7 @@ def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
     assert (run.folder / "report.html").exists()
 
 
-def test_a_killed_command_takes_everybody_with_it(tmp_path: Path) -> None:
+def test_a_killed_command_ends_all_its_processes(tmp_path: Path) -> None:
     program = blobs(tmp_path)
     with LocalRun(
         tmp_path, job_document(2, trainer={"program": program, "stop": {"maxSteps": 10_000}})
@@ -285,6 +285,6 @@ def test_a_killed_command_takes_everybody_with_it(tmp_path: Path) -> None:
         took_s = run.end(signal.SIGKILL)
         assert not run.left_behind()
         assert took_s <= WITHIN_S
-    for rank in (0, 1):  # none had been saved before: checkpoint.everySeconds is 300
+    for rank in (0, 1):  # none was saved before: checkpoint.everySeconds is 300
         with np.load(run.folder / "state" / f"w{rank}" / "checkpoint.npz") as saved:
             assert saved["iteration"] >= run.steps(rank)[-1].iteration, "no step was lost"

@@ -1,6 +1,6 @@
-"""Facts: workers whose pods have IPv6 addresses listen on all of them and link with each other.
+"""Test that workers whose pods have IPv6 addresses listen on all of them and link with each other.
 
-Left out: sidecars and keeper, which spell addresses by the same function (`dlion_api.addresses`).
+Left out: sidecars and keeper, which format addresses by the same function (`dlion_api.addresses`).
 """
 
 from __future__ import annotations

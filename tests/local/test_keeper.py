@@ -1,17 +1,18 @@
-"""Facts: what a worker brings to its keeper can be fetched again, byte by byte, by itself and after
-a restart of the keeper; a new file replaces the old one only when it is whole. Refused, each with
-words that say why, and without a trace on the disk: another worker's path, one that climbs out, a
-rank that is not the certificate's, another site's worker, another run, no certificate, a file that
-is too long, damaged, cut short or out of order, garbage, an incarnation that was replaced. A disk
-that is full is said to be, and is no refusal. The courier brings the newest only, retries while the
-keeper is away, and stops for a refusal. A worker whose site's model the keeper did not get, since
-it was away or would not have it, says so by its exit code. The keeper signs a statement by its
-worker of the model that it has, and keeps none beside another model. A statement is sent after its
-files, and given up with them; a model without one is told. Files of one folder are stored one at a
-time; those that wait hold up no other folder, and one that fails or is cancelled changes nothing.
+"""Test the keeper's service on a real port with mutual TLS, real client, files and threads.
 
-The keeper's service on a real port with mutual TLS, real client, files and threads. Left out: the
-keeper as a process and its records (test_pods).
+A worker can fetch each file that it uploaded, byte by byte, also after a restart of the keeper. A
+new file replaces the old one only when it is complete. Hostile and mistaken uploads are refused
+with a reason and leave no trace on the disk. Among them are paths of other workers, wrong
+certificates, damaged files and replaced incarnations. A full disk is reported and is no refusal.
+
+The upload queue sends only the newest version, retries while the keeper is away, and stops after a
+refusal. A worker exits with its own code if the keeper did not get its site's model. The keeper
+signs a worker's statement about the model that it stores, and keeps none beside another model. A
+statement is sent after its files and given up with them. A model without a statement is reported.
+Files of one folder are stored one at a time. Waiting uploads do not block other folders, and a
+failed or cancelled one changes nothing.
+
+Left out: the keeper as a process and its records (test_pods).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def write(path: Path, size: int) -> Path:
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
-def test_a_file_comes_back_as_it_was(
+def test_a_file_is_returned_unchanged(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient, size: int
 ) -> None:
     source = write(tmp_path / "mine", size)
@@ -102,7 +103,7 @@ def test_a_file_comes_back_as_it_was(
     assert keeper.files() == {OWN: size}
 
 
-def test_nothing_kept_is_no_error(tmp_path: Path, client: ArtifactClient) -> None:
+def test_a_missing_file_is_no_error(tmp_path: Path, client: ArtifactClient) -> None:
     assert not client.get(OWN, tmp_path / "back")
     assert not list(tmp_path.glob("*back*"))
 
@@ -196,7 +197,7 @@ def test_garbage_is_refused(keeper: Keeper, client: ArtifactClient) -> None:
     assert keeper.files() == {}
 
 
-def test_what_stood_there_stands_until_the_new_one_is_whole(
+def test_a_file_is_replaced_only_by_a_complete_one(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     source = write(tmp_path / "mine", 1000)
@@ -207,7 +208,9 @@ def test_what_stood_there_stands_until_the_new_one_is_whole(
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_another_cannot_fetch_it(tmp_path: Path, keeper: Keeper, client: ArtifactClient) -> None:
+def test_another_worker_cannot_fetch_a_file(
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
+) -> None:
     client.put(OWN, write(tmp_path / "mine", 10))
     other = keeper.client(1)
     try:
@@ -242,7 +245,7 @@ def test_a_certificate_of_another_kind_is_refused(keeper: Keeper) -> None:
 def test_a_certificate_for_something_else_is_refused(
     tmp_path: Path, keeper: Keeper, who: WorkerIdentity | KeeperIdentity
 ) -> None:
-    """Another site's worker, the keeper itself, the same worker of another run."""
+    """It is of another site's worker, of the keeper itself, or of another run."""
     run = JobKey("default", "test", "other") if who == job().workers()[0] else None
     it = ArtifactClient(
         keeper.address, job=job().key, worker=job().workers()[0], incarnation=1,
@@ -256,10 +259,8 @@ def test_a_certificate_for_something_else_is_refused(
     assert keeper.files() == {}
 
 
-def test_a_worker_that_came_later_is_known_by_its_certificate(
-    tmp_path: Path, keeper: Keeper
-) -> None:
-    """A group that grew: the manifest's ranks of others would have shifted, nobody's has."""
+def test_a_later_worker_is_identified_by_its_certificate(tmp_path: Path, keeper: Keeper) -> None:
+    """The group has grown since: the ranks in the manifest of the others do not change."""
     late = WorkerIdentity(Rank(3), PLANT_A, "g", 2)
     source = write(tmp_path / "mine", 10)
 
@@ -281,7 +282,7 @@ def test_a_worker_that_came_later_is_known_by_its_certificate(
         keeper.start()
 
 
-def test_a_replaced_incarnation_does_not_have_the_last_word(tmp_path: Path, keeper: Keeper) -> None:
+def test_an_upload_of_a_replaced_incarnation_is_refused(tmp_path: Path, keeper: Keeper) -> None:
     newer, older = keeper.client(0, incarnation=8), keeper.client(0, incarnation=7)
     try:
         newer.put(OWN, write(tmp_path / "newer", 20))
@@ -306,7 +307,7 @@ def test_files_of_a_revoked_worker_are_refused_until_it_is_trusted_again(
     assert client.put(OWN, source) == 10
 
 
-def test_nobody_is_served_before_the_coordinator_has_named_the_revoked_workers(
+def test_no_worker_is_served_before_the_revoked_workers_are_known(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "kept"
@@ -321,7 +322,7 @@ def test_nobody_is_served_before_the_coordinator_has_named_the_revoked_workers(
         keeper.close()
 
 
-def test_a_full_disk_is_said_and_may_pass(
+def test_a_full_disk_is_reported_and_uploads_resume(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "mine", 10)
@@ -333,7 +334,7 @@ def test_a_full_disk_is_said_and_may_pass(
     assert client.put(OWN, source) == 10
 
 
-def test_what_an_earlier_keeper_did_not_receive_is_removed(tmp_path: Path) -> None:
+def test_partial_files_of_an_earlier_keeper_are_removed(tmp_path: Path) -> None:
     file = ArtifactStore(tmp_path).create(OWN, 10)
     file.write(b"half")
     assert ArtifactStore(tmp_path).remove_partial() == 1
@@ -349,7 +350,7 @@ SIGNED_BY_KEEPER = ExpectedOrigin(job().key, UID, authority_pem, ())
 
 
 def stated(folder: Path, about_bytes: int = 10) -> None:
-    """A model in that folder, as the first worker saves it, with its statement."""
+    """Write a model with its statement to that folder, as the first worker saves it."""
     folder.mkdir()
     write(folder / "model.keras", 100)
     write(folder / "model.json", about_bytes)
@@ -367,8 +368,8 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-class Told:
-    """What a courier says."""
+class Results:
+    """The results that an upload queue reports."""
 
     def __init__(self) -> None:
         self.outcomes: list[UploadResult] = []
@@ -380,54 +381,54 @@ class Told:
         wait_until(lambda: holds(self.outcomes))
 
 
-def test_a_courier_brings_the_newest_once_the_keeper_is_back(
+def test_the_queue_uploads_the_newest_once_the_keeper_is_back(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     keeper.stop()
-    told, source = Told(), write(tmp_path / "mine", 100)
-    courier = UploadQueue(client, told)
+    results, source = Results(), write(tmp_path / "mine", 100)
+    queue = UploadQueue(client, results)
     try:
 
         def called_s() -> float:
             began_s = time.monotonic()
-            courier.upload(OWN, source, iteration=1)
+            queue.upload(OWN, source, iteration=1)
             return time.monotonic() - began_s
 
         first_that_holds(called_s, lambda took_s: took_s < 0.1)
-        told.wait(lambda outcomes: outcomes)
-        assert not told.outcomes[0].final
-        assert not courier.wait([OWN], within_s=0.3)
+        results.wait(lambda outcomes: outcomes)
+        assert not results.outcomes[0].final
+        assert not queue.wait([OWN], within_s=0.3)
         for iteration in (2, 3):
             write(source, 100 + iteration)
-            courier.upload(OWN, source, iteration=iteration)
+            queue.upload(OWN, source, iteration=iteration)
         keeper.start()
-        assert courier.wait([OWN], within_s=20)
-        told.wait(lambda outcomes: not outcomes[-1].error)
-        assert [(o.iteration, o.final) for o in told.outcomes] == [(1, False), (3, True)]
+        assert queue.wait([OWN], within_s=20)
+        results.wait(lambda outcomes: not outcomes[-1].error)
+        assert [(o.iteration, o.final) for o in results.outcomes] == [(1, False), (3, True)]
         assert keeper.files() == {OWN: 103}
     finally:
-        courier.close()
+        queue.close()
 
 
-def test_a_courier_does_not_repeat_what_is_refused(
+def test_the_queue_does_not_retry_a_refused_upload(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
-    told = Told()
-    courier = UploadQueue(client, told)
+    results = Results()
+    queue = UploadQueue(client, results)
     try:
-        courier.upload("state/w1/checkpoint.npz", write(tmp_path / "mine", 10), iteration=1)
-        courier.upload(OWN, tmp_path / "missing", iteration=1)
-        told.wait(lambda outcomes: len(outcomes) == 2)
-        assert all(outcome.final and outcome.error for outcome in told.outcomes)
+        queue.upload("state/w1/checkpoint.npz", write(tmp_path / "mine", 10), iteration=1)
+        queue.upload(OWN, tmp_path / "missing", iteration=1)
+        results.wait(lambda outcomes: len(outcomes) == 2)
+        assert all(outcome.final and outcome.error for outcome in results.outcomes)
     finally:
-        courier.close()
+        queue.close()
 
 
 @pytest.mark.parametrize("keeper_does", ["takes it", "is away", "refuses it", "signs nothing"])
-def test_a_model_that_the_keeper_did_not_get_is_lost(
+def test_a_model_that_was_not_uploaded_is_lost(
     tmp_path: Path, keeper: Keeper, keeper_does: str
 ) -> None:
-    told: list[ProgressRecord] = []
+    records: list[ProgressRecord] = []
     saving = StateSaver(
         cast("WorkerConfig", SimpleNamespace(
             state_dir=str(tmp_path), keeper_address=keeper.address, resume=False
@@ -438,7 +439,7 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
             rank=Rank(0),
             incarnation=1,
             start_monotonic_s=time.monotonic(),
-            send=told.extend,
+            send=records.extend,
             clock_s=time.monotonic,
         ),
         model_upload_timeout_s=20 if keeper_does != "is away" else 0.5,
@@ -463,18 +464,18 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
             with pytest.raises(ModelLostError) as lost:
                 saving.check_model_uploaded()
             assert lost.value.exit_code is ExitCode.MODEL_LOST
-        if keeper_does == "refuses it":  # and with the description its statement
-            wait_until(lambda: any("neither is a file" in str(each) for each in told))
+        if keeper_does == "refuses it":  # the statement is given up with the description
+            wait_until(lambda: any("neither is a file" in str(each) for each in records))
     finally:
         saving.close()
-    events = [record for record in told if isinstance(record, EventRecord)]
+    events = [record for record in records if isinstance(record, EventRecord)]
     reasons = {record.reason for record in events}
     assert (EventReason.KEEP_FAILED in reasons) == (keeper_does != "takes it")
     is_named = any("without a signed statement" in record.message for record in events)
     assert is_named == (keeper_does == "signs nothing")
 
 
-def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
+def test_the_keeper_signs_the_statement_of_its_stored_model(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     site, made = job().workers()[0].site, tmp_path / "made"
@@ -484,7 +485,7 @@ def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
         if path == model_path(site):
             client.put(path, files["model.keras"])
             continue
-        with pytest.raises(ContractError, match=r"another .*model\.json"):  # which is not there yet
+        with pytest.raises(ContractError, match=r"another .*model\.json"):  # that file is missing
             client.put(path, files[PROVENANCE_FILE])
     client.put(metadata_path(site), files["model.json"])
     client.put(provenance_path(site), files[PROVENANCE_FILE])
@@ -492,12 +493,12 @@ def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
     assert verify_model(folder, site, SIGNED_BY_KEEPER).is_signed
     other = keeper.client(1)
     try:
-        with pytest.raises(ContractError, match="statement of"):  # which another worker has made
+        with pytest.raises(ContractError, match="statement of"):  # another worker has made it
             other.put(provenance_path(site), files[PROVENANCE_FILE])
         assert (folder / PROVENANCE_FILE).exists()
         for path, name in ((model_path(site), "model.keras"), (metadata_path(site), "model.json")):
             other.put(path, write(tmp_path / "other", 100))
-            assert not (folder / PROVENANCE_FILE).exists(), f"none stays beside another {name}"
+            assert not (folder / PROVENANCE_FILE).exists(), f"no statement beside another {name}"
             with pytest.raises(ContractError, match=f"another {name}"):
                 client.put(provenance_path(site), files[PROVENANCE_FILE])
             client.put(path, files[name])
@@ -510,31 +511,31 @@ def test_the_keeper_signs_the_statement_of_the_model_that_it_has(
 def test_a_statement_is_sent_after_its_files(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
-    site, told, made = job().workers()[0].site, Told(), tmp_path / "made"
+    site, results, made = job().workers()[0].site, Results(), tmp_path / "made"
     for path in (model_path(site), metadata_path(site)):
         client.put(path, write(tmp_path / "earlier", 50))
     stated(made)
-    courier = UploadQueue(client, told)
+    queue = UploadQueue(client, results)
     files, own = (model_path(site), metadata_path(site)), provenance_path(site)
     try:
         keeper.stop()
         for path in files:
-            courier.upload(path, made / Path(path).name, iteration=1)
-        courier.upload(own, made / PROVENANCE_FILE, iteration=1, after=files)
-        told.wait(lambda outcomes: outcomes)  # the model comes back to the queue's end
+            queue.upload(path, made / Path(path).name, iteration=1)
+        queue.upload(own, made / PROVENANCE_FILE, iteration=1, after=files)
+        results.wait(lambda outcomes: outcomes)  # the model returns to the end of the queue
         keeper.start()
-        assert courier.wait([*files, own], within_s=20)
-        told.wait(lambda outcomes: outcomes[-1].path == own)
-        assert [o.error for o in told.outcomes if o.path == own] == [""]
+        assert queue.wait([*files, own], within_s=20)
+        results.wait(lambda outcomes: outcomes[-1].path == own)
+        assert [o.error for o in results.outcomes if o.path == own] == [""]
     finally:
-        courier.close()
+        queue.close()
     assert verify_model(keeper.folder / "models" / site, site, SIGNED_BY_KEEPER).is_signed
 
 
-def test_a_replaced_incarnation_does_not_store_what_it_has_sent_already(
+def test_a_waiting_upload_of_a_replaced_incarnation_is_not_stored(
     tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
-    """The older one's file is complete, and waits while another of its folder is stored."""
+    """Its complete file waits while another file of its folder is stored."""
     newer, older = keeper.client(0, incarnation=8), keeper.client(0, incarnation=7)
     errors: list[Exception] = []
 
@@ -563,7 +564,7 @@ def test_a_replaced_incarnation_does_not_store_what_it_has_sent_already(
 
 @pytest.fixture
 def signed_model(tmp_path: Path, keeper: Keeper, client: ArtifactClient) -> Path:
-    """A site's model at the keeper, with its statement."""
+    """Upload a site's model with its statement."""
     made = tmp_path / "made"
     stated(made)
     for path in (model_path(PLANT_A), metadata_path(PLANT_A), provenance_path(PLANT_A)):
@@ -603,7 +604,7 @@ class Upload:
             self._client.put(model_path(PLANT_A), self._source)
 
 
-def test_uploads_that_wait_hold_up_no_other_folder_and_end_when_cancelled(
+def test_waiting_uploads_do_not_block_other_folders_and_can_be_cancelled(
     tmp_path: Path, keeper: Keeper, signed_model: Path, client: ArtifactClient
 ) -> None:
     newer = write(tmp_path / "newer", 50)
@@ -618,7 +619,7 @@ def test_uploads_that_wait_hold_up_no_other_folder_and_end_when_cancelled(
     assert verify_model(signed_model, PLANT_A, SIGNED_BY_KEEPER).is_signed
 
 
-def test_a_file_that_is_being_stored_is_stored_whole_though_its_call_is_cancelled(
+def test_a_file_is_stored_completely_though_its_call_is_cancelled(
     tmp_path: Path, keeper: Keeper, signed_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_storing, may_store = threading.Event(), threading.Event()

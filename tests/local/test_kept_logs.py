@@ -1,12 +1,12 @@
-"""Facts: the end of a worker's output comes to the keeper while it trains and when its pod ends,
-bounded however much it prints; that of an earlier pod stays before it, also where the sidecar is
-started again. A keeper that is away, full or refuses delays the end of a sidecar by seconds at
-most, and what it missed comes later. No worker reads or writes another's log.
-In pods: the traceback of a program that raises is kept, once for each start; of a worker that was
-suspended and resumed, the logs of both pods.
+"""Test the upload of worker logs to the keeper, with mutual TLS, real client, threads and files.
 
-The keeper's service with mutual TLS, real client, threads and files; the last test has whole
-processes. Left out: containers (tests/cluster).
+The end of a worker's output is uploaded during training and when its pod ends; its size is bounded.
+The output of an earlier pod precedes it, also if only the sidecar restarts. A keeper that is away,
+full or refuses delays the end of a sidecar by seconds at most; missed output is uploaded later. No
+worker reads or writes another's log. In pods, the traceback of a failing program is kept once for
+each start. A suspended and resumed worker has the logs of both pods.
+
+The last test has whole processes. Left out: containers (tests/cluster).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 @pytest.fixture
 def end_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    """A sidecar that ends waits so long for the keeper, not five seconds."""
+    """A sidecar that ends waits for the keeper for this time, not five seconds."""
     monkeypatch.setattr(log_upload, "END_S", 1.0)
     monkeypatch.setattr(log_upload, "RETRY_S", 0.2)
     return 1.0
 
 
 def pod(keeper: Keeper, folder: Path, *, interval_s: float = 60.0, rank: int = 0) -> LogUpload:
-    """The uploads of a sidecar whose trainer writes to `folder`."""
+    """Start the uploads of a sidecar whose trainer writes to `folder`."""
     folder.mkdir(exist_ok=True)
     client = keeper.client(rank, incarnation=0)
     return LogUpload(client, Rank(rank), folder / "trainer.log", interval_s=interval_s)
@@ -70,9 +70,7 @@ def wait_until_kept(keeper: Keeper, text: bytes) -> None:
         time.sleep(0.05)
 
 
-def test_a_log_is_kept_while_its_worker_trains_and_to_its_last_words(
-    tmp_path: Path, keeper: Keeper
-) -> None:
+def test_a_log_is_uploaded_during_training_and_at_the_end(tmp_path: Path, keeper: Keeper) -> None:
     upload = pod(keeper, tmp_path / "pod", interval_s=0.1)
     log = tmp_path / "pod" / "trainer.log"
     log.write_text("step 1\n")
@@ -88,13 +86,13 @@ def test_a_worker_that_prints_nothing_has_no_log(tmp_path: Path, keeper: Keeper)
     assert keeper.files() == {}
 
 
-def test_logs_of_later_pods_follow_and_all_stay_bounded(tmp_path: Path, keeper: Keeper) -> None:
+def test_logs_of_later_pods_are_appended_within_the_bound(tmp_path: Path, keeper: Keeper) -> None:
     for number in range(3):
         upload = pod(keeper, tmp_path / f"pod{number}")
         (tmp_path / f"pod{number}" / "trainer.log").write_text(f"life {number}\n")
         upload.close()
     assert kept(keeper) == NEXT_POD.join(b"life %d\n" % number for number in range(3))
-    again = pod(keeper, tmp_path / "pod2")  # the sidecar alone is started again
+    again = pod(keeper, tmp_path / "pod2")  # only the sidecar restarts
     with (tmp_path / "pod2" / "trainer.log").open("a") as file:
         file.write("goes on\n")
     again.close()
@@ -108,7 +106,7 @@ def test_logs_of_later_pods_follow_and_all_stay_bounded(tmp_path: Path, keeper: 
     assert set(keeper.files()) == {OWN}
 
 
-def test_a_sidecar_that_knows_no_incarnation_is_not_taken_for_an_earlier_worker(
+def test_a_sidecar_without_an_incarnation_is_no_earlier_worker(
     tmp_path: Path, keeper: Keeper
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -124,7 +122,7 @@ def test_a_sidecar_that_knows_no_incarnation_is_not_taken_for_an_earlier_worker(
 
 @pytest.mark.parametrize("name", ["trainer.log", "trainer.log.1", "earlier.log"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_program_cannot_have_the_sidecars_files_uploaded_or_hold_it(
+def test_a_program_can_neither_upload_the_sidecars_files_nor_block_it(
     tmp_path: Path, keeper: Keeper, end_s: float, name: str, kind: str
 ) -> None:
     secret, folder = tmp_path / "secret", tmp_path / "pod"
@@ -142,7 +140,7 @@ def test_a_program_cannot_have_the_sidecars_files_uploaded_or_hold_it(
     assert keeper.files() == {}
 
 
-def test_a_log_that_a_keeper_missed_comes_when_it_is_back(tmp_path: Path, keeper: Keeper) -> None:
+def test_a_missed_log_is_uploaded_when_the_keeper_is_back(tmp_path: Path, keeper: Keeper) -> None:
     keeper.stop()
     upload = pod(keeper, tmp_path / "pod", interval_s=0.1)
     (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
@@ -152,7 +150,7 @@ def test_a_log_that_a_keeper_missed_comes_when_it_is_back(tmp_path: Path, keeper
     upload.close()
 
 
-def test_a_keeper_that_stays_away_holds_up_the_end_for_seconds_only(
+def test_a_missing_keeper_delays_the_end_by_seconds_only(
     tmp_path: Path, keeper: Keeper, end_s: float
 ) -> None:
     keeper.stop()
@@ -164,7 +162,7 @@ def test_a_keeper_that_stays_away_holds_up_the_end_for_seconds_only(
     keeper.start()
 
 
-def test_a_full_disk_keeps_what_it_has(
+def test_a_full_disk_keeps_the_stored_log(
     tmp_path: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = pod(keeper, tmp_path / "pod0")
@@ -181,10 +179,10 @@ def test_a_full_disk_keeps_what_it_has(
     assert keeper.refusals.counts() == {}, "a full disk is no refusal"
 
 
-def test_an_output_that_is_no_file_does_not_hold_up_the_end(
+def test_an_output_that_is_no_file_does_not_delay_the_end(
     tmp_path: Path, keeper: Keeper, end_s: float
 ) -> None:
-    """A program may put anything there."""
+    """A program may put any kind of file there."""
     (tmp_path / "pod" / "trainer.log").mkdir(parents=True)
     began_s = time.monotonic()
     pod(keeper, tmp_path / "pod").close()
@@ -192,7 +190,7 @@ def test_an_output_that_is_no_file_does_not_hold_up_the_end(
     assert keeper.files() == {}
 
 
-def test_a_log_is_its_workers_alone_and_of_bounded_size(tmp_path: Path, keeper: Keeper) -> None:
+def test_a_log_belongs_to_its_worker_and_is_bounded(tmp_path: Path, keeper: Keeper) -> None:
     upload = pod(keeper, tmp_path / "pod")
     (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
     upload.close()
@@ -217,7 +215,7 @@ def build_model():
 
 
 @pytest.mark.timeout(300)
-def test_the_traceback_of_a_failed_program_outlives_its_pods(tmp_path: Path) -> None:
+def test_the_traceback_of_a_failed_program_is_kept_after_its_pods(tmp_path: Path) -> None:
     program = blobs(tmp_path, more=RAISES)
     document = job_document(1, trainer={"program": program}, runId="r1")
     with pod_run(tmp_path, document, subnet=8) as run:

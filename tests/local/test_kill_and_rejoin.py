@@ -1,12 +1,13 @@
-"""Facts: of four workers the lowest rank and another are killed at once. The supervisor restarts
-them, they go on from a peer's state and contribute again within 300 of the others' iterations after
-their TensorFlow import; no local step of the others is thrown away, and they do not stand still. In
-lock step all hold bit-identical weights again after the return. Slow: the lowest rank alone and
-later two others, also in modes where nobody waits for them.
+"""Test that killed workers return to training.
 
-Left out: a coordinator that is away (test_coordinator_away.py); how long the others' longest
-iteration is (`benchmarks/kill_restart.py`: on a busy machine it says more of the machine), and many
-cycles (there too).
+Of four workers, the lowest rank and another are killed at once. The supervisor restarts them. They
+take a peer's state and contribute again within 300 of the others' iterations after their TensorFlow
+import. The others discard no local step and do not stall. In lock step, all weights are
+bit-identical again after the return. Slow tests: the lowest rank alone and later two others, also
+in modes without a wait for them.
+
+Left out: a coordinator that is away (test_coordinator_away.py); the others' longest iteration and
+many cycles (`benchmarks/kill_restart.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from local_run import LocalRun, blobs, hashes, job_document
 
 BACK_WITHIN_ITERATIONS = 300
 STANDSTILL_FACTOR = 100
-"""An iteration so many times as long as the median: the others stood still."""
+"""An iteration of more than this many medians means that the others stalled."""
 WORKERS = 4
 
 
@@ -39,7 +40,7 @@ def incarnation(run: LocalRun, rank: int) -> int:
 
 
 def kill_and_wait(run: LocalRun, ranks: tuple[int, ...]) -> None:
-    """Kills these trainers at once; returns when each has stepped again for a while."""
+    """Kill these trainers at once; return when each has made several steps again."""
     before = {rank: incarnation(run, rank) for rank in ranks}
     imported = len(run.events("TrainerImported"))
     for rank in ranks:
@@ -70,7 +71,7 @@ def assert_nothing_thrown_away(run: LocalRun, killed: set[int], *, may_skip: boo
     [((0, 3),), pytest.param(((0,), (1, 3)), marks=pytest.mark.slow)],
     ids=["at-once", "one-then-two"],
 )
-def test_killed_workers_meet_the_others_at_a_barrier(
+def test_killed_workers_rejoin_at_a_barrier(
     tmp_path: Path, kills: tuple[tuple[int, ...], ...]
 ) -> None:
     killed = {rank for ranks in kills for rank in ranks}
@@ -99,22 +100,22 @@ def test_killed_workers_meet_the_others_at_a_barrier(
     ],
     ids=lambda mode: mode["mode"],
 )
-def test_killed_workers_come_back_where_nobody_waits(tmp_path: Path, mode: dict[str, Any]) -> None:
+def test_killed_workers_rejoin_without_a_barrier(tmp_path: Path, mode: dict[str, Any]) -> None:
     spec = {"exchange": {"policy": "dlion", "codec": "float16"}}
     with LocalRun(tmp_path, document(tmp_path, mode, **spec)) as run:
         run.wait_for_step(20)
         kill_and_wait(run, (0,))
         kill_and_wait(run, (1, 3))
-        run.wait_for_step(300)  # a return takes 20 iterations, which teach too little
+        run.wait_for_step(300)  # a return takes 20 iterations, too few to learn
         run.process.terminate()
         assert run.finish() == 130
-    # A backup worker's part is not waited for: one that a busy machine holds up for two iterations
-    # is gone on without, and takes up where the others are.
+    # A backup worker is not awaited: one that a busy machine delays by two iterations is left
+    # behind, and continues at the others' iteration.
     assert_nothing_thrown_away(run, {0, 1, 3}, may_skip=mode["mode"] == "backup")
     last = {rank: run.steps(rank)[-1] for rank in range(WORKERS)}
-    if mode["mode"] != "asynchronous":  # where nobody is waited for each goes at its own pace
+    if mode["mode"] != "asynchronous":  # without waits each worker has its own pace
         iterations = [step.iteration for step in last.values()]
         assert max(iterations) - min(iterations) < 20
-    for rank in last:  # of single batches one may be bad: gradients come late in this mode
+    for rank in last:  # a single batch may be bad: gradients arrive late
         losses = [step.loss for step in run.steps(rank)[-10:]]
         assert statistics.median(losses) < 1.0, f"worker {rank} has not learnt from peers: {losses}"

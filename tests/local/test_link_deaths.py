@@ -1,4 +1,4 @@
-"""What the death of a peer's process looks like: killed, stopped, and back as a new incarnation.
+"""Test links whose peer's process is killed, stopped, or returns as a new incarnation.
 
 Left out: the supervisor that restarts it (tests/unit/worker/supervisor); the trainer's rejoining.
 """
@@ -43,7 +43,7 @@ def a(authorities: Authorities) -> Iterator[Worker]:
 
 @contextmanager
 def peer(a: Worker, authorities: Authorities, incarnation: int) -> Iterator[subprocess.Popen[str]]:
-    """Worker B in another process, introduced to A; killed afterwards if it still runs."""
+    """Start worker B in another process, known to A; kill it at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, str(PEER), str(incarnation)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -66,7 +66,7 @@ def peer(a: Worker, authorities: Authorities, incarnation: int) -> Iterator[subp
         process.communicate()
 
 
-def test_a_killed_process_is_noticed_at_once_and_comes_back_as_a_new_incarnation(
+def test_a_killed_process_is_detected_at_once_and_returns(
     a: Worker, authorities: Authorities
 ) -> None:
     for incarnation in (1, 2, 3):
@@ -74,15 +74,15 @@ def test_a_killed_process_is_noticed_at_once_and_comes_back_as_a_new_incarnation
             assert a.wait_for(LinkUp).epoch == incarnation
             gradient = Message(MessageKind.GRADIENT, incarnation, payload=os.urandom(2_000_000))
             a.exchange.send(Rank(1), gradient)
-            # It says PROGRESS to every gradient that it gets.
+            # It answers each gradient with PROGRESS.
             assert a.wait_for(MessageArrived).message.iteration == incarnation
             process.send_signal(signal.SIGKILL)
             down = a.wait_for(LinkDown)
             assert down.epoch == incarnation
-            assert "timeout" not in down.reason, "its connection ended: nobody waits for it"
+            assert "timeout" not in down.reason, "its connection ended: no wait"
 
 
-def test_a_process_that_stands_still_is_missed_by_the_gaps_that_were_usual(
+def test_a_stopped_process_is_detected_by_its_usual_gaps(
     a: Worker, authorities: Authorities
 ) -> None:
     with peer(a, authorities, 1) as process:

@@ -1,7 +1,8 @@
-"""Real links over loopback with mutual TLS: who is let in, and what arrives.
+"""Test real links over loopback with mutual TLS: admission and delivery.
 
-A link that one end wants no more ends, and comes back when both want it again. Calls are bounded,
-of one connection and of all; what goes wrong with one link leaves the others looked after.
+A link that one end no longer wants ends, and returns when both want it. Calls of one connection and
+of all connections are bounded. A failure of one link does not affect the watch over the others.
+
 Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
 themselves (tests/unit/core/links).
 """
@@ -63,7 +64,7 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def start(authorities: dict[SiteName, CertificateAuthority]) -> Iterator[Start]:
-    """Starts workers; afterwards all are closed, quickly, and leave no thread."""
+    """Start workers; at the end close all quickly and check that no thread is left."""
     before = set(threading.enumerate())
     workers: list[Worker] = []
 
@@ -90,7 +91,7 @@ def arrived(worker: Worker) -> Message:
 
 
 def reported(worker: Worker) -> LinkRecord:
-    """The record of the worker's only link, of all that it has carried."""
+    """Return the record of the worker's only link, over all its traffic."""
     records: list[Any] = []
     reporter = Reporter(
         rank=Rank(0), incarnation=1, start_monotonic_s=0.0, send=records.extend,
@@ -136,7 +137,7 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert (by_kind.gradient_bytes, by_kind.control_bytes) == (3_000_000, 23)
     assert 0 < by_kind.header_bytes < 30_000
     a.exchange.count_probe(TO_B, 77)
-    (later,) = a.exchange.take_deliveries()  # it may have acknowledged frames since, too
+    (later,) = a.exchange.take_deliveries()  # it may also have acknowledged frames since
     assert later.sent == SentBytes(probe_bytes=77, header_bytes=later.sent.header_bytes)
     record = reported(a)
     assert record.sent_bytes - record.weights_bytes - record.control_bytes == 3_000_000
@@ -145,26 +146,26 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert record.header_bytes >= by_kind.header_bytes + later.sent.header_bytes
 
 
-def test_cpu_counts_the_threads_of_grpc_too_and_never_falls(start: Start) -> None:
+def test_cpu_includes_the_threads_of_grpc_and_never_falls(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     a.wait_for(LinkUp)
     b.wait_for(LinkUp)
-    seen_s = [a.exchange.cpu_s()]
+    measured_s = [a.exchange.cpu_s()]
     for iteration in range(1, 20):
         a.exchange.send(TO_B, gradient(iteration, 1_000_000))
         arrived(b)
-        seen_s.append(a.exchange.cpu_s())
-    assert seen_s == sorted(seen_s)
+        measured_s.append(a.exchange.cpu_s())
+    assert measured_s == sorted(measured_s)
     ident = a.exchange._thread.ident
     assert ident is not None
     own_s = time.clock_gettime(time.pthread_getcpuclockid(ident))
-    assert own_s < seen_s[-1] <= time.process_time()
+    assert own_s < measured_s[-1] <= time.process_time()
     a.exchange.close()
-    assert a.exchange.cpu_s() >= seen_s[-1]
+    assert a.exchange.cpu_s() >= measured_s[-1]
 
 
-def test_a_payload_of_numpy_is_sent_without_a_copy_of_ours(start: Start) -> None:
+def test_a_numpy_payload_is_sent_without_a_copy(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     a.wait_for(LinkUp)
@@ -175,7 +176,7 @@ def test_a_payload_of_numpy_is_sent_without_a_copy_of_ours(start: Start) -> None
     np.testing.assert_array_equal(np.frombuffer(arrived(b).payload, np.float32), gradient_D)
 
 
-def test_state_is_pulled_whole(start: Start) -> None:
+def test_state_is_pulled_completely(start: Start) -> None:
     a, b = start(A), start(B)
     a.state = StateSnapshot(9, 900, os.urandom(5_000_001))
     introduce(a, b)
@@ -186,7 +187,7 @@ def test_state_is_pulled_whole(start: Start) -> None:
     assert bytes(pulled.payload) == a.state.payload
 
 
-def test_state_that_takes_long_to_gather_is_waited_for(start: Start) -> None:
+def test_a_slow_state_is_awaited(start: Start) -> None:
     a, b = start(A), start(B)
     ready = threading.Event()
     a.exchange._service._pulls._provider = lambda _: (ready.wait(WITHIN_S), a.state)[1]
@@ -225,12 +226,12 @@ def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: 
 
 
 def gathering() -> int:
-    """Threads that gather a state just now."""
+    """Return the threads that currently gather a state."""
     return sum(thread.name == "exchange-state" for thread in threading.enumerate())
 
 
 def slow_state(worker: Worker) -> tuple[list[StateRequest], threading.Event]:
-    """Its state is given once the event is set; what was asked for until then."""
+    """Provide the state once the event is set; return the requests until then."""
     asked: list[StateRequest] = []
     go_on = threading.Event()
 
@@ -243,7 +244,7 @@ def slow_state(worker: Worker) -> tuple[list[StateRequest], threading.Event]:
     return asked, go_on
 
 
-def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start: Start) -> None:
+def test_repeated_pulls_of_a_peer_gather_one_state_at_a_time(start: Start) -> None:
     a, b = start(A), start(B)
     asked, go_on = slow_state(a)
     introduce(a, b)
@@ -272,14 +273,14 @@ def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start
     assert len(asked) == MAX_PULLS_PER_PEER
 
 
-def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
+def test_a_broken_pull_ends_with_its_thread(start: Start) -> None:
     a, b = start(A), start(B)
     asked, go_on = slow_state(a)
     introduce(a, b)
     b.wait_for(LinkUp)
     loop, lines = b.exchange._loop, a.exchange._service._pulls._queues
     assert loop is not None
-    for number in range(5):  # each hangs up before it has its state
+    for number in range(5):  # each disconnects before it has its state
         pull = b.exchange._pull(TO_A, StateRequest(at_least=number))
         call = asyncio.run_coroutine_threadsafe(pull, loop)
         until(lambda: bool(asked) and lines[TO_B].length == 1)
@@ -291,7 +292,7 @@ def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
     assert len(asked) == 2
 
 
-def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) -> None:
+def test_a_quarantined_or_replaced_worker_gets_no_state(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     for worker in (a, b):
@@ -312,7 +313,7 @@ def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) ->
     assert a.wanted == [StateRequest()]
 
 
-def test_state_of_nobody_and_of_a_dead_peer_is_unavailable(start: Start) -> None:
+def test_state_of_an_unknown_or_dead_peer_is_unavailable(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     b.wait_for(LinkUp)
@@ -330,7 +331,7 @@ def test_a_worker_of_a_foreign_authority_is_refused(start: Start) -> None:
     a = start(A)
     foreign = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
     key = WorkerKey()
-    # It trusts our sites, so that it is we who refuse.
+    # It trusts our sites, so the refusal is ours.
     honest = credentials(B, {PLANT_A: CertificateAuthority(PLANT_A), PLANT_B: foreign[PLANT_B]})
     assert honest.key is not None
     stranger = start(
@@ -339,7 +340,7 @@ def test_a_worker_of_a_foreign_authority_is_refused(start: Start) -> None:
         }),
     )  # fmt: skip
     introduce(a, stranger)
-    # A refuses to dial it, too: on A's side the reason is seen.
+    # A also refuses to dial it: A's side has the reason.
     refused = a.wait_for(Refused)
     assert refused.outgoing
     assert "andshake" in refused.reason or "CERTIFICATE" in refused.reason
@@ -362,7 +363,7 @@ def test_a_worker_of_another_run_is_refused(
         assert not next(iter(worker.exchange.link_counters().values())).connected
 
 
-def test_a_site_whose_authority_comes_late_is_linked_then(
+def test_a_site_is_linked_once_its_authority_is_known(
     start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     mine = credentials(A, authorities)
@@ -371,13 +372,13 @@ def test_a_site_whose_authority_comes_late_is_linked_then(
     introduce(a, b)
     refused = a.wait_for(Refused)
     assert (refused.outgoing, refused.kind) == (True, PeerRefusal.UNKNOWN_AUTHORITY)
-    time.sleep(1.0)  # it dials several times, which is no offence of the peer's
+    time.sleep(1.0)  # it dials several times, which is no violation by the peer
     mine.trust({site: each.bundle_pem for site, each in authorities.items()})
     for worker in (a, b):
         worker.wait_for(LinkUp)
 
 
-def test_a_site_that_claims_to_be_another_is_refused(
+def test_a_site_that_claims_another_name_is_refused(
     start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     # Plant A's authority signs a certificate with the names of plant B's worker. TLS lets it in:
@@ -399,23 +400,23 @@ def test_a_site_that_claims_to_be_another_is_refused(
     assert "plant-b" in liar.wait_for(Refused).reason
 
 
-def test_an_older_incarnation_is_a_ghost_and_a_newer_one_replaces(start: Start) -> None:
+def test_an_older_incarnation_is_refused_and_a_newer_one_replaces(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     assert a.wait_for(LinkUp).epoch == 1
     again = start(B, incarnation=2)
-    # A hears of it from nobody but itself: its hello also says where it is.
+    # A learns of it only from its hello, which includes its address.
     again.exchange.set_members(Membership(2, JOB, 2, (a.member(), again.member())))
     assert a.wait_for(LinkDown).epoch == 1
     assert a.wait_for(LinkUp).epoch == 2
     assert "replaced" in b.wait_for(Refused).reason
     again.wait_for(LinkUp)
-    a.exchange.send(TO_B, gradient(7, 100), epoch=1)  # meant for the replaced one
+    a.exchange.send(TO_B, gradient(7, 100), epoch=1)  # addressed to the replaced one
     a.exchange.send(TO_B, gradient(1, 100), epoch=2)
     assert arrived(again).iteration == 1
 
 
-def test_what_is_sent_on_a_link_that_is_down_is_lost_and_counted(start: Start) -> None:
+def test_messages_on_a_link_that_is_down_are_lost_and_counted(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     a.wait_for(LinkUp)
@@ -427,7 +428,7 @@ def test_what_is_sent_on_a_link_that_is_down_is_lost_and_counted(start: Start) -
 
 
 def slow_down(worker: Worker, monkeypatch: pytest.MonkeyPatch, gate: asyncio.Event) -> None:
-    """Makes that worker's receiving side take nothing until the gate opens."""
+    """Make that worker's receiving side accept nothing until the gate opens."""
     from dlion_worker.transport.service import IncomingStream
 
     take = IncomingStream._handle_frame
@@ -440,7 +441,7 @@ def slow_down(worker: Worker, monkeypatch: pytest.MonkeyPatch, gate: asyncio.Eve
     monkeypatch.setattr(IncomingStream, "_handle_frame", _slow)
 
 
-def test_a_slow_receiver_holds_the_window_and_newer_gradients_replace_waiting_ones(
+def test_newer_gradients_replace_those_that_wait_for_a_slow_receiver(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = start(A, queue_rule=QueueRule.NEWEST), start(B)
@@ -480,7 +481,7 @@ def test_gradients_pass_while_weights_travel(start: Start) -> None:
     assert kinds == [MessageKind.GRADIENT] * 10 + [MessageKind.WEIGHTS]
 
 
-def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
+def test_a_peer_that_violates_the_protocol_is_refused_then_quarantined(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = start(A), start(B)
@@ -516,7 +517,7 @@ def connections(proof: WorkerCredentials, address: str, count: int) -> list[grpc
 
 
 def silent(channel: grpc.Channel) -> grpc.Call:
-    """A link's stream that says nothing."""
+    """Open a stream of a link that sends nothing."""
     over = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -551,7 +552,7 @@ def test_calls_of_all_peers_are_bounded(
     a.wait_for(LinkUp)
 
 
-def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
+def test_a_caller_with_too_many_streams_is_refused_and_blocks_no_other(
     start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     a, proof = start(A), credentials(B, authorities)
@@ -563,7 +564,7 @@ def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
     assert "by this certificate" in a.wait_for(Refused).reason
     c = start(C)
     introduce(a, c)
-    a.wait_for(LinkUp)  # while those are open
+    a.wait_for(LinkUp)  # while those streams are open
     for call in calls:
         call.cancel()
     for channel in channels:
@@ -571,7 +572,7 @@ def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
     until(lambda: not a.exchange._service._open or len(a.exchange._service._open) == 1)
 
 
-def test_calls_of_one_connection_wait_for_each_other(
+def test_calls_of_one_connection_are_queued(
     start: Start, authorities: dict[SiteName, CertificateAuthority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[object] = []
@@ -593,7 +594,7 @@ def test_calls_of_one_connection_wait_for_each_other(
         until(lambda: len(heard) > MAX_CALLS_PER_CONNECTION)
 
 
-def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
+def test_a_failing_watch_of_a_link_does_not_affect_others(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looked_at: list[Rank] = []
@@ -611,7 +612,7 @@ def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
     assert caplog.text.count("defect: the link to rank 1 is not checked") == 1
 
 
-def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(
+def test_a_link_exists_only_while_both_ends_want_it(
     start: Start,
 ) -> None:
     a, b = start(A), start(B)
@@ -620,7 +621,7 @@ def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(
         worker.wait_for(LinkUp)
     a.exchange.send(TO_B, gradient(1, 10_000))
     assert arrived(b).iteration == 1
-    for _ in range(3):  # as often as workers are regrouped
+    for _ in range(3):  # as after several regroupings
         a.exchange.set_members(membership, linked=())
         for worker in (a, b):
             worker.wait_for(LinkDown)

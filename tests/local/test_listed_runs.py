@@ -1,7 +1,9 @@
-"""Facts: while `dlion run` trains, `dlion ls` says that it runs and how far it is, and `dlion logs
--f` shows its workers' lines and ends with it; after Ctrl-C the last line of the run is the command
-that continues it, and `dlion ls` calls it interrupted and resumable; once that command has
-finished, it is succeeded. A simulated run is listed as such, and its missing logs are explained.
+"""Test `dlion ls` and `dlion logs` beside a run.
+
+During training `dlion ls` lists the run as running, with its progress. `dlion logs -f` shows its
+workers' lines and ends with it. After Ctrl-C the last line of the run is the command that resumes
+it, and `dlion ls` lists it as interrupted and resumable. After that command the run has succeeded.
+A simulated run is listed as such, and its missing logs are explained.
 
 Left out: hostile folders (tests/unit/results/test_listing.py, tests/unit/cli/test_run_logs.py).
 """
@@ -34,7 +36,9 @@ def build_model():
 
 
 def listed(where: Path, folder: Path) -> dict[str, Any]:
-    """What `dlion ls` says of the one run in `folder`; `where`: for what it prints."""
+    """Return the entry of `dlion ls` for the one run in `folder`. `where`: the folder of its
+    output.
+    """
     (run,) = json.loads(run_command(where, "ls", str(folder), "-o", "json").stdout)["runs"]
     assert isinstance(run, dict)
     return run
@@ -59,12 +63,12 @@ def test_a_run_is_listed_followed_interrupted_and_resumed(tmp_path: Path) -> Non
     interrupted = listed(tmp_path, run.folder)
     assert (interrupted["state"], interrupted["resumable"]) == ("interrupted", True)
     assert interrupted["iterations"] >= running["iterations"]
-    told = shlex.split(run.terminal().splitlines()[-1])
-    assert told[:2] == ["dlion", "run"]
-    assert told[-2:] == ["--resume", str(run.folder)]
+    resume_command = shlex.split(run.terminal().splitlines()[-1])
+    assert resume_command[:2] == ["dlion", "run"]
+    assert resume_command[-2:] == ["--resume", str(run.folder)]
     end = str(interrupted["iterations"] + 5)
     finished = run_command(
-        tmp_path, *told[1:], "--set", f"trainer.stop.maxSteps={end}", "--no-report"
+        tmp_path, *resume_command[1:], "--set", f"trainer.stop.maxSteps={end}", "--no-report"
     )
     assert finished.returncode == 0, finished.stderr
     ended = listed(tmp_path, run.folder)

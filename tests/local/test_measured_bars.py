@@ -1,11 +1,12 @@
-"""Facts, on real processes with hard quotas and shaped links: batch shares follow what workers do
-alone, before and after their quotas change places; a full link is used, not overshot, and followed
-when it drops; the exchange costs a bounded part of the gradient; a trainer that is killed is soon
-back and costs the others no more than an iteration; each command without TensorFlow starts within
-0.3 s.
+"""Test that the short forms of `benchmarks/` meet their bounds, on real processes.
 
-The scripts of `benchmarks/` are run in their short form; each holds its own bars, and its exit code
-says whether they were met. Left out: the spread over runs, which docs/benchmarks.md has.
+Quotas are hard, and links are shaped. Batch shares follow the workers' own speeds, before and after
+a swap of their quotas. A full link is used, not overshot, and its drop is followed. The exchange
+costs a bounded part of the gradient. A killed trainer is soon back and costs the others at most an
+iteration. Each command without TensorFlow starts within 0.3 s.
+
+Each script checks its own bounds and reports the result by its exit code. Left out: the spread over
+runs (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ pytestmark = [
         "kill_restart.py --cycles 3 --mode synchronous",
     ],
 )
-def test_a_benchmark_meets_its_bars(command: str) -> None:
+def test_a_benchmark_meets_its_bounds(command: str) -> None:
     script, *arguments = command.split()
     called = [sys.executable, str(BENCHMARKS / script), *arguments]
     done = subprocess.run(called, capture_output=True, text=True, check=False, timeout=380)

@@ -1,12 +1,13 @@
-"""Proves: of images that come four times with camera noise no more than 30 % are kept, and a model
-that learns from these is within two points of one that learns from all of them, and of one that
-learns from the images without duplicates (equal numbers of steps; slow: within one point, mean of
-three seeds). In a real run each
-worker filters its own samples alone and says how many went. With `-o json` such a run prints its
-summary and nothing else.
+"""Test that near-duplicates are left out and the accuracy stays.
 
-Leaves out: photos and the rule itself (tests/unit/worker/training/test_selection). Figures are
-printed.
+Of images that appear four times with camera noise, at most 30 % are kept. A model that learns from
+these is within two points of one with all images, and of one with the images without duplicates
+(equal numbers of steps; slow: within one point, mean of three seeds). In a real run each worker
+filters its own samples and reports how many it left out. With `-o json` such a run prints only its
+summary.
+
+Left out: photos and the rule itself (tests/unit/worker/training/test_selection). The test prints
+the figures.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def repeated(x: np.ndarray, y: np.ndarray, times: int = 4) -> Samples:
-    """Every image so many times, each with noise of its own."""
+    """Repeat every image, each time with its own noise."""
     chance = np.random.default_rng(1)
     copies = np.repeat(x, times, axis=0).astype(np.float32)
     copies += chance.normal(0, 255 * NOISE, copies.shape)
@@ -47,7 +48,7 @@ def repeated(x: np.ndarray, y: np.ndarray, times: int = 4) -> Samples:
 
 
 def accuracy(train: Samples, test: Samples, seed: int) -> float:
-    """On held-out images, after a fixed number of steps."""
+    """Return the accuracy on held-out images after a fixed number of steps."""
     data = DataSet({"all": train}, *test, class_count=10, training_set_samples=len(train[1]))
     model = FlatModel(
         programs.builtin("digits"),
@@ -91,8 +92,8 @@ def test_near_duplicates_are_left_out_and_accuracy_stays(seed_count: int, tolera
 
 
 @pytest.mark.timeout(300)
-def test_each_worker_of_a_run_leaves_out_its_own(tmp_path: Path) -> None:
-    """The first has every image four times, the second the same images, each once."""
+def test_each_worker_leaves_out_its_own_near_duplicates(tmp_path: Path) -> None:
+    """The first worker has every image four times, the second has the same images once."""
     x, y = digits()
     (few_x, few_y), held_out = (x[:100], y[:100]), (x[-100:], y[-100:])
     for name, pair in {"0": repeated(few_x, few_y), "1": (few_x, few_y), "test": held_out}.items():

@@ -1,9 +1,11 @@
-"""Proves: one object imposes a plan with either means and takes it away again; quotas hold from
-`apply_quota` to `remove_quota`; changes come at their times, and one that cannot be imposed is a
-failure; what was asked for stands beside what came of it, quotas change by change, latency that
-could not be imposed too, and that links are measured once; calls after the end do nothing.
+"""Test the object that applies an environment by either backend and removes it again.
 
-Leaves out: how well each means does (test_network_namespaces, test_network_relay, test_quota).
+Quotas hold from `apply_quota` to `remove_quota`. Changes are applied at their times, and one that
+cannot be applied is a failure. The result has each requested value beside the achieved one. That
+includes each change of a quota, latency that could not be applied, and one measurement of links.
+Calls after the end do nothing.
+
+Left out: how exact each backend is (test_network_namespaces, test_network_relay, test_quota).
 """
 
 from __future__ import annotations
@@ -72,9 +74,7 @@ def command_line(pid: int) -> str:
 
 
 @pytest.mark.parametrize("privileged", PRIVILEGED)
-def test_a_plan_is_imposed_changed_measured_and_taken_away(
-    privileged: bool, tmp_path: Path
-) -> None:
+def test_a_plan_is_applied_changed_measured_and_removed(privileged: bool, tmp_path: Path) -> None:
     environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=privileged)
     with closing(environment):
         environment.start()
@@ -109,7 +109,7 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
             environment.start_changes(
                 lambda: time.monotonic() - started_s, lambda change: changed.append(change.time_s)
             )
-            time.sleep(5)  # a late turn of the duty cycle is a debt; a short window sees it unpaid
+            time.sleep(5)  # a late turn of the duty cycle is compensated after a short window
             environment.remove_quota(Rank(0))
             compared = environment.requested_and_measured()
         finally:
@@ -124,13 +124,13 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
         assert environment.notes[2:] == (LINKS_MEASURED_ONCE_NOTE,)
         assert environment.failure() == ""
     environment.close()
-    environment.apply_quota(Rank(0))  # a worker that got ready too late
+    environment.apply_quota(Rank(0))  # a worker that was ready too late
     environment.remove_quota(Rank(0))
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
-def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
+def test_a_change_that_cannot_be_applied_is_a_failure(tmp_path: Path) -> None:
     environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=True)
     with closing(environment):
         environment.start()
@@ -151,19 +151,19 @@ def test_a_quota_after_the_end_of_the_duty_cycle_is_a_failure(tmp_path: Path) ->
         environment.start()
         (duty_cycle,) = (pid for pid in children() if "duty_cycle" in command_line(pid))
         os.kill(duty_cycle, signal.SIGKILL)
-        environment.remove_quota(Rank(0))  # at once: before anybody has asked for a failure
+        environment.remove_quota(Rank(0))  # at once, before a check for failures
         environment.apply_quota(Rank(1))
         assert "the duty cycle process has ended" in environment.failure()
 
 
-def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:
+def test_latency_uses_the_relay_by_default(tmp_path: Path) -> None:
     environment = EmulatedEnvironment(plan(latency_ms=10), work_dir=tmp_path)
     assert environment.link_backend is LinkBackend.RELAY
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
-def test_latency_that_cannot_be_imposed_is_recorded_as_such(tmp_path: Path) -> None:
+def test_latency_that_cannot_be_applied_is_recorded(tmp_path: Path) -> None:
     environment = EmulatedEnvironment(plan(latency_ms=10), work_dir=tmp_path, privileged=True)
     with closing(environment):
         environment.start()

@@ -1,8 +1,10 @@
-"""Proves, with real namespaces, queues and TCP: rates are kept (90 % used, 5 % overshoot), shared
-by a worker's links evenly, changed and cut while connections live; workers reach the runner past
-the rates; leftovers of crashed runs are removed and nothing stays behind.
+"""Test shaped links with real namespaces, queues and TCP.
 
-Leaves out: latency (no netem), CPU (test_quota), the relay (test_network_relay).
+Rates are held (90 % used, 5 % overshoot), shared evenly by a worker's links, and changed and cut
+during connections. The rates do not limit traffic to the runner. Leftovers of crashed runs are
+removed, and nothing stays behind.
+
+Left out: latency (no netem), CPU (test_quota), the relay (test_network_relay).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def plan(mbit_per_s: float) -> Plan:
 
 
 def traces() -> set[str]:
-    """Everything in this machine that a network of ours could have left."""
+    """Return everything on this machine that such a network could leave behind."""
     namespaces = Path("/run/netns")
     names = {path.name for path in namespaces.iterdir()} if namespaces.is_dir() else set()
     links = {path.name for path in Path("/sys/class/net").iterdir()}
@@ -88,7 +90,7 @@ def connect(network: NamespaceNetwork, sender: Rank, receiver: Rank) -> tuple[so
 
 
 def sent_on_wire(network: NamespaceNetwork) -> int:
-    """Bytes that the first worker's interface has sent, headers included."""
+    """Return the bytes that the first worker's interface has sent, headers included."""
     shown = run_tool("ip", "-n", network.namespace(Rank(0)), "-j", "-s", "link", "show", "eth0")
     return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
@@ -138,7 +140,7 @@ def test_a_new_rate_holds_without_a_new_connection(network: NamespaceNetwork) ->
         first_that_holds(mbit_per_s, lambda rate: 4.2 <= rate <= 5.1)
 
 
-def test_a_cut_link_says_nothing_and_goes_on_when_restored(network: NamespaceNetwork) -> None:
+def test_a_cut_link_is_silent_and_continues_when_restored(network: NamespaceNetwork) -> None:
     cut, cut_receiving = connect(network, Rank(0), Rank(1))
     other, other_receiving = connect(network, Rank(0), Rank(2))
     with cut, cut_receiving, other, other_receiving:
@@ -149,11 +151,11 @@ def test_a_cut_link_says_nothing_and_goes_on_when_restored(network: NamespaceNet
         with pytest.raises(TimeoutError):
             cut_receiving.recv(4)
         network.apply(conditions(20))
-        cut_receiving.settimeout(5)  # TCP tries again in its own time
+        cut_receiving.settimeout(5)  # TCP retries after its own delay
         assert cut_receiving.recv(4) == b"held"
 
 
-def test_a_worker_reaches_the_runner_past_its_rate(network: NamespaceNetwork) -> None:
+def test_a_workers_rate_does_not_limit_traffic_to_the_runner(network: NamespaceNetwork) -> None:
     with socket.create_server((network.coordinator_host(), 0)) as server:
         port = server.getsockname()[1]
         worker = in_namespace(
@@ -196,7 +198,7 @@ def test_a_command_runs_inside_with_a_congestion_control_that_reacts_to_loss(
     assert names == {"lo", "eth0"} or names - {"ifb0", "ifb1"} == {"lo", "eth0"}
 
 
-def test_two_runs_stand_beside_each_other() -> None:
+def test_two_runs_coexist() -> None:
     first, second = NamespaceNetwork(plan(20)), NamespaceNetwork(plan(5))
     first.start()
     second.start()
@@ -209,7 +211,7 @@ def test_two_runs_stand_beside_each_other() -> None:
     assert traces() == set()
 
 
-def test_what_a_crashed_run_left_is_removed_and_a_living_ones_is_not(
+def test_leftovers_of_crashed_runs_are_removed_and_running_ones_kept(
     network: NamespaceNetwork,
 ) -> None:
     mine = ResourceOwner.of_this_process()

@@ -1,8 +1,9 @@
-"""Proves, with a real relay process and TCP on loopback: rates are kept (90 % used, 5 % overshoot),
-shared, changed and cut while connections live; latency is added; back-pressure reaches the sender;
-the relay ends with the runner, even a killed one.
+"""Test shaped links with a real relay process and TCP on loopback.
 
-Leaves out: real queues and packet loss, which a relay does not have (test_network_namespaces).
+Rates are held (90 % used, 5 % overshoot), shared, and changed and cut during connections. Latency
+is added. Back-pressure reaches the sender. The relay ends with the runner, even with a killed one.
+
+Left out: real queues and packet loss, which a relay does not have (test_network_namespaces).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def connect(network: RelayNetwork, sender: Rank, receiver: Rank) -> tuple[socket
 
 
 def rates(network: RelayNetwork, pairs: list[tuple[int, int]]) -> list[float]:
-    """Mbit/s of each link with all of them busy."""
+    """Return Mbit/s of each link with all of them busy."""
     links = [(Rank(sender), Rank(receiver)) for sender, receiver in pairs]
     done = measure_transfers(network, links, seconds=1.5)
     return [one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT for one in done]
@@ -113,10 +114,10 @@ def test_links_share_evenly_also_towards_slower_workers(network: RelayNetwork) -
     )
 
 
-def test_a_busy_downlink_does_not_hold_the_senders_other_link(network: RelayNetwork) -> None:
+def test_a_busy_downlink_does_not_block_the_senders_other_link(network: RelayNetwork) -> None:
     first_that_holds(
         lambda: rates(network, [(1, 0), (2, 0), (1, 2)]),
-        # 0's downlink and 1's uplink are both full.
+        # The downlink of 0 and the uplink of 1 are both full.
         lambda them: them[0] + them[1] >= 17 and them[0] + them[2] >= 17,
     )
 
@@ -135,7 +136,7 @@ def test_back_pressure_reaches_the_sender(network: RelayNetwork) -> None:
             except BlockingIOError:
                 time.sleep(0.005)
         carried = (time.monotonic() - started_s) * 5 * BYTES_PER_MBIT
-        # What is under way, on the sender's side and the receiver's, is 0.5 s of the rate at most.
+        # In flight on both sides is at most 0.5 s of the rate.
         assert written <= carried + 0.5 * 5 * BYTES_PER_MBIT
 
 
@@ -157,12 +158,12 @@ def test_a_new_rate_and_latency_hold_without_a_new_connection(network: RelayNetw
     first_that_holds(lambda: rates(network, [(0, 1)])[0], lambda rate: 4.5 <= rate <= 5.25)
 
 
-def test_latency_does_not_cost_rate(network: RelayNetwork) -> None:
+def test_latency_does_not_reduce_the_rate(network: RelayNetwork) -> None:
     network.apply(conditions(20, latency_s=0.039))
     first_that_holds(lambda: rates(network, [(0, 1)])[0], lambda rate: 18 <= rate <= 21)
 
 
-def test_a_latency_that_comes_while_bytes_pass_does_not_cost_rate(network: RelayNetwork) -> None:
+def test_a_latency_added_during_a_transfer_does_not_reduce_the_rate(network: RelayNetwork) -> None:
     def rate_after_change() -> float:
         network.apply(conditions(20))
         change = threading.Timer(0.25, lambda: network.apply(conditions(20, latency_s=0.1)))
@@ -174,7 +175,7 @@ def test_a_latency_that_comes_while_bytes_pass_does_not_cost_rate(network: Relay
     first_that_holds(rate_after_change, lambda rate: 17 <= rate <= 21)
 
 
-def test_a_cut_link_says_nothing_and_goes_on_when_restored(network: RelayNetwork) -> None:
+def test_a_cut_link_is_silent_and_continues_when_restored(network: RelayNetwork) -> None:
     cut, cut_receiving = connect(network, Rank(0), Rank(1))
     other, other_receiving = connect(network, Rank(0), Rank(2))
     with cut, cut_receiving, other, other_receiving:
@@ -188,7 +189,7 @@ def test_a_cut_link_says_nothing_and_goes_on_when_restored(network: RelayNetwork
         assert cut_receiving.recv(4) == b"held"
 
 
-def test_the_end_of_a_stream_passes_and_leaves_the_other_way_open(network: RelayNetwork) -> None:
+def test_a_half_closed_stream_stays_open_in_the_other_direction(network: RelayNetwork) -> None:
     sending, receiving = connect(network, Rank(0), Rank(1))
     with sending, receiving:
         sending.sendall(b"last")
@@ -207,7 +208,7 @@ def test_a_target_that_does_not_listen_ends_the_connection(network: RelayNetwork
         assert dialled.recv(1) == b""
 
 
-def test_a_relay_that_has_gone_is_noticed(network: RelayNetwork) -> None:
+def test_a_missing_relay_is_detected(network: RelayNetwork) -> None:
     assert network.failure() == ""
     os.kill(network.process.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="has ended"):

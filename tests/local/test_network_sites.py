@@ -1,9 +1,10 @@
-"""Proves, with the relay and with real namespaces: the workers of a site have together what one of
-them has alone, towards other sites and from them, and each link the same; traffic inside a site
-takes nothing of it; a new rate holds for all of them; a cut site says nothing and goes on; whatever
-the sites, nothing stays behind.
+"""Test shaped links of sites, with the relay and with real namespaces.
 
-Leaves out: links of workers that share nothing (test_network_relay, test_network_namespaces).
+The workers of a site share the rate of one worker to and from other sites, and each link has the
+same part. Traffic inside a site uses none of it. A new rate applies to all of them. A cut site is
+silent and continues when restored. Nothing stays behind.
+
+Left out: links of workers that share nothing (test_network_relay, test_network_namespaces).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ PLAN = plan_of_sites(
 
 
 def left_behind() -> set[str]:
-    """Namespaces and interfaces in the runner's namespace that a network of ours could leave."""
+    """Return namespaces and interfaces of the runner that such a network could leave behind."""
     folder = Path("/run/netns")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     links = {path.name for path in Path("/sys/class/net").iterdir()}
@@ -68,7 +69,7 @@ def left_behind() -> set[str]:
 def start(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Callable[[Plan], UnshapedNetwork]]:
-    """Starts the network of a plan; at the end nothing of it may be left."""
+    """Start the network of a plan; at the end nothing of it may be left."""
     started: list[UnshapedNetwork] = []
 
     def start_network(plan: Plan) -> UnshapedNetwork:
@@ -89,7 +90,7 @@ def network(start: Callable[[Plan], UnshapedNetwork]) -> UnshapedNetwork:
 
 
 def rates(network: UnshapedNetwork, *links: tuple[int, int]) -> list[float]:
-    """Mbit/s of each link with all of them busy."""
+    """Return Mbit/s of each link with all of them busy."""
     pairs = [(Rank(sender), Rank(receiver)) for sender, receiver in links]
     done = measure_transfers(network, pairs, seconds=1.5)
     return [one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT for one in done]
@@ -103,7 +104,7 @@ def rates(network: UnshapedNetwork, *links: tuple[int, int]) -> list[float]:
         pytest.param([(0, 2), (0, 3), (1, 2)], id="links of one worker and of another"),
     ],
 )
-def test_workers_of_a_site_have_together_what_one_has_alone(
+def test_workers_of_a_site_share_the_rate_of_one(
     network: UnshapedNetwork, links: list[tuple[int, int]]
 ) -> None:
     def alone_and_beside() -> tuple[float, list[float]]:
@@ -128,7 +129,7 @@ def test_a_worker_alone_at_its_site_has_the_smaller_of_both_rates(
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(namespaces_unavailable()), reason=namespaces_unavailable() or "-")
-def test_workers_of_a_site_of_very_many_links_share_its_rate_too(
+def test_workers_of_a_site_with_many_links_share_its_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(namespaces, "MAX_SITE_LEAVES", 1)
@@ -144,7 +145,7 @@ def test_workers_of_a_site_of_very_many_links_share_its_rate_too(
         network.close()
 
 
-def test_traffic_inside_a_site_takes_nothing_of_its_uplink(network: UnshapedNetwork) -> None:
+def test_traffic_inside_a_site_uses_none_of_its_uplink(network: UnshapedNetwork) -> None:
     def measured() -> tuple[float, float]:
         inside, between = rates(network, (0, 1), (1, 2))
         return inside / INSIDE, between / BETWEEN
@@ -163,7 +164,7 @@ def test_a_new_rate_holds_for_all_workers_of_a_site(network: UnshapedNetwork) ->
     )
 
 
-def test_a_cut_site_says_nothing_and_goes_on_when_restored(network: UnshapedNetwork) -> None:
+def test_a_cut_site_is_silent_and_continues_when_restored(network: UnshapedNetwork) -> None:
     connections = []
     for sender, receiver in ((0, 2), (2, 3), (1, 4)):
         with network.listener(Rank(receiver)) as listener:
@@ -181,7 +182,7 @@ def test_a_cut_site_says_nothing_and_goes_on_when_restored(network: UnshapedNetw
         with pytest.raises(TimeoutError):
             cut.recv(4)
         network.apply(PLAN.changes[0].conditions)
-        cut.settimeout(5)  # TCP tries again in its own time
+        cut.settimeout(5)  # TCP retries after its own delay
         assert cut.recv(4) == b"word"
     finally:
         for one in (one for pair in connections for one in pair):
@@ -189,7 +190,7 @@ def test_a_cut_site_says_nothing_and_goes_on_when_restored(network: UnshapedNetw
 
 
 @pytest.mark.parametrize("letters", ["aaaa", "aabb", "abcc", "abcd"])
-def test_whatever_the_sites_all_are_reached_and_nothing_stays(
+def test_all_workers_are_reached_and_nothing_stays_for_any_sites(
     letters: str, start: Callable[[Plan], UnshapedNetwork]
 ) -> None:
     network = start(plan_of_sites(letters, BETWEEN))
@@ -201,7 +202,7 @@ def test_whatever_the_sites_all_are_reached_and_nothing_stays(
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(namespaces_unavailable()), reason=namespaces_unavailable() or "-")
-def test_a_worker_reaches_the_runner_past_its_sites_rate() -> None:
+def test_a_sites_rate_does_not_limit_traffic_to_the_runner() -> None:
     network = NamespaceNetwork(PLAN)
     network.start()
     try:
@@ -220,7 +221,7 @@ def test_a_worker_reaches_the_runner_past_its_sites_rate() -> None:
 
 
 def seconds(sender: socket.socket, receiver: socket.socket) -> float:
-    """That a megabyte takes."""
+    """Return the seconds that a megabyte takes."""
     started_s, left_bytes = time.monotonic(), 1_000_000
     sending = threading.Thread(target=sender.sendall, args=(bytes(left_bytes),))
     sending.start()

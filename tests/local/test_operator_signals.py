@@ -1,8 +1,8 @@
-"""Facts: the operator ends in order at a SIGTERM however early: when Python has just been started,
-and while what the operator is made of is imported.
+"""Test that the operator ends in order at a SIGTERM soon after its start.
 
-Real processes, started as the image starts them. Left out: that process 1 of a container gets a
-signal that was held back (tests/local/test_pods.py), an operator at work (tests/cluster).
+The signal arrives when Python has just started, and during imports. Processes are real and start as
+in the image. Left out: that process 1 of a container gets a deferred signal
+(tests/local/test_pods.py), a running operator (tests/cluster).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ WITHIN_S = 30.0
 
 
 def has_begun(process: Path) -> bool:
-    """`env` has become Python."""
+    """Report whether `env` has become Python."""
     return (process / "exe").readlink().name.startswith("python")
 
 
 def imports(process: Path) -> bool:
-    """aiohttp's own code is there: kopf is being imported."""
+    """Report whether aiohttp's native code is loaded: kopf is being imported."""
     return "aiohttp" in (process / "maps").read_text()
 
 
 @pytest.mark.parametrize(("moment", "times"), [(has_begun, 20), (imports, 2)])
-def test_an_operator_ends_at_a_signal_that_comes_early(
+def test_an_operator_ends_at_an_early_signal(
     tmp_path: Path, moment: Callable[[Path], bool], times: int
 ) -> None:
-    """Without its settings it would end by itself, but not with this code."""
+    """Without its settings it would exit anyway, but not with this code."""
     config = str(tmp_path / "none.yaml")
     command = [*BLOCK_SIGTERM_COMMAND, sys.executable, "-m", "dlion_operator", "--config", config]
     for _ in range(times):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as operator:
             deadline_s = time.monotonic() + WITHIN_S
-            while not moment(Path(f"/proc/{operator.pid}")):  # no pause: it is over soon
+            while not moment(Path(f"/proc/{operator.pid}")):  # no pause: the moment is short
                 assert time.monotonic() < deadline_s
             operator.send_signal(signal.SIGTERM)
             assert operator.wait(WITHIN_S) == ExitCode.OK

@@ -1,7 +1,7 @@
-"""Facts: while a worker computes a step, messages go out to a peer and come in from it: the
-exchange's thread and gRPC's need the interpreter now and then, and TensorFlow does not hold it.
+"""Test that a worker exchanges messages while it computes a step.
 
-Left out: what a busy core costs either of them (benchmarks/exchange_cost.py).
+The threads of the exchange and of gRPC need the interpreter now and then, and TensorFlow does not
+hold it. Left out: what a busy core costs either of them (benchmarks/exchange_cost.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLES = 1000
 MEGABYTE = 1_000_000
 
 
-def test_messages_go_out_and_come_in_while_a_step_computes() -> None:
+def test_messages_are_sent_and_received_while_a_step_computes() -> None:
     model = FlatModel(builtin("cipher"), input_shape=(32, 32, 3), class_count=10, seed=1)
     chance = np.random.default_rng(1)
     x_B = chance.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
@@ -37,7 +37,7 @@ def test_messages_go_out_and_come_in_while_a_step_computes() -> None:
     has_ended = threading.Event()
 
     def exchange() -> None:
-        """A message there and one back, again and again."""
+        """Send a message there and one back, repeatedly."""
         payload = os.urandom(MEGABYTE)
         while not has_ended.is_set():
             message = Message(MessageKind.GRADIENT, len(returned_s) + 1, 32, 0, payload)

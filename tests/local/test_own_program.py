@@ -1,9 +1,10 @@
-"""Facts: what `dlion init DIR` writes runs with `dlion run DIR/job.yaml` from another working
-directory; the run is resumed with a manifest that has no program beside it, and the result
-folder's own job.yaml starts another run. `dlion validate` that is killed leaves no process behind.
-Python files of the working directory are not imported.
+"""Test user programs that `dlion init DIR` writes.
 
-Left out: which folder is taken in each case (tests/unit/cli/test_program_root), the protocol of
+`dlion run DIR/job.yaml` runs from another working directory. The run is resumed with a manifest
+that has no program beside it, and the result folder's own job.yaml starts another run. A killed
+`dlion validate` leaves no process behind. Python files of the working directory are not imported.
+
+Left out: which folder is used in each case (tests/unit/cli/test_program_root), the protocol of
 programs (tests/unit/worker/training/test_programs).
 """
 
@@ -26,7 +27,7 @@ SHORT = ("trainer.stop={maxSteps: 8}", "sites=[{name: a, groups: [{name: g, work
 
 
 @pytest.mark.timeout(300)
-def test_what_init_writes_runs_from_anywhere(
+def test_the_files_of_init_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
@@ -49,7 +50,7 @@ def test_what_init_writes_runs_from_anywhere(
 
 
 @pytest.mark.timeout(300)
-def test_a_trial_ends_with_the_command(tmp_path: Path) -> None:
+def test_a_program_check_ends_with_the_command(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path / "project")]) == 0
     program = tmp_path / "project" / "program.py"
     mark = tmp_path / "begun"

@@ -1,12 +1,13 @@
-"""Facts: a program of each shape (probabilities, two classes of one output, float targets, several
-inputs and outputs, a loss of its own, a part with weights that does not train, a script with
-compile(), tf.data, augmentation and callbacks), with a package beside it, trains in a real run. The
-model that its site keeps predicts as well as the summary says, from what the program itself calls
-inputs. The run is resumed and replayed from its result folder, with the package where it was. A
-package or a callback that fails ends the run with the user's line. Callbacks write into a folder of
-their worker, and compiled metrics are in the records.
+"""Test that user programs of many kinds train in a real run, with a package beside them.
 
-Left out: what goes wrong (tests/unit/worker/training/test_scoring and test_programs), virtual time
+The kinds are: probabilities, two classes of one output, float targets, several inputs and outputs,
+a custom loss, untrained weights, and a script with compile(), tf.data, augmentation and callbacks.
+The model of each site predicts as well as the summary states, from the program's own inputs. The
+run is resumed and replayed from its result folder, with the package where it was. A package or a
+callback that fails ends the run with the user's line. Callbacks write into a folder of their
+worker, and compiled metrics are in the records.
+
+Left out: errors (tests/unit/worker/training/test_scoring and test_programs), virtual time
 (tests/simulated/test_own_programs), pods (tests/cluster/test_own_programs).
 """
 
@@ -25,7 +26,7 @@ from own_programs import FROZEN, KERAS_SCRIPT, OWN_PROGRAMS, SITES, TWO_INPUTS, 
 pytestmark = pytest.mark.patient
 
 USUAL = [TWO_INPUTS]
-"""It has what the others lack; `make slow` trains these too."""
+"""It covers what the others lack; `make slow` also trains the others."""
 
 
 @pytest.mark.timeout(300)
@@ -48,13 +49,15 @@ def test_a_program_of_each_shape_trains_and_its_model_predicts(
 
 
 def most_samples(steps: list[StepRecord]) -> dict[int, int]:
-    """Each worker's own samples at the end."""
+    """Return each worker's own samples at the end."""
     return {rank: max(s.samples for s in steps if s.rank == rank) for rank in (0, 1)}
 
 
 @pytest.mark.timeout(300)
-def test_a_script_for_keras_trains_as_it_says(tmp_path: Path) -> None:
-    """With its optimizer, metrics and callbacks; a resumed run goes on with all of them."""
+def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
+    """It trains with its optimizer, metrics and callbacks; a resumed run continues with all of
+    them.
+    """
     KERAS_SCRIPT.project(tmp_path, steps=60)
     often = ("--set", "checkpoint.everySeconds=5", "--set", "trainer.evaluation.everySamples=400")
     with LocalRun(tmp_path, None, *often) as run:
@@ -98,7 +101,7 @@ def test_a_callback_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> Non
 def test_a_run_is_resumed_and_replayed_with_the_package_beside_its_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a folder that is neither the program's nor the run's."""
+    """The folder is neither the program's nor the run's."""
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
     FROZEN.project(tmp_path, steps=40)

@@ -1,7 +1,9 @@
-"""Facts: a run whose model lacks the replica of a worker of the manifest ends with exit code 80,
-whatever became of that worker: it diverged for good, or its process stood still at the end. The
-terminal and the summary name who is missing, and the model says whose it is. A run whose trainers
-are all told to end from outside ended early: exit code 79.
+"""Test runs that end without all replicas or too early.
+
+A run whose model lacks the replica of a worker of the manifest ends with exit code 80. The worker
+diverged for good, or its process was stopped at the end. The terminal and the summary name the
+missing workers, and the model names its own. If all trainers are asked from outside to end, the run
+ended early: exit code 79.
 
 Left out: the rule itself (tests/unit/results/test_judgement.py), cut links (test_end_of_run).
 """
@@ -47,7 +49,7 @@ def after_a_while():
 
 
 @pytest.mark.timeout(200)
-def test_a_model_of_one_of_three_workers_is_partial_and_named(tmp_path: Path) -> None:
+def test_a_model_of_one_of_three_workers_is_partial(tmp_path: Path) -> None:
     trainer = {"program": blobs(tmp_path, more=TWO_DIVERGE), "stop": {"maxSteps": 60}}
     with LocalRun(tmp_path, job_document(3, trainer=trainer)) as run:
         assert run.finish() == ExitCode.PARTIAL, run.terminal()
@@ -57,9 +59,9 @@ def test_a_model_of_one_of_three_workers_is_partial_and_named(tmp_path: Path) ->
     assert (ending["succeeded"], ending["reason"], ending["missing"]) == (False, "Partial", [0, 1])
     assert ending["stop_reason"] == "maxSteps 60 reached"
     assert ending["iteration"] == 60
-    said = " ".join(run.terminal().split())
-    assert "test: Partial: maxSteps 60 reached, without the replicas 0, 1 after" in said
-    assert "the saved model lacks workers 0, 1 (worker 0 ended with DIVERGED (75)" in said
+    terminal = " ".join(run.terminal().split())
+    assert "test: Partial: maxSteps 60 reached, without the replicas 0, 1 after" in terminal
+    assert "the saved model lacks workers 0, 1 (worker 0 ended with DIVERGED (75)" in terminal
     last = run.terminal().splitlines()[-1]
     assert last == f"dlion run {tmp_path / 'job.yaml'} --resume {run.folder}"
 
@@ -70,11 +72,12 @@ def test_a_model_of_one_of_three_workers_is_partial_and_named(tmp_path: Path) ->
     [{"plant-a": 3}, pytest.param({"plant-a": 2, "plant-b": 1}, marks=pytest.mark.slow)],
     ids=["one", "two"],
 )
-def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(
+def test_a_trainer_that_is_stopped_at_the_end_is_no_success(
     tmp_path: Path, sites: dict[str, int]
 ) -> None:
-    """Either it comes together, or the models are named as what they are; within one site the one
-    that holds more stays."""
+    """Either all replicas are merged, or the models name their sites; within one site the model
+    with more replicas is kept.
+    """
     program = blobs(tmp_path, nap_s=0.1, more=IMPATIENT)
     trainer = {"program": program, "stop": {"maxSteps": 30}}
     job = job_document(
@@ -104,7 +107,7 @@ def test_a_trainer_that_stands_still_at_the_end_never_passes_for_success(
 
 
 @pytest.mark.timeout(200)
-def test_a_run_whose_trainers_are_told_to_end_has_ended_early(tmp_path: Path) -> None:
+def test_a_run_whose_trainers_are_asked_to_end_has_ended_early(tmp_path: Path) -> None:
     trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 100_000}}
     with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
         run.wait_for_step(10)

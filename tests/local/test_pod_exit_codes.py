@@ -1,7 +1,9 @@
-"""Facts: a trainer's container whose program crashes, or is killed, more often than `maxRestarts`
-allows ends with the exit code RESTARTS, after that number of restarts; its sidecar ends in order.
+"""Test the exit code of a trainer's container after too many crashes.
 
-Whole processes of a worker's pod. Left out: what the operator makes of it (tests/cluster), the
+A program that crashes, or is killed, more often than `maxRestarts` allows ends with the exit code
+RESTARTS after that number of restarts. Its sidecar ends in order.
+
+Processes are those of a worker's pod. Left out: what the operator makes of it (tests/cluster), the
 codes of single ends (tests/unit/worker/supervisor), programs that raise (test_kept_logs).
 """
 
@@ -30,7 +32,7 @@ def build_model():
     ("how", "subnet", "limit"),
     [("os.abort()", 48, 1), ("os.kill(os.getpid(), signal.SIGKILL)", 49, 0)],
 )
-def test_a_trainer_that_ends_too_often_is_given_up_with_its_own_code(
+def test_a_trainer_that_crashes_too_often_exits_with_restarts(
     tmp_path: Path, how: str, subnet: int, limit: int
 ) -> None:
     program = blobs(tmp_path, more=CRASHES.format(how=how))

@@ -1,15 +1,17 @@
-"""Facts: workers and keeper started as in pods, by `dlion_worker.pod`, train; the keeper has every
-record once, the checkpoints, the model and a summary that says how the run ended. Workers that are
-suspended (SIGTERM) and started again with nothing of their own wait for the keeper, go on from its
-checkpoints, and make the very steps of a run without a break (but that one whose peer had made the
-last update takes it over). A keeper that is killed in the middle and started again has every record
-once. A group grows from two workers to four and shrinks to two again while it trains: who comes
-takes over a state and a share of the batch, who goes gives its share back, and those who stay lose
-no iteration. Pods that are told to end do so in time; one that the manifest does not have says what
-to change.
+"""Test workers and keeper that start as in pods, by `dlion_worker.pod`, and train.
 
-Real processes, coordinator, mutual TLS and files, on loopback. Left out: containers and Kubernetes
-(tests/cluster), hostile callers of a keeper (test_keeper), several sites.
+The keeper has every record once, the checkpoints, the model and a summary with the result of the
+run. Suspended workers (SIGTERM) restart with empty folders, wait for the keeper, and continue from
+its checkpoints. Their steps equal those of a run without a break. The exception is a worker whose
+peer made the last update, which takes that update over. A keeper that is killed and restarted has
+every record once.
+
+A group grows from two workers to four and shrinks to two again during training. A new worker takes
+a state and a share of the batch, a removed one returns its share, and the others lose no iteration.
+Pods that are asked to end do so in time. A pod that the manifest lacks states what to change.
+
+Processes, coordinator, mutual TLS and files are real, on loopback. Left out: containers and
+Kubernetes (tests/cluster), hostile callers of a keeper (test_keeper), several sites.
 """
 
 from __future__ import annotations
@@ -35,19 +37,21 @@ from pod_run import PodRun, pod_run
 STEPS, BREAK = 40, 10
 BOTH = ("trainer-0", "trainer-1")
 MAX_WAIT_S = 1.0
-"""Of an iteration while others start or leave; usual ones take a fifth of a second."""
+"""Of an iteration while others start or leave; the usual duration is a fifth of a second."""
 
 
 def document(steps: int = STEPS, **spec: object) -> dict[str, object]:
-    """Two workers in lock step; checkpoints every second."""
+    """Return a job of two workers in lock step, with checkpoints every second."""
     return job_document(
         2, trainer={"stop": {"maxSteps": steps}}, checkpoint={"everySeconds": 1}, runId="r1", **spec
     )
 
 
 def growing_document(folder: Path, **spec: object) -> dict[str, object]:
-    """Two workers at first, and a global batch of 64 samples; iterations of a fifth of a second
-    that take next to no core, so that a busy machine makes few of them longer."""
+    """Return a job of two workers at first, with a global batch of 64 samples.
+
+    Iterations of a fifth of a second take almost no CPU, so that a busy machine delays few of them.
+    """
     batching = {
         "policy": "even", "globalBatchSize": {"initial": 64, "max": 64, "growth": False}
     }  # fmt: skip
@@ -64,14 +68,14 @@ def start_all(run: PodRun) -> None:
 
 
 def finish(run: PodRun) -> None:
-    """Waits for the workers' end, and for the keeper's summary of it."""
+    """Wait for the workers' end and for the keeper's summary of it."""
     assert {name: run.wait(name) for name in BOTH} == dict.fromkeys(BOTH, 0), run.story()
     run.run_is_over("maxSteps", succeeded=True)
     run.wait_until((run.results / "summary.json").exists, "a summary")
 
 
 def assert_once(run: PodRun) -> None:
-    """No record is missing, none is there twice."""
+    """Check that no record is missing or duplicated."""
     made = Counter((step.rank, step.iteration) for step in run.steps())
     assert set(made.values()) == {1}
     for rank in range(2):
@@ -80,14 +84,14 @@ def assert_once(run: PodRun) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path) -> None:
+def test_a_suspended_run_continues_from_the_keepers_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     with pod_run(tmp_path / "whole", document(), subnet=1) as whole:
         start_all(whole)
         whole.wait_until(lambda: len(whole.steps()) >= BREAK, "some steps")
         whole.end("keeper", number=signal.SIGKILL)
         whole.start_keeper()
-        for rank in range(2):  # as the kubelet makes it
+        for rank in range(2):  # as the kubelet creates it
             (whole.root(f"w{rank}") / "dev").mkdir()
             (whole.root(f"w{rank}") / "dev/termination-log").write_text("an earlier message")
         finish(whole)
@@ -97,7 +101,7 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
             for rank in range(2)
         )
         assert saved == EndReport(f"maxSteps {STEPS} reached", STEPS, ranks=(Rank(0), Rank(1)))
-        assert other == EndReport(f"maxSteps {STEPS} reached", STEPS), "it saved no model"
+        assert other == EndReport(f"maxSteps {STEPS} reached", STEPS), "no model is saved"
         expected = hashes(whole.steps())
         assert max(expected) == STEPS
         summary = whole.summary()
@@ -142,15 +146,15 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
         assert len(made) == len(set(made))
         for iteration, known in hashes(run.steps()).items():
             assert known.items() <= expected[iteration].items()
-        # A worker whose peer had made the last update before the break takes it over.
+        # A worker whose peer made the last update before the break takes that update over.
         left_out = {(rank, i) for rank in range(2) for i in range(1, STEPS + 1)} - set(made)
         assert {iteration for _, iteration in left_out} <= {broken_at}
-        print(f"ended {took_s:.1f} s after SIGTERM, went on behind iteration {broken_at}")
+        print(f"ended {took_s:.1f} s after SIGTERM, continued after iteration {broken_at}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
+def test_a_killed_keeper_has_every_record_once(tmp_path: Path) -> None:
     with pod_run(tmp_path, document(), subnet=3) as run:
         start_all(run)
         run.wait_until(lambda: len(run.steps()) >= BREAK, "some steps")
@@ -165,16 +169,16 @@ def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("policy", "most_s"),
-    # Under adaptive the others wait at the end of a round for the first step of who has come.
+    # Under adaptive the others wait at the end of a round for the first step of a new worker.
     [("full", MAX_WAIT_S), pytest.param("adaptive", 3 * MAX_WAIT_S, marks=pytest.mark.slow)],
 )
 def test_a_group_grows_and_shrinks_while_it_trains(
     tmp_path: Path, policy: str, most_s: float
 ) -> None:
-    """The pods that come were told of a manifest with two workers, as those who are there.
+    """The new pods get a manifest with two workers, as the others.
 
-    Lost would be an iteration that was thrown away, or one that waited for a pod that starts, which
-    takes seconds. The slow tier holds shorter waits against the median (test_worker_losses).
+    An iteration is lost if it is discarded, or if it waits for a pod that starts, which takes
+    seconds. The slow tests compare shorter waits with the median (test_worker_losses).
     """
     spec = growing_document(tmp_path, exchange={"policy": policy})
     with pod_run(tmp_path, spec, subnet=7) as run:
@@ -214,7 +218,7 @@ def test_a_group_grows_and_shrinks_while_it_trains(
                   f" {len(loss.slow)} of {loss.iterations} iterations slow")  # fmt: skip
 
 
-def test_a_pod_that_the_manifest_does_not_have_says_what_to_change(tmp_path: Path) -> None:
+def test_a_pod_outside_the_manifest_names_the_change(tmp_path: Path) -> None:
     with pod_run(tmp_path, document(exchange={"policy": "hop"}), subnet=4) as run:
         worker = run.job.workers()[1]
         root = run.prepare("w1", worker)
@@ -232,8 +236,8 @@ def test_a_pod_that_the_manifest_does_not_have_says_what_to_change(tmp_path: Pat
 @pytest.mark.parametrize(
     "role", ["trainer", *(pytest.param(r, marks=pytest.mark.slow) for r in ("sidecar", "keeper"))]
 )
-def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str) -> None:
-    """Nobody answers: the coordinator is gone before they start."""
+def test_a_waiting_pod_that_is_asked_to_end_ends(tmp_path: Path, role: str) -> None:
+    """No call is answered: the coordinator is gone before the pods start."""
     with pod_run(tmp_path, document(), subnet=5) as run:
         run.coordinator.close()
         root = run.prepare("w0", run.job.workers()[0])
@@ -254,11 +258,12 @@ def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str
 @pytest.mark.root
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ["trainer", "sidecar", "keeper"])
-def test_pid_1_takes_a_signal_that_comes_before_it_handles_any(
+def test_pid_1_receives_a_signal_from_before_its_handlers(
     tmp_path: Path, role: str, times: int
 ) -> None:
-    """The kernel drops what a PID 1 does not handle: it has to be held back until then. The signal
-    comes as soon as there is a Python."""
+    """The kernel drops a signal that PID 1 does not handle, so it is blocked until then. The signal
+    is sent as soon as Python runs.
+    """
     with pod_run(tmp_path, document(), subnet=6) as run:
         run.coordinator.close()
         root = run.prepare("w0", run.job.workers()[0])
@@ -275,7 +280,7 @@ def test_pid_1_takes_a_signal_that_comes_before_it_handles_any(
 
 
 def first_python(parent: int) -> int:
-    """The only child of that process, as soon as it runs Python: hence no pause between looks."""
+    """Return the only child of that process once it runs Python; poll without pauses."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:

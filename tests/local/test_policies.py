@@ -1,8 +1,9 @@
-"""Published systems with real processes and links, of each kind one: updates, queues of weights,
-pairs, servers, error feedback on links that drop nothing.
+"""Test published systems with real processes and links, one of each kind.
 
-Proves: they train, no message is refused, and the run ends by itself, also where the worker that is
-waited for stops first. Left out: what each computes (tests/property), all policies (docs/policies).
+The kinds are: updates, queues of weights, pairs, servers, and error feedback on links that drop
+nothing. The policies train, no message is refused, and the run ends by itself, also if an awaited
+worker stops first. Left out: what each policy computes (tests/property), all policies
+(docs/policies).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.patient
 
 STEPS = 180
 LEARNT = 0.55
-"""Accuracy of every replica, of three classes: a third is chance. What each policy comes to in the
-end is docs/policies.md's."""
+"""Accuracy of every replica, of three classes: a third is chance. docs/policies.md has the final
+accuracy of each policy."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "gaia": {},
@@ -32,9 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "ako": {"partitions": 3},
 }
 SLOW = {"adacomp", "adaptive", "ako", "gaia", "halos", "hop"}
-"""`make slow` trains them: `hop`, which test_clustered trains as well, `adaptive`, with which the
-quick start and the tutorial train, those that differ from `dlion` in what they send alone, and the
-second policy with servers."""
+"""`make slow` trains them: `hop` (also in test_clustered), `adaptive` (also in the quick start and
+the tutorial), policies that differ from `dlion` only in what they send, and the second policy with
+servers."""
 
 
 @pytest.mark.timeout(120)

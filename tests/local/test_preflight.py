@@ -1,6 +1,8 @@
-"""Facts: `dlion preflight` against operators' own federation ports: sites that are right pass, with
-the certificate's end; one whose authority was made anew, whose address is another's, or that is not
-there fails with what to do; and operators that were looked at go on hearing each other.
+"""Test `dlion preflight` against the federation ports of operators.
+
+Correct sites pass, with the end of their certificates. A site with a new authority, with another
+site's address, or without an operator fails with what to do. Operators still hear each other after
+the checks.
 
 Left out: ports that are no operator's (tests/unit/cli/test_preflight.py).
 """
@@ -38,7 +40,7 @@ def entry(site: FederatedSite, **changes: Any) -> dict[str, Any]:
 async def looked_at(
     folder: Path, capture: pytest.CaptureFixture[str], *entries: dict[str, Any]
 ) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-    """Exit code, and what was found by site and check."""
+    """Return the exit code, and the results by site and check."""
     file = folder / "sites.yaml"
     file.write_text(yaml.safe_dump({"sites": list(entries)}))
     code = await asyncio.to_thread(main, ["preflight", str(file), "-o", "json"])
@@ -46,7 +48,7 @@ async def looked_at(
     return code, {(each["site"], each["check"]): each for each in checks}
 
 
-def test_operators_are_found_or_what_is_wrong(
+def test_operators_are_found_or_faults_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def run() -> None:
@@ -65,8 +67,8 @@ def test_operators_are_found_or_what_is_wrong(
                 assert found[name, "tls"]["seen"].startswith(f"operator.{name}.dlion by its")
                 least, most = found[name, "clock"]["figures"].values()
                 assert -60 < least <= 0 < most < a.life.total_seconds()
-            anew = CertificateAuthority(A).bundle_pem.decode()
-            wrong = entry(a, bundle=anew), entry(c, address=entry(b)["address"])
+            new_bundle = CertificateAuthority(A).bundle_pem.decode()
+            wrong = entry(a, bundle=new_bundle), entry(c, address=entry(b)["address"])
             code, found = await looked_at(tmp_path, capsys, *wrong)
             assert code == ExitCode.UNAVAILABLE
             assert "by another authority" in found[A, "tls"]["seen"]

@@ -1,6 +1,7 @@
-"""Facts: children of a ProcessGroup run with their environment, prefix and log, are ended within
-the bound even where they ignore SIGTERM, are out of the terminal's reach, and die with a runner
-that is killed.
+"""Test the children of a ProcessGroup.
+
+They run with their environment, prefix and log. They end within the bound, even if they ignore
+SIGTERM. Signals of the terminal do not reach them, and they die with a killed runner.
 
 Left out: what the children of a run do.
 """
@@ -28,7 +29,7 @@ LONG_S = 20.0
 
 
 def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
-    """Returns as soon as it is so; fails when it never is."""
+    """Return as soon as the condition holds; fail if it never does."""
     began_s = time.monotonic()
     while not true():
         assert time.monotonic() - began_s < within_s, f"never: {what}"
@@ -36,7 +37,7 @@ def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) 
 
 
 def alive(pid: int) -> bool:
-    """Whether that process runs; a zombie does not."""
+    """Report whether that process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -57,7 +58,7 @@ def test_a_child_has_its_environment_prefix_and_log(group: ProcessGroup) -> None
 
 
 def test_children_are_polled_while_more_are_started(group: ProcessGroup) -> None:
-    """As where Ctrl-C ends a run that still starts."""
+    """As when Ctrl-C ends a run during its start."""
     names = [f"child-{number}" for number in range(60)]
     with ThreadPoolExecutor(1) as starter:
         started = [starter.submit(group.start, name, ["true"]) for name in names]
@@ -66,7 +67,7 @@ def test_children_are_polled_while_more_are_started(group: ProcessGroup) -> None
     wait_until(lambda: group.poll() == dict.fromkeys(names, 0), "all have ended")
 
 
-def test_a_name_may_come_again_after_its_end_only(group: ProcessGroup) -> None:
+def test_a_name_is_reusable_only_after_the_end_of_its_child(group: ProcessGroup) -> None:
     group.start("one", ["sh", "-c", "echo first"])
     wait_until(lambda: not group.running(), "ended")
     group.start("one", ["sh", "-c", "echo second; exec sleep 60"])
@@ -78,7 +79,9 @@ def test_a_name_may_come_again_after_its_end_only(group: ProcessGroup) -> None:
         group.start("../one", ["true"])
 
 
-def test_all_are_ended_within_the_bound_and_the_stubborn_are_named(group: ProcessGroup) -> None:
+def test_all_children_end_within_the_bound_and_stubborn_ones_are_reported(
+    group: ProcessGroup,
+) -> None:
     mild = group.start("mild", ["sleep", "60"])
     stubborn = group.start(
         "stubborn", ["sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.05; done"]
@@ -90,7 +93,7 @@ def test_all_are_ended_within_the_bound_and_the_stubborn_are_named(group: Proces
     assert group.poll() == {"mild": -signal.SIGTERM, "stubborn": -signal.SIGKILL}
 
 
-def test_children_are_out_of_the_terminals_reach(group: ProcessGroup) -> None:
+def test_signals_of_the_terminal_do_not_reach_the_children(group: ProcessGroup) -> None:
     pid = group.start("one", ["sleep", "60"])
     assert os.getsid(pid) == pid != os.getsid(0)
 

@@ -1,12 +1,13 @@
-"""Facts: `dlion.Client` trains a job on this machine and in virtual time, and reports its states,
-figures, logs, records and model, and draws them; another process sees the same jobs; deleting a job
-in training ends every process and removes its folder alone; `dlion.train` returns the ended job,
-raises its failure with the reason, and Ctrl-C ends its run in order; a compiled Keras model and
-arrays are trained at two sites, and their run is resumed, listed and deleted as any other; the
-cells of examples/notebook.ipynb run one after another.
+"""Test `dlion.Client` and `dlion.train` on this machine and in virtual time.
 
-Left out: models and data that are refused, what is read from damaged folders, and how processes end
-with their interpreter (tests/unit/cli), clusters (tests/cluster).
+The client trains a job. It reports and draws the job's states, figures, logs, records and model.
+Another process lists the same jobs. Deleting a job in training ends every process and removes only
+its folder. `dlion.train` returns the ended job or raises its failure with the reason, and Ctrl-C
+ends its run in order. A compiled Keras model and arrays are trained at two sites. Their run is
+resumed, listed and deleted as any other. The cells of examples/notebook.ipynb run in order.
+
+Left out: refused models and data, damaged folders, and processes at the end of their interpreter
+(tests/unit/cli), clusters (tests/cluster).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """In the environment of every process that the test starts."""
+    """Put a mark in the environment of every process that the test starts."""
     made = uuid.uuid4().hex
     monkeypatch.setenv(RUN_MARK, made)
     return made
 
 
 def left_behind(mark: str) -> list[int]:
-    """Other processes with the mark; some need a moment to go."""
+    """Return other processes with the mark; some need a moment to end."""
     deadline_s = time.monotonic() + 10
     while found := [*_marked(mark)]:
         if time.monotonic() > deadline_s:
@@ -64,7 +65,7 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
-def test_a_job_is_trained_shown_and_read_also_by_another_process(
+def test_a_job_is_trained_and_read_by_two_processes(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = job_document(
@@ -104,15 +105,17 @@ import dlion
 for job in dlion.Client(root={str(tmp_path / "runs")!r}).list_jobs():
     print(job.name, job.backend, job.state, job.accuracy)
 """
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.split() == [job.name, "local", "Succeeded", str(ended.accuracy)]
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert printed.stdout.split() == [job.name, "local", "Succeeded", str(ended.accuracy)]
     assert not left_behind(mark)
     client.delete_job(job.name)
     assert client.list_jobs() == []
     assert not (tmp_path / "runs" / job.name).exists()
 
 
-def test_deleting_a_job_in_training_leaves_nothing(tmp_path: Path, mark: str) -> None:
+def test_a_job_deleted_in_training_leaves_nothing(tmp_path: Path, mark: str) -> None:
     document = job_document(2, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     client = dlion.Client("local", root=tmp_path / "runs")
@@ -127,7 +130,7 @@ def test_deleting_a_job_in_training_leaves_nothing(tmp_path: Path, mark: str) ->
     assert sum(1 for _ in follower) < 1000, "it ends"
 
 
-def test_a_failing_job_is_raised_with_its_reason(tmp_path: Path, mark: str) -> None:
+def test_a_failed_job_raises_its_reason(tmp_path: Path, mark: str) -> None:
     program = blobs(
         tmp_path, more="\n\ndef load_data(*_):\n    raise RuntimeError('no such blobs')"
     )
@@ -156,9 +159,9 @@ dlion.train({document!r}, root={str(tmp_path / "runs")!r})
         shown.append(process.stderr.readline())
         assert shown[-1], f"it has ended: {shown}"
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode not in (0, None)
-    assert "KeyboardInterrupt" in told
+    assert "KeyboardInterrupt" in stderr
     assert not left_behind(mark)
     (job,) = dlion.Client(root=tmp_path / "runs").list_jobs()
     assert (job.state, job.reason) == ("Failed", "Interrupted")
@@ -183,7 +186,7 @@ def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: st
     assert job.result_folder == root / job.name
     client = dlion.Client("local", root=root)
     rates = client.get_job_metrics(job.name)["learning_rate"].dropna()
-    assert {round(rate, 6) for rate in rates} == {0.01}, "that of compile()"
+    assert {round(rate, 6) for rate in rates} == {0.01}, "the loss of compile()"
     trained = dlion.load_model(job)
     assert np.mean(trained.predict(x, verbose=0).argmax(1) == y) > 0.85
     for name in ("model-and-data/plant-a-0.npz", "model-and-data/plant-b-0.npz"):
@@ -205,7 +208,7 @@ def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: st
 
 
 def cells(**parameters: Any) -> list[str]:
-    """The notebook's code, with these parameters after the cell of that tag."""
+    """Return the notebook's code, with these parameters after the cell of that tag."""
     document = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
     found = []
     for cell in document["cells"]:
@@ -224,14 +227,14 @@ def test_the_notebook_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    seen: dict[str, Any] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells(backend=backend, seconds=seconds):
-        exec(compile(cell, "notebook", "exec"), seen)
-    assert seen["first"].accuracy > 0.5
-    assert seen["trained"].output_shape == (None, 10)
-    assert seen["together"].state == seen["alone"].state == "Succeeded"
-    assert seen["together"].accuracy > seen["alone"].accuracy
-    assert {each.backend for each in seen["client"].list_jobs()} == {backend}
-    assert "\n".join(seen["client"].get_job_logs(seen["alone"].name, worker=None))
+        exec(compile(cell, "notebook", "exec"), namespace)
+    assert namespace["first"].accuracy > 0.5
+    assert namespace["trained"].output_shape == (None, 10)
+    assert namespace["together"].state == namespace["alone"].state == "Succeeded"
+    assert namespace["together"].accuracy > namespace["alone"].accuracy
+    assert {each.backend for each in namespace["client"].list_jobs()} == {backend}
+    assert "\n".join(namespace["client"].get_job_logs(namespace["alone"].name, worker=None))
     assert (tmp_path / "digits.keras").stat().st_size > 10_000
     assert not left_behind(mark)

@@ -1,8 +1,9 @@
-"""Proves, with processes that burn CPU: a quota holds within a tenth, by control group and by duty
-cycle, changes at run time, holds a restarted child too, and leaves nothing (no group, no stopped
-process) behind, whatever ends it.
+"""Test CPU quotas with processes that burn CPU.
 
-Leaves out: cgroup v2 (recorded trees, tests/unit/environments): the machine has v1.
+A quota holds within a tenth, by control group and by duty cycle. It changes at run time and applies
+to a restarted child, too. At any end it leaves no group and no stopped process behind.
+
+Left out: cgroup v2 (recorded trees, tests/unit/environments): the machine has v1.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CpuLimiter]:
 
 
 class Supervisor:
-    """A process that starts a burning child again whenever it ends."""
+    """A process that restarts a burning child whenever it ends."""
 
     def __init__(self, cpu: CpuLimiter) -> None:
         enter = [
@@ -75,7 +76,7 @@ class Supervisor:
             text=True,
             start_new_session=True,
         )
-        # A quota is the most, and a busy machine may give less: first to the session, where the
+        # A quota is a maximum, and a busy machine may give less: first to the session, where the
         # kernel schedules sessions, then to the process.
         sessions = Path(f"/proc/{self._process.pid}/autogroup")
         if os.geteuid() == 0 and sessions.exists():
@@ -111,10 +112,10 @@ def cores_used(pid: int, seconds: float) -> float:
 
 
 def held_to(cores: float, pid: int) -> None:
-    """Proves that the quota is reached and held, to a tenth, on average from now on.
+    """Check that the average usage from now on is the quota, within a tenth.
 
-    A duty cycle that gets no processor for a moment stops its processes late, and pays that off
-    afterwards: its average is taken over up to ten seconds.
+    A duty cycle without a processor for a moment stops its processes late, and compensates for it
+    later: the average covers up to ten seconds.
     """
     started_s, before_s = time.monotonic(), process_cpu_s(pid) or 0.0
 
@@ -129,7 +130,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
+def test_a_quota_of_half_a_core_holds_and_changes_at_run_time(
     cpu: CpuLimiter, supervisor: Supervisor
 ) -> None:
     cpu.set_quota(RANK, 0.5)
@@ -143,7 +144,7 @@ def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
     held_to(0.2, supervisor.child)
 
 
-def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) -> None:
+def test_a_quota_applies_to_a_restarted_child(cpu: CpuLimiter, supervisor: Supervisor) -> None:
     cpu.set_quota(RANK, 0.3)
     os.kill(supervisor.child, signal.SIGKILL)
     child = supervisor.next_child()
@@ -151,7 +152,7 @@ def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) 
     held_to(0.3, child)
 
 
-def test_before_and_after_its_quota_a_worker_runs_free(
+def test_a_worker_is_unlimited_before_and_after_its_quota(
     cpu: CpuLimiter, supervisor: Supervisor
 ) -> None:
     assert cpu.usage_s(RANK)[1] == 0
@@ -164,7 +165,7 @@ def test_before_and_after_its_quota_a_worker_runs_free(
     assert cpu.usage_s(RANK)[1] == throttled_s
 
 
-def test_closing_lets_go(cpu: CpuLimiter, supervisor: Supervisor) -> None:
+def test_closing_removes_the_quota(cpu: CpuLimiter, supervisor: Supervisor) -> None:
     cpu.set_quota(RANK, 0.05)
     time.sleep(0.3)
     cpu.close()
@@ -172,7 +173,7 @@ def test_closing_lets_go(cpu: CpuLimiter, supervisor: Supervisor) -> None:
     first_that_holds(lambda: cores_used(supervisor.child, 0.5), lambda cores: cores > 0.2)
 
 
-def test_a_duty_cycle_that_is_told_to_end_continues_what_it_stopped(tmp_path: Path) -> None:
+def test_an_ending_duty_cycle_continues_the_stopped_processes(tmp_path: Path) -> None:
     cpu = DutyCycledCpu([RANK], tmp_path)
     cpu.start()
     supervisor = Supervisor(cpu)
@@ -192,7 +193,7 @@ def test_a_duty_cycle_that_is_told_to_end_continues_what_it_stopped(tmp_path: Pa
         cpu.close()
 
 
-def test_a_duty_cycle_costs_little(tmp_path: Path) -> None:
+def test_a_duty_cycle_uses_little_cpu(tmp_path: Path) -> None:
     cpu = DutyCycledCpu([RANK], tmp_path)
     cpu.start()
     supervisor = Supervisor(cpu)

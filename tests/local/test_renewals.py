@@ -1,11 +1,12 @@
-"""Facts: where certificates live for seconds, every connection of a run over two sites is remade by
-the next one: both links, the sidecars' measuring, workers and keepers to their coordinators,
-operator to operator; slow: twice and more. Nobody loses an iteration, no link goes down, nothing is
-told as a warning, and the replicas, in lock step, stay equal.
+"""Test a run over two sites whose certificates live for seconds.
 
-Real processes of workers, sidecars and keepers, real operators' parts, mutual TLS, on loopback.
-`benchmarks/renewals.py` shows the same with lives of two minutes, and how long iterations took.
-Left out: what is on its way when a connection changes (test_renewed_links.py).
+Every connection is replaced: both links, the sidecars' measurements, those of workers and keepers
+to their coordinators, and those between operators. Slow test: twice and more. No worker loses an
+iteration, no link goes down, no warning is reported, and the replicas stay equal in lock step.
+
+Processes, the operators' parts and mutual TLS are real, on loopback. `benchmarks/renewals.py` shows
+the same with lives of two minutes, and the times of iterations. Left out: messages in flight when a
+connection changes (test_renewed_links.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LIFE = timedelta(seconds=16)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_connection_is_remade_and_no_iteration_lost(tmp_path: Path, times: int) -> None:
+def test_every_connection_is_replaced_and_no_iteration_lost(tmp_path: Path, times: int) -> None:
     run = renewed_run(tmp_path, life=LIFE, times=times, program=blobs(tmp_path, nap_s=0.05))
     print(f"{run.seconds:.0f} s: {run.remade}")
     assert len(run.remade) == 12

@@ -1,9 +1,11 @@
-"""Facts: while messages of both lanes cross both ways, every connection of a link is remade again
-and again, with a new certificate each time, and nothing is lost, doubled or out of order; no link
-goes down. Where the new connection breaks half way, or the peer will not have it, the link goes on
-or goes down as any does, and comes back. A link whose peer's site is no longer believed ends at
-once, and one whose peer renews its certificate no more a tenth of its life after the end; where
-other authorities are believed, the peer proves itself by them. Real TLS over loopback.
+"""Test that the connections of a link are replaced without loss, over real TLS on loopback.
+
+Messages of both lanes cross both ways while every connection is replaced repeatedly, each time with
+a new certificate. No message is lost, duplicated or out of order, and no link goes down. If the new
+connection breaks or the peer refuses it, the link continues, or goes down and returns. A link whose
+peer's site is no longer trusted ends at once. A link whose peer does not renew its certificate ends
+a tenth of its life after the end. If other authorities are trusted, the peer authenticates with
+them.
 
 Left out: who renews certificates and when (test_renewals.py); hostile streams (tests/fuzz).
 """
@@ -52,7 +54,7 @@ AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
 def renewed(worker: Worker) -> None:
-    """Gives that worker a new certificate, as its coordinator would, and has its links remade."""
+    """Give that worker a new certificate, as its coordinator does, and replace its links."""
     key, proof = WorkerKey(), worker.exchange._config.credentials
     proof.renew(key, AUTHORITIES[worker.who.site].sign(key.csr_pem(), worker.who, JOB))
     worker.exchange.migrate_links()
@@ -91,7 +93,7 @@ def payload(iteration: int, size: int) -> bytes:
 
 
 def taken(worker: Worker, count: int) -> list[Message]:
-    """That many messages in the order in which they arrived; the link must not have gone down."""
+    """Return that many messages in order of arrival; fail if the link goes down."""
     messages = []
     while len(messages) < count:
         event = worker.events.get(timeout=20)
@@ -100,12 +102,14 @@ def taken(worker: Worker, count: int) -> list[Message]:
     return messages
 
 
-def test_nothing_is_lost_while_connections_are_remade(linked: tuple[Worker, Worker]) -> None:
+def test_nothing_is_lost_while_connections_are_replaced(linked: tuple[Worker, Worker]) -> None:
     a, b = linked
     rounds, each = 5, 40
     sent: dict[MessageKind, list[bytes]] = {MessageKind.GRADIENT: [], MessageKind.WEIGHTS: []}
     for worker, to in ((a, TO_B), (b, TO_A)):
-        worker.exchange.set_budgets({to: 400_000})  # so that much waits while connections change
+        worker.exchange.set_budgets(
+            {to: 400_000}
+        )  # so that many bytes wait while connections change
     for count in range(1, rounds + 1):
         for number in range(each):
             kind = MessageKind.WEIGHTS if number % 20 == 0 else MessageKind.GRADIENT
@@ -117,7 +121,7 @@ def test_nothing_is_lost_while_connections_are_remade(linked: tuple[Worker, Work
             renewed(worker)
         for worker in linked:
             until(lambda worker=worker, count=count: remade(worker) == count)
-        # A link is given up where more waits than this and the next round's.
+        # A link is given up if more bytes wait than those of two rounds.
         until(lambda: not any(state.queued_bytes for w in linked for state in states(w)))
     for worker in linked:
         got = taken(worker, rounds * each)
@@ -130,7 +134,7 @@ def test_nothing_is_lost_while_connections_are_remade(linked: tuple[Worker, Work
     assert all(worker.events.empty() for worker in linked)
 
 
-def test_a_remade_connection_shows_the_new_certificate(linked: tuple[Worker, Worker]) -> None:
+def test_a_new_connection_has_the_new_certificate(linked: tuple[Worker, Worker]) -> None:
     a, b = linked
     renewed(a)
     until(lambda: remade(a) == 1)
@@ -158,7 +162,7 @@ def both_down_and_up_again(pair: tuple[Worker, Worker]) -> None:
         assert bytes(other.wait_for(MessageArrived).message.payload) == content
 
 
-def test_a_break_half_way_is_a_link_that_goes_down_and_comes_back(
+def test_a_link_goes_down_and_returns_after_a_break_half_way(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
@@ -176,7 +180,7 @@ def test_a_break_half_way_is_a_link_that_goes_down_and_comes_back(
     until(lambda: remade(a) == 1)
 
 
-def test_a_peer_that_takes_the_last_frame_and_not_what_follows_loses_the_link(
+def test_a_link_is_lost_if_the_peer_stops_after_the_last_frame(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
@@ -194,7 +198,7 @@ def test_a_peer_that_takes_the_last_frame_and_not_what_follows_loses_the_link(
     both_down_and_up_again((a, b))
 
 
-def test_the_old_connection_serves_until_a_new_one_stands(
+def test_the_old_connection_is_used_until_a_new_one_is_ready(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
@@ -218,7 +222,7 @@ def test_the_old_connection_serves_until_a_new_one_stands(
 
 
 async def first_words(port_of: Worker, proof: WorkerCredentials, *frames: Frame) -> Any:
-    """What worker B of that address and certificate hears who dials and says this."""
+    """Return the answer of worker B, of that address and certificate, to this greeting."""
     me = PeerExchangeConfig(JOB, B, 1, proof)
     async with open_channel(port_of.exchange.address, A, me) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Link")()
@@ -247,21 +251,21 @@ def test_a_stream_that_continues_nothing_is_refused() -> None:
 
 
 def trusts(worker: Worker, **bundles_pem: bytes) -> None:
-    """Has that worker know the sites by these, as its coordinator would tell it."""
+    """Set the bundles of the sites that the worker trusts, as its coordinator does."""
     named = {SiteName(site.replace("_", "-")): pem for site, pem in bundles_pem.items()}
     assert worker.exchange._config.credentials.trust(named)
 
 
-def test_a_site_that_is_no_longer_believed_is_heard_no_more(linked: tuple[Worker, Worker]) -> None:
+def test_a_link_ends_when_its_site_is_no_longer_trusted(linked: tuple[Worker, Worker]) -> None:
     a, b = linked
-    trusts(a, plant_a=AUTHORITIES[PLANT_A].bundle_pem)  # that of plant B is known to be stolen
+    trusts(a, plant_a=AUTHORITIES[PLANT_A].bundle_pem)  # the key of plant B is stolen
     refused = a.wait_for(Refused)
     assert (refused.peer, refused.outgoing) == (TO_B, False)
     assert refused.kind is PeerRefusal.BAD_CERTIFICATE
     assert "plant-b" in refused.reason
     a.wait_for(LinkDown)
     b.wait_for(LinkDown)
-    for number in range(20):  # it goes on dialling, and would go on sending
+    for number in range(20):  # it continues to dial, and would continue to send
         b.exchange.send(TO_A, Message(MessageKind.GRADIENT, 1, payload=payload(number, 10_000)))
         time.sleep(0.05)
     late = [event for event in list(a.events.queue) if not isinstance(event, Refused)]
@@ -283,7 +287,7 @@ def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew
         down = a.wait_for(LinkDown)
         ended_s = time.monotonic()
         assert "ended at" in down.reason
-        assert ended_s > began_s + 6.0 * 1.1 - 1.0  # certificates hold for whole seconds
+        assert ended_s > began_s + 6.0 * 1.1 - 1.0  # certificates are valid for whole seconds
         assert ended_s < signed_s + 6.0 * 1.1 + 3.0
         b.wait_for(LinkDown)
         renewed_by = b.exchange._config.credentials
@@ -295,7 +299,7 @@ def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew
             worker.wait_for(LinkUp)
 
 
-def test_a_peer_proves_itself_by_the_authorities_that_are_believed_now(
+def test_a_peer_authenticates_with_the_authorities_that_are_trusted_now(
     linked: tuple[Worker, Worker],
 ) -> None:
     a, b = linked
@@ -316,7 +320,7 @@ def test_a_peer_proves_itself_by_the_authorities_that_are_believed_now(
         assert worker.events.empty()
 
 
-def test_what_is_dialled_and_does_not_prove_itself_anew_hears_no_more(
+def test_a_dialled_peer_that_does_not_authenticate_again_loses_the_link(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
@@ -332,7 +336,7 @@ def test_what_is_dialled_and_does_not_prove_itself_anew_hears_no_more(
         b.exchange.migrate_links()
         until(lambda: remade(b) == 1)
         time.sleep(2.0)
-        assert a.events.empty(), "nobody that was believed is believed no longer"
+        assert a.events.empty(), "no authority was removed"
         trusts(a, plant_a=own.bundle_pem, plant_b=other.bundle_pem)
         assert "has not authenticated again" in a.wait_for(LinkDown).reason
         b.wait_for(LinkDown)

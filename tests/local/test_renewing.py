@@ -1,11 +1,12 @@
-"""Facts: a worker's certificate is replaced again and again at half of its life, its links are told
-each time, the newest one is kept on disk, and the worker stays joined all along on connections that
-are remade; what it reports arrives once. With the coordinator away, or refusing, it says so and
-goes on with what it has, and renews when that is back. A trainer that comes back while the
-coordinator is away goes on with the certificate that was kept, to its end.
+"""Test the renewal of a worker's certificate, with a real coordinator, client and mutual TLS.
 
-Real coordinator and client, mutual TLS. Left out: links (test_renewed_links.py), whole runs
-(test_renewals.py).
+The certificate is replaced repeatedly at half of its life. Links are notified each time, and the
+newest certificate is stored on disk. The worker stays joined on new connections, and its reports
+arrive once. While the coordinator is away or refuses, the worker reports that, uses its present
+certificate, and renews it later. A trainer that restarts meanwhile uses the stored certificate
+until its end.
+
+Left out: links (test_renewed_links.py), whole runs (test_renewals.py).
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ LIFE = timedelta(seconds=6)
 
 @dataclass
 class Renewed:
-    """One worker that renews, and what it has heard."""
+    """One worker that renews its certificate, and what it reports."""
 
     run: PodRun
     config: WorkerConfig
     client: CoordinationClient
     credentials: WorkerCredentials = field(init=False)
     links: list[bytes] = field(default_factory=list)
-    told: list[tuple[EventReason, str, bool]] = field(default_factory=list)
+    reports: list[tuple[EventReason, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.credentials = initial_credentials(
@@ -62,18 +63,18 @@ class Renewed:
             coordination=self.client,
             migrate_links=lambda: self.links.append(self.credentials.key_and_chain()[1]),
             trust_changed=lambda: None,
-            report=lambda reason, message, *, warning=False: self.told.append(
+            report=lambda reason, message, *, warning=False: self.reports.append(
                 (reason, message, warning)
             ),
         )
         self.client.join("127.0.0.1:1", "", lambda _: None, self.renewing.trust)
 
     def reasons(self) -> list[EventReason]:
-        """Of what it has told."""
-        return [reason for reason, *_ in self.told]
+        """Return the reasons of its reports."""
+        return [reason for reason, *_ in self.reports]
 
     def close(self) -> None:
-        """Ends its threads."""
+        """End its threads."""
         self.renewing.close()
         self.client.close()
 
@@ -116,7 +117,7 @@ def joins(run: PodRun) -> int:
     return run.calls().get("Join", 0)
 
 
-def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Renewed) -> None:
+def test_a_worker_stays_joined_across_renewals(renewed: Renewed) -> None:
     run, client = renewed.run, renewed.client
     until(client.connected)
     first = renewed.credentials.key_and_chain()[1]
@@ -132,35 +133,37 @@ def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Ren
     kept = load_credentials(renewed.config.state_dir, run.job.key)
     assert kept is not None
     assert kept.key_and_chain() == renewed.credentials.key_and_chain()
-    until(client.connected)  # the coordinator counts a join before the worker has its answer
+    until(client.connected)  # the coordinator counts a join before its answer arrives
     lost_before = sum(
         r.reason == "WorkerLost" for r in run.progress_records if isinstance(r, EventRecord)
     )
     assert client.close()
-    said = [record.message for record in run.progress_records if isinstance(record, EventRecord)]
-    assert [words for words in said if words.startswith("report")] == [
+    messages = [
+        record.message for record in run.progress_records if isinstance(record, EventRecord)
+    ]
+    assert [words for words in messages if words.startswith("report")] == [
         f"report {count}" for count in range(1, 4)
     ]
     assert lost_before == 0
 
 
-def test_a_coordinator_that_is_away_is_told_of_and_waited_for(renewed: Renewed) -> None:
+def test_a_missing_coordinator_is_reported_and_awaited(renewed: Renewed) -> None:
     run = renewed.run
     run.coordinator.close()
     renewed.renewing.start()
     until(lambda: EventReason.CERTIFICATE_NOT_RENEWED in renewed.reasons())
     assert renewed.links == []
     run.start_coordinator()
-    until(lambda: EventReason.CERTIFICATE_RENEWED in renewed.reasons())  # after its links
+    until(lambda: EventReason.CERTIFICATE_RENEWED in renewed.reasons())  # reported after the links
     assert renewed.links
 
 
-def test_a_refusal_is_told_and_changes_nothing(renewed: Renewed) -> None:
+def test_a_refusal_is_reported_and_changes_nothing(renewed: Renewed) -> None:
     Path(renewed.config.token_path).write_text("of somebody else")
     before = renewed.credentials.key_and_chain()
     renewed.renewing.start()
-    until(lambda: bool(renewed.told))
-    reason, words, warning = renewed.told[0]
+    until(lambda: bool(renewed.reports))
+    reason, words, warning = renewed.reports[0]
     assert reason is EventReason.CERTIFICATE_NOT_RENEWED
     assert warning
     assert "no certificate" in words
@@ -170,8 +173,8 @@ def test_a_refusal_is_told_and_changes_nothing(renewed: Renewed) -> None:
 DAY = timedelta(hours=24)
 
 
-def kept_since(renewed: Renewed, ago: timedelta) -> WorkerCredentials:
-    """What an earlier process of this worker kept, with a certificate for a day from then on."""
+def store_certificate(renewed: Renewed, ago: timedelta) -> WorkerCredentials:
+    """Store credentials as an earlier process of this worker did, with a certificate for a day."""
     run, worker = renewed.run, renewed.run.job.worker(Rank(0))
     authority = CertificateAuthority(worker.site, life=DAY, now=datetime.now(UTC) - ago)
     key = WorkerKey()
@@ -181,8 +184,8 @@ def kept_since(renewed: Renewed, ago: timedelta) -> WorkerCredentials:
     return credentials
 
 
-def come_back(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
-    """As the next trainer process asks for them; it is told to end after a while."""
+def credentials_after_restart(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
+    """Request credentials as the next trainer process does; give up after a while."""
     give_up_s = time.monotonic() + within_s
     return initial_credentials(
         renewed.config,
@@ -194,38 +197,38 @@ def come_back(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
 
 
 @pytest.mark.parametrize("hours", [15, 17, 23.9])
-def test_kept_credentials_do_to_their_end_where_nobody_signs(
+def test_stored_credentials_are_used_to_their_end_without_a_coordinator(
     renewed: Renewed, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
     monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 1.0)
-    kept = kept_since(renewed, timedelta(hours=hours))
+    kept = store_certificate(renewed, timedelta(hours=hours))
     renewed.run.coordinator.close()
-    assert come_back(renewed).key_and_chain() == kept.key_and_chain()
+    assert credentials_after_restart(renewed).key_and_chain() == kept.key_and_chain()
 
 
-def test_kept_credentials_that_are_over_are_waited_for_to_be_replaced(renewed: Renewed) -> None:
-    kept_since(renewed, timedelta(hours=24, seconds=1))
+def test_a_worker_with_expired_stored_credentials_waits_for_new_ones(renewed: Renewed) -> None:
+    store_certificate(renewed, timedelta(hours=24, seconds=1))
     renewed.run.coordinator.close()
     with pytest.raises(Interrupted):
-        come_back(renewed, within_s=2.0)
+        credentials_after_restart(renewed, within_s=2.0)
 
 
-def test_kept_credentials_that_are_due_are_replaced_where_somebody_signs(renewed: Renewed) -> None:
-    old = kept_since(renewed, timedelta(hours=17))
-    new = come_back(renewed)
+def test_stored_credentials_that_are_due_are_replaced(renewed: Renewed) -> None:
+    old = store_certificate(renewed, timedelta(hours=17))
+    new = credentials_after_restart(renewed)
     assert new.key_and_chain() != old.key_and_chain()
     kept = load_credentials(renewed.config.state_dir, renewed.run.job.key)
     assert kept is not None
     assert kept.key_and_chain() == new.key_and_chain()
 
 
-def test_credentials_that_were_due_are_renewed_as_soon_as_somebody_signs(
+def test_credentials_that_were_due_are_renewed_when_the_coordinator_returns(
     renewed: Renewed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 1.0)
-    kept_since(renewed, timedelta(hours=17))
+    store_certificate(renewed, timedelta(hours=17))
     renewed.run.coordinator.close()
-    credentials = come_back(renewed)
+    credentials = credentials_after_restart(renewed)
     links: list[bytes] = []
     renewing = CertificateRenewer(
         renewed.config,

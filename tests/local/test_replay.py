@@ -1,8 +1,8 @@
-"""`dlion replay` as users start it: recorded runs again, as they were and under other settings.
+"""Test `dlion replay` of recorded runs, with the same and with other settings.
 
-Proves: a simulated run's replay comes close to it; a real run's (processes, sockets) has the same
-order of speed and bytes; a setting takes effect; what cannot be replayed is refused in words. How
-near to reality a replay is on a quiet machine: docs/simulating.md.
+The replay of a simulated run is close to it. The replay of a real run (processes, sockets) has the
+same order of speed and bytes. A changed setting has an effect. What cannot be replayed is refused
+with a message. docs/simulating.md states how close a replay is on a quiet machine.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FAR_APART = {
     "sites": [{"name": name, "workers": 1} for name in "abc"],
     "betweenSites": {"mbitPerS": 50, "latencyMs": 39},
 }
-"""As `intercontinental`, with half of its workers."""
+"""`intercontinental` with half of its workers."""
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
 def command(*words: str) -> SimpleNamespace:
-    """Runs `dlion` in this process: TensorFlow is imported once for all tests."""
+    """Run `dlion` in this process, which imports TensorFlow once for all tests."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = main([*words])
@@ -43,7 +43,7 @@ def command(*words: str) -> SimpleNamespace:
 
 
 def replay(folder: Path, out: Path, *flags: str) -> Any:
-    """The summary of a replay."""
+    """Return the summary of a replay."""
     done = command("replay", str(folder), "--out", str(out), "--no-report", "-o", "json", *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -69,7 +69,7 @@ def replayed(simulated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
-    """That run's folder with workers numbered by group, and one by which a group had grown."""
+    """Return that run's folder with workers numbered by group; one group has grown by a worker."""
     document = yaml.safe_load((run / "job.yaml").read_text())
     for site in document["spec"]["sites"]:
         for group in site["groups"]:
@@ -98,7 +98,7 @@ def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
 def test_a_clusters_run_is_replayed_by_counted_ranks(
     simulated: Path, replayed: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    """To the digit as the same run from one machine."""
+    """The result equals that of the same run from one machine."""
     folder = as_in_a_cluster(simulated, tmp_path / "cluster")
     (folder / "environment.yaml").write_bytes((simulated / "environment.yaml").read_bytes())
     once, again = replayed[0], replay(folder, tmp_path / "again")
@@ -106,7 +106,7 @@ def test_a_clusters_run_is_replayed_by_counted_ranks(
     assert len(again["replay"]["figures"]) > 10
 
 
-def test_containers_with_a_limit_on_cpu_had_a_quota(simulated: Path, tmp_path: Path) -> None:
+def test_a_cpu_limit_of_containers_is_replayed_as_a_quota(simulated: Path, tmp_path: Path) -> None:
     few = ("--set", "trainer.stop={maxSteps: 2}")
     free = as_in_a_cluster(simulated, tmp_path / "free")
     assert not replay(free, tmp_path / "a", *few)["replay"]["exchangeCoreSPerByte"]
@@ -114,9 +114,7 @@ def test_containers_with_a_limit_on_cpu_had_a_quota(simulated: Path, tmp_path: P
     assert set(replay(held, tmp_path / "b", *few)["replay"]["exchangeCoreSPerByte"]) == set("0123")
 
 
-def test_what_one_sites_keeper_has_of_several_sites_is_refused(
-    simulated: Path, tmp_path: Path
-) -> None:
+def test_the_records_of_one_site_of_several_are_refused(simulated: Path, tmp_path: Path) -> None:
     folder = as_in_a_cluster(simulated, tmp_path / "keeper")
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -133,7 +131,7 @@ def figures(summary: Any) -> dict[str, Any]:
     return {figure["name"]: figure for figure in summary["replay"]["figures"]}
 
 
-def test_a_simulated_run_again_is_nearly_the_same(replayed: tuple[Any, Path]) -> None:
+def test_the_replay_of_a_simulated_run_is_close_to_it(replayed: tuple[Any, Path]) -> None:
     summary, out = replayed
     found = figures(summary)
     assert abs(found["iterations/s"]["difference"]) < 0.1
@@ -146,9 +144,10 @@ def test_a_simulated_run_again_is_nearly_the_same(replayed: tuple[Any, Path]) ->
     assert (out / "simulation.json").is_file()
 
 
-def test_links_that_had_latency_have_it_again(tmp_path: Path) -> None:
+def test_latency_of_links_is_replayed(tmp_path: Path) -> None:
     """Between continents a step of few samples takes about as long as its gradients travel. A
-    replay has it, and so has a replay of that one."""
+    replay has the latency, and so has a replay of the replay.
+    """
     job, environment = tmp_path / "job.yaml", tmp_path / "far-apart.yaml"
     environment.write_text(yaml.safe_dump(FAR_APART))
     sites = {"a": 1, "b": 1, "c": 1}
@@ -164,7 +163,7 @@ def test_links_that_had_latency_have_it_again(tmp_path: Path) -> None:
     assert abs(twice["difference"]) < 0.1, twice
 
 
-def test_a_setting_takes_effect(simulated: Path, tmp_path: Path) -> None:
+def test_a_changed_setting_has_an_effect(simulated: Path, tmp_path: Path) -> None:
     few = ("--set", "trainer.stop={maxSteps: 5}")
     summary = replay(simulated, tmp_path / "out", "--set", "exchange.policy=none", *few)
     found = figures(summary)
@@ -175,8 +174,9 @@ def test_a_setting_takes_effect(simulated: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
-    """Steps of a tenth of a second: what links and scheduling add to much shorter ones is not in
-    the records."""
+    """Steps take a tenth of a second: the records lack what links and scheduling add to shorter
+    ones.
+    """
     program = blobs(tmp_path, nap_s=0.1)
     document = job_document(2, trainer={"program": program, "stop": {"maxSteps": 30}})
 
@@ -187,7 +187,7 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
             assert run.finish() == 0
         return run.folder, figures(replay(run.folder, folder / "replayed"))
 
-    # A second without a core is in the record, and no cost of a step.
+    # A second without a core is in the record, and is no cost of a step.
     folder, found = first_that_holds(
         recorded_and_replayed,
         lambda they: abs(they[1]["iterations/s"]["difference"]) < 0.3,
@@ -197,11 +197,11 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
     own = [one for one in map(json.loads, lines) if one["rank"] == 0]
     (stopped,) = [one for one in own if one.get("reason") == "TrainingStopped"]
     links = [one for one in own if one["kind"] == "link"]
-    assert links[-1]["time_s"] > stopped["time_s"], "what left in the last second is recorded"
+    assert links[-1]["time_s"] > stopped["time_s"], "bytes sent in the last second are recorded"
     sent = found["sent per iteration, 0 to 1"]
     assert abs(sent["difference"]) < 0.05, sent
     free = figures(replay(folder, tmp_path / "free", "--exchange-cost", "0"))
-    # Not less: where half of the steps took nothing beside computing, the median is 0.
+    # Not less: if half of the steps only compute, the median is 0.
     assert free["iterations/s"]["replayed"] >= found["iterations/s"]["replayed"]
 
 

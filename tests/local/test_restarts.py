@@ -1,6 +1,7 @@
-"""Facts: a trainer that ends at its start, by a code or by a signal, is told of each time at once:
-in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait. A
-rule with `FailRun` for that end fails the run without a restart.
+"""Test the reports of a trainer that ends at its start, by a code or by a signal.
+
+Each end is reported at once, in events.jsonl and on the terminal. The report has the cause, the
+last line, the count and the wait. A `FailRun` rule for that end fails the run without a restart.
 
 Left out: the reading of logs (tests/unit/local/test_restart_watcher.py), the back-off
 (tests/unit/worker/supervisor).
@@ -34,7 +35,7 @@ def load_data(split, site, worker_index):
 
 @pytest.mark.timeout(200)
 def test_a_failure_rule_ends_the_run_at_the_first_such_end(tmp_path: Path) -> None:
-    """Signals would be restarted otherwise, and the other worker would train on."""
+    """Without the rule signals cause restarts, and the other worker trains on."""
     more = ENDS.format(how="os.abort()")
     trainer = {"program": blobs(tmp_path, more=more), "stop": {"maxSteps": 100_000}}
     rules = [
@@ -60,12 +61,14 @@ def test_a_failure_rule_ends_the_run_at_the_first_such_end(tmp_path: Path) -> No
     ],
     ids=["signal", "code"],
 )
-def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code: ExitCode) -> None:
+def test_each_restart_is_reported_at_once(
+    tmp_path: Path, how: str, words: str, code: ExitCode
+) -> None:
     trainer = {"program": blobs(tmp_path, more=ENDS.format(how=how)), "stop": {"maxSteps": 60}}
     with LocalRun(tmp_path, job_document(1, trainer=trainer, maxRestarts=2)) as run:
         run.wait_until(lambda: run.events("TrainerEnded"), "the first restart is told")
         run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal", 5)
-        assert run.process.poll() is None, "while the run goes on"
+        assert run.process.poll() is None, "during the run"
         assert run.finish() == code, run.terminal()
     (failed,) = run.events("WorkerFailed")
     how = words.removeprefix("signal ")
@@ -74,7 +77,7 @@ def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code
     )
     first, second = run.events("TrainerEnded")
     assert (first.rank, first.warning) == (0, True)
-    said = f"its trainer ended with {words}: terminate called after throwing"
-    assert first.message.startswith(said)
+    message = f"its trainer ended with {words}: terminate called after throwing"
+    assert first.message.startswith(message)
     assert first.message.endswith("; restart 1 of 2 in 1.0 s")
     assert second.message.endswith("; restart 2 of 2 in 2.0 s")

@@ -1,5 +1,6 @@
-"""Proves: a result folder whose writer was killed by SIGKILL in the middle of writing reads back
-every record that was appended before, and can be taken up again.
+"""Test a result folder whose writer was killed by SIGKILL while it was writing.
+
+Every record that was appended before can be read, and the folder can be used again.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ for number in itertools.count(1):
 """
 
 
-def test_everything_appended_before_a_sigkill_is_read_back(tmp_path, request):
+def test_all_records_appended_before_a_sigkill_are_readable(tmp_path, request):
     support = str(request.config.rootpath / "tests" / "support")
     run = tmp_path / "run"
     command = [sys.executable, "-c", WRITER.format(support=support), str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        told = [int(writer.stdout.readline()) for _ in range(20)]
+        appended = [int(writer.stdout.readline()) for _ in range(20)]
         writer.send_signal(signal.SIGKILL)
     bad: list[str] = []
     found = list(read_events(run / "events.jsonl", bad.append))
     assert not bad
-    assert len(found) >= told[-1]
+    assert len(found) >= appended[-1]
     assert [record.iteration for record in found] == list(range(1, len(found) + 1))
     (run / "state" / "w0").mkdir(parents=True)
     np.savez(run / "state" / "w0" / "checkpoint.npz", weights=np.zeros(2))

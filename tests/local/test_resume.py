@@ -1,14 +1,15 @@
-"""Facts: a run that got Ctrl-C in the middle and is resumed makes, from its last iteration on, the
-very same steps as a run without a break: the same batches, and bit-identical weights after each. No
-iteration is made twice. None is left out, but that a worker whose peer had made the last update
-before the break takes that update over from it instead of making it. So it is also where what is
-not sent of a gradient waits for the next one. The run's clock goes on. While it goes on, nobody
-else can resume it. A worker whose checkpoint is damaged says which, sets it aside and takes a
+"""Test that a resumed run makes the same steps as a run without a break.
+
+The run gets Ctrl-C in the middle. After its resumption, batches are the same, and weights are
+bit-identical after each step. No iteration is made twice or omitted. The exception is a worker
+whose peer made the last update before the break, which takes that update over. The same holds if
+unsent parts of gradients wait for the next one. The run's clock continues. During the run, a second
+resumption is refused. A worker with a damaged checkpoint names it, moves it aside and takes a
 peer's state.
 
-Left out: modes without a barrier (what arrives when differs from run to run), residuals of single
-links (replicas differ, and so do a worker's weights from those that it takes over), weights after
-an update that was taken over where gradients wait (what waited for it at that worker is lost).
+Left out: modes without a barrier (the order of messages varies), residuals of single links
+(replicas differ). Left out, too: weights after an update that was taken over while gradients wait
+(those of that worker are lost).
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ EXCHANGES: dict[str, dict[str, Any]] = {
     "full": {"policy": "full", "codec": "float32"},
     "residual": {"policy": "dlion", "residual": "shared", "codec": "float16"},
 }
-"""Under `residual` links carry all entries: what waits is what the codec rounds off."""
+"""Under `residual` links carry all entries: only the rounding errors of the codec wait."""
 
 
 def document(folder: Path, exchange: dict[str, Any]) -> dict[str, Any]:
-    # On a busy machine links of shorter steps would not carry all entries.
+    # On a busy machine links of shorter steps do not carry all entries.
     trainer = {"program": blobs(folder, nap_s=0.1), "stop": {"maxSteps": STEPS}}
-    network = {"bandwidthFraction": 1}  # enough for all entries, whatever is measured
+    network = {"bandwidthFraction": 1}  # enough for all entries at any measured rate
     return job_document(WORKERS, trainer=trainer, exchange=exchange, network=network)
 
 
@@ -59,7 +60,7 @@ def broken(
 
 
 def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> None:
-    """A second run in a folder in which one goes on: refused, before anything is touched."""
+    """Check that a second run in the folder of a running one is refused before any change."""
     second = folder / "second"
     second.mkdir()
     with LocalRun(second, document, "--resume", str(results)) as run:
@@ -71,7 +72,7 @@ def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> Non
 def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(
     broken: tuple[LocalRun, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Where all are damaged, nothing is started and each is named."""
+    """If all checkpoints are damaged, nothing is started and each is named."""
     copy, job = tmp_path / "out", broken[1]
     shutil.copytree(broken[0].folder, copy)
     paths = [copy / "state" / f"w{rank}" / "checkpoint.npz" for rank in range(WORKERS)]
@@ -80,9 +81,9 @@ def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(
     paths[1].write_bytes(b"")
     with LocalRun(tmp_path, job, "--resume", str(copy)) as refused:
         assert refused.finish() == ExitCode.DATA, refused.terminal()
-    said = refused.terminal()
-    assert all(str(path) in said for path in paths)
-    assert "replica" not in said, "no table of the run before"
+    terminal = refused.terminal()
+    assert all(str(path) in terminal for path in paths)
+    assert "replica" not in terminal, "no table of the earlier run"
 
     paths[1].write_bytes(whole)
     with LocalRun(tmp_path, job, "--resume", str(copy)) as resumed:
@@ -97,7 +98,7 @@ def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(
 
 
 @pytest.mark.timeout(300)
-def test_a_resumed_run_goes_on_as_if_there_had_been_no_break(
+def test_a_resumed_run_equals_a_run_without_a_break(
     broken: tuple[LocalRun, dict[str, Any]], tmp_path: Path
 ) -> None:
     before, job = broken[0].steps(), broken[1]

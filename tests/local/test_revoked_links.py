@@ -1,12 +1,13 @@
-"""Facts: where the membership says that a worker is revoked, its peers close both streams within a
-second, take no message of it that arrives later, refuse its streams and pulls of their state with
-the reason `Revoked`, pull none of its own, and do not call it; to the trainer it has left, and its
-loss is reported once. It stays out under another number and with the certificate that it still has,
-also at a worker that restarts with the membership that it has saved; the links of others go on.
-Once it is lifted the link comes back. Real exchanges and TLS over loopback.
+"""Test the links of a worker that the membership lists as revoked, with real exchanges and TLS.
 
-Left out: the revoked worker itself (test_coordination.py), who is told when (tests/unit/operator,
-tests/cluster/test_federation.py).
+Its peers close both streams within a second and accept no later message. They refuse its streams
+and pulls with the reason `Revoked`, pull none of its state, and do not call it. For the trainer it
+has left, and its loss is reported once. It stays refused under another number, with its valid
+certificate, and at a worker that restarts with the stored membership. Other links continue. When
+the revocation ends, the link returns.
+
+Left out: the revoked worker itself (test_coordination.py), the distribution of revocations
+(tests/unit/operator, tests/cluster/test_federation.py).
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ def revoke(workers: list[Worker]) -> None:
         worker.exchange.set_members(membership(workers, revoked=True))
 
 
-def test_its_live_links_are_closed_and_it_is_shut_out(workers: list[Worker]) -> None:
+def test_links_of_a_revoked_worker_are_closed_and_refused(workers: list[Worker]) -> None:
     a, b, bad = workers
     began_s = time.monotonic()
     revoke(workers)
     for worker in (a, b):
         worker.wait_for(LinkDown, lambda event: event.peer == BAD)
-    assert time.monotonic() - began_s < 4.0, "certificates hold for longer"
+    assert time.monotonic() - began_s < 4.0, "certificates are valid for longer"
     refused = bad.wait_for(Refused, lambda event: event.outgoing)
     assert refused.kind is PeerRefusal.REVOKED
     assert a.exchange.quarantined() == b.exchange.quarantined() == {BAD}
@@ -97,7 +98,7 @@ def test_its_live_links_are_closed_and_it_is_shut_out(workers: list[Worker]) -> 
     b.wait_for(MessageArrived, lambda event: event.sender == A.rank)
 
 
-def test_what_it_sends_later_reaches_no_trainer(workers: list[Worker]) -> None:
+def test_later_messages_of_a_revoked_worker_reach_no_trainer(workers: list[Worker]) -> None:
     a, _, bad = workers
     revoke(workers)
     a.wait_for(LinkDown, lambda event: event.peer == BAD)
@@ -108,7 +109,7 @@ def test_what_it_sends_later_reaches_no_trainer(workers: list[Worker]) -> None:
     assert [each for each in arrived if each.sender == BAD] == []
 
 
-def test_it_gets_no_state_and_gives_none(workers: list[Worker]) -> None:
+def test_a_revoked_worker_neither_gets_nor_gives_state(workers: list[Worker]) -> None:
     a, _, bad = workers
     revoke(workers)
     a.wait_for(LinkDown, lambda event: event.peer == BAD)
@@ -119,7 +120,7 @@ def test_it_gets_no_state_and_gives_none(workers: list[Worker]) -> None:
     assert a.wanted == bad.wanted == []
 
 
-def test_another_number_does_not_help_it(workers: list[Worker]) -> None:
+def test_a_revoked_worker_is_refused_under_another_number(workers: list[Worker]) -> None:
     a, b, bad = workers
     revoke(workers)
     a.wait_for(LinkDown, lambda event: event.peer == BAD)
@@ -135,7 +136,7 @@ def test_another_number_does_not_help_it(workers: list[Worker]) -> None:
         again.exchange.close()
 
 
-def test_once_it_is_lifted_the_link_comes_back(workers: list[Worker]) -> None:
+def test_the_link_returns_when_the_revocation_ends(workers: list[Worker]) -> None:
     a, b, _ = workers
     revoke(workers)
     for worker in (a, b):
@@ -146,13 +147,13 @@ def test_once_it_is_lifted_the_link_comes_back(workers: list[Worker]) -> None:
     assert a.exchange.quarantined() == set()
 
 
-def test_to_the_trainer_it_has_left_also_if_it_had_announced_its_end(
+def test_a_revoked_worker_has_left_for_the_trainer(
     workers: list[Worker],
 ) -> None:
-    """No barrier waits a moment longer for it, and its last announcement does not end the run."""
+    """No barrier waits longer for it, and its last announcement does not end the run."""
     a, _, bad = workers
-    told = membership(workers, revoked=True)
-    inbox = EventInbox(lambda *_: None, lambda: told, clock_s=time.monotonic)
+    revoked = membership(workers, revoked=True)
+    inbox = EventInbox(lambda *_: None, lambda: revoked, clock_s=time.monotonic)
     while not a.events.empty():
         inbox.put(a.events.get())
     inbox.start(0)
@@ -166,7 +167,7 @@ def test_to_the_trainer_it_has_left_also_if_it_had_announced_its_end(
     assert inbox.stop_reason is None
 
 
-def test_a_worker_that_restarts_still_knows_of_it(tmp_path: Path) -> None:
+def test_a_restarted_worker_keeps_the_revocation(tmp_path: Path) -> None:
     job = JobKey("default", "cifar10", "1")
     authority = CertificateAuthority(PLANT_A)
     worker = Worker(A, credentials(A, {PLANT_A: authority}))

@@ -1,11 +1,12 @@
-"""Facts: over three federated operators, a site's revocation of its own worker reaches the workers
-of all three sites within ten seconds, and its coordinator refuses it; a revocation of another site
-acts at the site that made it, and the others show it; both end where they are lifted, and after
-that only a new start joins; a site that is closed does not lift what it revoked. Prints the times.
-Real coordinators, federation, gRPC and TLS over loopback; workers that join and train nothing.
+"""Test revocations over three federated operators.
 
-Left out: API servers (tests/cluster/test_federation.py), links between workers
-(test_revoked_links.py).
+A site's revocation of its own worker reaches the workers of all three sites within ten seconds, and
+its coordinator refuses the worker. A revocation of another site takes effect at the site that made
+it; the others show it. Both can be lifted; after that only a new start joins. Closing a site does
+not lift its revocations. The test prints the times.
+
+Coordinators, federation, gRPC and TLS are real, on loopback; workers join and train nothing. Left
+out: API servers (tests/cluster/test_federation.py), links between workers (test_revoked_links.py).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def job() -> Job:
 
 
 class SiteOperator:
-    """A site's coordinator and federation, and the one worker of the site."""
+    """A site's coordinator and federation, and its one worker."""
 
     def __init__(self, site: FederatedSite) -> None:
         self.site = site
@@ -67,7 +68,7 @@ class SiteOperator:
             self.server, authority=site.authority, tokens=self.tokens, trigger=lambda _: None
         )
         self.latest: Any = None
-        """The newest membership that the worker has heard."""
+        """The newest membership that the worker received."""
         self.refusal = ""
 
     async def start(self, stack: AsyncExitStack, others: list[FederatedSite]) -> None:
@@ -88,7 +89,7 @@ class SiteOperator:
         self.runs.federate(node)
 
     def open(self, *revoked: str) -> None:
-        """Serve the run, as the annotation of the job is now."""
+        """Serve the run with the present annotation of the job."""
         its = job()
         revocations = tuple(Revocation(name, "stolen") for name in revoked)
         self.runs.open(
@@ -96,7 +97,7 @@ class SiteOperator:
         )
 
     async def listen(self, incarnation: int) -> None:
-        """Join, and hear of memberships until the coordinator refuses or ends it."""
+        """Join, and receive memberships until the coordinator refuses or ends it."""
         place = self.worker
         request = wire.JoinRequest(
             run=str(job().key),
@@ -115,7 +116,7 @@ class SiteOperator:
             self.refusal = str(dict(error.trailing_metadata() or ()).get("dlion-reason"))
 
     def revoked(self) -> list[str]:
-        """The sites whose worker this one may not accept."""
+        """Return the sites whose worker this one may not accept."""
         members = () if self.latest is None else self.latest.members
         return [member.worker.site for member in members if member.revoked]
 
@@ -124,7 +125,7 @@ class SiteOperator:
         return [member.worker.site for member in members if member.state == "Ready"]
 
     def shown(self) -> list[tuple[str, str, bool]]:
-        """As the status has it."""
+        """Return the revocations as the status lists them."""
         view = self.runs.view(job().key)
         assert view is not None
         return [(each.name, each.by, each.is_effective) for each in view.revocations]
@@ -132,7 +133,7 @@ class SiteOperator:
 
 @asynccontextmanager
 async def three(folder: Path) -> AsyncIterator[list[SiteOperator]]:
-    """Three federated operators that serve the run, and their workers, which have all joined."""
+    """Start three federated operators that serve the run, and their workers, which have joined."""
     async with AsyncExitStack() as stack:
         made = [SiteOperator(site) for site in federated_sites(folder, A, B, C)]
         for each in made:
@@ -145,13 +146,13 @@ async def three(folder: Path) -> AsyncIterator[list[SiteOperator]]:
         yield made
 
 
-def test_a_site_revokes_its_own_worker_for_all_within_ten_seconds(tmp_path: Path) -> None:
+def test_a_site_revokes_its_own_worker_for_all_sites(tmp_path: Path) -> None:
     async def run() -> None:
         async with asyncio.timeout(LONG_S), three(tmp_path) as (a, b, c):
             began_s = time.monotonic()
             b.open("plant-b/small-0")
             await until(lambda: a.revoked() == c.revoked() == [B], WITHIN_S)
-            print(f"workers of all sites hear of it after {time.monotonic() - began_s:.1f} s")
+            print(f"workers of all sites are informed after {time.monotonic() - began_s:.1f} s")
             assert a.ready() == c.ready() == [A, C]
             assert a.latest.expected_count == c.latest.expected_count == 2
             await b.listen(2)
@@ -163,7 +164,7 @@ def test_a_site_revokes_its_own_worker_for_all_within_ten_seconds(tmp_path: Path
                 "plant-b/small-0 is revoked at plant-b (stolen): no worker accepts it"
             ]
 
-            # It is closed there, as for a suspended job: what was revoked stays so.
+            # It is closed there, as for a suspended job: revocations remain.
             b.runs.close(job().key.namespace, job().key.name)
             await until(lambda: not a.runs.view(job().key).remote[B].has_run)  # type: ignore[union-attr]
             assert a.revoked() == [B]
@@ -177,7 +178,7 @@ def test_a_site_revokes_its_own_worker_for_all_within_ten_seconds(tmp_path: Path
     asyncio.run(run())
 
 
-def test_a_site_revokes_another_site_for_itself_alone(tmp_path: Path) -> None:
+def test_a_site_revokes_another_site_only_for_itself(tmp_path: Path) -> None:
     async def run() -> None:
         async with asyncio.timeout(LONG_S), three(tmp_path) as (a, b, c):
             a.open("plant-c")

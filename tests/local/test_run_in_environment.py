@@ -1,12 +1,13 @@
-"""Facts, of `dlion run --environment`: the quick start, with relays and duty cycle, teaches every
-replica digits of both sites. Ctrl-C while the duty cycle holds a trainer stopped ends the run
-within 5 s: no process, stopped or not, no temporary file is left. Slow: in its minute the quick
-start teaches all ten digits (95 % or more of the held-out ones), where workers that exchange
-nothing stay at 60 % or less; an interrupt under either means leaves no namespace and no control
-group.
+"""Test `dlion run --environment`.
 
-Left out: how well links and quotas are held (test_network_relay, test_network_namespaces,
-test_quota), signals at other moments, and under namespaces (test_interrupts), other environments
+The quick start, with relays and duty cycle, teaches every replica digits of both sites. Ctrl-C
+while the duty cycle holds a trainer stopped ends the run within 5 s and leaves no process and no
+temporary file. Slow tests: in its minute the quick start teaches all ten digits (95 % or more of
+the held-out ones). Workers without an exchange stay at 60 % or less. An interrupt under either
+backend leaves no namespace and no control group.
+
+Left out: how exactly links and quotas are held (test_network_relay, test_network_namespaces,
+test_quota), signals at other moments and under namespaces (test_interrupts), other environments
 (benchmarks).
 """
 
@@ -44,7 +45,7 @@ ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
 
 
 def final_evaluations(run: LocalRun) -> dict[int, EvaluationRecord]:
-    """Of each replica, on all held-out digits."""
+    """Return the last evaluation of each replica on all held-out digits."""
     records = (r for r in run.records() if isinstance(r, EvaluationRecord) and r.final)
     return {int(record.rank): record for record in records}
 
@@ -78,13 +79,13 @@ def test_without_an_exchange_no_replica_learns_all_digits(tmp_path: Path) -> Non
     with LocalRun(tmp_path, None, *QUICK_START, *flags) as run:
         assert run.finish(within_s=300) == 0, run.terminal()
     accuracies = {rank: record.accuracy for rank, record in final_evaluations(run).items()}
-    print(f"each for itself: {accuracies}")
+    print(f"without an exchange: {accuracies}")
     assert sorted(accuracies) == [0, 1, 2, 3]
     assert max(accuracies.values()) <= 0.6
 
 
 def accuracies(run: LocalRun) -> dict[int, float]:
-    """Of each replica, at its last evaluation."""
+    """Return the accuracy of each replica at its last evaluation."""
     return {int(r.rank): r.accuracy for r in run.records() if isinstance(r, EvaluationRecord)}
 
 
@@ -92,7 +93,7 @@ def accuracies(run: LocalRun) -> dict[int, float]:
 def test_the_quick_start_learns_from_both_sites_and_an_interrupt_leaves_nothing(
     tmp_path: Path,
 ) -> None:
-    """A replica that knows the digits of its own site alone comes to 0.5."""
+    """A replica with the digits of only its own site reaches 0.5."""
     shutil.copy(EXAMPLE, tmp_path / "job.yaml")
     settings = ("trainer.stop.maxSeconds=600", "trainer.evaluation.everySamples=2000")
     flags = [word for setting in settings for word in ("--set", setting)]

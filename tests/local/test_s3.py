@@ -1,8 +1,10 @@
-"""Facts, at a real S3 server that checks signatures: an object is downloaded and goes on where it
-stopped, over TLS and without; by the init container, too; a wrong key, bucket, object, region, port
-or scheme ends it at once with what to do, and no message has a key.
+"""Test downloads from a real S3 server that checks signatures.
 
-Left out: what no server is needed for (tests/unit/worker/initializers/test_s3_object.py).
+An object is downloaded with and without TLS, also by the init container, and resumes where it
+stopped. A wrong key, bucket, object, region, port or scheme ends the download at once with what to
+do. No message contains a key.
+
+Left out: tests that need no server (tests/unit/worker/initializers/test_s3_object.py).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def test_an_object_is_downloaded(tmp_path: Path, server: S3Server) -> None:
     assert (place / "cracks___more.npz").read_bytes() == CONTENT
 
 
-def test_an_object_goes_on_where_it_stopped(tmp_path: Path, server: S3Server) -> None:
+def test_a_download_resumes_where_it_stopped(tmp_path: Path, server: S3Server) -> None:
     part = tmp_path / f".{hashlib.sha256(CONTENT).hexdigest()}.part"
     part.write_bytes(CONTENT[:-1000])
     inode = part.stat().st_ino
@@ -101,7 +103,7 @@ def test_an_object_is_downloaded_over_tls(
         ("s3://none/a.npz", {}, "HTTP 404 Not Found: NoSuchBucket. Correct the bucket"),
     ],
 )
-def test_a_refusal_says_what_to_do(
+def test_a_refusal_states_what_to_do(
     tmp_path: Path, server: S3Server, url: str, secret: dict[str, str], words: str
 ) -> None:
     with pytest.raises(DataError, match=words) as caught:
@@ -111,7 +113,7 @@ def test_a_refusal_says_what_to_do(
     assert not [each for each in (server.secret_access_key, "WRONG", "X-Amz") if each in message]
 
 
-def test_a_server_without_tls_is_named(tmp_path: Path, server: S3Server) -> None:
+def test_a_server_without_tls_is_reported(tmp_path: Path, server: S3Server) -> None:
     endpoint = server.url.replace("http://", "https://")
     with pytest.raises(DataError, match="the server has no TLS at this port"):
         fetch(server, tmp_path, AWS_ENDPOINT_URL=endpoint)

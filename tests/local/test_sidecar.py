@@ -1,12 +1,13 @@
-"""Real sidecar processes with real trainer-side clients over Unix sockets.
+"""Test real sidecar processes with real trainer-side clients over Unix sockets.
 
-Proves: two sidecars with certificates from a real coordinator exchange capacities over mutual TLS
-and both trainers get weighted batches that sum up; budgets follow deliveries; a killed sidecar is
-found again, takes up its last directive and its port; six sidecars' memory and CPU stay within
-80 MB and 2 % of a core each; a peer that claims to be another is refused; a sidecar signs anew once
-its trainer tells of other bundles; a trainer is never held up by a sidecar that does not read;
-metrics are served, also how long a trainer has been silent; wrong configuration ends with code 65.
-Leaves out: real quotas and shaped links (the trainer's tests), certificate renewal.
+Two sidecars with certificates from a real coordinator exchange capacities over mutual TLS, and both
+trainers get weighted batches that add up. Budgets follow deliveries. A killed sidecar is found
+again and restores its last directive and its port. Six sidecars stay within 80 MB and 2 % of a core
+each. A peer with a false identity is refused. A sidecar requests a new certificate when its trainer
+reports other bundles. A sidecar that does not read never blocks its trainer. Metrics are served,
+also the time since a trainer's last message. A wrong configuration ends with code 65.
+
+Left out: real quotas and shaped links (the trainer's tests), certificate renewal.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def wait_until(true: Callable[[], object], what: str) -> None:
 
 
 def is_connected(client: SidecarClient) -> bool:
-    """Whether a sidecar is at its other end now."""
+    """Report whether a sidecar is at its other end now."""
     return client._connection is not None
 
 
@@ -198,7 +199,7 @@ class Run:
             worker.trainer.send(Peers(membership, 1500))
 
     def step_all(self, iteration: int, rates: list[float], pause_s: float = 0.0) -> None:
-        """Each trainer says it computed as its rate allows, and what its links delivered."""
+        """Report for each trainer a step at its rate, and the deliveries of its links."""
         for rank, (worker, rate) in enumerate(zip(self.workers, rates, strict=True)):
             samples = 48
             compute_s = samples / rate
@@ -234,7 +235,7 @@ def run_of(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.mark.parametrize("tls", ["Managed", "Disabled"])
-def test_two_sidecars_share_capacities_and_both_trainers_get_their_part(
+def test_two_sidecars_share_capacities_and_both_trainers_get_their_share(
     run_of: Callable[..., Run], tls: str
 ) -> None:
     run = run_of(2, tls)
@@ -264,7 +265,7 @@ def test_a_probe_gives_budgets_before_the_first_step(run_of: Callable[..., Run])
     )
 
 
-def test_a_killed_sidecar_is_found_again_and_goes_on_where_it_was(
+def test_a_killed_sidecar_is_found_again_and_restores_its_state(
     run_of: Callable[..., Run],
 ) -> None:
     run = run_of(2)
@@ -297,11 +298,11 @@ def test_a_killed_sidecar_is_found_again_and_goes_on_where_it_was(
     )
     after = worker.directive()
     assert after is not None
-    assert after.local_batch_size > 96, "never an even share in between"
+    assert after.local_batch_size > 96, "no even share in between"
     assert worker.trainer.endpoint() == endpoint
 
 
-def test_six_sidecars_stay_small(run_of: Callable[..., Run]) -> None:
+def test_six_sidecars_use_little_memory_and_cpu(run_of: Callable[..., Run]) -> None:
     run = run_of(6)
     rates = [240.0, 240.0, 120.0, 120.0, 40.0, 40.0]
     for iteration in range(1, 10):
@@ -321,7 +322,7 @@ def test_six_sidecars_stay_small(run_of: Callable[..., Run]) -> None:
     assert sum(cpu_ratio) / len(cpu_ratio) <= CPU_LIMIT_RATIO
 
 
-def test_a_peer_that_claims_to_be_another_is_refused(run_of: Callable[..., Run]) -> None:
+def test_a_peer_with_a_false_identity_is_refused(run_of: Callable[..., Run]) -> None:
     run = run_of(3)
     target, liar = run.job.workers()[0], run.job.workers()[1]
     key = WorkerKey()
@@ -387,13 +388,13 @@ def test_a_sidecar_refuses_one_that_its_trainers_membership_has_revoked(
             time.sleep(0.05)
 
 
-def test_a_sidecar_signs_anew_when_other_bundles_hold(run_of: Callable[..., Run]) -> None:
+def test_a_sidecar_renews_its_certificate_for_other_bundles(run_of: Callable[..., Run]) -> None:
     run = run_of(2)
     trainer = run.workers[0].trainer
     host, _, port = trainer.endpoint().rpartition(":")
 
     def shown() -> str:
-        """Its certificate; a handshake begins whether or not there is a port just now."""
+        """Return its certificate; retry the handshake while there is no port."""
         try:
             return ssl.get_server_certificate((host, int(port)), timeout=LONG_S)
         except OSError:
@@ -404,18 +405,18 @@ def test_a_sidecar_signs_anew_when_other_bundles_hold(run_of: Callable[..., Run]
     membership = Membership(1, run.job.key, 2)
     trainer.send(Peers(membership, 1500, trust="other bundles"))
     wait_until(lambda: shown() not in ("", before), "another certificate")
-    anew = shown()
-    trainer.send(Peers(membership, 1500, trust="other bundles"))  # no news
+    renewed = shown()
+    trainer.send(Peers(membership, 1500, trust="other bundles"))  # no change
     trainer.send(Peers(membership, 1500))
-    time.sleep(1.5)  # longer than it takes between two looks
-    assert shown() == anew
+    time.sleep(1.5)  # longer than the interval between two checks
+    assert shown() == renewed
 
 
 SCHEDULED_AWAY = 10
-"""Of 20,000 sends so many may be slow, as other processes have the cores."""
+"""Of 20,000 sends this many may be slow, as other processes have the cores."""
 
 
-def test_a_sidecar_that_does_not_read_never_holds_the_trainer_up(tmp_path: Path) -> None:
+def test_a_sidecar_that_does_not_read_never_blocks_the_trainer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
         deaf.bind(str(tmp_path / "s"))
         deaf.listen()
@@ -429,19 +430,19 @@ def test_a_sidecar_that_does_not_read_never_holds_the_trainer_up(tmp_path: Path)
             slowest_s = sorted(took_s)[-SCHEDULED_AWAY]
             print(f"slowest of 20,000 sends: {1e3 * max(took_s):.2f} ms")
             assert len(client._events) == MAX_QUEUED_RECORDS, "the oldest are dropped"
-            assert slowest_s < 0.2, "threads take turns; nobody waits for the socket"
+            assert slowest_s < 0.2, "threads take turns; none waits for the socket"
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 2.0, "closing does not wait either"
 
 
-def test_without_a_sidecar_the_endpoint_is_waited_for_only_so_long(tmp_path: Path) -> None:
+def test_the_wait_for_a_missing_sidecar_is_bounded(tmp_path: Path) -> None:
     with contextlib.closing(SidecarClient(tmp_path / "nobody")) as client:
         with pytest.raises(UnavailableError, match="measuring address"):
             client.endpoint(0.2)
         assert client.latest_directive() is None
 
 
-def test_waiting_for_a_sidecar_leaves_the_random_numbers_of_the_program_alone(
+def test_the_wait_for_a_sidecar_does_not_change_the_programs_random_numbers(
     tmp_path: Path,
 ) -> None:
     before = random.getstate()
@@ -452,7 +453,7 @@ def test_waiting_for_a_sidecar_leaves_the_random_numbers_of_the_program_alone(
     assert random.getstate() == before
 
 
-def test_the_process_loads_nothing_heavy() -> None:
+def test_the_process_imports_no_large_library() -> None:
     heavy = (
         "import sys, dlion_worker.sidecar.process;"
         " print({'networkx', 'numpy', 'tensorflow'} & {*sys.modules})"
@@ -461,7 +462,7 @@ def test_the_process_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_sidecar_whose_coordinator_is_away_serves_its_trainer_and_ends_when_told(
+def test_a_sidecar_without_a_coordinator_serves_its_trainer(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, 2)
@@ -477,7 +478,7 @@ def test_a_sidecar_whose_coordinator_is_away_serves_its_trainer_and_ends_when_to
         assert worker.process.wait(timeout=5) == ExitCode.OK
 
 
-def test_metrics_are_served_where_the_log_says(run_of: Callable[..., Run]) -> None:
+def test_metrics_are_served_on_the_logged_port(run_of: Callable[..., Run]) -> None:
     run = run_of(2, "Disabled")
     run.step_all(1, [100.0, 20.0])
     wait_until(lambda: "metrics at" in run.workers[0].log(), "metrics")
@@ -489,10 +490,10 @@ def test_metrics_are_served_where_the_log_says(run_of: Callable[..., Run]) -> No
     )
 
 
-def test_an_idle_trainer_is_heard_and_one_that_is_stopped_is_not(
+def test_an_idle_trainer_counts_as_alive_and_a_stopped_one_as_silent(
     run_of: Callable[..., Run],
 ) -> None:
-    """A connection that stays open and sends nothing is what a stopped process leaves."""
+    """A stopped process leaves an open connection that sends nothing."""
     worker = run_of(2, "Disabled").workers[0]
     wait_until(lambda: "metrics at" in worker.log(), "metrics")
     match = re.search(r"metrics at (http://\S+)", worker.log())

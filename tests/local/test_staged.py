@@ -1,9 +1,9 @@
-"""Runs with real processes in which one worker trains on the features of the others.
+"""Test runs with real processes in which one worker trains on the features of the others.
 
-Proves: sensors end when the decoder has finished, and every site keeps the decoder's model, which
-takes images; a decoder or a sensor that is killed comes back, and the features of all sensors
-arrive; a decoder that is lost for good fails the run. Left out: simulations
-(tests/simulated/test_staged.py), the rules (tests/unit/core/policies/test_staged.py).
+Sensors end when the decoder has finished, and every site keeps the decoder's model, which takes
+images. A killed decoder or sensor returns, and the features of all sensors arrive. A decoder that
+is lost for good fails the run. Left out: simulations (tests/simulated/test_staged.py), the rules
+(tests/unit/core/policies/test_staged.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def staged_job(folder: Path, sites: dict[str, int], **stop: int) -> dict[str, An
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("killed", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_worker_comes_back_and_sensors_end_with_the_decoder(
+def test_a_killed_worker_returns_and_sensors_end_with_the_decoder(
     tmp_path: Path, killed: int
 ) -> None:
     with LocalRun(tmp_path, staged_job(tmp_path, SITES, maxSteps=1500)) as run:

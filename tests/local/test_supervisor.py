@@ -1,7 +1,9 @@
-"""Facts: a real supervisor restarts a child that was killed, ends with a fatal code, forwards
-SIGTERM, kills a child that does not listen, reaps what it adopts, leaves nothing behind, and takes
-its child with it when it is killed itself. It copies what both print to a file of bounded size, in
-the same order, and no full disk stops the child.
+"""Test a real supervisor of a child process.
+
+It restarts a killed child, ends with a fatal code, forwards SIGTERM, and kills a child that does
+not react. It reaps adopted processes and leaves nothing behind. When it is killed, its child ends,
+too. It copies the output of both to a file of bounded size in the same order. A full disk does not
+stop the child.
 
 Left out: back-off and counting over many restarts (tests/unit/worker/supervisor), a real trainer.
 """
@@ -28,7 +30,7 @@ LONG_S = 20.0
 
 
 def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> float:
-    """Returns after how many seconds it was so; fails when it never is."""
+    """Return the seconds until the condition held; fail if it never does."""
     began_s = time.monotonic()
     while not true():
         assert time.monotonic() - began_s < within_s, f"never: {what}"
@@ -37,7 +39,7 @@ def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) 
 
 
 def alive(pid: int) -> bool:
-    """Whether that process runs; a zombie does not."""
+    """Report whether that process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -45,7 +47,7 @@ def alive(pid: int) -> bool:
 
 
 class Supervised:
-    """One supervisor over a shell script, which appends its pids to a file."""
+    """One supervisor over a shell script that appends its pids to a file."""
 
     def __init__(self, folder: Path, script: str, *flags: str) -> None:
         self.pid_file = folder / "pids"
@@ -89,7 +91,7 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
 NOTE = "echo $$ >> $PIDS; "
 
 
-def test_a_killed_child_is_started_again(supervise: Callable[..., Supervised]) -> None:
+def test_a_killed_child_is_restarted(supervise: Callable[..., Supervised]) -> None:
     supervised = supervise(NOTE + "exec sleep 60")
     wait_until(lambda: len(supervised.pids()) == 1, "started")
     os.kill(supervised.pids()[0], signal.SIGKILL)
@@ -101,7 +103,7 @@ def test_a_killed_child_is_started_again(supervise: Callable[..., Supervised]) -
 
 
 @pytest.mark.parametrize("code", [0, 65, 75, 130])
-def test_a_fatal_code_ends_it_with_that_code(
+def test_a_fatal_code_ends_the_supervisor_with_that_code(
     supervise: Callable[..., Supervised], code: int
 ) -> None:
     supervised = supervise(NOTE + f"exit {code}")
@@ -117,7 +119,7 @@ def test_it_gives_up_with_the_last_code(supervise: Callable[..., Supervised]) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_end_is_passed_on_and_the_childs_code_back(
+def test_sigterm_is_forwarded_and_the_childs_code_returned(
     supervise: Callable[..., Supervised], number: int
 ) -> None:
     name = signal.Signals(number).name.removeprefix("SIG")
@@ -129,7 +131,7 @@ def test_a_signal_to_end_is_passed_on_and_the_childs_code_back(
     assert supervised.event_names() == ["started", "stopping", "exited"]
 
 
-def test_a_child_that_does_not_listen_is_killed_after_the_grace(
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_period(
     supervise: Callable[..., Supervised],
 ) -> None:
     script = f"trap '' TERM; {NOTE} while :; do sleep 0.05; done"
@@ -148,10 +150,10 @@ def test_a_signal_while_waiting_to_restart_ends_it(supervise: Callable[..., Supe
     assert supervised.process.wait(LONG_S) == 130
 
 
-def test_what_the_child_leaves_behind_is_ended_and_reaped(
+def test_processes_that_a_child_leaves_are_ended_and_reaped(
     supervise: Callable[..., Supervised],
 ) -> None:
-    # One stays in the child's group, one makes a session of its own; both outlive the child.
+    # One stays in the child's group, one creates its own session; both outlive the child.
     script = (
         "sleep 60 & echo $! >> $PIDS; setsid sh -c 'echo $$ >> $PIDS; exec sleep 60' & "
         "while [ $(wc -l < $PIDS) -lt 2 ]; do sleep 0.01; done; exit 66"
@@ -182,7 +184,7 @@ def test_a_killed_supervisor_takes_its_child_with_it(
     wait_until(lambda: not alive(child), "child gone", within_s=1)
 
 
-def test_a_command_that_is_not_there_is_named() -> None:
+def test_a_missing_command_is_reported() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none",
          "--max-restarts", "3", "--command", "no-such-command-anywhere"],
@@ -192,7 +194,7 @@ def test_a_command_that_is_not_there_is_named() -> None:
     assert "no-such-command-anywhere" in result.stderr
 
 
-def test_a_configuration_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_a_clear_error(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "dlion_worker.supervisor", "--config", str(tmp_path / "none")],
         capture_output=True, text=True, timeout=LONG_S, check=False,
@@ -205,7 +207,7 @@ def test_a_configuration_that_is_not_there_is_a_clear_error(tmp_path: Path) -> N
 
 
 def supervised_output(path: Path, script: str, stdout: int = subprocess.PIPE) -> tuple[int, bytes]:
-    """The exit code, and what a supervisor that keeps its output at `path` prints."""
+    """Return the exit code and the output of a supervisor that keeps a copy at `path`."""
     done = subprocess.run(
         [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none", "--max-restarts", "0",
          "--keep-output", str(path), "--command", "sh", "-c", script],
@@ -226,7 +228,7 @@ def test_what_child_and_supervisor_print_is_kept_in_order(tmp_path: Path) -> Non
     assert printed == path.read_bytes()
 
 
-def test_output_without_end_takes_little_disk(tmp_path: Path) -> None:
+def test_endless_output_uses_little_disk(tmp_path: Path) -> None:
     path = tmp_path / "output" / "trainer.log"
     script = "yes 'a worker that logs without end' | head -c 1000000000; echo; echo the end"
     assert supervised_output(path, script, subprocess.DEVNULL)[0] == 0
@@ -241,7 +243,7 @@ def test_output_that_cannot_be_kept_does_not_stop_the_child(where: str) -> None:
     assert b"one\ntwo\n" in printed
 
 
-def test_output_that_nobody_takes_does_not_stop_the_child(tmp_path: Path) -> None:
+def test_output_without_a_reader_does_not_stop_the_child(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
     with Path("/dev/full").open("wb") as full:
         code, _ = supervised_output(path, "seq 100000; exit 66", full.fileno())
@@ -249,8 +251,8 @@ def test_output_that_nobody_takes_does_not_stop_the_child(tmp_path: Path) -> Non
     assert b"\n100000\n" in read_end(path)
 
 
-def test_a_process_that_outlives_all_holds_the_end_up_for_seconds_only(tmp_path: Path) -> None:
-    """One that the supervisor may not see, in a session of its own."""
+def test_a_surviving_process_delays_the_end_by_seconds_only(tmp_path: Path) -> None:
+    """The process has its own session, and the supervisor may not see it."""
     began_s = time.monotonic()
     code, _ = supervised_output(tmp_path / "log", "setsid sleep 30 & echo $!; exit 66")
     assert code == 66

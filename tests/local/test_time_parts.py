@@ -1,10 +1,11 @@
-"""Facts: in a real run, the phases that each worker measures lie within its steps and do not
-overlap: with computing and waiting they add up to at most the wall time, and the summary's parts to
-all of it; every phase and the exchange's thread have taken time; kinds of bytes add up to what was
-sent, and are those of the links' records; the phases of each trainer's process add up to the wall
-time that its supervisor saw, within a second.
+"""Test the phases that workers measure in a real run.
 
-Left out: what measuring costs (benchmarks/phase_cost.py).
+Phases lie within the steps and do not overlap. With computing and waiting they add up to at most
+the wall time, and the parts of the summary to all of it. Every phase and the exchange's thread take
+time. Kinds of bytes add up to the sent bytes, and equal those of the links' records. The phases of
+each trainer's process add up to its wall time at the supervisor, within a second.
+
+Left out: the cost of measuring (benchmarks/phase_cost.py).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ PROCESS = (
     "save", "close",
 )  # fmt: skip
 EXIT_S = 1.0
-"""What starting a process and ending it may take beside its own phases."""
+"""Allowed for start and end of a process outside its phases."""
 
 
-def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
+def test_the_phases_of_a_real_worker_add_up(tmp_path: Path) -> None:
     run = LocalRun(tmp_path, job_document(2, exchange={"policy": "dlion", "codec": "float16"}))
     with run:
         assert run.finish() == 0, run.terminal()
@@ -56,7 +57,7 @@ def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
         assert process["train_s"] == pytest.approx(worker["wall_s"], abs=0.2)
         assert min(process["model_s"], process["join_s"], process["close_s"]) > 0
     assert summary["ending"]["command_s"] > 0
-    # The lead gathers and saves, the other waits for it.
+    # The lead gathers and saves; the other waits.
     (lead,) = (each["process"] for each in summary["workers"] if each["process"]["gather_s"])
     assert lead["save_s"] > 0
     assert any(each["process"]["final_wait_s"] for each in summary["workers"])
@@ -68,6 +69,6 @@ def test_the_parts_of_a_real_workers_time_add_up(tmp_path: Path) -> None:
     links = [link for worker in summary["workers"] for link in worker["links"]]
     records = [record for record in run.records() if isinstance(record, LinkRecord)]
     for kind in ("weights_bytes", "control_bytes", "header_bytes", "state_bytes", "probe_bytes"):
-        told = sum(getattr(record, kind) for record in records)
-        assert told == kinds[kind] == sum(link[kind] for link in links), kind
+        recorded = sum(getattr(record, kind) for record in records)
+        assert recorded == kinds[kind] == sum(link[kind] for link in links), kind
     assert all(link["probe_bytes"] > 0 for link in links)  # capacities at least

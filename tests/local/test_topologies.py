@@ -1,8 +1,9 @@
-"""Runs with real processes in which not all workers are linked.
+"""Test runs with real processes in which not all workers are linked.
 
-Proves: on a ring of four links carry messages between neighbours only, the word that the run is
-over reaches everybody, every site's model is of all workers, weights are taken over from
-neighbours, a trainer that is killed comes back to its neighbours and the run ends as it should.
+On a ring of four, links carry messages only between neighbours. The end of the run is announced to
+every worker, every site's model merges all workers, and weights are taken from neighbours. A killed
+trainer returns to its neighbours, and the run ends normally.
+
 Left out: what policies compute on a graph (tests/property/test_topology_machines.py), simulations
 (tests/simulated).
 """
@@ -23,19 +24,19 @@ pytestmark = pytest.mark.patient
 RING = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
 SITES = {"plant-a": 2, "plant-b": 2}
 STEPS = 1500
-"""With their naps they last 75 s, and the 240 of the usual test a minute: on a busy machine a
-trainer takes half a minute to be back."""
+"""With their pauses they last 75 s, and the 240 of the usual test a minute: on a busy machine a
+trainer needs half a minute to return."""
 
 CHANCE = 1 / 3
-"""Of three blobs. Gradients of neighbours alone do not bring replicas of a ring together: theirs
-differ for good; the worst reaches 0.55 to 0.6, their mean 0.62 to 0.66."""
+"""Of three blobs. Replicas of a ring that get gradients only from neighbours stay different: the
+worst reaches 0.55 to 0.6, their mean 0.62 to 0.66."""
 
 FEW_BYTES = 4000
-"""More than the last words of a run, less than ten gradients."""
+"""More than the last messages of a run, less than ten gradients."""
 
 
 def links(run: LocalRun) -> set[tuple[int, int]]:
-    """Those that carried gradients: at the end everybody is linked, for the models."""
+    """Return the links that carried gradients: at the end all workers are linked."""
     sent = Counter[tuple[int, int]]()
     for record in run.records():
         if isinstance(record, LinkRecord):
@@ -84,7 +85,7 @@ def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path, killed: int |
 
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_a_killed_trainer_comes_back_to_its_neighbours(tmp_path: Path) -> None:
+def test_a_killed_trainer_returns_to_its_neighbours(tmp_path: Path) -> None:
     back = tmp_path / "back"
     document = job_document(
         SITES,

@@ -1,7 +1,7 @@
-"""Proves: a user's program with 3-D convolutions over clips [N, T, C, H, W], the one in
-examples/video, trains in a real run of two workers and learns.
+"""Test that the program of examples/video trains in a real run of two workers and learns.
 
-Leaves out: the protocol's errors (tests/unit/worker/training/test_programs).
+It has 3-D convolutions over clips [N, T, C, H, W]. Left out: the protocol's errors
+(tests/unit/worker/training/test_programs).
 """
 
 from __future__ import annotations

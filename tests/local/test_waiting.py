@@ -1,7 +1,9 @@
-"""Facts, by real exchanges: a worker that waits to come in says nothing at first, then how its
-links are; it names whom it does not reach, where and why, once that has lasted a minute, and says
-so again only after ten; one that is reached and does not reach back is told apart; who is linked,
-is no neighbour or has not joined is not named.
+"""Test the reports of a worker that waits to join, with real exchanges.
+
+At first it reports nothing, then the state of its links. It names each unreachable peer with
+address and reason after a minute, and again only after ten. A peer that is reached but does not
+reach back is reported separately. Linked workers, others than neighbours, and those that have not
+joined are not named.
 
 Left out: what the operator makes of it (`tests/unit/operator`), pods (`tests/cluster`).
 """
@@ -29,16 +31,16 @@ OWN, OTHER = Rank(0), Rank(1)
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Worker, Worker]]:
-    """One worker of each site, and neither knows of the other."""
-    whom = identity(0, PLANT_A), identity(1, PLANT_B)
-    # Exposed: a peer of another site is dialled as the membership says, whatever it says itself.
-    made = [Worker(who, credentials(who, AUTHORITIES), is_exposed=True) for who in whom]
+    """Start one worker of each site; neither is known to the other."""
+    identities = identity(0, PLANT_A), identity(1, PLANT_B)
+    # Exposed: a peer of another site is dialled at its address in the membership only.
+    made = [Worker(who, credentials(who, AUTHORITIES), is_exposed=True) for who in identities]
     with closing(made[0].exchange), closing(made[1].exchange):
         yield made[0], made[1]
 
 
 class Wait:
-    """The first worker's, by a clock of its own; and what it has told."""
+    """The first worker's wait, on its own clock, and what it reports."""
 
     def __init__(
         self,
@@ -64,12 +66,12 @@ class Wait:
             clock_s=lambda: self.now_s,
         )
 
-    def go_on(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         for _ in range(round(seconds * 2)):
             self.now_s += 0.5
             self._waiting.report(3)
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         events = [each for each in self.records if isinstance(each, EventRecord)]
         assert {each.reason for each in events} <= {EventReason.PEERS_UNREACHED}
         assert all(each.warning and each.iteration == 3 for each in events)
@@ -80,7 +82,7 @@ class Wait:
 
 
 def closed_to(worker: Worker, peer: Worker) -> Membership:
-    """Tells that worker of its peer, at a port where nothing listens."""
+    """Give that worker its peer at a port on which no process listens."""
     (port,) = free_ports(1)
     member = Member(peer.who, 1, MemberState.READY, f"127.0.0.1:{port}")
     membership = Membership(1, JOB, 2, (worker.member(), member))
@@ -98,31 +100,33 @@ def is_linked(worker: Worker, peer: Rank) -> bool:
     return peer in states and states[peer].connected
 
 
-def test_who_is_not_reached_is_named_with_where_and_why(pair: tuple[Worker, Worker]) -> None:
+def test_an_unreachable_peer_is_reported_with_address_and_reason(
+    pair: tuple[Worker, Worker],
+) -> None:
     own, other = pair
     membership = closed_to(own, other)
     until(lambda: "refused" in problem(own, OTHER))
     wait = Wait(own, membership)
-    wait.go_on(4.5)
+    wait.advance(4.5)
     assert wait.records == []
-    wait.go_on(59.5)
-    assert wait.told() == []
-    wait.go_on(1.5)
-    (words,) = wait.told()
+    wait.advance(59.5)
+    assert wait.messages() == []
+    wait.advance(1.5)
+    (words,) = wait.messages()
     address = membership.members[1].exchange_address
     begins = f"not linked for 60 s with plant-b/small-1 (not reached at {address}: "
     assert words.startswith(begins)
     assert "onnection refused" in words
-    wait.go_on(599)
-    assert len(wait.told()) == 1
-    wait.go_on(1)
-    assert len(wait.told()) == 2
+    wait.advance(599)
+    assert len(wait.messages()) == 1
+    wait.advance(1)
+    assert len(wait.messages()) == 2
     links = wait.links()
-    assert 0.9 * 660 < len(links) <= 662  # one a second
+    assert 0.9 * 660 < len(links) <= 662  # one per second
     assert not any(link.connected for link in links)
 
 
-def test_one_that_is_reached_and_does_not_reach_back_is_told_apart(
+def test_a_peer_that_does_not_reach_back_is_reported_separately(
     pair: tuple[Worker, Worker],
 ) -> None:
     own, other = pair
@@ -131,28 +135,28 @@ def test_one_that_is_reached_and_does_not_reach_back_is_told_apart(
     own.exchange.set_members(membership)
     until(lambda: "does not reach this worker" in problem(own, OTHER))
     wait = Wait(own, membership)
-    wait.go_on(70)
-    (words,) = wait.told()
+    wait.advance(70)
+    (words,) = wait.messages()
     assert words == (
         "not linked for 60 s with plant-b/small-1"
         f" (reached at {other.exchange.address}, but it does not reach this worker)"
     )
 
 
-def test_who_is_linked_is_not_named(pair: tuple[Worker, Worker]) -> None:
+def test_a_linked_peer_is_not_reported(pair: tuple[Worker, Worker]) -> None:
     membership = introduce(*pair)
     until(lambda: is_linked(pair[0], OTHER))
     assert problem(pair[0], OTHER) == ""
     wait = Wait(pair[0], membership)
-    wait.go_on(100)
-    assert wait.told() == []
+    wait.advance(100)
+    assert wait.messages() == []
     assert all(link.connected for link in wait.links())
 
 
 @pytest.mark.parametrize(
     ("state", "neighbours"), [(MemberState.LOST, None), (MemberState.READY, frozenset)]
 )
-def test_who_is_not_there_or_no_neighbour_is_not_named(
+def test_absent_peers_and_others_than_neighbours_are_not_reported(
     state: MemberState,
     neighbours: Callable[[], Collection[Rank]] | None,
     pair: tuple[Worker, Worker],
@@ -160,5 +164,5 @@ def test_who_is_not_there_or_no_neighbour_is_not_named(
     own, other = pair
     there = Member(other.who, 1, state, "127.0.0.1:9")
     wait = Wait(own, Membership(1, JOB, 2, (own.member(), there)), neighbours)
-    wait.go_on(100)
-    assert wait.told() == []
+    wait.advance(100)
+    assert wait.messages() == []
