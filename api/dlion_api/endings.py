@@ -28,7 +28,7 @@ KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 _FAULT = "Fatal Python error: "
 _LOG_RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:")
 _HANDED_ON = re.compile(r"worker \d+: ")
-_MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
+_MET = re.compile(rf"({'|'.join(STOP_RULES)}) (\S+) reached")
 
 
 def stop_rule_met(rule: str, value: float) -> str:
@@ -62,6 +62,20 @@ def is_stop_rule(reason: str) -> bool:
     False
     """
     return _MET.match(own_reason(reason)) is not None
+
+
+def met_rule(reason: str) -> tuple[str, float] | None:
+    """Return the stop rule that is met, with its value; None for any other reason.
+
+    >>> met_rule("worker 2: maxSteps 60 reached")
+    ('maxSteps', 60.0)
+    """
+    if (met := _MET.match(own_reason(reason))) is None:
+        return None
+    try:
+        return met[1], float(met[2])
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)

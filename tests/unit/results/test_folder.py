@@ -275,6 +275,44 @@ def test_resuming_is_refused_where_no_checkpoint_can_be_read_and_each_is_named(t
     ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
 
 
+@pytest.mark.parametrize(
+    ("ended_by", "stop", "said"),
+    [
+        ("maxSteps 90 reached", {"maxSteps": 90}, "raise trainer.stop.maxSteps above 90"),
+        ("maxSteps 90 reached", {"maxSteps": 80, "maxSeconds": 600}, "above 90"),
+        ("maxSteps 90 reached", {"maxSteps": 91}, ""),
+        ("maxSteps 90 reached", {"maxSeconds": 600}, ""),
+        ("worker 2: maxSeconds 600 reached", {"maxSeconds": 600}, "maxSeconds above 600"),
+        ("targetAccuracy 0.9 reached: mean 0.91", {"targetAccuracy": 0.9}, "above 0.9, or"),
+        ("targetAccuracy 0.9 reached: mean 0.91", {"targetAccuracy": 0.95}, ""),
+        ("maxSteps much reached", {"maxSteps": 90}, ""),
+    ],
+)
+def test_a_finished_run_is_resumed_only_with_a_later_stop(tmp_path, ended_by, stop, said):
+    interrupted_run(tmp_path / "run")
+    with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True) as folder:
+        folder.finish(Ending(ended_by))
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    before = {file: file.read_bytes() for file in files}
+    job = changed(("trainer.stop", stop))
+    if not said:
+        ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True).close()
+        return
+    with pytest.raises(SpecError, match="has finished: ") as refused:
+        ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True)
+    assert ended_by in str(refused.value)
+    assert said in str(refused.value)
+    assert "For a new run, omit --resume" in str(refused.value)
+    assert {file: file.read_bytes() for file in files} == before
+
+
+@pytest.mark.parametrize("summary", ["[]", "{", '{"ending": 3}', '{"ending": {"reason": []}}'])
+def test_a_run_with_a_foreign_summary_is_resumed(tmp_path, summary):
+    interrupted_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(summary)
+    ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
+
+
 def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
     interrupted_run(tmp_path / "run")
     job, path = description(STORY), tmp_path / "run"

@@ -1,19 +1,24 @@
 """Checks whether a run may resume in a result folder.
 
-Compares the two jobs and looks for readable checkpoints. `folder` calls it under its lock.
+Compares the two jobs, looks for readable checkpoints, and for an end that stands. `folder` calls it
+under its lock.
 """
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlion_api.document import to_document
+from dlion_api.endings import met_rule
 from dlion_api.errors import DataError, Problem, SpecError
-from dlion_api.spec import Job
+from dlion_api.spec import Job, Stop
 from dlion_core.npz_errors import NPZ_ERRORS
-from dlion_results.run_folder.layout import CHECKPOINTS
+from dlion_results.run_folder.layout import CHECKPOINTS, SUMMARY
 from dlion_results.run_folder.manifest import read_job
+from dlion_results.run_folder.regular_files import read_start
+from dlion_results.run_folder.stored_values import MAX_BYTES, UNREADABLE, parse_mapping, text_of
+from dlion_results.summary.judgement import EndReason
 
 _ABSENT = object()
 
@@ -23,10 +28,10 @@ def check_resumable(path: Path, job: Job) -> None:
 
     It must be the stored job with the same workers, except for `spec.trainer.stop` and fields that
     may differ between sites. At least one worker must have a readable checkpoint: others take a
-    peer's state.
+    peer's state. A run that has finished needs a later stop.
 
-    Raises: SpecError naming each field that differs, or the missing checkpoint; DataError if the
-    stored job or all checkpoints are unreadable.
+    Raises: SpecError naming each field that differs, the missing checkpoint, or the stop rule that
+    is met; DataError if the stored job or all checkpoints are unreadable.
     """
     text = "differs from the run to resume"
     problems = [
@@ -57,6 +62,41 @@ def check_resumable(path: Path, job: Job) -> None:
             + "Put an intact copy in place of one of them (the other workers take its state), or "
             "start a new run: omit --resume and give another --out"
         )
+    _check_unfinished(path, job.spec.trainer.stop)
+
+
+def _check_unfinished(path: Path, stop: Stop) -> None:
+    """Raises SpecError if the run has met a stop rule, and `stop` has it no later.
+
+    Its workers would only start, stop, and save the same models.
+    """
+    ending = _stored_ending(path)
+    reason = text_of(ending.get("stop_reason"))
+    if ending.get("reason") != EndReason.COMPLETED or (met := met_rule(reason)) is None:
+        return
+    rule, value = met
+    given = to_document(stop).get(rule)
+    if given is None or given > value:
+        return
+    finished = Problem(
+        "--resume",
+        f"its run has finished: {reason}",
+        value=str(path),
+        advice=(
+            f"Its models stand. To train on, raise trainer.stop.{rule} above {value:g}, or remove "
+            "it and give another end. For a new run, omit --resume and give another --out"
+        ),
+    )
+    raise SpecError([finished])
+
+
+def _stored_ending(path: Path) -> Mapping[str, Any]:
+    """The ending of the run; empty if it was killed before it could write its summary."""
+    try:
+        ending = parse_mapping(read_start(path / SUMMARY, MAX_BYTES + 1)).get("ending")
+    except UNREADABLE:
+        return {}
+    return ending if isinstance(ending, dict) else {}
 
 
 def _damage(checkpoint: Path) -> str:
