@@ -3,7 +3,8 @@
 Used for the same records by `dlion run`, by the operator (`status.trainerStatus`) and by the Python
 client, so that all predict the same. Memory is bounded.
 
-- maxSeconds: what is left of the seconds.
+- maxSeconds: what is left of the seconds of training, by the workers' own count, which leaves out
+  the pause before a resume.
 - maxSteps, maxEpochs: the samples or epochs that are left, at the pace of the second half of the
   run so far. The first half has the start-up, the second one follows changes. Batches that are to
   grow make later steps longer. The worker that ends first counts.
@@ -131,6 +132,8 @@ class _Worker:
         self.done_before = 0
         """Earlier steps: reported to an earlier operator, or done before a restart."""
         self.last_s = -math.inf
+        self._origin_s: float | None = None
+        """When the run would have begun to train without pauses; None: not reported."""
 
     def add(self, record: StepRecord) -> None:
         if self.last_s == -math.inf:
@@ -143,9 +146,12 @@ class _Worker:
             self._counted += (record.iteration - self.iteration) * record.global_batch_size
         self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
         self.global_batch_size = record.global_batch_size
-        self.samples.append(record.time_s, self._counted)
+        if record.trained_s is not None and 0.0 <= record.trained_s <= MAX_REMAINING_S:
+            self._origin_s = record.time_s - record.trained_s
+        trained_s = record.time_s - (self._origin_s or 0.0)
+        self.samples.append(trained_s, self._counted)
         if record.epochs:
-            self.epochs.append(record.time_s, record.epochs)
+            self.epochs.append(trained_s, record.epochs)
 
     def training_set_samples(self) -> int:
         """Of all workers; 0: unknown."""
@@ -166,7 +172,10 @@ class _Worker:
         return total + (iteration - at) * size
 
     def started_s(self) -> float:
-        """Estimate when it began to train: unknown steps count at the present pace."""
+        """When it began to train; if pauses are counted, as much later. An estimate if it does not
+        report so: then unknown steps count at the present pace."""
+        if self._origin_s is not None:
+            return self._origin_s
         pace = self.samples.recent_pace()
         before_s = self.done_before * self.global_batch_size / pace if pace else 0.0
         return max(0.0, self.began_s - before_s)
@@ -184,7 +193,7 @@ class RemainingTime:
         self._evaluated: set[Rank] = set()
         """Since the last point of the curve."""
         self._accuracy = BoundedCurve()
-        """Mean over replicas."""
+        """Mean over replicas, against seconds of training."""
         self._fitted: tuple[list[tuple[float, float]], tuple[float, float] | None] = [], None
         """The curve of the last prediction, and its range."""
 
@@ -210,19 +219,23 @@ class RemainingTime:
     def _close_round(self, time_s: float) -> None:
         known = self._accuracies.values()
         if known and self._accuracies.keys() >= self._workers.keys():
-            self._accuracy.append(time_s, sum(known) / len(known))
+            self._accuracy.append(time_s - self._began_s(), sum(known) / len(known))
         self._evaluated.clear()
+
+    def _began_s(self) -> float:
+        """When the worker began that has trained longest; 0 before the first step."""
+        return min((worker.started_s() for worker in self._workers.values()), default=0.0)
 
     def predict(self, now_s: float | None = None) -> Remaining:
         """The prediction. `now_s`: the run's present time; None: that of its newest step."""
         target, has_target = None, self._stop.target_accuracy is not None
         if not self._workers:
             return Remaining(has_target=has_target)
-        began_s = min(worker.started_s() for worker in self._workers.values())
+        began_s = self._began_s()
         if now_s is None:
             now_s = max(worker.last_s for worker in self._workers.values())
         if self._stop.target_accuracy is not None:
-            target = self._until_target(self._stop.target_accuracy, began_s)
+            target = self._until_target(self._stop.target_accuracy)
         ends = list(self._ends(now_s, began_s))
         first = min(ends, key=lambda end: end[1], default=None)
         seconds = None if first is None else min(max(0.0, first[1]), MAX_REMAINING_S)
@@ -238,10 +251,10 @@ class RemainingTime:
                 fraction = done_s / (done_s + left_s) if nearer and done_s > 0 else fraction
         return Remaining(fraction, seconds, target_s, has_target)
 
-    def _until_target(self, target: float, began_s: float) -> tuple[float, float] | None:
-        """The range of seconds from `began_s` to the target, computed once for each curve: a view
+    def _until_target(self, target: float) -> tuple[float, float] | None:
+        """The range of seconds from the begin to the target, computed once for each curve: a view
         asks several times a second."""
-        curve = [(time_s - began_s, value) for time_s, value in self._accuracy.points()]
+        curve = self._accuracy.points()
         if curve != self._fitted[0]:
             self._fitted = curve, _time_to(target, curve)
         return self._fitted[1]

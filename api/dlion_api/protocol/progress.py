@@ -68,6 +68,9 @@ class StepRecord:
     earlier_passes: int | None = None
     """Those of this worker's earlier starts, reported or not, as its folder has them; None: not
     kept."""
+    trained_s: float | None = None
+    """Seconds of the run's training at the end of the step, as `maxSeconds` counts them: without
+    start-up, and with those before a resume. None: unknown, as in a simulation."""
 
     @property
     def began_s(self) -> float:

@@ -105,7 +105,12 @@ class LocalTraining:
         """Train to the end. Raises: KeyboardInterrupt, after an orderly shutdown."""
         self._write_environment()
         self.folder.store_program_root(self.program_root)
-        view = LiveView(self.folder.job, self.console, environment=self.plan.environment)
+        view = LiveView(
+            self.folder.job,
+            self.console,
+            environment=self.plan.environment,
+            elapsed_s=self.folder.elapsed_s,
+        )
         with DeferredSignals() as signals, view:
             self._sink = sink = LocalRecordSink(self.folder, view)
             coordinator = LocalCoordinator(

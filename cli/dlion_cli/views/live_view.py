@@ -77,22 +77,23 @@ class LiveView(TerminalView):
         *,
         environment: str = "",
         is_virtual: bool = False,
+        elapsed_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_virtual`: records have virtual time, which passes only with them."""
+        """`is_virtual`: records have virtual time, which passes only with them. `elapsed_s`: the
+        duration so far of a run that is resumed."""
         self._job, self._stop = job, job.spec.trainer.stop
         self._environment, self._is_virtual = environment, is_virtual
         self._clock = clock
-        self._started_s = clock()
-        self._line_due_s = self._started_s + LINE_INTERVAL_S
+        self._started_s = clock() - elapsed_s
+        self._line_due_s = clock() + LINE_INTERVAL_S
         self._lock = threading.Lock()
         self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in job.workers()}
         self._remaining = RemainingTime(job.spec)
         self._events: deque[_ShownEvent] = deque(maxlen=_EVENT_COUNT)
         self._unprinted: _ShownEvent | None = None
         self._print_due_s = 0.0
-        self._newest_s = 0.0
-        self._newest_at_s = self._started_s
+        self._newest_s, self._newest_at_s = elapsed_s, clock()
         super().__init__(console, redirect_stdout=False, redirect_stderr=False)
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
 """Facts: time left is exact for a steady run, by each stop rule, and follows a change of pace
-within half of the way since; batches that are planned to grow lengthen the steps to come; a target
-accuracy has a range that holds the truth for curves of several forms, and none where the curve is
-flat, too short or too noisy; memory stays bounded; figures that no worker can have raise nothing
-and leave the fraction within 0 to 1.
+within half of the way since; a resumed run counts what is left, without the pause; batches that are
+planned to grow lengthen the steps to come; a target accuracy has a range that holds the truth for
+curves of several forms, and none where the curve is flat, too short or too noisy; memory stays
+bounded; figures that no worker can have raise nothing and leave the fraction within 0 to 1.
 
 Left out: recorded and simulated runs (benchmarks/eta.py), how views word it.
 """
@@ -32,11 +32,17 @@ def estimator(stop: dict[str, Any], **spec: Any) -> RemainingTime:
 
 
 def step(
-    iteration: int, time_s: float, *, rank: int = 0, batch: int = 32, epochs: float | None = None
+    iteration: int,
+    time_s: float,
+    *,
+    rank: int = 0,
+    batch: int = 32,
+    epochs: float | None = None,
+    trained_s: float | None = None,
 ) -> StepRecord:
     return StepRecord(
         time_s, Rank(rank), 1, iteration, 1.0, 16, batch, 0.1, 0.1, 1.0, 0.1, 0.0, 0.0, 16,
-        epochs=epochs,
+        epochs=epochs, trained_s=trained_s,
     )  # fmt: skip
 
 
@@ -69,6 +75,48 @@ def test_a_steady_run_is_told_exactly(stop: dict[str, Any], fraction: float, lef
     assert now.seconds == pytest.approx(left_s)
     later = told.predict(40.0)  # five seconds without news
     assert later.seconds == pytest.approx(max(0.0, left_s - 5.0))
+
+
+@pytest.mark.parametrize("first", [1, 31], ids=["all records", "those since the resume"])
+@pytest.mark.parametrize(
+    ("stop", "left_s"),
+    [({"maxSteps": 100}, 60.0), ({"maxSeconds": 100}, 60.0), ({"maxEpochs": 10}, 60.0)],
+    ids=str,
+)
+def test_a_resumed_run_counts_what_is_left(stop: dict[str, Any], left_s: float, first: int) -> None:
+    """30 steps of a second from 10 s on, and 10 more after a pause of 500 s."""
+    told = estimator(stop)
+    for number in range(first, 41):
+        pause_s = 500.0 if number > 30 else 0.0
+        told.take(
+            step(number, 10.0 + pause_s + number, epochs=number / 10, trained_s=float(number))
+        )
+        if number == 31 and "maxSeconds" in stop:
+            assert told.predict().seconds == pytest.approx(69.0), "from the first step on"
+    now = told.predict()
+    assert now.seconds == pytest.approx(left_s, rel=0.02)
+    assert now.fraction == pytest.approx(0.4)
+
+
+def test_the_pause_before_a_resume_is_no_part_of_the_curve_to_a_target() -> None:
+    """The first 60 s of the curve, then a pause of 500 s, then the rest."""
+    told, curve = estimator({"targetAccuracy": 0.9}), CURVES["saturating"]
+    for number in range(1, 91):
+        time_s = number + (500.0 if number > 60 else 0.0)
+        told.take(step(number, time_s, trained_s=float(number)))
+        told.take(evaluation(time_s, curve(float(number))))
+    now = told.predict()
+    reached_s = next(number for number in range(1, 300) if curve(float(number)) >= 0.9)
+    assert now.target_s is not None
+    assert now.target_s[0] - 2 <= reached_s - 90 <= now.target_s[1] + 2
+
+
+@pytest.mark.parametrize("trained_s", [-1.0, 1e300])
+def test_a_count_of_training_that_no_run_has_is_ignored(trained_s: float) -> None:
+    told = estimator({"maxSeconds": 50})
+    for number in range(1, 26):
+        told.take(step(number, 10.0 + number, trained_s=trained_s))
+    assert told.predict().seconds == pytest.approx(25.0)
 
 
 def test_a_slow_first_step_does_not_count_and_a_new_pace_does() -> None:

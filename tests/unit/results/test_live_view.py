@@ -41,6 +41,7 @@ def view_of(
     story=STORY,
     given=None,
     is_virtual=False,
+    elapsed_s=0.0,
     **changes,
 ):
     clock = Clock()
@@ -52,7 +53,10 @@ def view_of(
         file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None,
         record=True,
     )  # fmt: skip
-    view = LiveView(run, console, environment="hetero-sys-a", is_virtual=is_virtual, clock=clock)
+    view = LiveView(
+        run, console, environment="hetero-sys-a", is_virtual=is_virtual, elapsed_s=elapsed_s,
+        clock=clock,
+    )  # fmt: skip
     for record in records(story) if given is None else given:
         if record.time_s <= until_s:
             clock.now_s = record.time_s
@@ -63,6 +67,14 @@ def view_of(
 def picture(view, console):
     console.print(view.render())
     return console.export_text()
+
+
+def test_the_clock_of_a_resumed_run_goes_on():
+    view, console, clock = view_of(terminal=False, given=[], elapsed_s=3_600.0)
+    clock.now_s = 5.0
+    assert view.line().startswith("1:00:05 elapsed, ETA —")
+    view.update(dataclasses.replace(next(record for record in records(STORY)), time_s=3_604.0))
+    assert "elapsed" not in console.export_text(), "no line is due yet"
 
 
 def test_every_worker_has_a_row_with_its_figures():

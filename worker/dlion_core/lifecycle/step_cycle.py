@@ -297,8 +297,9 @@ class StepCycle:
         weights_hash: str,
         passes: int | None = None,
         earlier_passes: int | None = None,
+        trained_s: float | None = None,
     ) -> None:
-        """`passes`, `earlier_passes`: as in the record."""
+        """`passes`, `earlier_passes`, `trained_s`: as in the record."""
         parts, progress = self._parts, self.progress
         self._iteration_s = took.wall_s
         parts.reporter.step(
@@ -322,6 +323,7 @@ class StepCycle:
                 waited_for=tuple(sorted(self._awaited)[:MAX_AWAITED]),
                 passes=passes,
                 earlier_passes=earlier_passes,
+                trained_s=trained_s,
                 # Microseconds are enough, and half as many digits.
                 **{name: round(seconds, 6) for name, seconds in vars(took.phases).items()},
             )

@@ -47,7 +47,6 @@ from dlion_worker.transport import PeerExchange
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""
-
 STOPPED_PEER_WAIT_S = 2.0
 """How long a peer that has stopped may still deliver outstanding messages."""
 
@@ -344,6 +343,7 @@ class TrainingLoop:
                 weights_hash=weights_hash(parts.replica.model.weights_D) if has_hash else "",
                 passes=parts.stream.passes,
                 earlier_passes=parts.stream.earlier_passes,
+                trained_s=round(self._trained_s(), 6),
             )
         parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()
