@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -35,16 +35,41 @@ class Client:
         root: str | Path = "runs",
         context: str | None = None,
         namespace: str | None = None,
-        kubeconfig: str | None = None,
+        kubeconfig: str | Path | None = None,
+        cluster: str | None = None,
+        user: str | None = None,
+        server: str | None = None,
+        token: str | None = None,
+        certificate_authority: str | Path | None = None,
+        insecure_skip_tls_verify: bool | None = None,
+        tls_server_name: str | None = None,
+        request_timeout_s: float | None = None,
+        impersonated_user: str | None = None,
+        impersonated_groups: Sequence[str] | None = None,
     ) -> None:
         """Choose the back end. Starts nothing and sends no request.
 
-        `root` is for `local` and `simulated`; `context`, `namespace` and `kubeconfig` choose a
-        cluster as kubectl does. Raises: SpecError for arguments of another back end; DataError if
-        no cluster is configured.
+        `root` is for `local` and `simulated`. The others choose a cluster, the way to it and the
+        identity there, as the options of `dlion get` do; what is not given comes from the
+        kubeconfig. Raises: SpecError for arguments of another back end or of a wrong type;
+        DataError if no cluster is configured.
         """
-        cluster = {"context": context, "namespace": namespace, "kubeconfig": kubeconfig}
-        given = [name for name, value in cluster.items() if value is not None]
+        connection = {
+            "context": context,
+            "namespace": namespace,
+            "kubeconfig": kubeconfig,
+            "cluster": cluster,
+            "user": user,
+            "server": server,
+            "token": token,
+            "certificate_authority": certificate_authority,
+            "insecure_skip_tls_verify": insecure_skip_tls_verify,
+            "tls_server_name": tls_server_name,
+            "request_timeout_s": request_timeout_s,
+            "impersonated_user": impersonated_user,
+            "impersonated_groups": impersonated_groups,
+        }
+        given = [name for name, value in connection.items() if value is not None]
         if backend not in _BACKENDS:
             problem = Problem("backend", "is not known", str(backend), ", ".join(_BACKENDS))
             raise SpecError([problem], source="Client")
@@ -55,11 +80,10 @@ class Client:
         self._backend: LocalBackend | KubernetesBackend
         # Each is imported when it is used: `import dlion` is quick.
         if self._is_cluster:
+            from dlion.connection import connection_settings
             from dlion.kubernetes_backend import KubernetesBackend
 
-            self._backend = KubernetesBackend(
-                kubeconfig=kubeconfig, context=context, namespace=namespace
-            )
+            self._backend = KubernetesBackend(connection_settings(connection))
         else:
             from dlion.arguments import path_argument
             from dlion.local_backend import LocalBackend

@@ -61,12 +61,9 @@ class _ChosenWorker:
 class KubernetesBackend:
     """The jobs of a namespace. Thread-safe."""
 
-    def __init__(
-        self, *, kubeconfig: str | None, context: str | None, namespace: str | None
-    ) -> None:
+    def __init__(self, settings: ConnectionSettings) -> None:
         """Sends no request. Raises: as `dlion_cli.cluster.client.connect`."""
-        self._namespace = namespace
-        settings = ConnectionSettings(kubeconfig=kubeconfig, context=context, namespace=namespace)
+        self._namespace = settings.namespace
         self._jobs = JobClient(connect(settings))
 
     def train(

@@ -16,6 +16,7 @@ import pytest
 
 import dlion
 from dlion import errors
+from dlion_cli.cluster.connection_settings import ConnectionSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
 METHODS = {
@@ -58,8 +59,10 @@ def test_the_page_has_each_field_of_a_job_and_its_workers() -> None:
 
 
 def test_the_constructors_options_stand_on_the_page() -> None:
-    parameters = {*inspect.signature(dlion.Client).parameters}
-    assert parameters - {"backend"} <= WORDS
+    parameters = {*inspect.signature(dlion.Client).parameters} - {"backend"}
+    assert parameters <= WORDS
+    settings = {each.name for each in dataclasses.fields(ConnectionSettings)}
+    assert parameters == settings | {"root"}, "those of the commands"
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -8,14 +8,18 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dlion_api.errors import DLionError
-from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.connection_settings import (
+    MAX_TIMEOUT_S,
+    ConnectionSettings,
+    header_value,
+    server_url,
+)
 
 Completions = list[str | CompletionItem]
 Completer = Callable[[click.Context, click.Parameter, str], Completions]
@@ -26,7 +30,7 @@ ONE_SERVER: Final = frozenset(
 _NAMES: Final = tuple(each.name for each in fields(ConnectionSettings))
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART: Final = r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)"
-_MAX_TIMEOUT_S: Final = 24 * 3600.0
+_SHORT_NAMES: Final = {"impersonated_user": "--as", "impersonated_groups": "--as-group"}
 
 
 class DurationType(click.ParamType[float]):
@@ -47,7 +51,7 @@ class DurationType(click.ParamType[float]):
             seconds = sum(float(n) * _UNITS_S[unit] for n, unit in re.findall(_PART, text))
         else:
             self.fail(f"{text!r} is no duration: write 30s, 1m30s or 0 (no limit)", param, ctx)
-        if seconds > _MAX_TIMEOUT_S:
+        if seconds > MAX_TIMEOUT_S:
             self.fail(f"{text!r} is longer than 24h: 0 is no limit", param, ctx)
         return seconds
 
@@ -58,37 +62,22 @@ class ServerUrlType(click.ParamType[str]):
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The URL, its scheme in small letters, without a slash at its end.
-
-        Raises: BadParameter, which prints no password.
-        """
-        text = str(value)
+        """As `server_url`. Raises: BadParameter, which prints no password."""
         try:
-            url = urlsplit(text)
-            port = url.port
-        except ValueError:
-            self.fail("the URL is invalid: write https://HOST:PORT", param, ctx)
-        if url.username or url.password:
-            self.fail("credentials stand in the URL: remove them, and use --token", param, ctx)
-        if url.scheme not in ("http", "https") or not url.hostname or port == 0:
-            shown = "this value" if re.search("[@?#]", text) else repr(text)  # no password
-            self.fail(f"{shown} is no URL of a server: write https://HOST:PORT", param, ctx)
-        if url.query or url.fragment or not (text.isascii() and text.isprintable()):
-            self.fail("the URL has more than a server and a path in ASCII", param, ctx)
-        return url.geturl().rstrip("/")  # the client would use no authority for HTTPS://
+            return server_url(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _header_value(
     _context: click.Context, parameter: click.Parameter, value: str | tuple[str, ...] | None
 ) -> str | tuple[str, ...] | None:
     """The value or values. Raises: BadParameter, without the value, which may be a token."""
-    for each in (value,) if isinstance(value, str) else value or ():
-        if not each or not each.isascii() or not each.isprintable() or each != each.strip():
-            raise click.BadParameter(
-                "the value is empty, or has a space or line break at an end or a character that is "
-                "not ASCII",
-                param=parameter,
-            )
+    try:
+        for each in (value,) if isinstance(value, str) else value or ():
+            header_value(each)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
     return value
 
 
@@ -197,13 +186,15 @@ def pop_settings(given: dict[str, Any]) -> ConnectionSettings:
     Raises: UsageError for options that contradict each other.
     """
     settings = ConnectionSettings(**{name: given.pop(name) for name in _NAMES if name in given})
-    if settings.impersonated_groups and not settings.impersonated_user:
-        raise click.UsageError("--as-group needs --as with the name of a user")
-    if settings.insecure_skip_tls_verify and settings.certificate_authority:
-        raise click.UsageError(
-            "--certificate-authority and --insecure-skip-tls-verify exclude each other"
-        )
+    try:
+        settings.check(_option)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     return settings
+
+
+def _option(setting: str) -> str:
+    return _SHORT_NAMES.get(setting) or f"--{setting.replace('_', '-')}"
 
 
 def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:

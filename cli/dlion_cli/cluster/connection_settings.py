@@ -1,6 +1,15 @@
-"""The user's choice of an API server, of the way to it and of the identity there."""
+"""The user's choice of an API server, of the way to it and of the identity there.
 
+The command line (`connection_flags`) and `dlion.Client` make it, with the same checks.
+"""
+
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+MAX_TIMEOUT_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,16 @@ class ConnectionSettings:
     impersonated_user: str | None = None
     impersonated_groups: tuple[str, ...] = ()
 
+    def check(self, written: Callable[[str], str] = str) -> None:
+        """Raises: ValueError for settings that contradict each other. `written`: how the user
+        writes the name of one."""
+        if self.impersonated_groups and not self.impersonated_user:
+            groups, user = written("impersonated_groups"), written("impersonated_user")
+            raise ValueError(f"{groups} needs {user} with the name of a user")
+        if self.insecure_skip_tls_verify and self.certificate_authority:
+            authority, skip = map(written, ("certificate_authority", "insecure_skip_tls_verify"))
+            raise ValueError(f"{authority} and {skip} exclude each other")
+
     @property
     def names_entry(self) -> bool:
         """Whether it names an entry of a kubeconfig."""
@@ -46,3 +65,33 @@ class ConnectionSettings:
             return []
         groups = [("Impersonate-Group", group) for group in self.impersonated_groups]
         return [("Impersonate-User", self.impersonated_user), *groups]
+
+
+def server_url(text: str) -> str:
+    """The URL of an API server, its scheme in small letters, without a slash at its end.
+
+    Raises: ValueError, whose message has no password.
+    """
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise ValueError("the URL is invalid: write https://HOST:PORT") from None
+    if url.username or url.password:
+        raise ValueError("credentials stand in the URL: remove them, and give a token")
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0:
+        shown = "this value" if re.search("[@?#]", text) else repr(text)  # no password
+        raise ValueError(f"{shown} is no URL of a server: write https://HOST:PORT")
+    if url.query or url.fragment or not (text.isascii() and text.isprintable()):
+        raise ValueError("the URL has more than a server and a path in ASCII")
+    return url.geturl().rstrip("/")  # the client would use no authority for HTTPS://
+
+
+def header_value(text: str) -> str:
+    """The text, which fits a header. Raises: ValueError, without the text: it may be a token."""
+    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+        raise ValueError(
+            "the value is empty, or has a space or line break at an end or a character that is "
+            "not ASCII"
+        )
+    return text

@@ -120,7 +120,7 @@ def _check_authorities(path: str | None) -> None:
         ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise DataError(
-            f"--certificate-authority {path}: has no certificate in PEM form ({error})"
+            f"certificate authority {path}: has no certificate in PEM form ({error})"
         ) from None
 
 

@@ -1,6 +1,7 @@
 """Proves, with a server that answers as an API server does: a followed log has every line of a job
 that has ended, and of one that ends while a slow reader is at it; what can be no job's name reaches
-no server, by the client and by the commands; nothing is deleted without the UID of the job.
+no server, by the client and by the commands; nothing is deleted without the UID of the job; a
+client connects by keywords as a command does by options, and prints no token.
 
 Leaves out: a real API server (tests/cluster), and broken streams (test_cluster_streams.py).
 """
@@ -22,7 +23,7 @@ import pytest
 
 import dlion
 from dlion import kubernetes_backend
-from dlion.errors import SpecError, UnavailableError
+from dlion.errors import DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from manifest_table import smallest
 
@@ -38,6 +39,8 @@ class Served:
     has_ended: bool = False
     ends_with_log: bool = False
     asked: list[str] = field(default_factory=list)
+    headers: dict[str, list[str]] = field(default_factory=dict)
+    """Of the last request."""
     config: Path = Path()
 
     def answer(self, path: str) -> str:
@@ -80,6 +83,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             state.asked.append(f"{self.command} {self.path}")
+            names = {each.lower() for each in self.headers}
+            state.headers = {each: self.headers.get_all(each, []) for each in names}
             content = state.answer(self.path).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
@@ -134,6 +139,79 @@ def test_the_log_of_a_job_that_ends_is_whole_for_a_slow_reader(
         time.sleep(0.02)
     assert [*lines, *log] == ALL
     assert any("follow=true" in each for each in served.asked)
+
+
+SECRET = "s3cret"
+
+
+def server(served: Served) -> str:
+    config = json.loads(served.config.read_text())
+    return str(config["clusters"][0]["cluster"]["server"])
+
+
+def test_a_client_connects_by_keywords_without_a_kubeconfig(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with dlion.Client(
+        "kubernetes", server=server(served), namespace="ml", token=SECRET, request_timeout_s=30,
+        impersonated_user="jane", impersonated_groups=["dev", "ops"],
+    ) as client:  # fmt: skip
+        assert client.get_job("digits").name == "digits"
+    assert "/namespaces/ml/" in served.asked[0]
+    assert served.headers["authorization"] == [f"Bearer {SECRET}"]
+    assert served.headers["impersonate-user"] == ["jane"]
+    assert served.headers["impersonate-group"] == ["dev", "ops"]
+
+
+def test_a_client_uses_another_entry_and_server_of_the_kubeconfig(served: Served) -> None:
+    address, config = server(served), json.loads(served.config.read_text())
+    config["clusters"].insert(0, {"name": "gone", "cluster": {"server": "http://127.0.0.1:1"}})
+    config["users"] = [{"name": "bot", "user": {"token": SECRET}}]
+    config["contexts"][0]["context"]["cluster"] = "gone"
+    served.config.write_text(json.dumps(config))
+    for keywords in ({"cluster": "c"}, {"server": f"{address}/"}):
+        with dlion.Client("kubernetes", kubeconfig=served.config, user="bot", **keywords) as client:
+            client.get_job("digits")
+        assert served.headers["authorization"] == [f"Bearer {SECRET}"]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"server": "plant-a:6443"}, "server: 'plant-a:6443' is no URL of a server"),
+        ({"server": f"https://jane:{SECRET}@h"}, "server: credentials stand in the URL"),
+        ({"token": f"{SECRET}\nX-Admin: 1"}, "token: the value is empty, or has a space"),
+        ({"token": SECRET.encode()}, r"token: is not valid \(given: bytes\); allowed: a str"),
+        ({"impersonated_user": "jäne"}, "impersonated_user: .* not ASCII"),
+        ({"impersonated_groups": ["dev"]}, "impersonated_groups needs impersonated_user"),
+        ({"impersonated_user": "j", "impersonated_groups": "dev"}, "a list of the groups' names"),
+        ({"impersonated_user": "j", "impersonated_groups": [""]}, "impersonated_groups: the value"),
+        ({"request_timeout_s": "30s"}, r"request_timeout_s: .*str\); allowed: seconds from 0"),
+        ({"request_timeout_s": float("nan")}, "given: nan"),
+        ({"request_timeout_s": 10**400}, "seconds from 0"),
+        ({"request_timeout_s": True}, "given: bool"),
+        ({"insecure_skip_tls_verify": "no"}, "True or False"),
+        (
+            {"insecure_skip_tls_verify": True, "certificate_authority": "ca.pem"},
+            "certificate_authority and insecure_skip_tls_verify exclude each other",
+        ),
+        ({"certificate_authority": 7}, "a str or pathlib.Path"),
+        ({"context": ["x"]}, r"context: is not valid \(given: list\)"),
+    ],
+)
+def test_wrong_keywords_are_refused_and_no_token_is_printed(
+    keywords: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said) as refused:
+        dlion.Client("kubernetes", **keywords)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_missing_authority_is_named(served: Served, tmp_path: Path) -> None:
+    keywords: dict[str, Any] = {"kubeconfig": served.config}
+    with pytest.raises(DataError, match=r"certificate authority .*ca\.pem: has no certificate"):
+        dlion.Client("kubernetes", certificate_authority=tmp_path / "ca.pem", **keywords)
 
 
 NO_NAMES = ["", ".", "..", "a/b", "a..b", ".a", "-a", "A", "a b", "ä", "a\0", "a\n", "x" * 254]
