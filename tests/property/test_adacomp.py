@@ -1,9 +1,11 @@
 """Policy `adacomp` against a naive reference.
 
-Proved: what is kept of each variable, ties and zeros included; each entry is divided by the number
-of updates that touched it since its sender read, peer to peer and with a server, under random
-schedules; no delay divides by 1; who leaves holds nobody; a machine restored from its state goes
-on identically. Left out: real links (tests/local), accuracy (tests/simulated).
+The largest entries of each variable are kept, ties and zeros included. Each entry is divided by the
+number of updates that touched it since its sender read. This holds peer to peer and with a server,
+under random schedules. Without delay the divisor is 1. A departing worker blocks no other. A
+restored machine continues identically.
+
+Left out: real links (tests/local), accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -84,8 +86,11 @@ def test_the_largest_share_of_each_variable_is_sent(values: list[float], share: 
 
 
 class Watched(WeighingCluster):
-    """Beside each machine a naive one, told the same: counts of touches per entry, and for each
-    sender what they were when its last gradient was in the weights."""
+    """A naive machine with the same input beside each machine.
+
+    It counts the touches of each entry, and keeps for each sender the counts at the time when its
+    last gradient was in the weights.
+    """
 
     def __init__(self, parameters: dict[str, object], sizes: list[int], seed: int) -> None:
         self.share = float(str(parameters["share"]))
@@ -124,14 +129,14 @@ class Watched(WeighingCluster):
             expected_D = gradient_D / np.maximum(1, since_D).astype(np.float32)
             self.touched[rank] += gradient_D != 0
             self.read[rank, sender] = self.touched[rank]
-        told = super().handle(rank, event)
-        found = [one.gradient_D for one in told if isinstance(one, ApplyGradient)]
+        instructions = super().handle(rank, event)
+        found = [one.gradient_D for one in instructions if isinstance(one, ApplyGradient)]
         if expected_D is None:
             assert not found
         else:
             (found_D,) = found
             np.testing.assert_array_equal(found_D, expected_D)
-        return told
+        return instructions
 
 
 @pytest.mark.parametrize("server", [None, 1])
@@ -163,7 +168,7 @@ def test_without_delay_nothing_is_divided() -> None:
     np.testing.assert_array_equal(cluster.replicas[ME].weights_D, cluster.replicas[ONE].weights_D)
 
 
-def test_a_gradient_of_zeros_touches_nothing_and_asks_for_nothing() -> None:
+def test_a_gradient_of_zeros_touches_and_requests_nothing() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
     cluster.step(ONE, np.zeros(20, np.float32))
     assert cluster.may_step(ONE)
@@ -173,9 +178,7 @@ def test_a_gradient_of_zeros_touches_nothing_and_asks_for_nothing() -> None:
 @pytest.mark.parametrize("server", [None, 0])
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(
-    server: int | None, seed: int
-) -> None:
+def test_a_restored_machine_continues_identically(server: int | None, seed: int) -> None:
     parameters = {"share": 0.3} | ({} if server is None else {"server": server})
     cluster = WeighingCluster(job(**parameters), [3, 5, 4])
     run_at_random(cluster, seed, steps=5)
@@ -191,11 +194,11 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
             own_step(iteration, rng.standard_normal(20).astype(np.float32), 3),
             *(MessageArrived(peer, gradient_of(cluster, rng, iteration)) for peer in (ONE, TWO)),
         ):
-            told = original.machine.handle(event)
-            assert comparable(copy.handle(event)) == comparable(told)
-            if any(isinstance(one, ApplyGradient) for one in told):
-                told = original.machine.handle(UpdateApplied())
-                assert comparable(copy.handle(UpdateApplied())) == comparable(told)
+            instructions = original.machine.handle(event)
+            assert comparable(copy.handle(event)) == comparable(instructions)
+            if any(isinstance(one, ApplyGradient) for one in instructions):
+                instructions = original.machine.handle(UpdateApplied())
+                assert comparable(copy.handle(UpdateApplied())) == comparable(instructions)
     assert str(copy.state()) == str(original.machine.state())
 
 
@@ -206,7 +209,7 @@ def gradient_of(cluster: WeighingCluster, rng: np.random.Generator, iteration: i
     return Message(MessageKind.GRADIENT, iteration, local_batch_size=4, payload=payload)
 
 
-def test_a_server_that_is_no_worker_is_a_problem_of_the_manifest() -> None:
+def test_a_manifest_with_an_unknown_server_is_refused() -> None:
     with pytest.raises(SpecError, match="server"):
         WeighingCluster(job(server=7), [2, 2])
 
@@ -221,7 +224,7 @@ def test_a_server_that_is_no_worker_is_a_problem_of_the_manifest() -> None:
         (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "not the server"),
     ],
 )
-def test_nonsense_is_refused(message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)

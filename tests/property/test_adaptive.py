@@ -1,14 +1,13 @@
 """Policy `adaptive` against a naive reference, and its planner.
 
-Facts: with everything sent, rounds are sample-weighted means with an outer step; with some of it
-sent, nothing is lost (sent and kept add up to what was trained) unless error feedback is off; all
-workers continue from the same bits, whatever order messages arrive in, whoever sends how much, and
-however H changes; a worker with another anchor, and one that missed a message of a lost worker, is
-equal again after a round; a lost worker holds nobody; a narrow or slow link gives longer rounds and
-smaller messages; hostile messages are refused; a restored machine continues identically; between
-rounds all have the same weights.
+With everything sent, rounds are sample-weighted means with an outer step. With a part sent, sent
+and kept add up to the training, unless error feedback is off. All workers continue from the same
+bits, for any message order, sent shares and changes of H. A worker with another anchor is equal
+again after a round, and so is one that missed a message of a lost worker. A lost worker blocks no
+other. A narrow or slow link gives longer rounds and smaller messages. Hostile messages are refused.
+A restored machine continues identically. Between rounds all workers have the same weights.
 
-Left out: accuracy and time to it (docs/benchmarks.md).
+Left out: accuracy and time to accuracy (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -86,11 +85,11 @@ def assert_equal(cluster: WeighingCluster) -> None:
     momentum=st.sampled_from([0.0, 0.5, None]),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_rounds_are_what_the_reference_makes_of_them(
+def test_rounds_equal_those_of_the_reference(
     seed: int, sizes: list[int], steps: int, rate: float, momentum: float | None
 ) -> None:
-    """The first round has one step, as no worker has proposed anything yet. Without a momentum of
-    its own the outer step has the optimizer's, which local steps lack."""
+    """The first round has one step, because no worker has proposed a length yet. Without its own
+    momentum, the outer step uses the optimizer's, which local steps lack."""
     found = exact(localSteps=steps, outerLearningRate=rate, outerMomentum=momentum)
     cluster, naive = (WeighingCluster(found, sizes, seed=seed % 999) for _ in "ab")
     run_at_random(cluster, seed, steps=3 * steps)
@@ -120,7 +119,7 @@ def test_rounds_are_what_the_reference_makes_of_them(
     fixed=st.sampled_from([{}, {"localSteps": 4}, {"density": 0.2}]),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_all_continue_from_the_same_bits_whatever_each_sends(
+def test_all_continue_from_the_same_bits_for_any_sent_share(
     seed: int, sizes: list[int], codec: str, budgets: list[int], fixed: dict[str, object]
 ) -> None:
     cluster = WeighingCluster(job(codec=codec, **fixed), sizes, seed=seed % 999)
@@ -146,7 +145,7 @@ def test_what_is_not_sent_is_kept(seed: int, codec: str, feedback: bool) -> None
             trained_D += share * (before_D - cluster.replicas[rank].weights_D)
         cluster.deliver_all()
     assert cluster.replicas[ME].iteration == 9
-    # The ninth step belongs to a round that is not over.
+    # The ninth step belongs to an open round.
     states = [cluster.replicas[rank].machine.state() for rank in (ME, ONE)]
     anchor_D = np.asarray(states[0]["anchor_D"], np.float64)
     kept_D = sum(
@@ -157,7 +156,7 @@ def test_what_is_not_sent_is_kept(seed: int, codec: str, feedback: bool) -> None
     assert is_conserved == feedback
 
 
-def test_the_slowest_link_decides_how_long_rounds_are_for_all() -> None:
+def test_the_slowest_link_sets_the_length_of_rounds() -> None:
     cluster = WeighingCluster(job(), [2, 2])
     for rank, peer, budget_bytes in ((ME, ONE, 10**6), (ONE, ME, 4)):
         cluster.handle(rank, BudgetsChanged({peer: budget_bytes}))
@@ -167,7 +166,7 @@ def test_the_slowest_link_decides_how_long_rounds_are_for_all() -> None:
     assert int(steps[0]) > 1
 
 
-def test_a_worker_with_another_anchor_takes_over_that_of_most() -> None:
+def test_a_worker_with_another_anchor_takes_over_the_majority_anchor() -> None:
     cluster = WeighingCluster(exact(localSteps=2), [2, 2, 2])
     cluster.replicas[TWO].weights_D += 1
     run_at_random(cluster, 5, steps=8)
@@ -188,10 +187,10 @@ def test_a_worker_that_returns_is_equal_again(seed: int, away: int, momentum: fl
 
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
 @settings(max_examples=examples(40), deadline=None)
-def test_a_lost_worker_holds_nobody_and_the_others_are_equal_soon(
+def test_a_lost_worker_blocks_no_other_and_the_rest_become_equal(
     seed: int, workers: int, turn: int, steps: int
 ) -> None:
-    """Even if its last contribution reached some of them only."""
+    """Also if its last contribution reached only some of them."""
     cluster = WeighingCluster(job(localSteps=steps, density=0.3), [2] * workers)
     lost = Rank(seed % workers)
     run_at_random(cluster, seed, steps=24, leaves=(turn, lost))
@@ -200,7 +199,7 @@ def test_a_lost_worker_holds_nobody_and_the_others_are_equal_soon(
         np.testing.assert_array_equal(left[0].weights_D, other.weights_D)
 
 
-def test_a_worker_whose_giver_is_lost_continues_from_its_own_anchor() -> None:
+def test_a_worker_whose_donor_is_lost_continues_from_its_own_anchor() -> None:
     cluster = WeighingCluster(exact(localSteps=1), [2, 2])
     other = cluster.replicas[ONE]
     other.weights_D += 1
@@ -261,10 +260,10 @@ def test_a_machine_restored_from_its_state_continues_identically() -> None:
     twin.handle(MemberJoined(ONE, 5))
     cluster.links[ME, ONE].clear()
     cluster.handle(ME, own_step(6, np.ones(SIZE, np.float32), 3))
-    told = twin.handle(own_step(6, np.ones(SIZE, np.float32), 3))
+    instructions = twin.handle(own_step(6, np.ones(SIZE, np.float32), 3))
     twin_D -= LEARNING_RATE * np.ones(SIZE, np.float32)
-    told += twin.handle(UpdateApplied())
-    sent = [one.message for one in told if isinstance(one, SendMessage)]
+    instructions += twin.handle(UpdateApplied())
+    sent = [one.message for one in instructions if isinstance(one, SendMessage)]
     assert [bytes(one.payload) for one in sent] == [
         bytes(one.payload) for one in cluster.links[ME, ONE]
     ]
@@ -310,16 +309,16 @@ def test_rounds_are_short_on_fast_links_and_long_on_slow_ones() -> None:
     assert plan.local_steps(links(64), 1) == 4
 
 
-def test_a_little_better_is_no_reason_to_change() -> None:
+def test_a_small_improvement_does_not_change_the_length() -> None:
     plan = planner()
     chosen = [plan.local_steps(links(1500), current) for current in (1, 2, 4, 8)]
-    assert chosen == [1, 2, 1, 1], "1 is best; 2 is worse by less than a hundredth"
+    assert chosen == [1, 2, 1, 1], "1 is best; 2 is worse by less than one percent"
 
 
 @given(seed=seeds)
 @settings(max_examples=examples(10))
-def test_the_worker_whose_links_change_all_rounds_says_why(seed: int) -> None:
-    """And no other; once, as it goes on like that."""
+def test_the_worker_whose_links_change_all_rounds_reports_the_reason(seed: int) -> None:
+    """Only that worker reports it, and only once while it lasts."""
     reports: list[tuple[Rank, str]] = []
 
     class Reporting(WeighingCluster):
@@ -340,11 +339,11 @@ def test_the_worker_whose_links_change_all_rounds_says_why(seed: int) -> None:
     assert "to worker 0, carries" in reports[0][1]
 
 
-def test_what_the_manifest_sets_is_not_chosen() -> None:
+def test_values_of_the_manifest_are_not_replaced() -> None:
     plan = planner(local_steps=3, density=0.1)
     assert plan.local_steps(links(300), 1) == 3
     assert plan.count(links(300), 3) == 4000
-    assert planner().count(links(), 1) == 40_000, "a link of unknown rate carries all"
+    assert planner().count(links(), 1) == 40_000, "a link of unknown rate carries everything"
 
 
 # ---- hostile messages ----------------------------------------------------------------------------
@@ -367,7 +366,7 @@ ANCHOR = bytes(encode_weights(np.ones(SIZE, np.float32), "float32"))
         (Message(MessageKind.PROGRESS, 0, 1), "iteration 0"),
     ],
 )
-def test_nonsense_is_refused(message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)
@@ -375,7 +374,8 @@ def test_nonsense_is_refused(message: Message, words: str) -> None:
 
 
 def attacked_round(samples: int) -> tuple[WeighingCluster, list[Instruction]]:
-    """Two workers after their first round; the second claims so many samples for the next one."""
+    """Two workers after their first round; the second claims that number of samples for the next
+    one."""
     cluster = WeighingCluster(exact(localSteps=4), [2, 2])
     cluster.step(ME)
     cluster.step(ONE)
@@ -386,9 +386,9 @@ def attacked_round(samples: int) -> tuple[WeighingCluster, list[Instruction]]:
 
 
 def test_a_contribution_of_more_samples_than_the_round_has_is_refused() -> None:
-    """The first round ended at iteration 1, so that the second one has three global batches."""
-    _, told = attacked_round(3 * 192)
-    assert told == []
+    """The first round ended at iteration 1, so the second one has three global batches."""
+    _, instructions = attacked_round(3 * 192)
+    assert instructions == []
     for samples in (3 * 192 + 1, 64 * 5000):
         cluster, (refusal,) = attacked_round(samples)
         assert isinstance(refusal, RejectMessage)
@@ -397,10 +397,10 @@ def test_a_contribution_of_more_samples_than_the_round_has_is_refused() -> None:
         assert cluster.replicas[ME].machine.waiting_for() == frozenset()
 
 
-def test_a_contribution_that_is_refused_before_its_round_opens_here_holds_nobody() -> None:
-    """No other one follows, so that this worker and its peer would wait for each other."""
-    cluster, told = attacked_round(64 * 5000)
-    assert len(told) == 1
+def test_a_contribution_refused_before_its_round_opens_blocks_no_worker() -> None:
+    """No other contribution follows, so this worker and its peer would wait for each other."""
+    cluster, instructions = attacked_round(64 * 5000)
+    assert len(instructions) == 1
     for _ in range(3):
         cluster.step(ME)
     assert cluster.replicas[ME].iteration == 4
@@ -434,12 +434,14 @@ def test_an_anchor_is_sent_a_few_times_a_round_to_a_peer() -> None:
     assert machine.handle(request) == []
 
 
-def test_an_invalid_contribution_holds_nobody() -> None:
+def test_an_invalid_contribution_blocks_no_worker() -> None:
     cluster = WeighingCluster(exact(localSteps=1), [2, 2])
     cluster.step(ME)
     machine = cluster.replicas[ME].machine
     assert machine.waiting_for() == {ONE}
-    told = machine.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 1, payload=b"x")))
-    assert [type(one) for one in told] == [RejectMessage, ReplaceWeights]
+    instructions = machine.handle(
+        MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 1, payload=b"x"))
+    )
+    assert [type(one) for one in instructions] == [RejectMessage, ReplaceWeights]
     machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 1, 2)))
     assert not machine.waiting_for()

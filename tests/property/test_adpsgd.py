@@ -1,9 +1,11 @@
 """Policy `adpsgd`: pairs, their means, and random schedules of them.
 
-Proved: an exchange leaves both with the same mean, and the sum of all weights as it was, whatever
-the codec; the own gradient is applied after it; no deadlock in 10,000 random schedules, nor when
-members leave or links come anew; the graph is bipartite; a restored worker goes on identically;
-nonsense is refused. Left out: learning on real data (the report of the simulator).
+An exchange leaves both with the same mean, and the sum of all weights unchanged, for any codec. The
+own gradient is applied after it. None of 10,000 random schedules deadlocks, nor do schedules in
+which members leave or links are replaced. The graph is bipartite. A restored worker continues
+identically. Invalid messages are refused.
+
+Left out: learning on real data (the report of the simulator).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def is_open(cluster: WeightsCluster, rank: Rank) -> bool:
 
 
 @given(workers=workers_of, graph=graphs)
-def test_no_worker_is_a_neighbour_of_its_own_side(workers: int, graph: str) -> None:
+def test_no_worker_has_a_neighbour_on_its_own_side(workers: int, graph: str) -> None:
     ranks = [Rank(3 * place + 1) for place in range(workers)]
     for place, rank in enumerate(ranks):
         for peer in pairing_candidates(ranks, rank, graph):
@@ -92,14 +94,14 @@ def test_an_exchange_leaves_both_with_the_mean_and_then_the_own_gradient_is_appl
 
 @given(seed=seeds, workers=workers_of, graph=graphs, codec=st.sampled_from(["float32", "float16"]))
 @settings(max_examples=examples(40), deadline=None)
-def test_the_sum_of_all_weights_changes_by_the_updates_alone(
+def test_only_updates_change_the_sum_of_all_weights(
     seed: int, workers: int, graph: str, codec: str
 ) -> None:
     cluster = cluster_of(workers, seed, graph=graph, codec=codec)
     before_D = cluster.weights().astype(np.float64).sum(axis=0)
     run_at_random(cluster, seed, steps=8)
     updates_D = sum(
-        (one_D.astype(np.float64) for told in cluster.updates.values() for one_D in told),
+        (one_D.astype(np.float64) for updates in cluster.updates.values() for one_D in updates),
         np.zeros(cluster.layout.size),
     )
     after_D = cluster.weights().astype(np.float64).sum(axis=0)
@@ -108,7 +110,8 @@ def test_the_sum_of_all_weights_changes_by_the_updates_alone(
 
 @pytest.mark.timeout(300)
 def test_no_deadlock_in_random_schedules() -> None:
-    """Of 10,000 at the full number of examples: one or two steps a worker, in a random order."""
+    """10,000 schedules at the full number of examples: one or two steps a worker, in random
+    order."""
     count = examples(1250)
     done = 0
     graphs = ((2, "complete"), (3, "ring"), (4, "complete"), (5, "ring"))
@@ -130,9 +133,9 @@ def test_no_deadlock_in_random_schedules() -> None:
                     cluster.step(ready[choice], zero_D)
                 else:
                     cluster.deliver(*links[choice - len(ready)])
-            assert not any(left.values()), f"held for ever in schedule {seed}"
-            for rank in cluster.ranks:  # no exchange is left half done
-                assert not is_open(cluster, rank), f"never answered in schedule {seed}"
+            assert not any(left.values()), f"deadlock in schedule {seed}"
+            for rank in cluster.ranks:  # every exchange is complete
+                assert not is_open(cluster, rank), f"no answer in schedule {seed}"
             for replica in cluster.replicas.values():
                 replica.instructions.clear()
             done += 1
@@ -141,7 +144,7 @@ def test_no_deadlock_in_random_schedules() -> None:
 
 @given(seed=seeds, graph=graphs, overlap=st.booleans())
 @settings(max_examples=examples(40), deadline=None)
-def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
+def test_no_worker_blocks_when_members_leave_or_links_are_replaced(
     seed: int, graph: str, overlap: bool
 ) -> None:
     cluster = cluster_of(4, seed, graph=graph, overlap=overlap)
@@ -160,10 +163,10 @@ def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
     run_at_random(cluster, seed, steps=14)
     cluster.leave(Rank(1))
     cluster.leave(Rank(3))
-    run_at_random(cluster, seed, steps=18, alive=[Rank(0), Rank(2)])  # nobody left to ask
+    run_at_random(cluster, seed, steps=18, alive=[Rank(0), Rank(2)])  # no worker left to ask
 
 
-def test_a_request_that_comes_before_its_sender_is_a_member_is_answered_then() -> None:
+def test_a_request_from_before_its_sender_is_a_member_is_answered_later() -> None:
     cluster = cluster_of(2)
     active, passive = cluster.ranks
     cluster.handle(passive, MemberLeft(active))
@@ -176,7 +179,7 @@ def test_a_request_that_comes_before_its_sender_is_a_member_is_answered_then() -
     assert (cluster.weights()[0] == cluster.weights()[1]).all()
 
 
-def test_a_request_that_comes_twice_is_answered_once() -> None:
+def test_a_duplicate_request_is_answered_once() -> None:
     cluster = cluster_of(2)
     active, passive = cluster.ranks
     cluster.step(active, np.zeros(20, np.float32))
@@ -188,13 +191,13 @@ def test_a_request_that_comes_twice_is_answered_once() -> None:
 
 @given(seed=seeds, restored=st.integers(0, 2))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_restored_worker_goes_on_identically(seed: int, restored: int) -> None:
+def test_a_restored_worker_continues_identically(seed: int, restored: int) -> None:
     cluster = cluster_of(3, seed)
     run_at_random(cluster, seed, steps=4)
     check_a_restored_worker_continues_identically(cluster, Rank(restored), seed, steps=9)
 
 
-def test_without_overlap_an_active_worker_is_held_for_the_answer() -> None:
+def test_without_overlap_an_active_worker_waits_for_the_answer() -> None:
     cluster = cluster_of(2, overlap=False)
     cluster.step(Rank(0))
     assert cluster.replicas[Rank(0)].machine.waiting_for() == {1}
@@ -207,7 +210,7 @@ def test_without_overlap_an_active_worker_is_held_for_the_answer() -> None:
     assert cluster.may_step(Rank(0))
 
 
-def test_steps_that_end_while_an_answer_is_awaited_count_as_one() -> None:
+def test_steps_made_while_waiting_for_an_answer_count_as_one() -> None:
     cluster = cluster_of(2)
     mean_D = cluster.weights().mean(axis=0)
     for value, batch in ((1.0, 2), (4.0, 4)):
@@ -246,7 +249,7 @@ def weights(iteration: int, size: int = 20) -> Message:
         (1, 0, weights(0), "iteration 0"),
     ],
 )
-def test_nonsense_is_refused_and_changes_nothing(
+def test_an_invalid_message_is_refused_and_changes_nothing(
     receiver: int, sender: int, message: Message, reason: str
 ) -> None:
     machine = cluster_of(4).replicas[Rank(receiver)].machine
@@ -255,7 +258,7 @@ def test_nonsense_is_refused_and_changes_nothing(
     assert reason in refusal.reason
 
 
-def test_an_answer_that_makes_no_sense_is_not_waited_for() -> None:
+def test_a_worker_does_not_wait_after_an_invalid_answer() -> None:
     cluster = cluster_of(2)
     cluster.step(Rank(0), np.ones(20, np.float32))
     before_D = cluster.weights()[0].copy()
@@ -267,6 +270,6 @@ def test_an_answer_that_makes_no_sense_is_not_waited_for() -> None:
     np.testing.assert_array_equal(before_D, cluster.weights()[0])
 
 
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+def test_an_unexpected_answer_changes_nothing() -> None:
     machine = cluster_of(2).replicas[Rank(0)].machine
     assert machine.handle(MessageArrived(Rank(1), weights(1))) == []

@@ -1,9 +1,11 @@
-"""Policy `ako` against a ring of whole gradients, and its promise: each value arrives once.
+"""Policy `ako` against a ring of whole gradients: each value arrives exactly once.
 
-Proved: what is sent is partition t mod p of the sum of the last p gradients, bit for bit; each
-value is delivered exactly once, whatever p does meanwhile, and counts once at every worker; bytes
-of an iteration are the model's over p, give or take the largest partition; p is the smallest that
-fits; a restored policy goes on bit for bit. Left out: accuracy (tests/simulated).
+A message is partition t mod p of the sum of the last p gradients, bit for bit. Each value is
+delivered exactly once, also if p changes, and counts once at every worker. The bytes of an
+iteration are the model's over p, within the largest partition. p is the smallest that fits. A
+restored policy continues bit for bit.
+
+Left out: accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ sizes = st.integers(1, 200)
 
 
 def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
-    """What that peer reads; zeros where it was sent nothing."""
+    """The vector that this peer decodes; zeros without a message."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
     return decode_gradient(sent.payloads[peer], size).weighted(np.float32(1))
 
 
 def some_gradient(rng: np.random.Generator, size: int) -> Vector:
-    """A tenth of it zeros."""
+    """A random gradient, a tenth of it zeros."""
     value_D = rng.standard_normal(size) * (rng.random(size) < 0.9)
     return value_D.astype(np.float32)
 
 
 def whole_numbers(rng: np.random.Generator, size: int) -> Vector:
-    """So that sums of them are exact, in float16 too."""
+    """Whole numbers, whose sums are exact, also in float16."""
     return rng.integers(-5, 6, size).astype(np.float32)
 
 
@@ -55,7 +57,7 @@ def fixed(size: int, partitions: int, codec: ValueCodec = ValueCodec.FLOAT32) ->
 
 @given(seed=seeds, size=sizes, partitions=st.integers(1, 12))
 @settings(deadline=None)
-def test_a_turn_is_that_partition_of_the_rings_sum(seed: int, size: int, partitions: int) -> None:
+def test_a_message_is_its_partition_of_the_rings_sum(seed: int, size: int, partitions: int) -> None:
     rng = np.random.default_rng(seed)
     policy = fixed(size, partitions)
     partitions = min(partitions, size)
@@ -79,10 +81,10 @@ def test_a_turn_is_that_partition_of_the_rings_sum(seed: int, size: int, partiti
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, size=sizes, partitions=st.integers(0, 12))
 @settings(deadline=None, max_examples=examples(60))
-def test_every_value_is_delivered_once_whatever_p_does(
+def test_every_value_is_delivered_once_while_p_changes(
     codec: ValueCodec, seed: int, size: int, partitions: int
 ) -> None:
-    """To the peer that stays; the other comes and goes, and budgets change."""
+    """One peer stays; the other leaves and returns, and budgets change."""
     rng = np.random.default_rng(seed)
     policy = Ako(size, codec, partitions=partitions, most_partitions=8)
     stays = Rank(1)
@@ -99,8 +101,8 @@ def test_every_value_is_delivered_once_whatever_p_does(
     most = max(8, min(partitions, size))
     for _ in range(8 * most):
         owed_D -= arrived(policy.prepare(np.zeros(size, np.float32), [stays], {}), stays, size)
-    # int8 and int4 leave less than a scale each turn, that is a 127th or a 7th of what was there.
-    # int2 may leave as much as it sends, as zeros do not stay zeros.
+    # int8 and int4 leave less than a scale each turn, a 127th or a 7th of the value. int2 may leave
+    # as much as it sends, because zeros do not stay zeros.
     if codec is not ValueCodec.INT2:
         most_left = 1e-3 if codec in (ValueCodec.INT8, ValueCodec.INT4) else 0.0
         assert np.abs(owed_D).max() <= most_left
@@ -111,7 +113,7 @@ def test_every_value_is_delivered_once_whatever_p_does(
 def test_every_gradient_counts_once_at_every_worker(
     seed: int, partitions: int, workers: int
 ) -> None:
-    """With equal batches each update is a mean: n times what was applied is what was found."""
+    """With equal batches each update is a mean: n times the applied update is the gradient."""
     parameters = {"partitions": partitions}
     exchange: dict[str, object] = {"policy": "ako", "codec": "float32", "parameters": parameters}
     job = spec(exchange=exchange, synchronization={"mode": "synchronous"})
@@ -132,7 +134,7 @@ def test_every_gradient_counts_once_at_every_worker(
 @pytest.mark.parametrize("codec", [each for each in ValueCodec if each != "polyline"])
 @given(seed=seeds, size=st.integers(500, 3000), partitions=st.integers(1, 60))
 @settings(deadline=None, max_examples=examples(30))
-def test_bytes_are_the_models_over_p_give_or_take_a_partition(
+def test_bytes_are_the_models_over_p_within_a_partition(
     codec: ValueCodec, seed: int, size: int, partitions: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -161,14 +163,14 @@ def test_p_is_the_smallest_that_fits_the_narrowest_link(size: int, data: st.Data
     assert len(sent.payloads[PEERS[0]]) <= min(room)
 
 
-def test_p_changes_between_turns_only_and_looks_past_a_backlog() -> None:
+def test_p_changes_only_between_turns_and_ignores_a_backlog() -> None:
     policy = Ako(1000, ValueCodec.FLOAT32, partitions=0, most_partitions=100)
     gradient_D = np.ones(1000, np.float32)
-    seen = []
+    partitions = []
     for room in (1500, 0, 1500, 0, 0, 0, 0, 0, 0):
         policy.prepare(gradient_D, [Rank(1)], {Rank(1): room})
-        seen.append(policy.state()["ako_partitions"])
-    assert seen == [3, 3, 3, 3, 3, 3, 6, 6, 6]
+        partitions.append(policy.state()["ako_partitions"])
+    assert partitions == [3, 3, 3, 3, 3, 3, 6, 6, 6]
     policy.forget(Rank(1))
     for _ in range(4):
         policy.prepare(gradient_D, [], {})
@@ -177,7 +179,7 @@ def test_p_changes_between_turns_only_and_looks_past_a_backlog() -> None:
 
 @given(seed=seeds)
 @settings(deadline=None, max_examples=examples(30))
-def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int) -> None:
+def test_a_policy_restored_in_mid_run_continues_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = 90
     policy, restored = (

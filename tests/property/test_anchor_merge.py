@@ -1,12 +1,12 @@
-"""Workers of anchored rounds that trained apart: where they meet.
+"""Workers of anchored rounds that trained apart, and the point where they merge.
 
-Facts: two sides of any size meet at the mean of their anchors, weighted by the samples that each
-alone has trained on, and continue with equal weights and outer velocities; a side that has trained
-on too little, or on nothing, takes over the other's; one worker with more training is not outvoted;
-another cut in the middle holds nobody; samples count once, and a checkpoint keeps them; a holder
-that merged before it answered is taken over; vectors of strangers are refused.
+Two sides of any size merge at the mean of their anchors, weighted by the samples that only one side
+has trained on. They continue with equal weights and outer velocities. A side with too little
+training, or none, takes over the other's anchor. A worker with more training is not outvoted.
+Another cut during the merge blocks no worker. Samples count once, and a checkpoint keeps the
+counts. A holder that merged before it answered is replaced. Vectors of unknown workers are refused.
 
-Left out: what rounds exchange (test_adaptive.py).
+Left out: the exchange of rounds (test_adaptive.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MIN_SAMPLES = 10
 
 
 class SplitCluster(WeighingCluster):
-    """Workers that send whole pseudo-gradients, whose links can be cut."""
+    """Workers that send whole pseudo-gradients and whose links can be cut."""
 
     def __init__(self, sizes: list[int], seed: int, *, momentum: float = 0.0) -> None:
         parameters = {"codec": "float32", "density": 1, "localSteps": 2, "outerMomentum": momentum}
@@ -74,7 +74,8 @@ class SplitCluster(WeighingCluster):
                 self.handle(target, MemberLeft(source))
 
     def heal(self, *, at_once: bool = True) -> None:
-        """`at_once`: all know how far the others are before anybody makes another step."""
+        """`at_once`: all workers know the others' iterations before any worker makes another
+        step."""
         healed, self.down = sorted(self.down), set()
         for source, target in healed:
             self.handle(target, MemberJoined(source, self.replicas[source].iteration))
@@ -82,14 +83,14 @@ class SplitCluster(WeighingCluster):
             self.deliver_all()
 
     def train(self, group: Collection[Rank], steps: int, *, learns: bool = True) -> None:
-        """All come so many iterations further than the furthest, in any order, and everything
-        arrives."""
+        """All workers train that number of iterations past the furthest, in any order, and
+        everything arrives."""
         gradient_D = None if learns else np.zeros(self.layout.size, np.float32)
         end = max(self.replicas[rank].iteration for rank in group) + steps
         while behind := [rank for rank in group if self.replicas[rank].iteration < end]:
             may = [rank for rank in behind if self.may_step(rank)]
             under_way = [link for link, queue in self.links.items() if queue]
-            assert may or under_way, f"held for ever before {end}: {behind}"
+            assert may or under_way, f"blocked before {end}: {behind}"
             choice = int(self.order.integers(len(may) + len(under_way)))
             if choice < len(may):
                 self.step(may[choice], gradient_D)
@@ -108,7 +109,7 @@ class SplitCluster(WeighingCluster):
 def parted(
     sizes: list[int], seed: int, steps: tuple[int, int], *, momentum: float = 0.0
 ) -> tuple[SplitCluster, list[Rank], list[Rank]]:
-    """A cluster whose two sides trained apart for so many steps."""
+    """A cluster whose two sides trained apart for those numbers of steps."""
     cluster = SplitCluster(sizes, seed, momentum=momentum)
     cluster.train(cluster.ranks, 5)
     middle = 1 + seed % (len(sizes) - 1)
@@ -120,7 +121,7 @@ def parted(
 
 
 def meeting(cluster: SplitCluster, *groups: list[Rank]) -> np.ndarray:
-    """The definition: the mean of the anchors by the samples that each side alone has."""
+    """The definition: the mean of the anchors by the samples that only one side has."""
     vectors = [cluster.rounds(group[0]).state() for group in groups]
     samples = [
         sum(
@@ -143,8 +144,8 @@ def meeting(cluster: SplitCluster, *groups: list[Rank]) -> np.ndarray:
     rounds=st.integers(0, 8),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_two_sides_meet_at_the_mean_by_samples(sizes: list[int], seed: int, rounds: int) -> None:
-    """Nothing is learnt while they meet, so that the meeting point is that of the definition."""
+def test_two_sides_merge_at_the_mean_by_samples(sizes: list[int], seed: int, rounds: int) -> None:
+    """Gradients are zero during the merge, so that its result is that of the definition."""
     cluster, one, other = parted(sizes, seed, (1 + 2 * rounds, 1 + 2 * rounds))
     expected_D = meeting(cluster, one, other)
     cluster.heal()
@@ -161,10 +162,10 @@ def test_two_sides_meet_at_the_mean_by_samples(sizes: list[int], seed: int, roun
     again=st.none() | st.integers(1, 9),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_all_are_equal_again_whatever_each_side_did(
+def test_all_workers_become_equal_after_a_merge(
     sizes: list[int], seed: int, steps: tuple[int, int], momentum: float, again: int | None
 ) -> None:
-    """After another cut in the middle of it, too."""
+    """Also after another cut during the merge."""
     cluster, one, other = parted(sizes, seed, steps, momentum=momentum)
     cluster.heal(at_once=False)
     if again is not None:
@@ -181,7 +182,7 @@ def test_all_are_equal_again_whatever_each_side_did(
     cluster.assert_equal()
 
 
-def test_a_contribution_of_who_died_and_came_again_asks_nothing_of_it() -> None:
+def test_a_contribution_of_a_restarted_worker_requests_nothing_from_it() -> None:
     """Its new process closes no round before the others do, which would wait for its answer."""
     cluster, (lost,), others = parted([2, 2, 2], 0, (20, 20))
     cluster.heal()
@@ -204,7 +205,7 @@ def test_a_contribution_of_who_died_and_came_again_asks_nothing_of_it() -> None:
     cluster.assert_equal()
 
 
-def test_a_checkpoint_keeps_what_its_anchor_contains() -> None:
+def test_a_checkpoint_keeps_the_sample_counts_of_its_anchor() -> None:
     cluster, one, other = parted([2, 3], 0, (21, 21))
     expected_D = meeting(cluster, one, other)
     kept = cluster.replicas[ONE].machine.state()
@@ -227,8 +228,8 @@ def anchor(value: float, iteration: int = 8, **held: int) -> Anchor:
     return Anchor(vector, iteration, 2, np.full(4, value, np.float32), None)
 
 
-def test_one_worker_with_training_is_not_outvoted() -> None:
-    """By two that have not trained and have an anchor of their own."""
+def test_a_worker_with_training_is_not_outvoted() -> None:
+    """By two that have not trained and have their own anchor."""
     trained, initial = anchor(1.0, w0=50), anchor(5.0)
     merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10, vectors={ONE: {}})
     assert merge.choose(trained.held) == set()
@@ -239,7 +240,7 @@ def test_one_worker_with_training_is_not_outvoted() -> None:
     np.testing.assert_array_equal(merge.merged(initial).anchor_D, trained.anchor_D)
 
 
-def test_a_holder_that_merged_before_it_answered_is_taken_over() -> None:
+def test_a_holder_that_merged_before_it_answered_is_replaced() -> None:
     merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10)
     own = anchor(1.0, w0=50, w1=20)
     merge.vectors[ONE] = {ZERO: 20, ONE: 50}
@@ -250,7 +251,7 @@ def test_a_holder_that_merged_before_it_answered_is_taken_over() -> None:
     assert (found.iteration, found.held) == (10, {ZERO: 50, ONE: 50})
 
 
-def test_without_its_only_holder_a_worker_continues_from_its_own() -> None:
+def test_without_its_only_holder_a_worker_continues_from_its_own_anchor() -> None:
     merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10)
     own = anchor(1.0, w0=5)
     merge.vectors[ONE] = {ONE: 50}
@@ -262,7 +263,7 @@ def test_without_its_only_holder_a_worker_continues_from_its_own() -> None:
     np.testing.assert_array_equal(found.anchor_D, own.anchor_D)
 
 
-def test_three_groups_meet_by_what_each_alone_has() -> None:
+def test_three_groups_merge_by_the_samples_of_each_alone() -> None:
     merge = AnchorMerge(8, [ZERO, ONE, TWO], 0, min_samples=10)
     own = anchor(0.0, w0=100)
     merge.vectors |= {ONE: {ZERO: 50, ONE: 50}, TWO: {TWO: 9}}
@@ -273,7 +274,7 @@ def test_three_groups_meet_by_what_each_alone_has() -> None:
     assert found.held == {ZERO: 100, ONE: 50}
 
 
-def test_what_two_groups_share_is_not_lost_to_a_third_that_lacks_it() -> None:
+def test_training_of_two_groups_is_not_lost_to_a_third_without_it() -> None:
     """Neither of the two has enough that both of the others lack."""
     merge = AnchorMerge(8, [ZERO, ONE, TWO], 0, min_samples=10)
     own = anchor(0.0, w0=100, w3=12)
@@ -294,7 +295,7 @@ def test_what_two_groups_share_is_not_lost_to_a_third_that_lacks_it() -> None:
         encode_version_vector({ONE: 5}) + b"x",
     ],
 )
-def test_a_vector_that_cannot_be_is_refused_and_holds_nobody(payload: bytes) -> None:
+def test_an_impossible_vector_is_refused_and_blocks_no_worker(payload: bytes) -> None:
     cluster, _, _ = parted([2, 3], 0, (3, 3))
     cluster.heal()
     for rank in (ZERO, ONE):
@@ -306,6 +307,8 @@ def test_a_vector_that_cannot_be_is_refused_and_holds_nobody(payload: bytes) -> 
         assert cluster.deliver(ONE, ZERO)
     machine = cluster.replicas[ZERO].machine
     assert machine.waiting_for() == {ONE}
-    told = machine.handle(MessageArrived(ONE, Message(MessageKind.HELD, 10, payload=payload)))
-    assert any(isinstance(each, RejectMessage) for each in told)
+    instructions = machine.handle(
+        MessageArrived(ONE, Message(MessageKind.HELD, 10, payload=payload))
+    )
+    assert any(isinstance(each, RejectMessage) for each in instructions)
     assert not machine.waiting_for()

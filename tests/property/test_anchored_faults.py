@@ -1,10 +1,10 @@
-"""Anchored rounds (`adaptive`, `sparseloco`) while single links break and heal and workers die.
+"""Anchored rounds (`adaptive`, `sparseloco`) while links break and return and workers die.
 
-Facts: whatever breaks when, and in whatever order workers hear of it, once all is whole again
-nobody is held for ever, all come on, and those of the same round have the same anchor. Sides whose
-links return one after the other keep what both have trained on, however far one is ahead.
+Faults occur at any time, and workers notice them in any order. Once all links are up, no worker
+blocks, all continue, and those in the same round have the same anchor. Sides whose links return one
+after the other keep the training of both, also if one is far ahead.
 
-Left out: where exactly two sides meet (test_anchor_merge.py).
+Left out: the exact result of a merge (test_anchor_merge.py).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ MEMBERSHIP = (MemberJoined, MemberLeft)
 
 
 class FragileCluster(WeighingCluster):
-    """Workers that hear of each link's end and return at any later moment, in the link's order."""
+    """Workers that notice each link's end and return at any later time, in the link's order."""
 
     def __init__(self, policy: str, workers: int, seed: int) -> None:
         self.up: set[frozenset[Rank]] | None = None
         job = spec(exchange={"policy": policy, "parameters": EXCHANGES[policy]})
         job = with_small_merges(job)
-        # Batches of fewer would diverge in workers that are alone, at this learning rate.
+        # Smaller batches would diverge in isolated workers, at this learning rate.
         super().__init__(job, [4 + rank % 3 for rank in range(workers)], seed=seed % 999)
         self.queues: dict[tuple[Rank, Rank], deque[Message | MemberJoined | MemberLeft]]
         self.queues = defaultdict(deque)
@@ -94,8 +94,8 @@ class FragileCluster(WeighingCluster):
                 self.queues[peer, rank].clear()
         self.alive.discard(rank)
 
-    def come_again(self, rank: Rank) -> None:
-        """A new process, with a living worker's weights, with or without an own checkpoint."""
+    def restart(self, rank: Rank) -> None:
+        """A new process with a live worker's weights, with or without its own checkpoint."""
         giver = self.replicas[self.any_of(self.alive)]
         replica = self.replicas[rank]
         kept = replica.machine.state()
@@ -114,8 +114,11 @@ class FragileCluster(WeighingCluster):
         return sorted(ranks)[int(self.chance.integers(len(ranks)))]
 
     def move(self, *, keeps_up: bool = False) -> bool:
-        """A step or a delivery; whether there was one to make. `keeps_up`: links carry more than
-        is sent, or what a worker sends that is alone ahead would hide all else."""
+        """One step or delivery; return whether one was possible.
+
+        `keeps_up`: links carry more than is sent. Otherwise the messages of an isolated worker far
+        ahead would hide all others.
+        """
         may = [rank for rank in sorted(self.alive) if self.may_step(rank)]
         links = [link for link, queue in self.queues.items() if queue and link[1] in self.alive]
         if keeps_up and links and self.chance.random() < 0.8:
@@ -132,7 +135,7 @@ class FragileCluster(WeighingCluster):
         return True
 
     def fault(self) -> None:
-        """A link breaks, or returns; rarely a worker dies or comes again."""
+        """A link breaks or returns; rarely a worker dies or restarts."""
         one, other = self.any_of(set(self.ranks)), self.any_of(set(self.ranks))
         match int(self.chance.integers(10)):
             case 0 | 1 | 2 if one != other:
@@ -140,14 +143,14 @@ class FragileCluster(WeighingCluster):
             case 8 if len(self.alive) > 2:
                 self.die(self.any_of(self.alive))
             case 9 if dead := set(self.ranks) - self.alive:
-                self.come_again(self.any_of(dead))
+                self.restart(self.any_of(dead))
             case _:
                 self.heal(one, other)
 
     def make_whole(self) -> None:
         for rank in self.ranks:
             if rank not in self.alive:
-                self.come_again(rank)
+                self.restart(rank)
             for peer in self.ranks:
                 self.heal(rank, peer)
 
@@ -157,7 +160,9 @@ class FragileCluster(WeighingCluster):
 @example(seed=329)  # one joins after a round, of which it waits for a contribution
 @example(seed=132504)  # one is asked for the anchor of a round before the state that it took over
 @settings(max_examples=examples(20), deadline=None)
-def test_once_all_is_whole_all_come_on_with_the_same_anchors(policy: str, seed: int) -> None:
+def test_after_all_faults_all_workers_continue_with_the_same_anchors(
+    policy: str, seed: int
+) -> None:
     cluster = FragileCluster(policy, 3 + seed % 2, seed)
     for _ in range(500):
         if cluster.chance.random() < 0.06:
@@ -167,14 +172,14 @@ def test_once_all_is_whole_all_come_on_with_the_same_anchors(policy: str, seed: 
     cluster.make_whole()
     before = {rank: cluster.replicas[rank].iteration for rank in cluster.ranks}
     for _ in range(2000):
-        assert cluster.move(keeps_up=True), "held for ever"
+        assert cluster.move(keeps_up=True), "blocked"
     after = {rank: cluster.replicas[rank].iteration for rank in cluster.ranks}
     assert all(after[rank] > before[rank] + 3 for rank in cluster.ranks), (before, after)
     anchors = defaultdict(set)
     for rank in cluster.ranks:
         rounds = cluster.rounds(rank)
         assert rounds.anchor_D is not None
-        assert rounds._merge is None, "repairs end"
+        assert rounds._merge is None, "repairs do not end"
         anchors[rounds.closed].add(rounds.anchor_D.tobytes())
     assert max(map(len, anchors.values())) == 1
 
@@ -183,9 +188,7 @@ def test_once_all_is_whole_all_come_on_with_the_same_anchors(policy: str, seed: 
 @given(seed=st.integers(0, 2**32))
 @example(seed=21203311)  # of three groups two share what neither has alone
 @settings(max_examples=examples(10), deadline=None)
-def test_sides_whose_links_return_one_by_one_keep_what_both_trained_on(
-    ahead: int, seed: int
-) -> None:
+def test_sides_whose_links_return_one_by_one_keep_all_training(ahead: int, seed: int) -> None:
     cluster = FragileCluster("adaptive", 4, seed)
     sides = [cluster.ranks[:2], cluster.ranks[2:]]
     across = [(one, other) for one in sides[0] for other in sides[1]]
@@ -205,10 +208,10 @@ def test_sides_whose_links_return_one_by_one_keep_what_both_trained_on(
         for _ in range(int(cluster.chance.integers(60))):
             assert cluster.move()
     for _ in range(600):
-        assert cluster.move(), "held for ever"
+        assert cluster.move(), "blocked"
     for rank in cluster.ranks:
         held = cluster.rounds(rank).state()
         for state in apart:
             for name, count in state.items():
                 if name.startswith("held_samples_"):
-                    assert held.get(name, 0) >= count, "what a side has trained on is lost"
+                    assert held.get(name, 0) >= count, "the training of a side is lost"

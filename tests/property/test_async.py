@@ -1,9 +1,11 @@
 """Policy `async` against plain SGD and a naive reference.
 
-Proved: without delay it is plain SGD; gradients count once, whole or by their share; on a quadratic
-with delay, compensated ends nearer the optimum; compensation is what its formula says; staleness is
-counted; the bound holds; a restored machine goes on identically; who leaves holds nobody. Left out:
-real links (tests/local), accuracy (tests/simulated).
+Without delay it is plain SGD. Gradients count once, whole or by their share. On a quadratic with
+delay, compensated updates end nearer the optimum. Compensation follows its formula. Staleness is
+counted, and its bound holds. A restored machine continues identically. A departing worker blocks no
+other.
+
+Left out: real links (tests/local), accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def whole(value_D: np.ndarray, iteration: int, batch: int = 1) -> Message:
 @given(seed=seeds, batch=st.integers(1, 6))
 @settings(max_examples=examples(15), deadline=None)
 def test_without_delay_it_is_plain_sgd(compensation: float, seed: int, batch: int) -> None:
-    """One worker steps at a time, against a server that does not."""
+    """One worker steps at a time, with a server that does not step."""
     parameters = {"server": 0, "step": "whole", "compensation": compensation, "bound": 100}
     cluster, plain = (WeighingCluster(job(**parameters), [1, batch], seed=seed % 999) for _ in "ab")
     weights_D = plain.replicas[ONE].weights_D
@@ -75,10 +77,10 @@ def test_without_delay_it_is_plain_sgd(compensation: float, seed: int, batch: in
 def test_every_gradient_counts_once(
     step: str, server: int | None, seed: int, batches: list[int]
 ) -> None:
-    """By its share of the samples, once all batch sizes are known; or whole."""
+    """By its share of the samples, once all batch sizes are known, or whole."""
     parameters = {"step": step, "bound": 3} | ({} if server is None else {"server": server})
     cluster = WeighingCluster(job(**parameters), batches, seed=seed % 999)
-    for rank in cluster.ranks:  # a first round of zeros: all learn the batch sizes
+    for rank in cluster.ranks:  # a first round of zeros, so that all learn the batch sizes
         cluster.step(rank, np.zeros(20, np.float32))
     cluster.deliver_all()
     start_D = cluster.replicas[ME].weights_D.copy()
@@ -100,7 +102,7 @@ def test_every_gradient_counts_once(
 
 @given(seed=seeds, lambda_=st.floats(0.01, 2))
 @settings(max_examples=examples(30), deadline=None)
-def test_compensation_is_what_its_formula_says(seed: int, lambda_: float) -> None:
+def test_compensation_follows_its_formula(seed: int, lambda_: float) -> None:
     parameters = {"compensation": lambda_, "step": "whole", "bound": 100}
     cluster = WeighingCluster(job(**parameters), [1, 1, 1], seed=seed % 999)
     rng, replica = np.random.default_rng(seed), cluster.replicas[ME]
@@ -129,11 +131,11 @@ def test_compensation_is_what_its_formula_says(seed: int, lambda_: float) -> Non
 
 @given(delay=st.integers(2, 5), start=st.floats(0.5, 2), pace=st.floats(0.8, 1.1))
 @settings(max_examples=examples(30), deadline=None)
-def test_on_a_quadratic_with_delay_compensated_ends_nearer_the_optimum(
+def test_compensated_updates_with_delay_end_nearer_the_optimum(
     delay: int, start: float, pace: float
 ) -> None:
-    """Workers in turn bring the slope where they last read, always `delay` updates ago, at a pace
-    near the highest that does not swing for ever."""
+    """Workers in turn send the slope at the weights of `delay` updates ago, at a learning rate near
+    the largest that converges."""
     highest = 2 * np.sin(np.pi / (2 * (2 * delay + 1)))
     curvature = pace * highest / float(LEARNING_RATE)
     uncompensated, compensated = (
@@ -165,7 +167,7 @@ def farthest_at_the_end(delay: int, start: float, curvature: float, compensation
 
 @given(seed=seeds, workers=st.integers(2, 4), bound=st.integers(0, 3))
 @settings(max_examples=examples(20), deadline=None)
-def test_nobody_is_further_ahead_than_the_bound(seed: int, workers: int, bound: int) -> None:
+def test_no_worker_is_further_ahead_than_the_bound(seed: int, workers: int, bound: int) -> None:
     class Bounded(WeighingCluster):
         def step(self, rank: Rank, gradient_D: np.ndarray | None = None) -> None:
             last = self.replicas[rank].iteration
@@ -178,7 +180,7 @@ def test_nobody_is_further_ahead_than_the_bound(seed: int, workers: int, bound: 
 @pytest.mark.parametrize("server", [None, 1])
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 40), gone=st.integers(0, 1))
 @settings(max_examples=examples(20), deadline=None)
-def test_who_leaves_holds_nobody(
+def test_a_departing_worker_blocks_no_other(
     server: int | None, seed: int, workers: int, turn: int, gone: int
 ) -> None:
     parameters = {"bound": 2} | ({} if server is None else {"server": server})
@@ -186,7 +188,7 @@ def test_who_leaves_holds_nobody(
     run_at_random(cluster, seed, steps=8, leaves=(turn, Rank(gone)))
 
 
-def test_a_worker_that_comes_back_gets_the_servers_weights() -> None:
+def test_a_returning_worker_gets_the_servers_weights() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2, 2])
     cluster.lockstep(3)
     replica = cluster.replicas[ONE]
@@ -202,9 +204,7 @@ def test_a_worker_that_comes_back_gets_the_servers_weights() -> None:
 @pytest.mark.parametrize("server", [None, 0])
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(
-    server: int | None, seed: int
-) -> None:
+def test_a_restored_machine_continues_identically(server: int | None, seed: int) -> None:
     parameters = {"compensation": 0.1} | ({} if server is None else {"server": server})
     cluster = WeighingCluster(job(**parameters), [3, 5, 4])
     run_at_random(cluster, seed, steps=5)
@@ -223,9 +223,9 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
             MessageArrived(TWO, whole(gradients[2], iteration, 4)),
             MessageArrived(ONE, whole(gradients[1], iteration, 5)),
         ):
-            told = cluster.handle(ME, event)
+            instructions = cluster.handle(ME, event)
             again = twin.handle(event)
-            assert comparable(again) == comparable(told)
+            assert comparable(again) == comparable(instructions)
             for one in again:
                 if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
@@ -233,23 +233,23 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
     np.testing.assert_array_equal(twin_D, original.weights_D)
 
 
-def test_a_server_answers_nonsense_too_so_that_its_sender_goes_on() -> None:
+def test_a_server_also_answers_an_invalid_message() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
     nonsense = Message(MessageKind.GRADIENT, 1, local_batch_size=2, payload=b"nonsense")
-    told = cluster.replicas[ME].machine.handle(MessageArrived(ONE, nonsense))
-    assert [type(one).__name__ for one in told] == ["RejectMessage", "SendWeights"]
+    instructions = cluster.replicas[ME].machine.handle(MessageArrived(ONE, nonsense))
+    assert [type(one).__name__ for one in instructions] == ["RejectMessage", "SendWeights"]
 
 
-def test_weights_that_make_no_sense_are_refused_and_not_waited_for() -> None:
+def test_a_worker_refuses_invalid_weights_and_does_not_wait_for_others() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
     cluster.step(ONE)
     machine = cluster.replicas[ONE].machine
-    (told,) = machine.handle(MessageArrived(ME, Message(MessageKind.WEIGHTS, 1, payload=b"x")))
-    assert isinstance(told, RejectMessage)
+    (refusal,) = machine.handle(MessageArrived(ME, Message(MessageKind.WEIGHTS, 1, payload=b"x")))
+    assert isinstance(refusal, RejectMessage)
     assert not machine.waiting_for()
 
 
-def test_weights_that_come_twice_are_taken_once() -> None:
+def test_duplicate_weights_are_applied_once() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
     cluster.step(ONE)
     cluster.deliver(ONE, ME)
@@ -259,12 +259,12 @@ def test_weights_that_come_twice_are_taken_once() -> None:
     assert machine.handle(arrived) == []
 
 
-def test_what_overflows_under_compensation_is_refused() -> None:
+def test_a_gradient_that_overflows_under_compensation_is_refused() -> None:
     cluster = WeighingCluster(job(compensation=1.0), [2, 2])
     cluster.step(ME)
     huge = MessageArrived(ONE, whole(np.full(20, 1e30), 1))
-    told = cluster.replicas[ME].machine.handle(huge)
-    assert isinstance(told[0], RejectMessage)
+    refusal, *_ = cluster.replicas[ME].machine.handle(huge)
+    assert isinstance(refusal, RejectMessage)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_what_overflows_under_compensation_is_refused() -> None:
         (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "not the server"),
     ],
 )
-def test_nonsense_is_refused(message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)

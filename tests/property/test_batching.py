@@ -1,5 +1,7 @@
-"""Shares sum to the global batch, follow capacities, and stand still under noise; the global batch
-grows as defined, never leaves its bounds, and does not depend on when it is asked.
+"""Shares of the global batch, and its growth.
+
+Shares sum to the global batch, follow capacities, and do not change under noise. The global batch
+grows as defined, stays within its bounds, and does not depend on when it is read.
 
 Left out: examples with names (tests/unit/core/resource_control/test_batching.py).
 """
@@ -46,7 +48,7 @@ def test_a_share_is_within_one_sample_of_its_exact_value(size: int, values: list
     capacity = {Rank(rank): value for rank, value in enumerate(values)}
     exact = {rank: size * value / math.fsum(values) for rank, value in capacity.items()}
     if min(exact.values()) < 1:
-        return  # then somebody's single sample is at the others' expense
+        return  # then a worker's single sample is at the others' expense
     got = shares(size, capacity)
     assert all(abs(got[rank] - exact[rank]) < 1 + 1e-6 for rank in capacity)
 
@@ -88,7 +90,7 @@ def test_shares_are_never_far_from_capacities(size: int, history: list[list[floa
 
 
 @given(growths, st.integers(1, 100_000), st.sets(st.integers(0, 2000), min_size=1, max_size=20))
-def test_the_global_batch_keeps_its_bounds_whenever_it_is_asked(
+def test_the_global_batch_keeps_its_bounds_at_any_time(
     growth: GlobalBatchSize, samples: int, iterations: set[int]
 ) -> None:
     control = GlobalBatchController(growth)

@@ -1,9 +1,11 @@
-"""Policies while workers are regrouped: links end and begin, and workers hear of it one by one.
+"""Policies while workers are regrouped: links end and begin, and each worker learns of it
+separately.
 
-Proves: under random schedules, with groupings that come to each worker at a time of its own, nobody
-is held for ever, whatever the policy; `hop` averages by the graph of the newest grouping (naive
-mixing matrix), before and after it changes; whoever may be linked later is no stranger.
-Left out: which groupings (test_clusters.py), links (tests/local/test_clustered.py).
+Under random schedules, with groupings that reach each worker at its own time, no worker blocks, for
+any policy. `hop` averages by the graph of the newest grouping (naive mixing matrix), before and
+after a change. Messages of a worker that may be linked later are accepted.
+
+Left out: the groupings themselves (test_clusters.py), links (tests/local/test_clustered.py).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ GROUPINGS = [
 
 
 class GroupedCluster(WeightsCluster):
-    """Each worker holds a grouping; who holds each other for neighbours is linked."""
+    """Each worker has a grouping; two workers are linked if each is the other's neighbour."""
 
     def __init__(self, job_spec: Spec, sizes: Iterable[int], **options: Any) -> None:
         sizes = list(sizes)
@@ -64,7 +66,7 @@ class GroupedCluster(WeightsCluster):
         return super().handle(rank, event)
 
     def regroup(self, rank: Rank, grouping: Grouping) -> None:
-        """That worker hears of a grouping."""
+        """Give that worker a grouping."""
         before = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
         self.held[rank] = grouping
         after = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
@@ -89,13 +91,13 @@ KINDS: dict[str, Spec] = {
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_nobody_is_held_for_ever_while_workers_are_regrouped(kind: str) -> None:
+def test_no_worker_blocks_while_workers_are_regrouped(kind: str) -> None:
     for seed in range(6):
         chance = np.random.default_rng(seed)
         cluster = GroupedCluster(clustered(KINDS[kind]), SIZES, seed=seed)
 
         def hear(own: WeightsCluster, rank: Rank) -> None:
-            """Now and then, before a step: the next grouping comes to this worker."""
+            """Now and then, before a step, give this worker the next grouping."""
             assert isinstance(own, GroupedCluster)
             newest = max(own.held.values()).version
             known = own.held[rank].version
@@ -121,8 +123,8 @@ def test_hop_averages_by_the_newest_grouping() -> None:
         w = mixing_matrix(graph_of_groups(grouping))
         np.testing.assert_allclose(w.sum(axis=0), 1.0)
         expected = averaged(cluster, expected, w, chance)
-        # A link that has just come up is counted on from its second step: the first round may miss
-        # it, so the reference is set anew there.
+        # A new link counts from its second step: the first round may lack it, so the reference is
+        # reset there.
         if grouping is GROUPINGS[0]:
             np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
         expected = averaged(cluster, cluster.weights().astype(np.float64), w, chance)
@@ -132,7 +134,7 @@ def test_hop_averages_by_the_newest_grouping() -> None:
 def averaged(
     cluster: WeightsCluster, before: np.ndarray, w: np.ndarray, chance: np.random.Generator
 ) -> np.ndarray:
-    """Four rounds of the cluster, and what they should have made of the weights."""
+    """Four rounds of the cluster, and the weights of the reference."""
     gradients = chance.standard_normal((4, 6, 7)).astype(np.float32)
     lockstep(cluster, gradients)
     for of_step in gradients:

@@ -1,12 +1,16 @@
-"""Groups of workers by their links, when they change, and how all come to hold the same ones.
+"""Groups of workers by their links, their changes, and agreement on them.
 
-Proves: planted groups are found, however many and unequal, in rates with noise, and equal links are
-never parted; level and misfit are those of a naive reference; every grouping's graph is groups of
-all with all, joined by gateways, and connected whoever leaves, as another gateway takes over; small
-changes, blips and what is not known regroup nobody, a lasting change does once; where workers move
-between groups, groups last longer than a k-means split's, and more of the traffic stays inside the
-real ones than with that and with a split made once; sidecars that hear of each other in any order,
-late, twice or not at all for a while, with several deciders meanwhile, end with the same grouping.
+Planted groups are found, for any number and sizes, in rates with noise; equal links are never
+separated. Level and misfit are those of a naive reference. The graph of a grouping joins complete
+groups by gateways. It stays connected after any departure, because another gateway takes over.
+
+Small changes, short changes and unknown rates do not regroup; a lasting change does once. With
+workers that move between groups, groups last longer than those of a k-means split. More traffic
+also stays inside the real groups than with that split and with a split made once.
+
+Sidecars get reports in any order, late, twice or not for a while, with several deciders meanwhile.
+They end with the same grouping.
+
 Left out: links (tests/local/test_clustered.py), probes (tests/unit/core/topology/test_grouping.py).
 """
 
@@ -40,13 +44,13 @@ if TYPE_CHECKING:
 Rates = dict[tuple[Rank, Rank], float]
 
 FAST, SLOW = 10e6, 1e6
-"""Bytes per second: ten times as much, and noise of up to a factor of 1.4 either way."""
+"""Bytes per second: a factor of ten, and noise of up to a factor of 1.4 either way."""
 
 
 def rates_of(
     planted: Sequence[Collection[int]], chance: random.Random, noise: float = 0.3
 ) -> Rates:
-    """Fast inside planted groups, slow between them."""
+    """Rates that are fast inside planted groups and slow between them."""
     group_of = {rank: at for at, group in enumerate(planted) for rank in group}
     return {
         (Rank(one), Rank(other)): (FAST if group_of[one] == group_of[other] else SLOW)
@@ -61,7 +65,7 @@ def as_groups(planted: Sequence[Collection[int]]) -> Any:
 
 @st.composite
 def plantings(draw: st.DrawFn, least: int = 2) -> list[list[int]]:
-    """Two to four groups of one to six workers, by any ranks; not all of them alone."""
+    """Two to four groups of one to six workers, with any ranks; not all of them of one."""
     sizes = draw(
         st.lists(st.integers(1, 6), min_size=least, max_size=4).filter(lambda s: max(s) > 1)
     )
@@ -69,7 +73,7 @@ def plantings(draw: st.DrawFn, least: int = 2) -> list[list[int]]:
     return [list(ranks[sum(sizes[:at]) : sum(sizes[: at + 1])]) for at in range(len(sizes))]
 
 
-# ---- which groups ------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=examples(80))
@@ -88,7 +92,7 @@ def test_planted_groups_are_found(planted: list[list[int]], seed: int) -> None:
     noise=st.floats(0.0, 0.5),
     seed=st.integers(0, 10_000),
 )
-def test_links_that_differ_by_chance_part_nobody(
+def test_random_differences_of_links_separate_no_workers(
     count: int, rate: float, noise: float, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -110,7 +114,8 @@ def test_a_link_or_two_on_the_wrong_side_change_no_group() -> None:
 
 
 def naive_level(rates: Sequence[float], separation: float) -> float:
-    """Every cut of the sorted logarithms tried, by the definition of the variance between."""
+    """The level of the best cut of the sorted logarithms, by the definition of the variance
+    between."""
     logs = sorted(math.log(rate) for rate in rates)
     best, level, gap = -1.0, 0.0, 0.0
     for cut in range(1, len(logs)):
@@ -128,7 +133,7 @@ def naive_level(rates: Sequence[float], separation: float) -> float:
 
 @settings(deadline=None)
 @given(rates=st.lists(st.floats(1e3, 1e9), max_size=25))
-def test_the_level_is_the_one_that_parts_rates_best(rates: list[float]) -> None:
+def test_the_level_is_the_one_that_separates_rates_best(rates: list[float]) -> None:
     found, wanted = clusters.fast_level(rates, SEPARATION), naive_level(rates, SEPARATION)
     if found != pytest.approx(wanted, rel=1e-6):  # two cuts may be as good as each other
         assert found * wanted > 0
@@ -143,7 +148,7 @@ def _between(rates: Sequence[float], level: float) -> float:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(), others=plantings(), seed=st.integers(0, 1000))
-def test_misfit_is_what_is_wrong_of_what_there_is(
+def test_misfit_is_the_wrong_share_of_all_links(
     planted: list[list[int]], others: list[list[int]], seed: int
 ) -> None:
     rates = rates_of(planted, random.Random(seed), noise=0.8)
@@ -157,8 +162,8 @@ def test_misfit_is_what_is_wrong_of_what_there_is(
         total += abs(math.log(rate) - math.log(level)) if level else 1
         if together != (rate > level):
             wrong += abs(math.log(rate) - math.log(level)) if level else 1
-    told = misfit([tuple(map(Rank, group)) for group in guess], rates, SEPARATION)
-    assert told == pytest.approx(wrong / total, abs=1e-6)
+    measured = misfit([tuple(map(Rank, group)) for group in guess], rates, SEPARATION)
+    assert measured == pytest.approx(wrong / total, abs=1e-6)
 
 
 # ---- the graph ---------------------------------------------------------------------------------
@@ -173,9 +178,7 @@ def grouping_of(planted: Sequence[Collection[int]], seed: int = 0, version: int 
 
 @settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(least=1), seed=st.integers(0, 1000))
-def test_groups_are_linked_all_with_all_and_joined_by_gateways(
-    planted: list[list[int]], seed: int
-) -> None:
+def test_groups_are_complete_and_joined_by_gateways(planted: list[list[int]], seed: int) -> None:
     grouping = grouping_of(planted, seed)
     wanted = {
         (one, other)
@@ -194,7 +197,7 @@ def test_groups_are_linked_all_with_all_and_joined_by_gateways(
 
 @settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(), gone=st.integers(0, 2**24 - 1), seed=st.integers(0, 1000))
-def test_who_is_left_stays_connected_whoever_leaves(
+def test_the_rest_stays_connected_after_any_departure(
     planted: list[list[int]], gone: int, seed: int
 ) -> None:
     rates = rates_of(planted, random.Random(seed))
@@ -213,10 +216,10 @@ def test_who_is_left_stays_connected_whoever_leaves(
     )
     assert nx.is_connected(graph)
     if all(gateway in present for gateway in held.gateways):
-        assert found.groups == held.groups  # leaving alone regroups nobody
+        assert found.groups == held.groups  # a departure alone does not regroup
 
 
-def test_the_best_linked_is_the_gateway_and_stays_until_another_is_much_better() -> None:
+def test_the_best_linked_worker_stays_gateway_until_another_is_much_better() -> None:
     rates = rates_of([[0, 1, 2], [3, 4]], random.Random(1), noise=0.0)
     for peer in (3, 4):
         rates[Rank(1), Rank(peer)] *= 1.4
@@ -244,13 +247,13 @@ def test_the_best_linked_is_the_gateway_and_stays_until_another_is_much_better()
         (((0, 1, 2),), (0,), -1),
     ],
 )
-def test_what_is_no_grouping_of_the_jobs_workers_is_told_from_one(
+def test_an_invalid_grouping_of_the_jobs_workers_is_recognized(
     groups: Any, gateways: Any, decider: int
 ) -> None:
     assert clusters.grouping_problem(Grouping(3, Rank(decider), groups, gateways), range(3))
 
 
-def test_a_version_that_no_run_comes_to_is_none() -> None:
+def test_a_version_that_no_run_reaches_is_invalid() -> None:
     right = Grouping(clusters.MAX_VERSION, Rank(0), ((0, 1, 2),), (0,))
     assert clusters.grouping_problem(right, range(3)) == ""
     for version in (-1, clusters.MAX_VERSION + 1):
@@ -263,7 +266,8 @@ def test_a_version_that_no_run_comes_to_is_none() -> None:
 def look_on(
     regrouping: Regrouping, held: Grouping, rates: Rates, count: int, now_s: float
 ) -> tuple[Grouping, list[int], float]:
-    """So many looks; what is held then, at which of them that changed, and the time."""
+    """Make that number of checks; return the final grouping, the checks that changed it, and the
+    time."""
     changes = []
     present = sorted({rank for pair in rates for rank in pair})
     for at in range(count):
@@ -277,7 +281,7 @@ def look_on(
 
 @settings(deadline=None, max_examples=examples(30))
 @given(planted=plantings(), seed=st.integers(0, 1000))
-def test_small_changes_of_rates_regroup_nobody(planted: list[list[int]], seed: int) -> None:
+def test_small_changes_of_rates_do_not_regroup(planted: list[list[int]], seed: int) -> None:
     chance, regrouping, held = random.Random(seed), Regrouping(Rank(0)), grouping_of(planted, seed)
     held, _, now_s = look_on(regrouping, held, rates_of(planted, chance, noise=0.05), 5, 0.0)
     for _ in range(25):
@@ -286,7 +290,7 @@ def test_small_changes_of_rates_regroup_nobody(planted: list[list[int]], seed: i
         assert not changes
 
 
-def test_a_blip_regroups_nobody_and_a_lasting_change_does_once() -> None:
+def test_a_short_change_does_not_regroup_and_a_lasting_one_does_once() -> None:
     before, after = [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4, 5]]
     chance, regrouping, held = random.Random(1), Regrouping(Rank(0)), grouping_of(before)
     held, _, now_s = look_on(regrouping, held, rates_of(before, chance, 0.1), 4, 0.0)
@@ -302,8 +306,8 @@ def test_a_blip_regroups_nobody_and_a_lasting_change_does_once() -> None:
     assert held.groups == as_groups(after)
 
 
-def test_rates_that_hardly_differ_any_more_neither_part_nor_join() -> None:
-    """Between `KEPT_SEPARATION` and `SEPARATION` what is there stays."""
+def test_rates_that_hardly_differ_do_not_change_groups() -> None:
+    """Between `KEPT_SEPARATION` and `SEPARATION` the grouping stays."""
     rates = {
         (Rank(one), Rank(other)): 2.5e6 if (one < 3) == (other < 3) else 1e6
         for one, other in combinations(range(6), 2)
@@ -314,7 +318,7 @@ def test_rates_that_hardly_differ_any_more_neither_part_nor_join() -> None:
         assert held.groups == as_groups(planted)
 
 
-def test_the_first_look_of_a_run_needs_no_patience_and_no_look_comes_before_all_is_known() -> None:
+def test_the_first_check_needs_no_patience_and_waits_for_all_rates() -> None:
     rates = rates_of([[0, 1, 2], [3, 4]], random.Random(1))
     sites = clusters.groups_by_site({Rank(rank): "one" for rank in range(5)})
     regrouping, missing = Regrouping(Rank(0)), dict(rates)
@@ -329,7 +333,7 @@ def test_the_first_look_of_a_run_needs_no_patience_and_no_look_comes_before_all_
     assert changes == [PATIENCE - 1]
 
 
-def test_who_is_away_goes_with_those_with_whom_it_was() -> None:
+def test_an_absent_worker_stays_with_its_group() -> None:
     held = grouping_of([[0, 1, 2, 3], [4, 5]])
     rates = rates_of([[0, 1, 4, 5], [2]], random.Random(1))
     regrouping = Regrouping(Rank(0))
@@ -338,12 +342,12 @@ def test_who_is_away_goes_with_those_with_whom_it_was() -> None:
     assert held.groups == ((0, 1, 3, 4, 5), (2,))
 
 
-# ---- against other ways to group ---------------------------------------------------------------
+# ---- comparison with other groupings -------------------------------------------------------------
 
 
 def k_means(rates: Rates, count: int, k: int, chance: np.random.Generator) -> Any:
-    """Lloyd's, from one random start, over each worker's row of the logarithms of rates (to itself:
-    the largest), told the right number of groups."""
+    """Lloyd's algorithm from one random start, with the right number of groups, over each worker's
+    row of the logarithms of rates. The entry for itself is the largest."""
     rows = np.full((count, count), math.log(max(rates.values())))
     for (one, other), rate in rates.items():
         rows[one, other] = rows[other, one] = math.log(rate)
@@ -359,8 +363,9 @@ def k_means(rates: Rates, count: int, k: int, chance: np.random.Generator) -> An
 
 
 def inside_share(groups: Any, planted: Sequence[Collection[int]]) -> float:
-    """Of a step's messages, one each way on each link, how many stay inside the groups that are
-    really there. (Inside the groups that were *made* it would be all of them in one group of all.)
+    """The share of a step's messages, one each way on each link, inside the real groups.
+
+    The share inside the *computed* groups would be all of them with one group of all.
     """
     gateways = tuple(group[0] for group in groups)
     graph = graph_of_groups(Grouping(1, Rank(0), groups, gateways))
@@ -369,8 +374,8 @@ def inside_share(groups: Any, planted: Sequence[Collection[int]]) -> float:
     return sum(group_of[one] == group_of[other] for one, other in links) / len(links)
 
 
-def test_groups_last_longer_and_hold_more_than_k_means_and_than_a_split_made_once() -> None:
-    """Twelve workers of three groups; one moves every 40 looks, and links fade now and then."""
+def test_groups_last_longer_and_hold_more_traffic_than_k_means_and_one_split() -> None:
+    """Twelve workers of three groups; one moves every 40 checks, and links fade now and then."""
     chance, numpy_chance = random.Random(3), np.random.default_rng(3)
     planted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     once = as_groups(planted)
@@ -396,10 +401,10 @@ def test_groups_last_longer_and_hold_more_than_k_means_and_than_a_split_made_onc
             shares[name].append(inside_share(groups, planted))
     lifetime = {name: looks / (1 + count) for name, count in changes.items()}
     share = {name: float(np.mean(values)) for name, values in shares.items()}
-    told = f"looks between regroupings {lifetime}, share inside {share}"
-    assert lifetime["ours"] > 5 * lifetime["k-means"], told
-    assert share["ours"] > share["k-means"], told
-    assert share["ours"] > share["once"] + 0.05, told
+    summary = f"looks between regroupings {lifetime}, share inside {share}"
+    assert lifetime["ours"] > 5 * lifetime["k-means"], summary
+    assert share["ours"] > share["k-means"], summary
+    assert share["ours"] > share["once"] + 0.05, summary
 
 
 # ---- agreement ---------------------------------------------------------------------------------
@@ -413,7 +418,7 @@ def sidecars(count: int) -> list[GroupingState]:
 
 
 def know(all_of_them: list[GroupingState], rates: Mapping[tuple[Rank, Rank], float]) -> None:
-    """Every sidecar knows its own links, and has been told of the others'."""
+    """Every sidecar knows its own links and has the others' reports."""
     for own in all_of_them:
         rank = own._rank
         for (one, other), rate in rates.items():
@@ -437,8 +442,8 @@ def know(all_of_them: list[GroupingState], rates: Mapping[tuple[Rank, Rank], flo
 def test_all_end_with_the_same_grouping(
     count: int, script: list[tuple[int, int, int]], seed: int
 ) -> None:
-    """A step of the script: a sidecar looks, with any idea of who is there, and tells one other;
-    some links change meanwhile. At the end all hear each other, in any order."""
+    """In a step of the script, a sidecar checks with any belief about the members, and reports to
+    one other. Some links change meanwhile. At the end all get all reports, in any order."""
     chance = random.Random(seed)
     everybody = sidecars(count)
     first = [list(range(1, count, 2)), list(range(0, count, 2))]
@@ -459,11 +464,11 @@ def test_all_end_with_the_same_grouping(
     chance.shuffle(pairs)
     for teller, hearer in pairs:
         everybody[hearer].take(everybody[teller].held)
-    for hearer in range(count):  # whoever has not heard of the largest yet hears it now
+    for hearer in range(count):  # the largest version reaches those without it
         for teller in range(count):
             everybody[hearer].take(everybody[teller].held)
     assert len({own.held for own in everybody}) == 1
-    # and the decider, all of them there, makes of it what links say
+    # and the decider, with all members, applies the rates of links
     for _ in range(2 * PATIENCE):
         now_s += LOOK_S
         everybody[0].regroup(range(count), now_s)

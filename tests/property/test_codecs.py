@@ -1,9 +1,10 @@
-"""Payloads come back as they went in, within the stated bound; damaged ones never pass as valid
-positions or as values that are no numbers, and never raise anything but ContractError.
+"""Payloads are decoded as they were encoded, within the stated bound.
 
-Every compiled loop gives the bits of its plain NumPy form (tests/support/naive_codecs.py).
+Damaged payloads are never accepted as valid positions or as values that are not numbers. They raise
+only ContractError. Every compiled loop gives the bits of its plain NumPy form
+(tests/support/naive_codecs.py).
 
-Left out: frames (exchange), which entries are worth sending (test_selection.py).
+Left out: frames (exchange), the choice of entries to send (test_selection.py).
 """
 
 from __future__ import annotations
@@ -69,19 +70,19 @@ def selections(draw: st.DrawFn) -> tuple[NDArray[np.intp], int]:
     rng = np.random.default_rng(seed)
     kept = draw(st.one_of(st.integers(1, min(size, 20)), st.integers(1, size)))
     index_K = np.sort(rng.choice(size, kept, replace=False))
-    if draw(st.booleans()):  # as far apart, or as close, as can be
+    if draw(st.booleans()):  # as far apart, or as close, as possible
         index_K = np.arange(kept) + draw(st.sampled_from([0, size - kept]))
     return index_K, size
 
 
 def bound(value_K: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The largest error that `to_float16` allows itself."""
+    """The largest error of `to_float16`."""
     magnitude_K = np.abs(value_K.astype(np.float64))
     least = max(2.0**-38 * magnitude_K.max(), 2.0**-137)
     return np.maximum(2.0**-11 * magnitude_K, least)
 
 
-def there_and_back(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.float32]:
+def round_trip(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.float32]:
     half_K = np.empty(value_K.size, np.uint16)
     to_float16(value_K, exponent, half_K)
     check_float16(half_K, exponent)
@@ -125,7 +126,7 @@ def cut_vectors(draw: st.DrawFn) -> SelectedEntries:
 
 
 @given(cut_vectors(), codecs)
-def test_a_selection_is_written_as_its_positions_and_values_are(
+def test_a_selection_is_encoded_like_its_positions_and_values(
     selected: SelectedEntries, codec: Coding
 ) -> None:
     magnitude_D = np.abs(selected.value_D)
@@ -139,7 +140,7 @@ def test_a_selection_is_written_as_its_positions_and_values_are(
 
 @pytest.mark.parametrize("scheme", [Positions.BITMAP, Positions.BLOCK, Positions.GAP])
 @pytest.mark.parametrize("wrong", [-1, 1])
-def test_a_vector_that_changed_since_it_was_selected_from_is_refused(
+def test_a_vector_that_changed_after_the_selection_is_refused(
     scheme: Positions, wrong: int
 ) -> None:
     value_D = np.arange(1, 5001, dtype=np.float32)
@@ -162,7 +163,7 @@ def test_adding_gives_numpys_bits(
         payload = bytes(encode_whole(value_D, codec))
     else:
         payload = encode_sparse(index_K, value_D[index_K], size, codec)
-    for shift in (0, 1):  # as a message's bytes lie: aligned, or not
+    for shift in (0, 1):  # message bytes may be unaligned
         part = decode_gradient(memoryview(bytes(shift) + payload)[shift:], size)
         sum_D = target_D.copy()
         part.add_to(sum_D, weight)
@@ -183,7 +184,7 @@ def test_a_part_is_added_only_to_a_vector_of_its_size() -> None:
 @given(vectors())
 def test_float16_stays_within_its_bound_and_never_overflows(value_K: NDArray[np.float32]) -> None:
     exponent = scale_exponent(float(np.abs(value_K).max()))
-    back_K = there_and_back(value_K, exponent)
+    back_K = round_trip(value_K, exponent)
     assert np.isfinite(back_K).all()
     assert (np.abs(back_K.astype(np.float64) - value_K) <= bound(value_K)).all()
 
@@ -192,7 +193,7 @@ def test_float16_stays_within_its_bound_and_never_overflows(value_K: NDArray[np.
 def test_float16_rounds_as_numpy_does_but_for_ties(seed: int, exponent: int) -> None:
     value_K = np.random.default_rng(seed).standard_normal(200).astype(np.float32)
     scaled_K = value_K * np.float32(2.0**exponent)
-    ours_K = there_and_back(scaled_K, exponent)
+    ours_K = round_trip(scaled_K, exponent)
     theirs_K = value_K.astype(np.float16).astype(np.float32) * np.float32(2.0**exponent)
     ties_K = (value_K.view(np.uint32) & 0x1FFF) == 0x1000
     small_K = np.abs(value_K) < 2.0**-14
@@ -201,7 +202,7 @@ def test_float16_rounds_as_numpy_does_but_for_ties(seed: int, exponent: int) -> 
 
 
 @given(vectors(), codecs)
-def test_a_whole_gradient_comes_back(value_D: NDArray[np.float32], codec: Coding) -> None:
+def test_a_whole_gradient_is_decoded(value_D: NDArray[np.float32], codec: Coding) -> None:
     payload = encode_whole(value_D, codec)
     part = decode_gradient(payload, value_D.size)
     assert part.index_K is None
@@ -211,7 +212,7 @@ def test_a_whole_gradient_comes_back(value_D: NDArray[np.float32], codec: Coding
         np.testing.assert_array_equal(part.value_K.view(np.uint32), value_D.view(np.uint32))
 
 
-MOST_LOST = {  # of whole numbers to 1000, which fit a float16
+MAX_ERROR = {  # of whole numbers to 1000, which fit a float16
     ValueCodec.FLOAT32: 0,
     ValueCodec.FLOAT16: 0,
     ValueCodec.BFLOAT16: 1000 / 2**8,
@@ -223,7 +224,7 @@ MOST_LOST = {  # of whole numbers to 1000, which fit a float16
 
 
 @given(selections(), codecs)
-def test_kept_entries_come_back_where_they_were(
+def test_kept_entries_are_decoded_at_their_positions(
     selection: tuple[NDArray[np.intp], int], codec: Coding
 ) -> None:
     index_K, size = selection
@@ -235,13 +236,13 @@ def test_kept_entries_come_back_where_they_were(
     part.add_to(dense_D, np.float32(1))
     expected_D = np.zeros(size, np.float32)
     expected_D[index_K] = value_K
-    np.testing.assert_allclose(dense_D, expected_D, rtol=0, atol=MOST_LOST[codec.values])
+    np.testing.assert_allclose(dense_D, expected_D, rtol=0, atol=MAX_ERROR[codec.values])
     if codec.values in (ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2):
         assert not dense_D[expected_D == 0].any()
 
 
 @given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
-def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: Coding) -> None:
+def test_the_maximum_count_that_fits_is_exact(size: int, budget: int, codec: Coding) -> None:
     kept = max_kept_entries(budget, size, codec)
     assert 0 <= kept <= size
     if kept:
@@ -251,7 +252,7 @@ def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: C
 
 
 @given(codecs, st.integers(1, 2000), st.data())
-def test_a_run_comes_back_where_it_was(codec: Coding, size: int, data: st.DataObject) -> None:
+def test_a_run_is_decoded_at_its_position(codec: Coding, size: int, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, size - 1))
     end = data.draw(st.integers(begin + 1, size))
     value_D = (np.arange(size) % 100).astype(np.float32) - 50
@@ -264,14 +265,14 @@ def test_a_run_comes_back_where_it_was(codec: Coding, size: int, data: st.DataOb
         naive = payload_of(Positions.RANGE, where, value_D[begin:end], size, codec)
         assert bytes(payload) == naive
     back_D = decode_gradient(payload, size).weighted(np.float32(1))
-    most_lost = MOST_LOST[codec.values] / 20
-    np.testing.assert_allclose(back_D[begin:end], value_D[begin:end], rtol=0, atol=most_lost)
+    max_error = MAX_ERROR[codec.values] / 20
+    np.testing.assert_allclose(back_D[begin:end], value_D[begin:end], rtol=0, atol=max_error)
     assert not back_D[:begin].any()
     assert not back_D[end:].any()
 
 
 @given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
-def test_the_longest_run_that_fits_is_the_longest(size: int, budget: int, codec: Coding) -> None:
+def test_the_longest_run_that_fits_is_exact(size: int, budget: int, codec: Coding) -> None:
     length = max_range_length(budget, size, codec)
     assert 0 <= length <= size
     if length:
@@ -291,15 +292,15 @@ def test_damage_is_refused_or_harmless(
         payload[where] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans()):
         del payload[data.draw(st.integers(0, len(payload) - 1)) :]
-    must_be_sound(bytes(payload), size)
+    assert_valid(bytes(payload), size)
 
 
 @given(st.binary(max_size=200), st.integers(1, 100))
-def test_any_bytes_are_refused_or_sound(payload: bytes, size: int) -> None:
-    must_be_sound(payload, size)
+def test_any_bytes_are_refused_or_valid(payload: bytes, size: int) -> None:
+    assert_valid(payload, size)
 
 
-def must_be_sound(payload: bytes, size: int) -> None:
+def assert_valid(payload: bytes, size: int) -> None:
     try:
         part = decode_gradient(payload, size)
     except ContractError:

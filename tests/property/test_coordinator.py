@@ -1,6 +1,8 @@
-"""Facts: any bytes that arrive as a call become an event or a ContractError; over any timeline
-of joins, broken streams and reports, versions grow exactly when something is published, a worker's
-incarnation never goes back, and only a worker whose stream stands is ready.
+"""Calls to the coordinator with any bytes, and any timeline of its events.
+
+Any bytes of a call become an event or a ContractError. Events are joins, broken streams and
+reports. Versions grow exactly when something is published, a worker's incarnation never decreases,
+and only a worker with an open stream is ready.
 
 Left out: examples with their reasons (tests/unit/operator/coordinator).
 """
@@ -81,7 +83,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, int, int]]) -> None:
     state = CoordinatorState(JOB, WORKERS, "hash")
-    streams: dict[int, int] = {}  # stands: stream → rank
+    streams: dict[int, int] = {}  # open: stream → rank
     newest: dict[int, int] = {}
     expected = {0, 1, 2}
     for number, (what, rank, incarnation) in enumerate(steps):
@@ -123,11 +125,11 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
 
 
 ELSEWHERE = tuple(WorkerIdentity(Rank(n), SiteName("plant-b"), "small", n) for n in range(5))
-TOLD = st.lists(
+REPORTS = st.lists(
     st.one_of(
         st.tuples(st.just("join"), st.integers(0, 2), st.integers(1, 4), st.just("Ready")),
         st.tuples(
-            st.just("told"), st.integers(0, 4), st.integers(1, 4), st.sampled_from(MemberState)
+            st.just("reported"), st.integers(0, 4), st.integers(1, 4), st.sampled_from(MemberState)
         ),
         st.tuples(st.just("scale"), st.integers(3, 4), st.just(0), st.just("Ready")),
     ),
@@ -135,9 +137,11 @@ TOLD = st.lists(
 )
 
 
-@given(TOLD)
-def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, int, str]]) -> None:
-    """Ranks 0 to 2 are this site's, 3 and 4 another's, who claims the others, too."""
+@given(REPORTS)
+def test_members_of_other_sites_are_added_to_the_own_ones(
+    steps: list[tuple[str, int, int, str]],
+) -> None:
+    """Ranks 0 to 2 are this site's, 3 and 4 another's, which claims the others, too."""
     expected = {*WORKERS, *ELSEWHERE[3:]}
     state = CoordinatorState(JOB, sorted(expected), "hash")
     newest: dict[int, int] = {}
@@ -147,7 +151,7 @@ def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, i
         if what == "join":
             with suppress(CallRefusedError):
                 instructions = state.join(joins(number, rank, incarnation))
-        elif what == "told":
+        elif what == "reported":
             member = Member(ELSEWHERE[rank], incarnation, MemberState(word), "h:1")
             instructions = state.update_remote_members([member])
         else:
@@ -160,7 +164,7 @@ def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, i
             assert member.identity.site == ("plant-a" if number_of < 3 else "plant-b")
             assert member.incarnation >= newest.get(number_of, 0)
             newest[number_of] = member.incarnation
-        if what == "told" and rank >= 3 and incarnation >= newest.get(rank, 0):
+        if what == "reported" and rank >= 3 and incarnation >= newest.get(rank, 0):
             known = after.member(Rank(rank))
             assert known is not None
-            assert known.state == word  # nobody here knows better
+            assert known.state == word  # no other report about them exists here

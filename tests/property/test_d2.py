@@ -1,11 +1,12 @@
 """Policy `d2` against the paper's recursion in plain NumPy, under random schedules.
 
-Proved: it is w+ = W (2w - w_prev - eta g + eta g_prev); with identical gradients that is plain
-gossip; on a quadratic whose data are skewed it ends lower than plain gossip; W is symmetric, and no
-eigenvalue of it is at or below -1/3, whoever is missing; nobody waits for who is no neighbour, or
-for ever, also when members leave, links come anew, or two cannot reach each other; a float16 codec
-does not move the mean; nonsense is refused. Left out: restarts (test_d2_restarts.py); learning on
-real data (the report of the simulator).
+It is w+ = W (2w - w_prev - eta g + eta g_prev). With identical gradients that is plain gossip; on a
+quadratic with skewed data it ends lower than plain gossip. W is symmetric, and none of its
+eigenvalues is at or below -1/3, also with missing workers. No worker waits for one that is not its
+neighbour. None blocks, also if members leave, links are replaced, or two cannot reach each other. A
+float16 codec does not move the mean. Invalid messages are refused.
+
+Left out: restarts (test_d2_restarts.py); learning on real data (the report of the simulator).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def cluster_of(
 
 
 def matrix(workers: int, mixing: str, self_weight: float) -> np.ndarray:
-    """W, written down by itself: the mean, or a lazy walk on the ring."""
+    """W written independently: the mean, or a lazy walk on the ring."""
     if mixing == "complete" or workers == 1:
         return np.full((workers, workers), 1 / workers)
     w = self_weight * np.eye(workers)
@@ -58,7 +59,7 @@ def matrix(workers: int, mixing: str, self_weight: float) -> np.ndarray:
 
 @given(workers=st.integers(1, 12), mixing=mixings, self_weight=self_weights)
 @settings(max_examples=examples(100), deadline=None)
-def test_the_rows_make_a_symmetric_averaging_matrix_with_no_eigenvalue_near_minus_a_third(
+def test_the_rows_make_a_symmetric_matrix_without_an_eigenvalue_near_minus_a_third(
     workers: int, mixing: str, self_weight: float
 ) -> None:
     ranks = [Rank(2 * place + 1) for place in range(workers)]
@@ -123,7 +124,7 @@ def test_with_identical_gradients_it_is_plain_gossip(workers: int, seed: int, mi
 def test_on_a_skewed_quadratic_it_ends_lower_than_plain_gossip(
     codec: str, seed: int, workers: int
 ) -> None:
-    """Worker k has the loss (c_k / 2) |w - b_k|^2: apart in curvature and in optimum."""
+    """Worker k has the loss (c_k / 2) |w - b_k|^2, with its own curvature and optimum."""
     rng = np.random.default_rng(seed)
     optima = 3 * rng.standard_normal((workers, 20))
     curvature_P = rng.uniform(0.5, 1.5, workers)[:, None]
@@ -140,13 +141,13 @@ def test_on_a_skewed_quadratic_it_ends_lower_than_plain_gossip(
         gossip = w_matrix @ (gossip - 0.2 * curvature_P * (gossip - optima))
 
     def excess(weights: np.ndarray) -> float:
-        """Of the mean loss at each replica over the least, times two and over the curvature."""
+        """The mean loss at each replica above the minimum, times two and over the curvature."""
         return float(((weights - best_D) ** 2).sum(axis=1).mean())
 
     assert excess(cluster.weights()) < 0.05 * excess(gossip)
 
 
-def test_nobody_waits_for_who_is_no_neighbour() -> None:
+def test_no_worker_waits_for_one_that_is_not_its_neighbour() -> None:
     cluster = cluster_of([2] * 5, mixing="ring")
     cluster.step(Rank(0))
     assert cluster.replicas[Rank(0)].machine.waiting_for() == {1, 4}
@@ -159,9 +160,7 @@ def test_nobody_waits_for_who_is_no_neighbour() -> None:
 
 @given(seed=seeds, mixing=mixings)
 @settings(max_examples=examples(60), deadline=None)
-def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
-    seed: int, mixing: str
-) -> None:
+def test_no_worker_blocks_when_members_leave_or_links_are_replaced(seed: int, mixing: str) -> None:
     cluster = cluster_of([2, 3, 4, 1], seed, mixing=mixing)
     rng = np.random.default_rng(seed)
     run_at_random(cluster, seed, steps=3)
@@ -185,8 +184,8 @@ def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
 
 @pytest.mark.parametrize("mixing", ["complete", "ring"])
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2), (0, 3), (0, 2)])
-def test_two_who_cannot_reach_each_other_hold_nobody(mixing: str, pair: tuple[int, int]) -> None:
-    """Each of the two has lost the other only; the rest have lost nobody."""
+def test_two_workers_without_a_link_block_no_other(mixing: str, pair: tuple[int, int]) -> None:
+    """Each of the two has lost only the other; the rest have lost none."""
     cluster = cluster_of([2] * 4, mixing=mixing)
     run_at_random(cluster, 0, steps=3)
     one, other = map(Rank, pair)
@@ -199,7 +198,7 @@ def test_two_who_cannot_reach_each_other_hold_nobody(mixing: str, pair: tuple[in
 @pytest.mark.parametrize(
     ("mixing", "row"), [("ring", [0.3, 0.7, 0, 0, 0]), ("complete", [0.2, 0.4, 0, 0.2, 0.2])]
 )
-def test_the_part_of_who_is_away_is_the_workers_own(mixing: str, row: list[float]) -> None:
+def test_the_part_of_an_absent_worker_is_the_workers_own(mixing: str, row: list[float]) -> None:
     cluster = cluster_of([2] * 5, mixing=mixing, selfWeight=0.4)
     before = np.random.default_rng(1).standard_normal((5, 20)).astype(np.float32)
     for rank in cluster.ranks:
@@ -216,7 +215,7 @@ def test_the_part_of_who_is_away_is_the_workers_own(mixing: str, row: list[float
 def test_without_any_links_the_matrix_is_still_symmetric_and_fit_for_the_correction(
     workers: int, mixing: str, self_weight: float, seed: int
 ) -> None:
-    """W as the machines apply it, read off from weights that are unit vectors."""
+    """W as the machines apply it, read from weights that are unit vectors."""
     rng = np.random.default_rng(seed)
     cluster = WeightsCluster(
         weights_spec("d2", mixing=mixing, selfWeight=self_weight),
@@ -246,7 +245,9 @@ def test_a_lossy_codec_does_not_move_the_mean(mixing: str) -> None:
         for rank in cluster.ranks:
             cluster.step(rank, rng.standard_normal(20).astype(np.float32))
         cluster.deliver_all()
-    updates = [np.sum(np.array(told, np.float64), axis=0) for told in cluster.updates.values()]
+    updates = [
+        np.sum(np.array(applied, np.float64), axis=0) for applied in cluster.updates.values()
+    ]
     after_D = cluster.weights().astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(after_D, before_D + np.mean(updates, axis=0), atol=1e-4)
 
@@ -261,7 +262,7 @@ def test_a_lossy_codec_does_not_move_the_mean(mixing: str) -> None:
         (Message(MessageKind.PROGRESS, 0, 2), "iteration 0"),
     ],
 )
-def test_nonsense_is_refused_and_a_part_of_it_is_not_waited_for(
+def test_an_invalid_message_is_refused_and_its_part_is_not_waited_for(
     message: Message, reason: str
 ) -> None:
     cluster = WeightsCluster(weights_spec("d2"), [2, 2], layout=Layout(("w",), (4,)))

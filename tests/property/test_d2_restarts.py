@@ -1,9 +1,11 @@
-"""Policy `d2` where members, links and checkpoints come and go, on quadratics with skewed data.
+"""Policy `d2` with changing members, links and checkpoints, on quadratics with skewed data.
 
-Proved: whatever changes, those who are left come to their joint optimum, and soon afterwards their
-corrections sum to 0; a restart is common to all; a restored worker goes on identically until the
-one that it announces; no peer can hold anybody by what it says of restarts, or keep true ones from
-coming. Left out: the recursion itself and who waits for whom (test_d2.py).
+After any change the remaining workers reach their joint optimum, and soon afterwards their
+corrections sum to 0. All workers restart together. A restored worker continues identically until
+the restart that it announces. No false announcement of a peer can block a worker or prevent a real
+restart.
+
+Left out: the recursion itself and the waiting (test_d2.py).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ seeds = st.integers(0, 2**32)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-# ---- what may change ----------------------------------------------------------------------------
+# ---- changes -------------------------------------------------------------------------------------
 
 
 def one_leaves(cluster: Skewed) -> None:
@@ -63,7 +65,7 @@ def a_link_breaks_while_parts_are_under_way(cluster: Skewed) -> None:
     cluster.deliver_all()
 
 
-def one_is_alone_for_a_while(cluster: Skewed) -> None:
+def one_is_isolated_for_a_while(cluster: Skewed) -> None:
     others = [rank for rank in cluster.ranks if rank != 2]
     for peer in others:
         cluster.cut(Rank(2), peer)
@@ -74,7 +76,7 @@ def one_is_alone_for_a_while(cluster: Skewed) -> None:
 
 
 def one_is_replaced_at_once(cluster: Skewed) -> None:
-    """With nobody's step between: its neighbours mix with it as ever."""
+    """Without a step of another worker between: its neighbours mix with it as before."""
     cluster.die(Rank(2))
     cluster.take_over(Rank(2), donor=Rank(3))
     cluster.deliver_all()
@@ -114,7 +116,7 @@ CHANGES = [
     its_last_part_reaches_only_some,
     a_link_is_down_for_a_while,
     a_link_breaks_while_parts_are_under_way,
-    one_is_alone_for_a_while,
+    one_is_isolated_for_a_while,
     one_is_replaced_at_once,
     one_is_replaced_later,
     all_resume_and_one_had_mixed,
@@ -132,7 +134,7 @@ CHANGES = [
         *(pytest.param(kind, 4, marks=pytest.mark.slow) for kind in KINDS if kind != "graph"),
     ],
 )
-def test_whatever_changes_those_who_are_left_come_to_their_optimum(
+def test_after_any_change_the_remaining_workers_reach_their_optimum(
     kind: str, change: Callable[[Skewed], None], settled: int
 ) -> None:
     cluster = Skewed(kind)
@@ -152,7 +154,7 @@ def test_whatever_changes_those_who_are_left_come_to_their_optimum(
 def test_soon_after_the_last_change_the_corrections_sum_to_zero(
     kind: str, workers: int, seed: int, first: int
 ) -> None:
-    """Also where links stay down, or those who are left are in several pieces."""
+    """Also if links stay down, or the remaining workers are in several parts."""
     kind = "complete" if workers < 4 or (kind == "graph" and workers % 2) else kind
     cluster, rng = Skewed(kind, workers, seed), np.random.default_rng(seed)
     done = first
@@ -163,7 +165,7 @@ def test_soon_after_the_last_change_the_corrections_sum_to_zero(
         done = max(cluster.replicas[rank].iteration for rank in cluster.alive)
         done += int(rng.integers(1 + workers))
         run_at_random(cluster, seed, steps=done, alive=cluster.alive)
-    for more in (2, 0, 2 * workers + 2, 0):  # to where all are level, and on
+    for more in (2, 0, 2 * workers + 2, 0):  # until all are at the same iteration, and beyond
         done = more + max(cluster.replicas[rank].iteration for rank in cluster.alive)
         run_at_random(cluster, seed, steps=done, alive=cluster.alive)
     assert not any(cluster.replicas[rank].machine.waiting_for() for rank in cluster.alive)
@@ -171,7 +173,7 @@ def test_soon_after_the_last_change_the_corrections_sum_to_zero(
 
 
 def move_at_random(cluster: Skewed, rng: np.random.Generator) -> None:
-    """Some steps and deliveries, so that what changes then finds all at different places."""
+    """Some steps and deliveries, so that the next change finds workers at different iterations."""
     for _ in range(int(rng.integers(12))):
         rank = cluster.alive[int(rng.integers(len(cluster.alive)))]
         if cluster.may_step(rank):
@@ -197,7 +199,7 @@ def change_at_random(cluster: Skewed, rng: np.random.Generator) -> None:
 
 
 @kinds
-def test_all_start_again_in_one_iteration_n_after_the_change(kind: str) -> None:
+def test_all_restart_in_one_iteration_n_after_the_change(kind: str) -> None:
     cluster = Skewed(kind)
     cluster.run_lockstep(10)
     cluster.die(Rank(5))
@@ -214,7 +216,7 @@ def test_all_start_again_in_one_iteration_n_after_the_change(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["complete", "ring"])
 @given(seed=seeds)
 @settings(max_examples=examples(5), deadline=None)
-def test_a_restored_worker_goes_on_identically_until_its_restart(kind: str, seed: int) -> None:
+def test_a_restored_worker_continues_identically_until_its_restart(kind: str, seed: int) -> None:
     cluster = Skewed(kind, seed=seed)
     run_at_random(cluster, seed, steps=5)
     last = 6 + WORKERS - 1  # its first mixing is that of iteration 6
@@ -223,7 +225,7 @@ def test_a_restored_worker_goes_on_identically_until_its_restart(kind: str, seed
     )
 
 
-def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
+def test_a_state_saved_while_waiting_skips_the_mixing() -> None:
     cluster = Skewed("complete", 2)
     cluster.run_lockstep(3)
     cluster.step(Rank(0))
@@ -235,47 +237,47 @@ def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
     assert again.next_iteration() == 5
 
 
-# ---- what peers say of restarts -----------------------------------------------------------------
+# ---- announced restarts --------------------------------------------------------------------------
 
 
-def said_by(cluster: Skewed, rank: Rank) -> list[int]:
-    """In how many iterations the next restart is, by each of that worker's parts."""
-    said = cluster.replicas[rank].instructions
-    sends = [one.message for one in said if isinstance(one, SendMessage)]
+def announced_by(cluster: Skewed, rank: Rank) -> list[int]:
+    """The iterations until the next restart, from each of that worker's parts."""
+    instructions = cluster.replicas[rank].instructions
+    sends = [one.message for one in instructions if isinstance(one, SendMessage)]
     return [one.weights_version for one in sends if one.kind is MessageKind.WEIGHTS]
 
 
-def test_without_changes_nobody_speaks_of_restarts() -> None:
+def test_without_changes_no_worker_announces_a_restart() -> None:
     cluster = Skewed("ring")
     run_at_random(cluster, 1, steps=20)
-    assert not any(any(said_by(cluster, rank)) for rank in cluster.ranks)
+    assert not any(any(announced_by(cluster, rank)) for rank in cluster.ranks)
 
 
 @pytest.mark.parametrize("ahead", [-1, WORKERS, 2**64 - 1])
-def test_a_restart_that_nobody_can_know_of_is_refused_and_its_part_not_waited_for(
+def test_a_restart_too_early_to_be_known_is_refused_and_its_part_not_waited_for(
     ahead: int,
 ) -> None:
     cluster = Skewed("ring")
     cluster.run_lockstep(3)
     cluster.all_step()
-    told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
+    sent = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
     cluster.cut(Rank(0), Rank(5))
     machine = cluster.replicas[Rank(0)].machine
     assert machine.waiting_for() == {1}
     machine.handle(MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 4, 2)))
-    refusal, *rest = machine.handle(MessageArrived(Rank(1), replace(told, weights_version=ahead)))
+    refusal, *rest = machine.handle(MessageArrived(Rank(1), replace(sent, weights_version=ahead)))
     assert isinstance(refusal, RejectMessage)
     assert f"restart in {ahead} iterations; allowed: 0 to 5" in refusal.reason
     assert rest
     assert not machine.waiting_for()
 
 
-def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_passed_over() -> None:
+def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_skipped() -> None:
     cluster = Skewed("ring")
     cluster.run_lockstep(10)
     cluster.all_step()
-    told = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
-    far = replace(told, iteration=10 + 2 * WORKERS + 1, weights_version=WORKERS - 1)
+    sent = next(one for one in cluster.links[Rank(1), Rank(0)] if one.payload)
+    far = replace(sent, iteration=10 + 2 * WORKERS + 1, weights_version=WORKERS - 1)
     cluster.handle(Rank(0), MessageArrived(Rank(1), far))
     cluster.deliver_all()
     void = set()
@@ -283,27 +285,27 @@ def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_passed_over() -
         cluster.all_step()
         void |= set() if 0 in cluster.corrections() else {iteration}
         cluster.deliver_all()
-    assert void  # worker 1, by its own doing, is no longer mixed with
+    assert void  # worker 1 is no longer mixed with, by its own fault
     assert 10 + 3 * WORKERS not in void
 
 
 @kinds
 @pytest.mark.parametrize("iteration", [0, 10**5])
-def test_made_up_restarts_hold_nobody_and_keep_no_true_one_from_coming(
-    kind: str, iteration: int
-) -> None:
-    """Worker 1 names one in each of its parts, of its own iteration or of one that is far away."""
+def test_false_restarts_block_no_worker_and_prevent_no_real_one(kind: str, iteration: int) -> None:
+    """Worker 1 announces one in each of its parts, of its own iteration or of a distant one."""
     cluster, liar, rng = Skewed(kind), Rank(1), np.random.default_rng(0)
     cluster.run_lockstep(10)
     for _ in range(20):
         cluster.all_step()
         for peer in cluster.graph[liar]:
-            for told in [one for one in cluster.links[liar, peer] if one.payload]:
+            for sent in [one for one in cluster.links[liar, peer] if one.payload]:
                 ahead = int(rng.integers(1, WORKERS))
-                lie = replace(told, iteration=iteration or told.iteration, weights_version=ahead)
+                lie = replace(sent, iteration=iteration or sent.iteration, weights_version=ahead)
                 cluster.links[liar, peer].append(lie)
         cluster.deliver_all()
     assert {cluster.replicas[rank].iteration for rank in cluster.ranks} == {30}
-    assert all(said < WORKERS for rank in cluster.ranks for said in said_by(cluster, rank))
+    assert all(
+        distance < WORKERS for rank in cluster.ranks for distance in announced_by(cluster, rank)
+    )
     cluster.die(liar)
     assert cluster.converges()

@@ -1,6 +1,8 @@
-"""Whatever steps, clocks and counters say: a speed is positive and finite, or the measured one
-counts; demand is between none and the whole machine. Whatever others do, following forecasts costs
-at most a few seconds of waiting more than following the measured speed.
+"""Demand estimates from any steps, clocks and counters.
+
+A speed is positive and finite, or the measured one counts; demand is between none and the whole
+machine. For any other load, following forecasts costs at most a few seconds of waiting more than
+following the measured speed.
 
 Left out: examples with names (tests/unit/core/demand).
 """
@@ -40,12 +42,12 @@ machines = st.one_of(
         max_size=60,
     )
 )
-def test_any_readings_leave_a_speed_that_can_be(
+def test_any_readings_give_a_valid_speed(
     moments: list[tuple[float, StepTiming, MachineCpu | None, float | None]],
 ) -> None:
     predictor, now_s = DemandPredictor(), 0.0
     for passed_s, step, machine, measured in moments:
-        now_s += passed_s  # may go back, as no caller's clock should
+        now_s += passed_s  # may go back, although no caller's clock should
         predictor.add_step(step, now_s, measured)
         if not predictor.is_due(now_s):
             continue

@@ -1,10 +1,10 @@
 """Policy `demo` against its algorithm written from the paper, and its limits.
 
-Facts: several workers and steps give the weights of a reference that keeps each momentum as
-entries and transforms it with SciPy, plain and with the sign; with all coefficients sent it is
-plain SGD on the joint batch; what is not sent stays, whatever the codec; each chunk sends its k
-largest coefficients; replicas stay bit-identical; a restored policy continues bit for bit; hostile
-messages are refused, and hold nobody; momentum twice and other modes than lock step are refused.
+Several workers and steps give the weights of a reference, plain and with the sign. The reference
+keeps each momentum as entries and transforms it with SciPy. With all coefficients sent it is plain
+SGD on the joint batch. Unsent coefficients stay, for any codec. Each chunk sends its k largest
+coefficients. Replicas stay bit-identical. A restored policy continues bit for bit. Hostile messages
+are refused and block no worker. Double momentum and modes other than lock step are refused.
 
 Left out: the transform (tests/unit/core/codecs/test_cosines.py), whole jobs (tests/simulated).
 """
@@ -56,7 +56,7 @@ seeds = st.integers(0, 2**32)
 
 
 def job(*, codec: str = "float32", optimizer: float = 0.0, **parameters: object) -> Spec:
-    """With an optimizer of that momentum."""
+    """A job whose optimizer has that momentum."""
     found = spec(exchange={"policy": "demo", "codec": codec, "parameters": parameters})
     trainer = replace(found.trainer, optimizer=replace(found.trainer.optimizer, momentum=optimizer))
     return replace(found, trainer=trainer)
@@ -90,7 +90,8 @@ def inverse(coefficient_D: Vector, layout: Layout, length: int) -> Vector:
 @pytest.mark.parametrize("step", ["plain", "sign"])
 @pytest.mark.parametrize(("chunk", "kept", "beta"), [(4, 1, 0.9), (8, 3, 0.5), (64, 5, 0.999)])
 def test_steps_are_those_of_the_paper(step: str, chunk: int, kept: int, beta: float) -> None:
-    """Each worker's momentum is kept as entries, and all of them are averaged by samples."""
+    """The reference keeps each worker's momentum as entries, and averages all of them by
+    samples."""
     sizes, steps = [2, 5, 3], 12
     found = job(chunk=chunk, coefficients=kept, momentum=beta, step=step)
     cluster, naive = (Cluster(found, sizes, layout=LAYOUT, seed=3) for _ in "ab")
@@ -128,7 +129,7 @@ def test_with_all_coefficients_it_is_sgd_on_the_joint_batch() -> None:
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, beta=st.sampled_from([0.0, 0.5, 0.999]), kept=st.integers(1, 5))
 @settings(max_examples=examples(15), deadline=None)
-def test_what_is_not_sent_stays(codec: ValueCodec, seed: int, beta: float, kept: int) -> None:
+def test_unsent_coefficients_stay(codec: ValueCodec, seed: int, beta: float, kept: int) -> None:
     rng = np.random.default_rng(seed)
     parameters = DemoParameters(momentum=beta, chunk=4, coefficients=kept)
     policy = DecoupledMomentum(LAYOUT, codec, parameters)
@@ -159,7 +160,7 @@ def test_replicas_stay_bit_identical(codec: str) -> None:
         np.testing.assert_array_equal(first.weights_D, other.weights_D)
 
 
-def test_a_lost_worker_holds_nobody() -> None:
+def test_a_lost_worker_blocks_no_other() -> None:
     cluster = Cluster(job(), [2, 3, 2], layout=LAYOUT)
     cluster.lockstep(3)
     cluster.step(ME)
@@ -176,7 +177,7 @@ def test_a_lost_worker_holds_nobody() -> None:
 
 @given(seed=seeds)
 @settings(max_examples=examples(15), deadline=None)
-def test_restored_in_mid_run_it_continues_bit_for_bit(seed: int) -> None:
+def test_a_policy_restored_in_mid_run_continues_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     parameters = DemoParameters(chunk=8)
     policy, restored = (DecoupledMomentum(LAYOUT, ValueCodec.FLOAT16, parameters) for _ in range(2))
@@ -191,8 +192,8 @@ def test_restored_in_mid_run_it_continues_bit_for_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 3e38])
-def test_what_is_not_finite_is_refused_and_leaves_no_trace(wrong: float) -> None:
-    """3e38 is, but not the sum of a chunk of it."""
+def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace(wrong: float) -> None:
+    """3e38 is finite, but the sum of a chunk of it is not."""
     policy = DecoupledMomentum(LAYOUT, ValueCodec.FLOAT32, DemoParameters())
     with pytest.raises(ValueError, match="NaN or infinite"):
         policy.prepare(np.full(LAYOUT.size, wrong, np.float32), PEERS, {})
@@ -234,7 +235,7 @@ def test_some_is_one_entry() -> None:
         (whole(3e37), "coefficient of 3e+37; allowed: +-2.13e+37"),
     ],
 )
-def test_nonsense_is_refused_and_holds_nobody(payload: bytes, words: str) -> None:
+def test_an_invalid_message_is_refused_and_blocks_no_worker(payload: bytes, words: str) -> None:
     """The update is made without it, and is finite."""
     built = machine()
     built.handle(LocalStepDone(1, np.ones(LAYOUT.size, np.float32), 4, 0.5))
@@ -248,14 +249,14 @@ def test_nonsense_is_refused_and_holds_nobody(payload: bytes, words: str) -> Non
     assert not built.waiting_for()
 
 
-def test_the_largest_coefficients_that_are_finite_count_nowhere() -> None:
+def test_the_largest_finite_coefficients_are_not_applied() -> None:
     built = machine()
     message = Message(MessageKind.GRADIENT, 1, 100, payload=whole(2.1e37))
     assert built.handle(MessageArrived(ONE, message)) == []
-    told = built.handle(LocalStepDone(1, np.ones(LAYOUT.size, np.float32), 1, 0.5))
-    (update,) = (one for one in told if isinstance(one, ApplyGradient))
+    instructions = built.handle(LocalStepDone(1, np.ones(LAYOUT.size, np.float32), 1, 0.5))
+    (update,) = (one for one in instructions if isinstance(one, ApplyGradient))
     assert np.abs(update.gradient_D).max() == pytest.approx(1)
-    assert [one.peer for one in told if isinstance(one, RejectMessage)] == [ONE]
+    assert [one.peer for one in instructions if isinstance(one, RejectMessage)] == [ONE]
 
 
 # ---- the manifest --------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
-"""A worker is lost while it sends steps, and perhaps another, or a link between two of the rest,
-while they agree on these steps.
+"""Agreement on the steps of a lost worker.
 
-Facts: whatever reached whom, and in whatever order messages arrive and links go down, all that are
-left have received the same steps of the lost workers when their policy learns of the loss, and each
-learns of it. With up to three links down for good, too, none waits for ever. A worker that only one
-peer cannot reach holds nobody up. What is withheld of one that returns comes after its loss.
+A worker is lost while it sends steps. Another worker, or a link between two of the rest, may fail
+while the rest agree on these steps. Messages and link failures arrive in any order. All survivors
+have received the same steps of the lost workers when their policy learns of the loss, and each
+learns of it. None blocks, with up to three links down for good. A worker that only one peer cannot
+reach delays no other. The withheld steps of a returning worker are delivered after its loss.
 Hostile messages are refused or ignored.
 
 Left out: real machines and weights (tests/simulated/test_faults.py, test_kill_and_rejoin.py); more
-losses and links that return meanwhile, under which the agreement may still wait for ever.
+losses and links that return meanwhile, under which the agreement may still block.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from dlion_core.policies.interface import (
 from quorum_parts import job
 
 ITERATION = 20
-"""The step that every survivor has open; a lost worker may have made the next one as well."""
+"""The open step of every survivor; a lost worker may have made the next one as well."""
 
 
 @dataclass
 class Survivor:
-    """One worker's agreement, with what its policy was given."""
+    """One worker's agreement, and the events of its policy."""
 
     rank: Rank
     network: Network
@@ -86,14 +86,14 @@ class Survivor:
 
 
 class ClosedLink(deque[Message | None]):
-    """Takes nothing more."""
+    """Accepts no more messages."""
 
     def append(self, message: Message | None) -> None:
         del message
 
 
 class Network:
-    """Links that keep their order, and end with a prefix when a worker is lost."""
+    """Links that keep their order; those of a lost worker end after a prefix."""
 
     def __init__(self, ranks: range) -> None:
         self.links: dict[tuple[Rank, Rank], deque[Message | None]] = {
@@ -106,7 +106,7 @@ class Network:
             self.links[sender, receiver].append(message)
 
     def lose(self, rank: Rank, kept: dict[Rank, int]) -> None:
-        """The worker ends; of what is on its links the first so many messages arrive."""
+        """End the worker; the first messages on each of its links, `kept` in number, arrive."""
         del self.survivors[rank]
         for (sender, receiver), link in list(self.links.items()):
             if receiver == rank:
@@ -116,7 +116,7 @@ class Network:
                 self.links[sender, receiver] = deque([*left, None])  # None: the link is down
 
     def cut(self, one: Rank, other: Rank, kept: tuple[int, int]) -> None:
-        """Their link breaks; of what is on it the first so many messages arrive each way."""
+        """Break their link; the first messages each way, `kept` in number, arrive."""
         for pair, count in zip(((one, other), (other, one)), kept, strict=True):
             if pair in self.links:
                 self.links[pair] = ClosedLink([*list(self.links[pair])[:count], None])
@@ -143,7 +143,7 @@ def step(rank: int, iteration: int) -> Message:
 
 
 def all_stepped(network: Network) -> None:
-    """Everyone has had everyone's step before the one that is open."""
+    """Every worker has received every step before the open one."""
     for receiver, survivor in network.survivors.items():
         for sender in network.survivors:
             if sender != receiver:
@@ -152,7 +152,7 @@ def all_stepped(network: Network) -> None:
 
 
 def lost_while_it_sends(network: Network, data: st.DataObject) -> Rank:
-    """All send their step, the last one two, of which parts arrive as it is lost."""
+    """All send their step, the last worker two; parts of these arrive as it is lost."""
     lost = max(network.survivors)
     for sender in network.survivors:
         for receiver in network.survivors.keys() - {sender}:
@@ -164,7 +164,7 @@ def lost_while_it_sends(network: Network, data: st.DataObject) -> Rank:
 
 
 def train_on(network: Network) -> None:
-    """Those that nothing holds up make some steps."""
+    """Workers that nothing blocks make some steps."""
     for iteration in range(ITERATION + 1, ITERATION + 4):
         for one in network.survivors.values():
             if not one.agreement.is_pending:
@@ -176,7 +176,7 @@ def train_on(network: Network) -> None:
 
 
 @given(data=st.data(), count=st.integers(3, 5), second=st.booleans())
-def test_the_rest_have_the_same_steps_of_whoever_is_lost(
+def test_survivors_have_the_same_steps_of_lost_workers(
     data: st.DataObject, count: int, second: bool
 ) -> None:
     network = Network(range(count))
@@ -200,10 +200,10 @@ def test_the_rest_have_the_same_steps_of_whoever_is_lost(
 
 @pytest.mark.parametrize("cut_count", [1, 3])
 @given(data=st.data(), count=st.integers(4, 6))
-def test_links_that_break_meanwhile_hold_nobody(
+def test_links_that_break_meanwhile_block_no_worker(
     cut_count: int, data: st.DataObject, count: int
 ) -> None:
-    """Of one link, all have the same steps, as well."""
+    """With one broken link, all have the same steps as well."""
     network = Network(range(count))
     all_stepped(network)
     lost, at = lost_while_it_sends(network, data), st.integers(0, 40)
@@ -232,7 +232,7 @@ def three() -> Network:
     return network
 
 
-def test_a_link_between_two_that_both_train_holds_nobody_up(three: Network) -> None:
+def test_a_broken_link_between_two_live_workers_delays_no_other(three: Network) -> None:
     """The third has both requests, and needs no loss of its own."""
     one, other = three.survivors[Rank(0)], three.survivors[Rank(1)]
     one.agreement.handle(MemberLeft(Rank(1)))
@@ -245,11 +245,11 @@ def test_a_link_between_two_that_both_train_holds_nobody_up(three: Network) -> N
     assert other.knows_of(0)
 
 
-def test_one_that_trains_on_without_the_asker_is_not_lost(three: Network) -> None:
+def test_a_worker_that_continues_without_the_requester_is_not_lost(three: Network) -> None:
     one, third = three.survivors[Rank(0)], three.survivors[Rank(2)]
     one.agreement.handle(MemberLeft(Rank(1)))
     three.deliver((Rank(0), Rank(2)))
-    for iteration in (ITERATION, ITERATION + 1):  # what it may have made with the asker's step
+    for iteration in (ITERATION, ITERATION + 1):  # what it may have made with the requester's step
         third.hear(1, step(1, iteration))
         assert three.waiting() == []
     third.hear(1, step(1, ITERATION + 2))
@@ -259,7 +259,7 @@ def test_one_that_trains_on_without_the_asker_is_not_lost(three: Network) -> Non
     assert one.steps_of(1) == [ITERATION - 1, ITERATION, ITERATION + 1]
 
 
-def test_what_comes_of_one_that_returns_is_given_after_its_loss(three: Network) -> None:
+def test_steps_of_a_returning_worker_are_delivered_after_its_loss(three: Network) -> None:
     one = three.survivors[Rank(0)]
     one.agreement.handle(MemberLeft(Rank(1)))
     returns = [
@@ -276,7 +276,7 @@ def test_what_comes_of_one_that_returns_is_given_after_its_loss(three: Network) 
     assert one.passed[before:] == [MemberLeft(Rank(1)), *returns]
 
 
-def test_one_that_returns_and_leaves_again_is_lost_once(three: Network) -> None:
+def test_a_worker_that_returns_and_leaves_again_is_lost_once(three: Network) -> None:
     one = three.survivors[Rank(0)]
     for event in (MemberLeft(Rank(1)), MemberJoined(Rank(1)), MemberLeft(Rank(1))):
         one.agreement.handle(event)
@@ -285,7 +285,7 @@ def test_one_that_returns_and_leaves_again_is_lost_once(three: Network) -> None:
     assert one.passed[-1] == MemberLeft(Rank(1))
 
 
-def test_the_last_of_two_waits_for_nobody() -> None:
+def test_the_last_worker_does_not_wait() -> None:
     network = Network(range(2))
     all_stepped(network)
     one = network.survivors[Rank(0)]
@@ -293,8 +293,8 @@ def test_the_last_of_two_waits_for_nobody() -> None:
     assert one.knows_of(1)
 
 
-def test_a_newcomer_is_not_asked_before_its_first_step(three: Network) -> None:
-    """It may wait for the asker before it begins."""
+def test_a_new_worker_gets_no_request_before_its_first_step(three: Network) -> None:
+    """It may wait for the requester before it begins."""
     one = three.survivors[Rank(0)]
     one.agreement.handle(MemberJoined(Rank(3)))
     one.agreement.handle(MemberLeft(Rank(1)))
@@ -321,7 +321,7 @@ def test_only_steps_that_may_be_missing_are_kept(three: Network) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bounded", "asynchronous", "backup"])
-def test_where_replicas_may_differ_a_loss_is_passed_on_at_once(mode: str) -> None:
+def test_a_loss_is_reported_at_once_if_replicas_may_differ(mode: str) -> None:
     network = Network(range(3))
     one = network.survivors[Rank(0)] = Survivor(Rank(0), network, mode)
     all_stepped(network)
@@ -354,10 +354,10 @@ def test_a_malformed_message_is_refused(three: Network, message: Message) -> Non
     assert one.passed == before
 
 
-def test_claims_that_cannot_be_true_are_ignored(three: Network) -> None:
+def test_impossible_claims_are_ignored(three: Network) -> None:
     one = three.survivors[Rank(0)]
     stale = Message(MessageKind.MISSED_STEPS_SENT, 1, payload=MissedSteps(Rank(1), 0, 0).encode())
-    one.hear(2, stale)  # nobody has asked
+    one.hear(2, stale)  # no worker has asked
     one.hear(2, forwarded_step(Rank(1), step(1, ITERATION)))
     assert one.passed[-1] == MessageArrived(Rank(2), step(2, ITERATION - 1))
     one.agreement.handle(MemberLeft(Rank(1)))

@@ -1,10 +1,11 @@
-"""Policy `dgc` against its algorithm written out naively, and its limits.
+"""Policy `dgc` against a naive form of its algorithm, and its limits.
 
-Proved: each step sends, bit for bit, what algorithm 2 sends, ties and zeros included; sent + v =
-the sum of velocities; a share of 1 is plain SGD with masking and momentum SGD without; the share
-falls as published; gradients are clipped to one worker's part of the norm; replicas of a
-synchronous cluster are bit-identical; a restored policy goes on bit for bit; momentum twice is
-refused. Left out: accuracy (tests/simulated).
+Each step sends what algorithm 2 sends, bit for bit, ties and zeros included. sent + v = the sum of
+velocities. A share of 1 is plain SGD with masking and momentum SGD without. The share falls as
+published. Gradients are clipped to one worker's part of the norm. Replicas of a synchronous cluster
+are bit-identical. A restored policy continues bit for bit. Double momentum is refused.
+
+Left out: accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ layouts = st.lists(st.integers(1, 80), min_size=1, max_size=4).map(
 
 
 def arrived(sent: OutgoingPayloads, size: int) -> Vector:
-    """What every peer reads, which is also what counts at the sender."""
+    """The vector that every peer decodes, which also counts at the sender."""
     own_D = sent.own.weighted(np.float32(1))
     for peer in PEERS:
         payload = sent.payloads.get(peer)
@@ -67,7 +68,7 @@ def naive_threshold(part: Vector, share: float) -> float:
 @pytest.mark.parametrize("masking", [True, False])
 @given(seed=seeds, layout=layouts, share=shares, momentum=st.sampled_from([0.0, 0.5, 0.9]))
 @settings(deadline=None, max_examples=examples(50))
-def test_a_step_sends_what_the_algorithm_says(
+def test_a_step_sends_the_entries_of_the_algorithm(
     seed: int, layout: Layout, share: float, momentum: float, *, masking: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -135,11 +136,11 @@ def test_a_share_of_one_is_plain_or_momentum_sgd(seed: int, layout: Layout) -> N
 
 
 def job(parameters: dict[str, object], *, codec: str = "float32", momentum: float = 0.0) -> Spec:
-    """With an optimizer of that momentum."""
+    """A job whose optimizer has that momentum."""
     exchange: dict[str, object] = {"policy": "dgc", "codec": codec, "parameters": parameters}
-    told = spec(exchange=exchange, synchronization={"mode": "synchronous"})
-    optimizer = replace(told.trainer.optimizer, momentum=momentum)
-    return replace(told, trainer=replace(told.trainer, optimizer=optimizer))
+    built = spec(exchange=exchange, synchronization={"mode": "synchronous"})
+    optimizer = replace(built.trainer.optimizer, momentum=momentum)
+    return replace(built, trainer=replace(built.trainer, optimizer=optimizer))
 
 
 def test_a_cluster_of_share_one_without_masking_is_momentum_sgd_on_the_joint_batch() -> None:
@@ -185,14 +186,14 @@ def test_a_gradient_is_clipped_to_one_workers_part(peers: list[Rank], norm: floa
     gradient_D = np.array([8, 0, -6, 0], np.float32)
     sent_D = policy.prepare(gradient_D, peers, {}).own.weighted(np.float32(1))
     np.testing.assert_allclose(sent_D, gradient_D * norm / 10, rtol=1e-5)
-    short_D = np.array([0, 1, 1, 0], np.float32)  # below the limit: as it is
+    short_D = np.array([0, 1, 1, 0], np.float32)  # below the limit: unchanged
     sent_D = policy.prepare(short_D, peers, {}).own.weighted(np.float32(1))
     np.testing.assert_array_equal(sent_D, short_D)
 
 
 @given(seed=seeds, layout=layouts)
 @settings(deadline=None, max_examples=examples(30))
-def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, layout: Layout) -> None:
+def test_a_policy_restored_in_mid_run_continues_bit_for_bit(seed: int, layout: Layout) -> None:
     rng = np.random.default_rng(seed)
     parameters = DgcParameters(share=0.02, warmup_every_steps=2, clip_norm=5.0)
     policy, restored = (DeepCompression(layout, ValueCodec.FLOAT16, parameters) for _ in range(2))

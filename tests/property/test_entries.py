@@ -1,8 +1,9 @@
 """The largest entries of a vector against a sort.
 
-Proved: which entries are kept, ties to the first, never zeros, over vectors of few values,
-of many zeros (where selection goes another way) and over chunks; the n-th from above. Left out:
-what policies make of it (their own tests).
+The kept entries: ties to the first, never zeros, over vectors of few values, of many zeros (for
+which selection takes another path) and over chunks. Also the n-th from above.
+
+Left out: how policies use them (their own tests).
 """
 
 from __future__ import annotations

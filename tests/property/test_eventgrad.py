@@ -1,10 +1,12 @@
-"""Policy `eventgrad` against its rule written out naively, under random schedules.
+"""Policy `eventgrad` against its rule in naive form, under random schedules.
 
-Proved: at threshold 0 and in lock step it is gossip of weights at every step; a variable is sent
-exactly when its norm has changed enough, in the warm-up or after too long a silence, fixed or
-adaptive; receivers average with what came last; a new neighbour is sent everything; nobody goes
-beyond the bound or is held for ever, also when a member leaves; a restored worker goes on
-identically; nonsense is refused. Left out: accuracy (docs/policies.md).
+At threshold 0 and in lock step it is gossip of weights at every step. A variable is sent exactly
+when its norm has changed enough, in the warm-up, or after too long a silence, with a fixed or an
+adaptive threshold. Receivers average with the last received values. A new neighbour gets
+everything. No worker exceeds the bound or blocks, also if a member leaves. A restored worker
+continues identically. Invalid messages are refused.
+
+Left out: accuracy (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def cluster_of(sizes: list[int], seed: int = 0, **values: object) -> WeightsClus
 
 
 def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> dict[int, list[bool]]:
-    """Which variables went from one worker to another, by iteration."""
+    """The variables that one worker sent to another, by iteration."""
     variables = VariableCodec(cluster.layout, ValueCodec.FLOAT32)
     return {
         one.message.iteration: variables.decoded(one.message.payload)[0].tolist()
@@ -129,17 +131,17 @@ def test_silence_is_bounded(seed: int, silent: int) -> None:
         assert sent == sorted({1, *range(silent, 21, silent)})
 
 
-def test_receivers_average_with_what_came_last_and_know_zeros_from_silence() -> None:
+def test_receivers_average_with_the_last_values_and_know_zeros_from_silence() -> None:
     values = {"threshold": 1.0, "warmupSteps": 0, "mostSilentSteps": 0, "graph": "complete"}
     cluster = cluster_of([1, 1], **values)
     mine_D, theirs_D = (cluster.replicas[rank].weights_D for rank in (ME, ONE))
     mine_D[:], theirs_D[:] = 4, 0
     theirs_D[:5] = 8
-    theirs_D[17:] = 0.1  # too little to be sent, but to a new neighbour
+    theirs_D[17:] = 0.1  # too little to be sent, except to a new neighbour
     still_D = np.zeros(20, np.float32)
     cluster.step(ONE, still_D)
     cluster.deliver_all()
-    cluster.step(ME, still_D)  # all variables of a new neighbour: zeros, and the little too
+    cluster.step(ME, still_D)  # all variables of a new neighbour: zeros, and the small change too
     np.testing.assert_allclose(mine_D, [6] * 5 + [2] * 12 + [2.05] * 3, rtol=1e-6)
     theirs_D[:5], theirs_D[17:] = 80, 0.2
     cluster.step(ONE, still_D)
@@ -164,7 +166,7 @@ def test_a_new_neighbour_is_sent_everything() -> None:
 
 @given(sizes=sizes_of, seed=seeds, bound=st.integers(0, 3), horizon=st.sampled_from([0, 1]))
 @settings(max_examples=examples(30), deadline=None)
-def test_nobody_goes_beyond_the_bound_or_is_held_for_ever(
+def test_no_worker_exceeds_the_bound_or_blocks(
     sizes: list[int], seed: int, bound: int, horizon: float
 ) -> None:
     def check(cluster: WeightsCluster, rank: Rank) -> None:
@@ -177,7 +179,7 @@ def test_nobody_goes_beyond_the_bound_or_is_held_for_ever(
 
 @given(seed=seeds, bound=st.integers(0, 3))
 @settings(max_examples=examples(30), deadline=None)
-def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
+def test_a_departing_worker_blocks_no_other(seed: int, bound: int) -> None:
     cluster = cluster_of([2, 3, 4, 2], seed, bound=bound)
     run_at_random(cluster, seed, steps=4)
     for rank in (TWO, ME):
@@ -190,7 +192,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 @pytest.mark.parametrize("bound", [0, 2])
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
+def test_a_restored_worker_continues_identically(bound: int, seed: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, bound=bound, warmupSteps=2)
     run_at_random(cluster, seed, steps=5)
     check_a_restored_worker_continues_identically(cluster, ME, seed, steps=10)
@@ -202,7 +204,7 @@ def variables_message(iteration: int, chosen: list[bool], value: float = 1.0) ->
     return Message(MessageKind.WEIGHTS, iteration, 2, payload=payload)
 
 
-def test_who_takes_over_weights_goes_on_with_its_thresholds_and_its_warm_up() -> None:
+def test_a_worker_that_takes_over_weights_keeps_its_thresholds_and_warm_up() -> None:
     cluster = cluster_of([2, 2], warmupSteps=3)
     cluster.lockstep(5)
     machine = cluster.replicas[ME].machine
@@ -215,7 +217,7 @@ def test_who_takes_over_weights_goes_on_with_its_thresholds_and_its_warm_up() ->
     assert not [name for name in after if name.startswith("eventgrad_last")]
 
 
-def test_what_came_early_is_in_a_checkpoint() -> None:
+def test_a_checkpoint_contains_early_messages() -> None:
     cluster = cluster_of([2, 2], bound=0)
     machine = cluster.replicas[ME].machine
     machine.handle(MessageArrived(ONE, variables_message(1, [True, False, False])))
@@ -241,7 +243,7 @@ WHOLE = bytes(encode_whole(np.ones(5, np.float32), ValueCodec.FLOAT32))
         WHOLE[:-1] + b"\x80",
     ],
 )
-def test_variables_that_make_no_sense_are_refused_and_not_waited_for(payload: bytes) -> None:
+def test_invalid_variables_are_refused_and_not_waited_for(payload: bytes) -> None:
     with pytest.raises(ContractError):
         VariableCodec(LAYOUT, ValueCodec.FLOAT32).decoded(payload)
     cluster = cluster_of([2, 2], bound=0)
@@ -265,7 +267,7 @@ def test_any_bytes_are_decoded_or_refused(payload: bytes) -> None:
     assert values.size == sum(np.array(LAYOUT.sizes)[chosen_L])
 
 
-def test_memory_is_bounded_whatever_a_neighbour_sends() -> None:
+def test_memory_is_bounded_for_any_messages_of_a_neighbour() -> None:
     cluster = cluster_of([2, 2], bound=0)
     machine = cluster.replicas[ME].machine
     for iteration in range(1, 50):

@@ -1,8 +1,9 @@
-"""Which contributions to an update are refused for their values, against the definition.
+"""Contributions to an update that are refused for their values, against the definition.
 
-Proves: for any peaks, also equal ones and zeros, the same workers are refused as when each peak is
-compared with the lower median of all others, sorted anew. Left out: what the bounds are for
-(tests/unit/core/policies/test_claimed_magnitudes.py).
+For any peaks, also equal ones and zeros, the refused workers are those of the naive definition. It
+compares each peak with the lower median of all others, sorted each time.
+
+Left out: the purpose of the bounds (tests/unit/core/policies/test_claimed_magnitudes.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Rates of transfers that share pipes against what max-min fairness means.
+"""Rates of transfers over shared pipes against the definition of max-min fairness.
 
-No pipe carries more than it can, and nobody can have more without taking it from somebody who has
-no more: every transfer has a full pipe in which no other one is faster. So it is for the pipes that
-an environment with sites stands for, listed here by hand. The compiled loop gives what NumPy gives,
-bit for bit, also with transfers that are cut or have no pipes. Left out: time.
+No pipe exceeds its capacity. No transfer can get more without taking it from one that has no more:
+every transfer has a full pipe in which no other one is faster. This also holds for the pipes of an
+environment with sites, listed here by hand. The compiled loop gives the bits of NumPy, also with
+transfers that are cut or have no pipes.
+
+Left out: time.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def links_of_sites(draw: st.DrawFn) -> tuple[list[int], dict[str, float | None],
 def pipes_by_hand(
     sites: list[int], rates: dict[str, float | None], links: list[Link]
 ) -> list[tuple[float, list[int]]]:
-    """Bytes of payload per second of each limit, and which of the links it holds for."""
+    """Payload bytes per second of each limit, and the links that it applies to."""
     pipes = []
     for end in (0, 1):
         for rank, home in enumerate(sites):

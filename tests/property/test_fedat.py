@@ -1,11 +1,12 @@
 """Policy `fedat` against a naive reference.
 
-Proved: the tiers' weights sum to 1, mirror the counts, and are equal for equal counts; with one
-tier it is averaging by samples with the proximal term in every step; under random schedules every
-global model that the server gives is the reference's, within the decimals of the polyline; workers
-are put into tiers by the order of their answers; who leaves, the server too, holds nobody, and is
-let in again; nonsense is refused and not waited for; restored machines go on identically. Left out:
-the polyline's own bounds (test_codecs), accuracy (tests/simulated).
+The tiers' weights sum to 1, mirror the counts, and are equal for equal counts. One tier is
+averaging by samples with the proximal term in every step. Under random schedules every global model
+of the server is the reference's, within the decimals of the polyline. The order of answers decides
+the tiers. A departing worker, also the server, blocks no other and can return. Invalid messages are
+refused and not waited for. Restored machines continue identically.
+
+Left out: the polyline's own bounds (test_codecs), accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def test_one_tier_averages_by_samples_with_the_proximal_term(
 
 
 class Watched(SitesCluster):
-    """Beside the server a naive one, told the same answers."""
+    """A naive server beside the real one, with the same answers."""
 
     def __init__(self, tiers: list[int], sizes: list[int], decimals: int, seed: int) -> None:
         self.tiers, self.decimals = tiers, decimals
@@ -114,19 +115,19 @@ class Watched(SitesCluster):
                 self.answers[ME] = (self.samples, self.replicas[ME].weights_D.copy())
                 self.samples = 0
         expected_D = self._end_rounds() if rank == ME else None
-        told = super().handle(rank, event)
+        instructions = super().handle(rank, event)
         if rank == ME:
             found = [
                 decode_polyline(one.message.payload, 20, self.decimals)
-                for one in told
+                for one in instructions
                 if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS
-            ] + [one.weights_D for one in told if isinstance(one, ReplaceWeights)]
+            ] + [one.weights_D for one in instructions if isinstance(one, ReplaceWeights)]
             assert bool(found) == (expected_D is not None)
             for found_D in found:
                 self.given += 1
                 bound = 0.5 * 10**-self.decimals + 1e-5
                 np.testing.assert_allclose(found_D, expected_D, rtol=1e-5, atol=bound)
-        return told
+        return instructions
 
     def _end_rounds(self) -> np.ndarray | None:
         for tier in sorted(set(self.tiers)):
@@ -152,7 +153,9 @@ class Watched(SitesCluster):
     decimals=st.sampled_from([2, 4, 6]),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_every_global_model_is_the_references(seed: int, tiers: list[int], decimals: int) -> None:
+def test_every_global_model_equals_the_references(
+    seed: int, tiers: list[int], decimals: int
+) -> None:
     sizes = np.random.default_rng(seed).integers(1, 9, len(tiers)).tolist()
     cluster = Watched(tiers, sizes, decimals, seed % 999)
     cluster.run(seed, steps=12)
@@ -176,7 +179,7 @@ def test_a_fast_tier_does_not_wait_for_a_slow_one() -> None:
 @pytest.mark.parametrize(
     ("count", "tiers"), [(2, [1, 2, 2, 1]), (4, [2, 4, 3, 1]), (9, [2, 4, 3, 1])]
 )
-def test_the_order_of_answers_makes_the_tiers(count: int, tiers: list[int]) -> None:
+def test_the_order_of_answers_decides_the_tiers(count: int, tiers: list[int]) -> None:
     cluster = cluster_of([2] * 4, tierCount=count, profileRounds=2, localSteps=1)
     for _ in range(2):
         assert not isinstance(cluster.replicas[ME].machine.state().get("tier_of_0"), int)
@@ -204,7 +207,9 @@ def test_a_server_that_takes_over_weights_keeps_its_tiers_and_their_models() -> 
 
 @given(seed=seeds, sizes=batches, turn=st.integers(0, 120), declared=st.booleans())
 @settings(max_examples=examples(100), deadline=None)
-def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declared: bool) -> None:
+def test_a_departing_worker_blocks_no_other(
+    seed: int, sizes: list[int], turn: int, declared: bool
+) -> None:
     tiers = [1 + at % 2 for at in range(len(sizes))] if declared else []
     cluster = cluster_of(sizes, seed, tiers=tiers, tierCount=2, localSteps=2)
     rng = np.random.default_rng(seed)
@@ -216,7 +221,7 @@ def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declare
 
 @given(seed=seeds, turn=st.integers(0, 120), away=st.integers(0, 60), gone=st.integers(0, 3))
 @settings(max_examples=examples(100), deadline=None)
-def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: int) -> None:
+def test_a_returning_worker_takes_part_again(seed: int, turn: int, away: int, gone: int) -> None:
     cluster = cluster_of([2, 3, 1, 2], seed, tierCount=2, localSteps=2, profileRounds=1)
     rng = np.random.default_rng(seed)
     for _ in range(turn):
@@ -232,7 +237,7 @@ def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: i
 
 
 @pytest.mark.parametrize("rounds_before", [0, 3])
-def test_an_answer_ahead_of_the_word_of_its_link_holds_nobody(rounds_before: int) -> None:
+def test_an_answer_before_its_link_event_blocks_no_worker(rounds_before: int) -> None:
     cluster = WeightsCluster(job(tiers=[1, 1], localSteps=1), [2, 2])
     client = Rank(1)
     cluster.lockstep(rounds_before)
@@ -251,7 +256,7 @@ def test_an_answer_ahead_of_the_word_of_its_link_holds_nobody(rounds_before: int
     assert all(one.iteration >= rounds_before + 15 for one in cluster.replicas.values())
 
 
-def test_without_the_server_nothing_pulls_to_its_last_weights() -> None:
+def test_without_the_server_no_worker_is_pulled_to_its_last_weights() -> None:
     cluster = cluster_of([2, 2, 2], tiers=[1, 1, 1], localSteps=1, proximal=3.0)
     cluster.lockstep(3)
     cluster.step(ONE)
@@ -266,7 +271,7 @@ def test_without_the_server_nothing_pulls_to_its_last_weights() -> None:
         np.testing.assert_allclose(moved_D, -4 * cluster.rate * gradient_D, atol=1e-6)
 
 
-def test_who_missed_a_round_of_the_profile_is_of_the_slowest() -> None:
+def test_a_worker_that_missed_a_profile_round_is_in_the_slowest_tier() -> None:
     cluster = cluster_of([2] * 4, tierCount=3, profileRounds=2, localSteps=1)
     late = Rank(3)
 
@@ -290,7 +295,7 @@ def test_who_missed_a_round_of_the_profile_is_of_the_slowest() -> None:
     assert cluster.replicas[ME].machine.state()["tier_count_3"] == 1
 
 
-def test_a_deserted_tier_no_longer_weighs() -> None:
+def test_an_empty_tier_has_no_weight() -> None:
     cluster = cluster_of([2, 2, 2], tiers=[1, 1, 2], localSteps=1)
     cluster.lockstep(3)
     cluster.leave(TWO)
@@ -305,8 +310,8 @@ def test_a_deserted_tier_no_longer_weighs() -> None:
 
 @given(seed=seeds, rank=st.sampled_from([ME, ONE]))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(seed: int, rank: Rank) -> None:
-    """Its peers' links are new; they are given the global weights again by a server."""
+def test_a_restored_machine_continues_identically(seed: int, rank: Rank) -> None:
+    """Its peers' links are new; a server sends them the global weights again."""
     cluster = cluster_of([3, 5, 4], seed, tierCount=2, localSteps=2, profileRounds=1)
     cluster.lockstep(7)
     twin = copy.deepcopy(cluster)
@@ -349,28 +354,28 @@ WHOLE = encode_polyline(np.ones(20, np.float32), 4)
         (ONE, Message(MessageKind.PROGRESS, 1, 1, 1, b"x"), "payload"),
     ],
 )
-def test_nonsense_is_refused(at: Rank, message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(at: Rank, message: Message, words: str) -> None:
     machine = cluster_of([2, 2, 2]).replicas[at].machine
-    told = machine.handle(MessageArrived(TWO, message))
-    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
+    instructions = machine.handle(MessageArrived(TWO, message))
+    (refusal,) = [one for one in instructions if isinstance(one, RejectMessage)]
     assert words in refusal.reason
 
 
-def test_nonsense_is_not_waited_for() -> None:
+def test_a_server_does_not_wait_after_an_invalid_message() -> None:
     cluster = cluster_of([2, 2], tiers=[1, 1], localSteps=1)
     cluster.step(ME)
     cluster.step(ONE)
     server, client = cluster.replicas[ME].machine, cluster.replicas[ONE].machine
     assert (server.waiting_for(), client.waiting_for()) == ({ONE}, {ME})
-    told = server.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 2, 2, b"?")))
-    assert {type(one) for one in told} == {RejectMessage, SendMessage, ReplaceWeights}
+    instructions = server.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 2, 2, b"?")))
+    assert {type(one) for one in instructions} == {RejectMessage, SendMessage, ReplaceWeights}
     assert not server.waiting_for()
     (refusal,) = client.handle(MessageArrived(ME, Message(MessageKind.WEIGHTS, 1, 0, 1, b"?")))
     assert isinstance(refusal, RejectMessage)
     assert not client.waiting_for()
 
 
-def test_a_server_or_tiers_that_do_not_fit_the_job_are_problems_of_the_manifest() -> None:
+def test_a_manifest_with_an_unfit_server_or_tiers_is_refused() -> None:
     with pytest.raises(SpecError, match="server"):
         cluster_of([2, 2], server=7)
     with pytest.raises(SpecError, match="tiers"):

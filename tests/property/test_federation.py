@@ -1,6 +1,8 @@
-"""Facts: any bytes that arrive become a statement or a ContractError; what is said survives the
-wire; over any timeline of reports, losses, restarts and streams, the other end knows at last what
-is the case, and names no member that was never said; two sites say the same of whether they agree.
+"""Statements between sites: any bytes, the wire, and any timeline.
+
+Any bytes become a statement or a ContractError. Statements survive the wire. Over any timeline of
+reports, losses, restarts and streams, the other end finally knows the real state and names no
+member that was never reported. Two sites agree on whether they agree.
 
 Left out: examples with their reasons (tests/unit/operator/federation).
 """
@@ -57,7 +59,7 @@ PATHS = st.sampled_from(["a.b", "c", "d[e]"])
 
 @st.composite
 def prints(draw: st.DrawFn) -> SpecFingerprint:
-    """Of any release, which may not know all fields."""
+    """Fingerprints of any release, which may not know all fields."""
     fields = draw(st.dictionaries(PATHS, st.binary(min_size=8, max_size=8), max_size=3))
     defaults = draw(st.frozensets(PATHS)) & fields.keys()
     return SpecFingerprint(draw(st.binary(min_size=32, max_size=32)).hex(), fields, defaults)
@@ -96,7 +98,7 @@ def test_any_bytes_become_a_statement_or_are_refused(content: bytes) -> None:
 
 
 @given(STATEMENTS, st.data())
-def test_a_statement_that_is_damaged_is_refused_or_is_another(
+def test_a_damaged_statement_is_refused_or_is_another(
     statement: RunReported | RunRemoved | Heartbeat, data: st.DataObject
 ) -> None:
     content = bytearray(to_wire(statement).SerializeToString())
@@ -110,7 +112,7 @@ def test_a_statement_that_is_damaged_is_refused_or_is_another(
 
 
 @given(STATEMENTS)
-def test_what_is_said_survives_the_wire(statement: RunReported | RunRemoved | Heartbeat) -> None:
+def test_a_statement_survives_the_wire(statement: RunReported | RunRemoved | Heartbeat) -> None:
     content = to_wire(statement).SerializeToString()
     assert statement_of(wire.Statement.FromString(content), B) == statement
 
@@ -121,7 +123,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_other_end_knows_at_last_what_is_the_case(
+def test_the_other_end_finally_knows_the_real_state(
     steps: list[tuple[str, JobKey, RunReport]],
 ) -> None:
     state, reports, stream, now_s = FederationState(A, [B]), OutboundReports(), 1, 0.0
@@ -140,11 +142,11 @@ def test_the_other_end_knows_at_last_what_is_the_case(
             ever[run] |= {each.identity for each in report.workers.members}
         elif what == "gone":
             truth.pop(run, None)
-        elif what == "restart":  # its operator starts anew, on a new stream
+        elif what == "restart":  # its operator restarts, on a new stream
             reports, stream = OutboundReports(), stream + 1
             state.open_stream(stream, B, A, now_s)
         tell()
-    for run, report in truth.items():  # in the end everybody there is heard of
+    for run, report in truth.items():  # in the end all reports have arrived
         truth[run] = replace(report, workers=replace(report.workers, settled=True))
     for _ in range(20):
         now_s += 5.0
@@ -159,13 +161,13 @@ def test_the_other_end_knows_at_last_what_is_the_case(
         assert known.workers.wanted == truth[run].workers.wanted
         assert known.workers.left == truth[run].workers.left
         assert {each.identity for each in known.workers.members} <= ever[run]
-        said = {each.identity for each in truth[run].workers.members}
+        reported = {each.identity for each in truth[run].workers.members}
         for member in known.workers.members:
-            assert member.state is not MemberState.READY or member.identity in said
+            assert member.state is not MemberState.READY or member.identity in reported
 
 
 @given(PRINTS, PRINTS)
-def test_two_sites_are_of_one_mind_whether_they_agree(
+def test_two_sites_agree_on_whether_they_agree(
     one: SpecFingerprint, other: SpecFingerprint
 ) -> None:
     assert agree(one, other) == agree(other, one)
@@ -176,7 +178,7 @@ def test_two_sites_are_of_one_mind_whether_they_agree(
 
 
 @given(PRINTS, st.frozensets(PATHS))
-def test_a_release_that_knows_fewer_fields_agrees_where_none_of_them_is_written(
+def test_a_release_with_fewer_fields_agrees_if_none_of_them_is_set(
     newer: SpecFingerprint, unknown: frozenset[str]
 ) -> None:
     fields = {path: value for path, value in newer.fields.items() if path not in unknown}

@@ -1,8 +1,9 @@
 """Whole machines of policies that keep entries for later: `topk`, `ako`, `demo`, `dgc`, `dlion`.
 
-Proved: a machine restored from its state in mid-run goes on bit for bit, messages and updates; in
-lock step with budgets that bind, members that die and return hold nobody for ever. Left out: each
-policy's own arithmetic (test_topk.py, test_ako.py and so on).
+A machine restored in mid-run continues bit for bit, in messages and updates. In lock step with
+narrow budgets, members that die and return block no worker.
+
+Left out: each policy's own arithmetic (test_topk.py, test_ako.py and so on).
 """
 
 from __future__ import annotations
@@ -45,28 +46,26 @@ NAMES_AND_MODES = [
 
 
 def job(name: str, mode: str) -> Spec:
-    told = spec(exchange=EXCHANGES[name], synchronization={"mode": mode, "maxStaleness": 1})
-    optimizer = replace(told.trainer.optimizer, momentum=0.0)
-    return replace(told, trainer=replace(told.trainer, optimizer=optimizer))
+    built = spec(exchange=EXCHANGES[name], synchronization={"mode": mode, "maxStaleness": 1})
+    optimizer = replace(built.trainer.optimizer, momentum=0.0)
+    return replace(built, trainer=replace(built.trainer, optimizer=optimizer))
 
 
-def spoken(told: list[Instruction]) -> list[object]:
-    """In a form that compares."""
+def comparable(instructions: list[Instruction]) -> list[object]:
+    """Instructions in a form that can be compared."""
     return [
         one.gradient_D.tobytes()
         if isinstance(one, ApplyGradient)
         else (one.peer, one.message.kind, one.message.iteration, bytes(one.message.payload))
         if isinstance(one, SendMessage)
         else one
-        for one in told
+        for one in instructions
     ]
 
 
 @pytest.mark.parametrize(("name", "mode"), NAMES_AND_MODES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_machine_restored_from_its_state_goes_on_identically(
-    name: str, mode: str, seed: int
-) -> None:
+def test_a_restored_machine_continues_identically(name: str, mode: str, seed: int) -> None:
     job_spec = job(name, mode)
     cluster = Cluster(job_spec, [3, 5], seed=seed)
     me, peer = cluster.ranks
@@ -79,33 +78,35 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
     copy.handle(BudgetsChanged({peer: 40}))
     rng = np.random.default_rng(seed)
     for iteration in range(8, 16):
-        cluster.step(peer)  # what the peer sends goes to both
+        cluster.step(peer)  # the peer's messages go to both
         events: list[Event] = [MessageArrived(peer, message) for message in cluster.links[peer, me]]
         cluster.links[peer, me].clear()
         gradient_D = rng.standard_normal(cluster.layout.size).astype(np.float32)
         step = LocalStepDone(iteration, gradient_D, 3, 0.1)
         events.insert(int(rng.integers(len(events) + 1)), step)
         for event in events:
-            assert spoken(copy.handle(event)) == spoken(cluster.handle(me, event))
+            assert comparable(copy.handle(event)) == comparable(cluster.handle(me, event))
         assert copy.waiting_for() == cluster.replicas[me].machine.waiting_for()
         cluster.deliver_all()
 
 
 @pytest.mark.parametrize("before", EXCHANGES)
 @pytest.mark.parametrize("after", EXCHANGES)
-def test_a_checkpoint_of_another_policy_is_taken_as_far_as_it_goes(before: str, after: str) -> None:
+def test_a_checkpoint_of_another_policy_is_used_as_far_as_possible(before: str, after: str) -> None:
     cluster = Cluster(job(before, "synchronous"), [3, 5])
     cluster.lockstep(3)
     me = cluster.ranks[0]
     machine = build(job(after, "synchronous"), me, cluster.layout, cluster.ranks)
     machine.restore(cluster.replicas[me].machine.state())
     assert machine.next_iteration() == 4
-    told = machine.handle(LocalStepDone(4, np.ones(cluster.layout.size, np.float32), 3, 0.1))
-    assert any(isinstance(one, ApplyGradient) for one in told)
+    instructions = machine.handle(
+        LocalStepDone(4, np.ones(cluster.layout.size, np.float32), 3, 0.1)
+    )
+    assert any(isinstance(one, ApplyGradient) for one in instructions)
 
 
 @pytest.mark.parametrize(("name", "mode"), NAMES_AND_MODES)
-def test_deaths_and_returns_hold_nobody_for_ever(name: str, mode: str) -> None:
+def test_deaths_and_returns_block_no_worker(name: str, mode: str) -> None:
     cluster = Cluster(job(name, mode), [3, 5, 4])
     for rank in cluster.ranks:
         cluster.budgets(rank, {peer: 25 + 9 * peer for peer in cluster.ranks if peer != rank})

@@ -1,10 +1,11 @@
-"""Sides that fold while knowledge transfer goes on: all meet at the mean by samples all the same.
+"""Sides that fold during knowledge transfer: all reach the mean by samples.
 
-Proved on machines as `build` makes them: one of a side folds several steps after its neighbour,
-while periods of knowledge transfer end; nobody merges weights of before its fold with weights of
-after one, and how long the folding weights were on their way does not move where the sides meet.
-Without the word that a fold is under way a worker merges once more what it is about to fold.
-Left out: folding and transfer by themselves (test_partition_merge.py, test_knowledge_transfer.py).
+The machines are those of `build`. One of a side folds several steps after its neighbour, while
+periods of knowledge transfer end. No worker merges weights from before its fold with weights from
+after one. The delay of the folding weights does not change the result. Without the notice that a
+fold is pending, a worker would merge the same weights once more.
+
+Left out: folding and transfer alone (test_partition_merge.py, test_knowledge_transfer.py).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
 
 SAMPLES = 8
 PERIOD = 12
-"""Iterations: the sides part at 2 and meet again at 11."""
+"""Iterations: the link breaks at 2 and returns at 11."""
 TOGETHER, APART = 2, 9
 HERE, THERE = 0.0, 3.0
-"""The weights that the two sides have trained to."""
+"""The trained weights of the two sides."""
 ALONE = Rank(2)
 ACROSS = [(Rank(0), ALONE), (Rank(1), ALONE)]
 
@@ -57,7 +58,7 @@ def job(mode: str, policy: str) -> Spec:
 
 
 class Sides(WeightsCluster):
-    """Two workers on one side, one on the other; gradients move nothing."""
+    """Two workers on one side, one on the other; gradients are zero."""
 
     def __init__(self, job_spec: Spec, losses: tuple[float, ...]) -> None:
         super().__init__(job_spec, [SAMPLES] * len(losses), rate=0)
@@ -82,7 +83,7 @@ class Sides(WeightsCluster):
                 super()._carry_out(replica, instruction)
 
     def deliver(self, source: Rank, target: Rank) -> bool:
-        """The next message on that link; a late worker gets no folding weights."""
+        """Deliver the next message on that link; a late worker gets no folding weights."""
         queue = self.links[source, target]
         for at, message in enumerate(queue):
             if message.kind is not MessageKind.FOLD or target not in self.late:
@@ -121,7 +122,7 @@ class Sides(WeightsCluster):
     losses=st.permutations([1.0, 2.0, 3.0]),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_all_meet_at_the_mean_by_samples(
+def test_all_reach_the_mean_by_samples(
     mode: str, late: set[Rank], late_steps: int, losses: list[float]
 ) -> None:
     cluster = Sides(job(mode, "best2all"), tuple(losses))
@@ -141,5 +142,5 @@ def test_all_meet_at_the_mean_by_samples(
     cluster.steps(SETTLING_STEPS - late_steps - 4)
     assert cluster.mixes == merged  # until moments have come together
     cluster.steps(2 * PERIOD + late_steps + 4)
-    assert cluster.mixes >= merged + 2  # and transfer goes on
+    assert cluster.mixes >= merged + 2  # and transfer continues
     np.testing.assert_allclose(cluster.weights(), (2 * HERE + THERE) / 3, rtol=1e-5)

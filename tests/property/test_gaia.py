@@ -1,10 +1,11 @@
 """Policy `gaia` against naive references, under random schedules.
 
-Proved: at threshold 0 it is joint training by `full`, momentum included; what is sent and what is
-kept are what the paper's rule says, and sum up to the updates; nobody begins a step before the
-significant entries announced to it, nor beyond the clock bound; nobody is held for ever, also when
-a member leaves; a restored worker goes on identically; nonsense is refused. Left out: learning on
-real data (the report of the simulator).
+At threshold 0 it is joint training by `full`, momentum included. Sent and kept entries follow the
+paper's rule and sum up to the updates. No worker begins a step before the significant entries
+announced to it, nor beyond the clock bound. None blocks, also if a member leaves. A restored worker
+continues identically. Invalid messages are refused.
+
+Left out: learning on real data (the report of the simulator).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def cluster_of(
 
 
 def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> list[tuple[int, np.ndarray]]:
-    """Iteration and entries of each `WEIGHTS` message that went from one worker to another."""
+    """Iteration and entries of each `WEIGHTS` message from one worker to another."""
     return [
         (
             one.message.iteration,
@@ -94,7 +95,7 @@ def test_at_threshold_0_it_equals_training_on_the_joint_batch(
     codec=st.sampled_from(["float32", "float16"]),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_sent_and_what_is_kept_follow_the_rule_and_sum_up_to_the_updates(
+def test_sent_and_kept_entries_follow_the_rule_and_sum_up_to_the_updates(
     start: list[float],
     gradients: list[list[float]],
     threshold: float,
@@ -123,8 +124,8 @@ def test_what_is_sent_and_what_is_kept_follow_the_rule_and_sum_up_to_the_updates
         state = cluster.replicas[me].machine.state()
         np.testing.assert_array_equal(state["gaia_accumulated_D"], kept_D)
     whole_D = sum(cluster.updates[me]).astype(np.float64)
-    told_D = sum((one_D for _, one_D in sent_by(cluster, me, peer)), np.zeros(20))
-    np.testing.assert_allclose(told_D + kept_D, whole_D, atol=1e-6)
+    sent_D = sum((one_D for _, one_D in sent_by(cluster, me, peer)), np.zeros(20))
+    np.testing.assert_allclose(sent_D + kept_D, whole_D, atol=1e-6)
 
 
 def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
@@ -139,16 +140,16 @@ def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
     assert machine.machine.threshold() == pytest.approx(0.2)  # four times the batch, twice the rate
 
 
-@pytest.mark.parametrize("comes_in_anew", [False, True])
-def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_threshold(
-    comes_in_anew: bool,
+@pytest.mark.parametrize("joins_again", [False, True])
+def test_a_worker_that_takes_over_weights_drops_pending_entries_and_keeps_lowering_the_threshold(
+    joins_again: bool,
 ) -> None:
     job = weights_spec("gaia", initial=4, threshold=10.0, decay="inv_sqrt")
     cluster = WeightsCluster(job, [2, 2])
     cluster.lockstep(4)
     machine = cluster.replicas[Rank(0)].machine
     assert np.any(machine.state()["gaia_accumulated_D"])
-    if comes_in_anew:
+    if joins_again:
         machine = machine.restarted()
         assert machine.next_iteration() == 1
     machine.take_over(9)
@@ -164,10 +165,10 @@ def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_thresh
     linked=st.integers(0, 3),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
+def test_a_worker_that_takes_over_weights_gets_the_donors_unsent_entries_once(
     seed: int, threshold: float, stay: int, linked: int
 ) -> None:
-    """Also of what others sent it while it was linked and had no weights yet."""
+    """Also those that others sent it while it was linked and had no weights yet."""
     job = weights_spec("gaia", initial=6, threshold=threshold)
     cluster = WeightsCluster(job, [2] * (stay + 1), seed=seed % 1000)
     giver, comes = Rank(0), Rank(stay)
@@ -192,7 +193,7 @@ def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
         cluster.links[rank, comes] = deque(kept)  # as the inbox does with early steps
         cluster.handle(comes, MemberJoined(rank, cluster.replicas[rank].iteration))
     zero_D = np.zeros(cluster.layout.size, np.float32)
-    for one in cluster.replicas.values():  # all that is kept becomes significant
+    for one in cluster.replicas.values():  # everything that is kept becomes significant
         one.machine.machine._parameters = replace(one.machine.machine._parameters, threshold=0.0)
     for _ in range(3):
         for rank in cluster.ranks:
@@ -202,7 +203,7 @@ def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
         np.testing.assert_allclose(row_D, cluster.weights()[0], atol=1e-5)
 
 
-def test_who_goes_on_from_an_own_checkpoint_misses_nothing_of_who_was_behind() -> None:
+def test_a_worker_with_its_own_checkpoint_misses_nothing_of_a_slower_one() -> None:
     cluster = WeightsCluster(weights_spec("gaia", initial=4, threshold=0.0), [2, 2])
     ahead, behind = cluster.ranks
     cluster.lockstep(4)
@@ -217,7 +218,7 @@ def test_who_goes_on_from_an_own_checkpoint_misses_nothing_of_who_was_behind() -
     for rank, peer in (
         (ahead, behind),
         (behind, ahead),
-    ):  # as the inbox tells it: the own iteration
+    ):  # as the inbox reports it: the own iteration
         cluster.handle(rank, MemberJoined(peer, cluster.replicas[rank].iteration))
     for _ in range(2):
         cluster.step(behind)
@@ -235,7 +236,7 @@ def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold
 
 @given(sizes=sizes_of, seed=seeds, bound=st.integers(0, 4), threshold=st.sampled_from([0, 0.05]))
 @settings(max_examples=examples(40), deadline=None)
-def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
+def test_no_step_begins_beyond_the_clock_bound_or_before_announced_entries(
     sizes: list[int], seed: int, bound: int, threshold: float
 ) -> None:
     def check(cluster: WeightsCluster, rank: Rank) -> None:
@@ -249,12 +250,12 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
                     for message in cluster.links[source, rank]
                     if message.kind is MessageKind.WEIGHTS
                 ]
-                told = [
+                announced = [
                     message.iteration
                     for message in cluster.links[source, rank]
                     if message.kind is MessageKind.PROGRESS
                 ]
-                unheard = min(told, default=heard.finished(source) + 1)
+                unheard = min(announced, default=heard.finished(source) + 1)
                 assert all(iteration >= unheard for iteration in under_way)
 
     cluster = cluster_of(sizes, seed, threshold=threshold, clockBound=bound)
@@ -263,7 +264,7 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
 
 @given(seed=seeds, bound=st.integers(0, 3))
 @settings(max_examples=examples(30), deadline=None)
-def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
+def test_a_departing_worker_blocks_no_other(seed: int, bound: int) -> None:
     cluster = cluster_of([2, 3, 4], seed, clockBound=bound)
     run_at_random(cluster, seed, steps=4)
     cluster.step(Rank(2)) if cluster.may_step(Rank(2)) else None
@@ -275,11 +276,11 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 @pytest.mark.parametrize("bound", [0, 2])
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
+def test_a_restored_worker_continues_identically(bound: int, seed: int) -> None:
     cluster = cluster_of([3, 5], seed, threshold=0.05, decay="inv_sqrt", clockBound=bound)
     me, peer = cluster.ranks
     run_at_random(cluster, seed, steps=5)
-    if bound == 0:  # something that came early
+    if bound == 0:  # an early message
         early = encode_whole(np.full(20, 0.25, np.float32), ValueCodec.FLOAT32)
         cluster.handle(me, MessageArrived(peer, Message(MessageKind.WEIGHTS, 6, 5, payload=early)))
     check_a_restored_worker_continues_identically(cluster, me, seed, steps=10)
@@ -298,7 +299,7 @@ LAYOUT = Layout(("w",), (4,))
         (Message(MessageKind.PROGRESS, 1, 2, payload=b"x"), "PROGRESS with a payload"),
     ],
 )
-def test_nonsense_is_refused_and_not_waited_for(message: Message, reason: str) -> None:
+def test_an_invalid_message_is_refused_and_not_waited_for(message: Message, reason: str) -> None:
     cluster = WeightsCluster(weights_spec("gaia"), [2, 2], layout=LAYOUT)
     machine = cluster.replicas[Rank(0)].machine
     machine.handle(MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 1, 2, 1)))
@@ -315,7 +316,7 @@ def test_an_update_that_is_not_finite_is_never_sent() -> None:
         cluster.step(Rank(0), np.full(4, np.inf, np.float32))
 
 
-def test_strangers_are_refused_and_entries_that_come_twice_are_added_once() -> None:
+def test_unknown_workers_are_refused_and_duplicate_entries_are_added_once() -> None:
     cluster = WeightsCluster(weights_spec("gaia"), [2, 2], layout=LAYOUT)
     machine = cluster.replicas[Rank(0)].machine
     payload = encode_whole(np.ones(4, np.float32), ValueCodec.FLOAT32)

@@ -1,5 +1,7 @@
-"""Varints and Golomb-Rice codes come back, as the plain forms write them; sizes are within what is
-said beforehand, and near the least that is possible where entries are kept by chance.
+"""Varints and Golomb-Rice codes are decoded, and equal their plain forms.
+
+Sizes are within the predicted bounds. They are near the theoretical minimum for randomly kept
+entries.
 
 Left out: messages that carry them (test_codecs.py), hostile bytes (test_payload.py, tests/fuzz).
 """
@@ -52,7 +54,7 @@ def gaps_of(index_K: NDArray[np.intp], size: int) -> NDArray[np.uint16]:
 
 
 @given(selections())
-def test_gap_codes_come_back_and_keep_within_their_sizes(
+def test_gap_codes_are_decoded_and_keep_within_their_sizes(
     case: tuple[NDArray[np.intp], int],
 ) -> None:
     index_K, size = case
@@ -74,17 +76,17 @@ def test_gap_codes_come_back_and_keep_within_their_sizes(
 
 
 @given(st.integers(1, 10**6), st.data())
-def test_what_golomb_rice_takes_at_most_rises_with_what_is_kept(
+def test_the_size_bound_of_golomb_rice_rises_with_the_kept_count(
     size: int, data: st.DataObject
 ) -> None:
-    """`kept_that_fit` halves its way to the most that fit, which asks for that."""
+    """The binary search of `kept_that_fit` requires that."""
     kept = data.draw(st.integers(1, size))
     assert rice_bytes(kept, size) <= rice_bytes(min(kept + 1, size), size)
 
 
 @pytest.mark.parametrize("density", FLOOR_BITS)
 def test_golomb_rice_codes_are_near_the_floor(density: float) -> None:
-    """The floor is the entropy of a coin thrown for each entry, per entry kept."""
+    """The minimum is the entropy of a coin thrown for each entry, per kept entry."""
     floor = -math.log2(density) - (1 - density) / density * math.log2(1 - density)
     assert floor == pytest.approx(FLOOR_BITS[density], abs=0.05)
     size = 1_000_000

@@ -1,12 +1,15 @@
-"""Batching policy `goodput`: its estimator, its choice, and directors that agree on it.
+"""Batching policy `goodput`: its estimator, its choice, and agreement of its directors.
 
-Proved: gradient and noise planted in Gaussian gradients are found again without bias, with unequal
-batches, from each worker and from all; together it is the analysis of variance's estimator; the
-choice is brute force's; no noise keeps the initial batch, where iterations are quickest, and very
-much grows it to the maximum; it moves only when due, also after a sidecar's restart; where the
-choice is clear all directors make it and shares sum to it, in the middle they choose one size or
-two beside each other; who does not send whole gradients is refused. Left out: learning
-(docs/exchange.md).
+The estimator finds the gradient and the noise of planted Gaussian gradients without bias, with
+unequal batches, from each worker and from all. Over all workers it is the estimator of the analysis
+of variance. The choice is that of brute force. Without noise the initial batch stays, where
+iterations are quickest; with much noise it grows to the maximum. It changes only when due, also
+after a sidecar's restart.
+
+If the choice is clear, all directors make it and shares sum to it. Otherwise they choose one size
+or two adjacent ones. A job that does not send whole gradients is refused.
+
+Left out: learning (docs/exchange.md).
 """
 
 from __future__ import annotations
@@ -85,11 +88,11 @@ def test_each_worker_finds_the_planted_gradient_and_noise_without_bias() -> None
         for column, truth in ((0, GRADIENT_SQUARE), (1, VARIANCE)):
             values = found[:, worker, column]
             error = values.std() / math.sqrt(len(values))
-            assert error < 0.06 * truth, "too few draws to say"
+            assert error < 0.06 * truth, "too few draws"
             assert abs(values.mean() - truth) < 4 * error, (worker, column)
 
 
-def test_together_they_find_the_planted_noise_scale() -> None:
+def test_all_workers_together_find_the_planted_noise_scale() -> None:
     found = estimates(runs=40, steps=200, seed=11)
     scales = [noise_scale(GradientNoise(*values) for values in run) for run in found]
     middle = float(np.median([scale for scale in scales if scale is not None]))
@@ -98,7 +101,7 @@ def test_together_they_find_the_planted_noise_scale() -> None:
 
 @given(seed=st.integers(0, 2**32), batches=st.lists(st.integers(1, 50), min_size=2, max_size=5))
 @settings(deadline=None, max_examples=examples(50))
-def test_together_they_are_the_analysis_of_variance(seed: int, batches: list[int]) -> None:
+def test_all_workers_together_give_the_analysis_of_variance(seed: int, batches: list[int]) -> None:
     rng = np.random.default_rng(seed)
     own = rng.standard_normal((len(batches), 6))
     total = sum(batches)
@@ -121,7 +124,7 @@ def test_together_they_are_the_analysis_of_variance(seed: int, batches: list[int
     assert sum(p.weight * p.square for p in parts) / weight == pytest.approx(square, abs=1e-9)
 
 
-def test_a_worker_alone_knows_nothing() -> None:
+def test_a_single_worker_has_no_estimate() -> None:
     estimator = NoiseEstimator()
     for _ in range(50):
         estimator.add(GradientNorms(1.0, 8, 1.0, 8))
@@ -137,7 +140,7 @@ def test_a_worker_alone_knows_nothing() -> None:
     fixed_s=st.floats(0, 10),
 )
 @settings(deadline=None, max_examples=examples(100))
-def test_the_choice_is_brute_force_s(
+def test_the_choice_is_that_of_brute_force(
     initial: int, factor: int, scale: float, samples_per_s: float, fixed_s: float
 ) -> None:
     growth = GlobalBatchSize(initial=initial, max=initial * factor, growth=True)
@@ -153,14 +156,14 @@ def test_the_choice_is_brute_force_s(
 @pytest.mark.parametrize(
     ("scale", "fixed_s", "chosen"),
     [
-        (0.0, 0.5, 100),  # a larger batch brings nothing: iterations as quick as they come
+        (0.0, 0.5, 100),  # a larger batch has no benefit: iterations as quick as possible
         (1e9, 0.5, 3000),
         (math.inf, 0.5, 3000),
         (500.0, 0.0, 100),  # throughput is the same for every batch
         (2000.0, 0.5, 1000),  # sqrt(0.5 * 1000 * 2000)
     ],
 )
-def test_no_noise_keeps_the_batch_and_much_grows_it(
+def test_no_noise_keeps_the_batch_and_much_noise_grows_it(
     scale: float, fixed_s: float, chosen: int
 ) -> None:
     growth = GlobalBatchSize(initial=100, max=3000, growth=True)
@@ -170,16 +173,16 @@ def test_no_noise_keeps_the_batch_and_much_grows_it(
 
 @given(initial=st.integers(1, 300), factor=st.integers(1, 40), samples_per_s=st.floats(1e-3, 1e9))
 @settings(deadline=None, max_examples=examples(100))
-def test_where_all_sizes_are_worth_the_same_the_smallest_is_taken(
+def test_of_equally_good_sizes_the_smallest_is_chosen(
     initial: int, factor: int, samples_per_s: float
 ) -> None:
-    """No fixed time and no gradient to be seen: nothing but rounding tells sizes apart."""
+    """Without fixed time and a measurable gradient, sizes differ only by rounding."""
     growth = GlobalBatchSize(initial=initial, max=initial * factor, growth=True)
     found = best_batch(growth, scale=math.inf, samples_per_s=samples_per_s, fixed_s=0.0)
     assert found == initial
 
 
-def test_it_moves_only_when_due_and_known_and_back_again() -> None:
+def test_the_size_changes_only_when_due_and_known_also_back() -> None:
     growth = GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True)
     controller = GoodputController(growth, Rank(0))
 
@@ -195,7 +198,7 @@ def test_it_moves_only_when_due_and_known_and_back_again() -> None:
     assert at(21, 0.0) == 3000
 
 
-def test_who_takes_over_keeps_the_size_until_the_next_choice_is_due() -> None:
+def test_a_new_director_keeps_the_size_until_the_next_choice_is_due() -> None:
     controller = GoodputController(
         GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True), Rank(0)
     )
@@ -207,7 +210,7 @@ def test_who_takes_over_keeps_the_size_until_the_next_choice_is_due() -> None:
     assert [at(1, 1e9), at(1234, None), at(1239, 1e9), at(1240, 1e9)] == [200, 200, 200, 3000]
 
 
-def test_of_choices_the_latest_period_s_and_there_the_lowest_rank_s_counts() -> None:
+def test_the_choice_of_the_latest_period_and_lowest_rank_counts() -> None:
     controller = GoodputController(
         GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True), Rank(2)
     )
@@ -215,7 +218,7 @@ def test_of_choices_the_latest_period_s_and_there_the_lowest_rank_s_counts() -> 
     def at(iteration: int) -> int:
         return controller.at(iteration, scale=1e9, samples_per_s=1000.0, fixed_s=0.5)
 
-    assert not controller.take(BatchChoice(2, Rank(0), 500)), "it is not to come next"
+    assert not controller.take(BatchChoice(2, Rank(0), 500)), "it must not come next"
     assert at(10) == 3000
     assert controller.held == BatchChoice(1, Rank(2), 3000)
     assert not controller.take(BatchChoice(1, Rank(3), 500))
@@ -223,19 +226,19 @@ def test_of_choices_the_latest_period_s_and_there_the_lowest_rank_s_counts() -> 
     assert not controller.take(BatchChoice(1, Rank(1), 500))
     assert at(11) == 500
     assert controller.take(BatchChoice(2, Rank(3), 10**9))
-    assert [at(12), at(20)] == [3000, 3000], "held within the bounds, and not chosen again"
+    assert [at(12), at(20)] == [3000, 3000], "kept within the bounds, and not chosen again"
     assert not controller.take(BatchChoice(2**60, Rank(0), 500))
 
 
-def test_a_sidecar_that_is_started_anew_keeps_the_size_until_the_next_choice_is_due() -> None:
+def test_a_restarted_sidecar_keeps_the_size_until_the_next_choice_is_due() -> None:
     job = job_of()
     director = ResourceController(job, Rank(0))
     members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
     director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
     noise = GradientNoise(1.0, 1e9, 0.5)
     for rank in (Rank(1), Rank(2)):
-        told = Capacity(rank, 100.0, 1.0, CapacitySource.RATE, 21, noise=noise, exchange_s=0.5)
-        director.handle_capacity(told, 1)
+        capacity = Capacity(rank, 100.0, 1.0, CapacitySource.RATE, 21, noise=noise, exchange_s=0.5)
+        director.handle_capacity(capacity, 1)
     capacities = {Rank(0): 50.0, Rank(1): 100.0, Rank(2): 150.0}
     director.handle(Directive(9, 20, 100, {}, capacities, {}), 0.0)
     chosen = []
@@ -275,7 +278,8 @@ def job_of(**policies: object) -> Job:
 def step_of(
     rank: int, iteration: int, director: ResourceController, norms: GradientNorms
 ) -> StepTiming:
-    """As the trainer tells it: the faster the higher the rank, and half a second of exchange."""
+    """A step as the trainer reports it: the faster the higher the rank, with half a second of
+    exchange."""
     assert director.directive is not None
     samples = director.directive.local_batch_size
     compute_s = samples / (50.0 * (1 + rank))
@@ -309,26 +313,26 @@ def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) 
             for peer in directors:
                 if peer is not director:
                     director.handle_capacity(peer.own(), 1)
-    told = [director.directive for director in directors]
-    assert {one.global_batch_size for one in told if one is not None} == {
+    directives = [director.directive for director in directors]
+    assert {one.global_batch_size for one in directives if one is not None} == {
         640 if scale_factor else 40
     }
-    assert sum(one.local_batch_size for one in told if one is not None) == (
+    assert sum(one.local_batch_size for one in directives if one is not None) == (
         640 if scale_factor else 40
     )
-    shares = [one.local_batch_size for one in told if one is not None]
+    shares = [one.local_batch_size for one in directives if one is not None]
     assert shares == sorted(shares)
     assert shares[0] < shares[2]
 
 
-def test_in_the_middle_too_directors_agree_as_soon_as_they_have_told_each_other() -> None:
-    """Norms with chance in them; when it is time to choose nobody has heard the others' latest."""
+def test_directors_agree_once_they_have_exchanged_their_choices() -> None:
+    """With noisy norms, no director has the others' latest ones when it is time to choose."""
     job, rng = job_of(), np.random.default_rng(7)
     directors = [ResourceController(job, worker.rank) for worker in job.workers()]
     members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
     for director in directors:
         director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
-    seen: set[int] = set()
+    all_sizes: set[int] = set()
     for iteration in range(1, 81):
         sizes = [one.directive.local_batch_size for one in directors if one.directive is not None]
         total = sum(sizes)
@@ -346,11 +350,11 @@ def test_in_the_middle_too_directors_agree_as_soon_as_they_have_told_each_other(
                     director.handle_capacity(peer.own(), 1)
         chosen = {one.directive.global_batch_size for one in directors if one.directive is not None}
         assert len(chosen) == 1
-        seen |= chosen
-    assert len(seen) > 3
+        all_sizes |= chosen
+    assert len(all_sizes) > 3
 
 
-def test_norms_are_told_only_where_they_are_wanted_and_whole() -> None:
+def test_norms_are_reported_only_if_requested_and_whole() -> None:
     gradient_D = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
     exact = math.fsum(float(value) ** 2 for value in gradient_D)
     assert squared_norm(gradient_D) == pytest.approx(exact, rel=1e-12)

@@ -1,12 +1,14 @@
 """Policy `halos` against a naive reference.
 
-Proved: under random schedules every model that a site's server or the global one gives is what
-naive servers make of the same changes; between sites travels one message for K changes, and to the
-servers alone; a stalled worker or site holds nobody; changes count by their batches over the means
-of their sites, and sites by theirs; a change of another site's worker is refused; global weights
-that are refused do not cut a site off; who serves all again begins anew. Left out: the optimizer of
-the servers (test_quorum_diloco), departures, hostile messages, restarts (test_served_workers),
-accuracy (tests/simulated).
+Under random schedules every model of a site's server or of the global one is that of naive servers
+with the same changes. Between sites one message travels for K changes, and only to the servers. A
+stalled worker or site blocks no other. Changes count by their batches over the means of their
+sites, and sites by theirs. A change of another site's worker is refused. Refused global weights do
+not cut a site off. A worker that becomes the global server again starts from its site's
+weights.
+
+Left out: the optimizer of the servers (test_quorum_diloco), departures, hostile messages, restarts
+(test_served_workers), accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Site:
 
 
 class Watched(SitesCluster):
-    """Beside the servers naive ones that are told the same changes."""
+    """Naive servers beside the real ones, with the same changes."""
 
     def __init__(self, sizes: list[int], sites: list[int], seed: int, accumulate: int) -> None:
         self.accumulate = accumulate
@@ -116,9 +118,9 @@ class Watched(SitesCluster):
         if not self.naive:
             return super().handle(rank, event)
         expected = self._naive(rank, event)
-        told = super().handle(rank, event)
+        instructions = super().handle(rank, event)
         found: list[tuple[str, int, np.ndarray]] = []
-        for one in told:
+        for one in instructions:
             if isinstance(one, ReplaceWeights):
                 found.append(("local", int(rank), one.weights_D))
                 self.anchor_D[rank] = one.weights_D.astype(np.float64)
@@ -130,10 +132,10 @@ class Watched(SitesCluster):
         for (kind, _, found_D), (_, _, expected_D) in zip(found, expected, strict=True):
             self.given[kind] += 1
             np.testing.assert_allclose(found_D, expected_D, rtol=1e-3, atol=2e-4)
-        return told
+        return instructions
 
     def _naive(self, rank: Rank, event: Event) -> list[tuple[str, int, Vector]]:
-        """What models the worker gives, to whom."""
+        """The models that the worker sends, by receiver."""
         site = self.naive[self.sites[rank]]
         is_server = rank == min(one for one in self.ranks if self.sites[one] == self.sites[rank])
         if isinstance(event, UpdateApplied):
@@ -183,7 +185,7 @@ def as_vector(payload: bytes | memoryview) -> Vector:
     accumulate=st.integers(1, 4),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_every_model_is_the_references(seed: int, sites: list[int], accumulate: int) -> None:
+def test_every_model_equals_the_references(seed: int, sites: list[int], accumulate: int) -> None:
     sizes = np.random.default_rng(seed).integers(1, 9, sum(sites)).tolist()
     cluster = Watched(sizes, sites, seed % 999, accumulate)
     for rank in cluster.ranks:  # so that all know the batches of all
@@ -194,10 +196,10 @@ def test_every_model_is_the_references(seed: int, sites: list[int], accumulate: 
     assert (cluster.given["global"] > 0) == (len(sites) > 1)
 
 
-def test_between_sites_travels_one_message_for_k_changes_and_to_servers_alone() -> None:
+def test_between_sites_one_message_for_k_changes_travels_to_servers_only() -> None:
     cluster = cluster_of([2] * 4, [2, 2], localSteps=1, accumulate=4)
     cluster.lockstep(12)
-    said = {
+    sent = {
         (rank, one.peer): sum(
             other.message.kind is MessageKind.WEIGHTS
             for other in replica.instructions
@@ -207,14 +209,14 @@ def test_between_sites_travels_one_message_for_k_changes_and_to_servers_alone() 
         for one in replica.instructions
         if isinstance(one, SendMessage)
     }
-    assert (said[TWO, ME], said[ME, TWO]) == (6, 6)  # of 24 changes in that site
-    assert (said[ONE, ME], said[ME, ONE]) == (12, 12)
-    others = {link: count for link, count in said.items() if set(link) not in
+    assert (sent[TWO, ME], sent[ME, TWO]) == (6, 6)  # of 24 changes in that site
+    assert (sent[ONE, ME], sent[ME, ONE]) == (12, 12)
+    others = {link: count for link, count in sent.items() if set(link) not in
               ({ME, ONE}, {ME, TWO}, {TWO, Rank(3)})}  # fmt: skip
     assert set(others.values()) == {0}
 
 
-def test_a_stalled_worker_or_site_holds_nobody() -> None:
+def test_a_stalled_worker_or_site_blocks_no_other() -> None:
     cluster = cluster_of([2] * 4, [2, 2], localSteps=1, accumulate=2)
     for _ in range(20):
         for rank in (ME, TWO):  # 1 and 3 stall
@@ -227,7 +229,7 @@ def test_a_stalled_worker_or_site_holds_nobody() -> None:
     assert cluster.may_step(ONE)
 
 
-def test_a_site_goes_on_while_its_change_is_under_way_and_takes_a_part_of_the_answer() -> None:
+def test_a_site_continues_while_its_change_is_in_transit_and_takes_a_part_of_the_answer() -> None:
     cluster = cluster_of([2, 2], [1, 1], **{**PLAIN, "mergeWeight": 0.25}, accumulate=1)
     start_D = cluster.weights()[0]
     one_D = np.ones(SIZE, np.float32)
@@ -260,8 +262,8 @@ def test_a_change_of_another_sites_worker_is_refused() -> None:
     cluster = cluster_of([2, 2, 2], [2, 1], localSteps=1)
     cluster.step(ONE)
     change = next(one for one in cluster.links[ONE, ME] if one.kind is MessageKind.WEIGHTS)
-    told = cluster.replicas[ME].machine.handle(MessageArrived(TWO, change))
-    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
+    instructions = cluster.replicas[ME].machine.handle(MessageArrived(TWO, change))
+    (refusal,) = [one for one in instructions if isinstance(one, RejectMessage)]
     assert "another site" in refusal.reason
 
 
@@ -277,7 +279,7 @@ def sent_to_global(cluster: SitesCluster, rank: Rank) -> list[Message]:
 
 
 def test_global_weights_that_are_refused_do_not_cut_a_site_off() -> None:
-    """The next change goes on from the refused one, which the global server has applied."""
+    """The next change includes the refused one, which the global server has applied."""
     cluster = cluster_of([2, 2], [1, 1], **PLAIN, accumulate=1)
     one_D = np.ones(SIZE, np.float32)
     cluster.step(ONE, one_D)
@@ -290,8 +292,8 @@ def test_global_weights_that_are_refused_do_not_cut_a_site_off() -> None:
     np.testing.assert_allclose(as_vector(second.payload), np.full(SIZE, -0.05), atol=1e-6)
 
 
-def test_who_serves_all_again_begins_from_its_sites_weights() -> None:
-    """It did while the other site was away. What it kept from then is long out of date."""
+def test_a_global_server_that_returns_begins_from_its_sites_weights() -> None:
+    """It was the server while the other site was away. Its weights from then are out of date."""
     cluster = cluster_of([2, 2], [1, 1], localSteps=1, accumulate=1)
     cluster.leave(ME)
     cluster.run_at_least(0, steps=6)

@@ -1,6 +1,8 @@
-"""Whatever a sensor says, and whenever: the share stays between the floor and 1, and is finite. For
-every first-order machine that can keep below the threshold at the floor, at least 94 % of the time
-is below it.
+"""Heat control with any sensor readings.
+
+The share stays between the floor and 1, and is finite, for any readings at any times. Some
+first-order machines can keep below the threshold at the floor; these are below it at least 94 % of
+the time.
 
 Left out: examples with names (tests/unit/core/heat).
 """
@@ -30,7 +32,7 @@ def test_any_readings_leave_the_share_within_its_bounds(
 ) -> None:
     controller, now_s = HeatController(threshold, floor), 0.0
     for step_s, celsius, used in samples:
-        now_s += step_s  # may go back, as no caller's clock should
+        now_s += step_s  # may go back, although no caller's clock should
         decision = controller.sample(now_s, celsius, used)
         assert floor <= decision.share <= 1.0
         assert floor <= decision.mean_share <= 1.0
@@ -44,7 +46,7 @@ def test_any_readings_leave_the_share_within_its_bounds(
     threshold=st.floats(60.0, 95.0),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_machine_that_can_keeps_to_the_budget(
+def test_every_capable_machine_keeps_to_the_budget(
     time_constant_s: float, rise_k: float, ambient: float, threshold: float, seed: int
 ) -> None:
     floor = 0.05

@@ -1,12 +1,13 @@
 """Policy `hierarchical` against a naive reference.
 
-Proved: without compression it is the mean by samples over all workers, whatever their batches and
-sites, and replicas agree bit for bit; with it, what a site sends and keeps, and the mean, median or
-trimmed mean of the sites, are the reference's; one site cannot carry a robust mean away; between
-sites one mean travels for each pair, of as many bytes as are trained; who leaves or comes back, a
-gateway or a whole site too, holds nobody, and is in line again; nor does a link that breaks hold
-anybody; nonsense is refused; a restored machine goes on identically. Left out: real links, accuracy
-(tests/simulated).
+Without compression it is the mean by samples over all workers, for any batches and sites, and
+replicas agree bit for bit. With compression, sent and kept entries are the reference's, and so is
+the mean, median or trimmed mean of the sites. One site cannot shift a robust mean far. Between
+sites one mean travels for each pair, with as many bytes as are trained. A worker that leaves or
+returns blocks no other and has equal weights again, also a gateway or a whole site. A broken link
+blocks no worker either. Invalid messages are refused. A restored machine continues identically.
+
+Left out: real links, accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def cluster_of(sites: list[int], seed: int, **parameters: object) -> SitesCluste
     return SitesCluster(job(**parameters), sizes, sites, seed=seed % 999)
 
 
-def assert_alike(cluster: SitesCluster) -> None:
+def assert_equal_replicas(cluster: SitesCluster) -> None:
     first, *others = (cluster.replicas[rank].weights_D for rank in sorted(cluster.alive))
     for other_D in others:
         np.testing.assert_array_equal(first, other_D)
@@ -78,19 +79,19 @@ def test_uncompressed_it_is_the_flat_mean(seed: int, sites: list[int], group_siz
             gradient_D, _ = linear_gradient(weights_D.astype(np.float32), *naive.batch(rank))
             step_D += gradient_D * (replica.local_batch_size / total)
         weights_D -= 0.05 * step_D
-    assert_alike(cluster)
+    assert_equal_replicas(cluster)
     np.testing.assert_allclose(cluster.replicas[ME].weights_D, weights_D, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @pytest.mark.parametrize("combine", ["mean", "median"])
-def test_replicas_are_alike_whatever_the_codec(codec: ValueCodec, combine: str) -> None:
+def test_replicas_are_equal_for_any_codec(codec: ValueCodec, combine: str) -> None:
     parameters = {"insideShare": 0.5, "betweenShare": 0.4, "combine": combine}
     cluster = SitesCluster(job(codec.value, **parameters), [3, 2, 5, 1, 2], [2, 2, 1])
     start_D = cluster.weights()[0]
     cluster.run(5, steps=6)
     assert (cluster.weights()[0] != start_D).any()
-    assert_alike(cluster)
+    assert_equal_replicas(cluster)
 
 
 class Naive:
@@ -136,7 +137,7 @@ class Naive:
     trim=st.integers(0, 2),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_means_of_sites_are_sent_kept_and_combined_as_the_reference_does(
+def test_means_of_sites_are_sent_kept_and_combined_like_the_references(
     seed: int, sites: list[int], share: float, how: str, trim: int
 ) -> None:
     parameters = {"betweenShare": share, "combine": how, "trim": trim}
@@ -160,14 +161,14 @@ def test_means_of_sites_are_sent_kept_and_combined_as_the_reference_does(
         for rank in rng.permutation(cluster.ranks):
             cluster.step(Rank(int(rank)), gradients[Rank(int(rank))])
         cluster.deliver_all()
-        assert_alike(cluster)
+        assert_equal_replicas(cluster)
         found_D = cluster.replicas[ME].weights_D
         np.testing.assert_allclose(found_D, weights_D, rtol=1e-3, atol=1e-4)
 
 
 @given(seed=seeds, sites=st.integers(3, 6), size=st.integers(1, 5), how=st.integers(1, 9))
 @settings(max_examples=examples(60), deadline=None)
-def test_one_site_cannot_carry_a_robust_mean_away(
+def test_one_site_cannot_shift_a_robust_mean_far(
     seed: int, sites: int, size: int, how: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -183,10 +184,10 @@ def test_one_site_cannot_carry_a_robust_mean_away(
 
 
 @pytest.mark.parametrize("codec", ["float32", "float16"])
-def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient_elsewhere(codec: str) -> None:
+def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient(codec: str) -> None:
     cluster = SitesCluster(job(codec, **DENSE), [2] * 6, [3, 2, 1])
     cluster.run(7, steps=2)
-    seen: dict[tuple[bool, int], list[int]] = {}
+    sizes: dict[tuple[bool, int], list[int]] = {}
     for replica in cluster.replicas.values():
         replica.instructions.clear()
     cluster.run(8, steps=5)
@@ -195,19 +196,19 @@ def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient_elsewhere(
             if isinstance(one, SendMessage) and one.message.payload:
                 is_inside = cluster.sites[rank] == cluster.sites[one.peer]
                 what = min(MEAN, one.message.weights_version)
-                seen.setdefault((is_inside, what), []).append(len(one.message.payload))
+                sizes.setdefault((is_inside, what), []).append(len(one.message.payload))
                 assert rank in (0, 3, 5) or what == PART
-    assert set(seen) == {(True, PART), (True, RESULT), (False, MEAN)}
-    assert len(seen[True, PART]) == len(seen[True, RESULT]) == 3 * (2 + 1)
-    assert len(seen[False, MEAN]) == 3 * 6
+    assert set(sizes) == {(True, PART), (True, RESULT), (False, MEAN)}
+    assert len(sizes[True, PART]) == len(sizes[True, RESULT]) == 3 * (2 + 1)
+    assert len(sizes[False, MEAN]) == 3 * 6
     each = 4 if codec == "float32" else 2
-    assert set(seen[False, MEAN]) == {16 + 20 * each}
-    assert_alike(cluster)
+    assert set(sizes[False, MEAN]) == {16 + 20 * each}
+    assert_equal_replicas(cluster)
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
-def test_bytes_fall_with_what_is_frozen(share: float) -> None:
-    """What is frozen is not in the layout: what travels is a share of what is trained."""
+def test_bytes_fall_with_the_frozen_share(share: float) -> None:
+    """Frozen variables are not in the layout: messages carry a share of the trained ones."""
     travelled = {}
     for trained in (4000, 1000):
         layout = Layout(("decoder",), (trained,))
@@ -228,7 +229,9 @@ def test_bytes_fall_with_what_is_frozen(share: float) -> None:
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), whole=st.booleans())
 @settings(max_examples=examples(150), deadline=None)
-def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: bool) -> None:
+def test_a_departing_worker_blocks_no_other(
+    seed: int, sites: list[int], turn: int, whole: bool
+) -> None:
     cluster = cluster_of(sites, seed)
     rng = np.random.default_rng(seed)
     for _ in range(turn):
@@ -241,16 +244,16 @@ def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: 
 
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), away=st.integers(0, 60))
-@example(seed=9, sites=[1], turn=0, away=1)  # is passed over, and waited for one iteration on
+@example(seed=9, sites=[1], turn=0, away=1)  # is skipped, and waited for one iteration later
 @example(seed=0, sites=[3, 2, 1], turn=139, away=0)  # another site's gateway lacks its result
 @settings(max_examples=examples(100), deadline=None)
-def test_who_comes_back_at_any_moment_is_in_line_again(
+def test_a_worker_that_returns_at_any_time_has_equal_weights_again(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
     cluster, gone, _ = gone_for_a_while([*sites, 1], seed, turn, away)
     cluster.replace_worker(gone, min(cluster.alive))
     cluster.run(seed, steps=14)
-    for _ in range(4):  # links are quicker than steps: it does not lag for ever
+    for _ in range(4):  # links are faster than steps: it does not lag permanently
         cluster.deliver_all()
         for rank in cluster.ranks:
             if cluster.may_step(rank):
@@ -263,16 +266,16 @@ def test_who_comes_back_at_any_moment_is_in_line_again(
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), away=st.integers(0, 60))
 @settings(max_examples=examples(100), deadline=None)
-def test_who_meets_the_others_at_an_iteration_is_as_they_are(
+def test_a_worker_that_joins_at_a_barrier_has_equal_weights(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
-    """As the trainer's entrance does at a barrier: nobody passes that iteration without it."""
+    """As the trainer's admission does at a barrier: no worker passes that iteration without it."""
     cluster, gone, rng = gone_for_a_while([*sites, 1], seed, turn, away)
     meeting = 2 + max(cluster.replicas[rank].iteration for rank in cluster.alive)
     for rank in sorted(cluster.alive):
         cluster.handle(rank, MemberJoined(gone, 0))
-        said = Message(MessageKind.PROGRESS, meeting - 1)
-        cluster.handle(rank, MessageArrived(gone, said))
+        progress = Message(MessageKind.PROGRESS, meeting - 1)
+        cluster.handle(rank, MessageArrived(gone, progress))
     while cluster.turn(rng, steps=meeting):
         pass
     for rank in cluster.alive:
@@ -287,8 +290,8 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
         cluster.handle(gone, MemberJoined(rank, meeting - 1))
     cluster.alive.add(gone)
     cluster.run(seed, steps=meeting + 8)
-    if (held_D == held_D[0]).all():  # a gateway's death may have parted the others
-        assert_alike(cluster)
+    if (held_D == held_D[0]).all():  # a gateway's death may have separated the others
+        assert_equal_replicas(cluster)
 
 
 @given(
@@ -297,15 +300,19 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     turn=st.integers(0, 60),
     between=st.integers(0, 3),
 )
-@example(seed=10_000_001, sites=(1, 1, 1), turn=2, between=0)  # in step eight iterations later
-@example(seed=6388, sites=(2, 1), turn=43, between=0)  # a gateway whose sight of another is lost
+@example(
+    seed=10_000_001, sites=(1, 1, 1), turn=2, between=0
+)  # at the same iteration eight iterations later
+@example(seed=6388, sites=(2, 1), turn=43, between=0)  # a gateway that has lost the link to another
 @settings(max_examples=examples(40), deadline=None)
-def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
+def test_a_link_that_breaks_while_its_ends_continue_blocks_no_worker(
     seed: int, sites: tuple[int, ...], turn: int, between: int
 ) -> None:
-    """Nor parts it replicas, but for those of sites whose gateways lose sight of each other; and
-    when it is back, all count again within 16 iterations: ends that have gone on at their own pace
-    get what was on the way first."""
+    """It separates no replicas, except those of sites whose gateways lose their link.
+
+    Once it is back, all count again within 16 iterations: ends that have continued at their own
+    pace first get the messages that were in transit.
+    """
     cluster = cluster_of(list(sites), seed)
     rng = np.random.default_rng(seed)
     cluster.run(seed, steps=2)  # all know of all
@@ -316,11 +323,11 @@ def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     cluster.cut(one, other, rng, between)
     cluster.run(seed, steps=16)
     if not {one, other} <= gateways:
-        assert_alike(cluster)
+        assert_equal_replicas(cluster)
     cluster.relink(one, other)
     cluster.run(seed, steps=32)
     if not {one, other} <= gateways:
-        assert_alike(cluster)
+        assert_equal_replicas(cluster)
     total = sum(replica.local_batch_size for replica in cluster.replicas.values())
     assert {replica.descents()[-1].samples for replica in cluster.replicas.values()} == {total}
 
@@ -328,7 +335,7 @@ def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
 def gone_for_a_while(
     sites: list[int], seed: int, turn: int, away: int
 ) -> tuple[SitesCluster, Rank, np.random.Generator]:
-    """One worker leaves; the others go on."""
+    """One worker leaves; the others continue."""
     cluster = cluster_of(sites, seed)
     rng = np.random.default_rng(seed)
     for _ in range(turn):
@@ -342,20 +349,20 @@ def gone_for_a_while(
 
 @given(seed=seeds, turn=st.integers(0, 150))
 @settings(max_examples=examples(50), deadline=None)
-def test_who_is_no_gateway_may_leave_and_replicas_stay_alike(seed: int, turn: int) -> None:
+def test_replicas_stay_equal_if_a_worker_other_than_a_gateway_leaves(seed: int, turn: int) -> None:
     cluster = cluster_of([3, 2], seed)
     rng = np.random.default_rng(seed)
     for _ in range(turn):
         cluster.turn(rng, steps=8)
     cluster.leave(TWO)
     cluster.run(seed, steps=8)
-    assert_alike(cluster)
+    assert_equal_replicas(cluster)
 
 
 @given(seed=seeds)
 @settings(max_examples=examples(15), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
-    """Its peers tell it again how far they are, as they tell anybody whose link is new."""
+def test_a_restored_machine_continues_identically(seed: int) -> None:
+    """Its peers report their iterations again, as on any new link."""
     cluster = cluster_of([2, 2], seed, insideShare=0.4, betweenShare=0.2)
     cluster.run(seed, steps=4)
     twin = copy.deepcopy(cluster)
@@ -398,15 +405,17 @@ WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
         (Rank(9), Message(MessageKind.GRADIENT, 1, 1, PART, WHOLE), "allowed: [1, 2]"),
     ],
 )
-def test_nonsense_is_refused_and_not_waited_for(sender: Rank, message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused_and_not_waited_for(
+    sender: Rank, message: Message, words: str
+) -> None:
     cluster = SitesCluster(job(**DENSE), [2, 2, 2], [2, 1])
     machine = cluster.replicas[ME].machine
-    told = machine.handle(MessageArrived(sender, message))
-    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
+    instructions = machine.handle(MessageArrived(sender, message))
+    (refusal,) = [one for one in instructions if isinstance(one, RejectMessage)]
     assert words in refusal.reason
 
 
-def test_a_mean_that_is_nonsense_holds_nobody() -> None:
+def test_an_invalid_mean_blocks_no_worker() -> None:
     cluster = SitesCluster(job(**DENSE), [2, 2], [1, 1])
     cluster.step(ME)
     machine = cluster.replicas[ME].machine

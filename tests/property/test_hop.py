@@ -1,10 +1,12 @@
 """Policy `hop` against naive references, under random schedules.
 
-Proved: without backup workers and staleness it is synchronous averaging of weights; the average is
-that of the newest weights within the staleness, counted by their age; the gap never passes its
-bound and nobody is held for ever, also when members leave or links come anew; backup workers are
-passed over, and no more than those; a laggard skips; a restored worker goes on identically;
-nonsense is refused. Left out: learning on real data (the report of the simulator).
+Without backup workers and staleness it is synchronous averaging of weights. The average is that of
+the newest weights within the staleness, weighted by their age. The gap never exceeds its bound. No
+worker blocks, also if members leave or links are replaced. Only as many workers are skipped as
+there are backup workers. A slow worker skips iterations. A restored worker continues identically.
+Invalid messages are refused.
+
+Left out: learning on real data (the report of the simulator).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def test_without_backup_and_staleness_it_is_synchronous_averaging(
     skip=st.integers(0, 3),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_the_gap_never_passes_its_bound_and_nobody_is_held_for_ever(
+def test_the_gap_keeps_its_bound_and_no_worker_blocks(
     sizes: list[int], seed: int, gap: int, backup: int, staleness: int, skip: int
 ) -> None:
     def check(cluster: WeightsCluster, rank: Rank) -> None:
@@ -88,7 +90,7 @@ def test_the_gap_never_passes_its_bound_and_nobody_is_held_for_ever(
 
 @given(seed=seeds, backup=st.integers(0, 1), staleness=st.integers(0, 2))
 @settings(max_examples=examples(40), deadline=None)
-def test_nobody_is_held_for_ever_when_a_member_leaves_or_links_come_anew(
+def test_no_worker_blocks_when_a_member_leaves_or_links_are_replaced(
     seed: int, backup: int, staleness: int
 ) -> None:
     cluster = cluster_of([2, 3, 4], seed, backupWorkers=backup, staleness=staleness)
@@ -109,8 +111,10 @@ def test_nobody_is_held_for_ever_when_a_member_leaves_or_links_come_anew(
 
 
 def alone(gone: int = 0, **values: object) -> WeightsCluster:
-    """One worker of four to be told what to do, with weights of zero and a rate of one. So many
-    more have left it: with as many backup workers as there are others it waits for nobody."""
+    """One worker of four for hand-made messages, with weights of zero and a rate of one.
+
+    `gone` others have left it. With as many backup workers as there are others it waits for none.
+    """
     job = weights_spec("hop", **values)
     cluster = WeightsCluster(job, [2] * (4 + gone), layout=LAYOUT, rate=1.0)
     for peer in range(4, 4 + gone):
@@ -120,7 +124,7 @@ def alone(gone: int = 0, **values: object) -> WeightsCluster:
 
 
 def hear(cluster: WeightsCluster, sender: int, iteration: int, value: float | None = None) -> None:
-    """A peer's token, and its weights if there is a value for them."""
+    """Deliver a peer's token, and its weights if there is a value for them."""
     kinds = [Message(MessageKind.PROGRESS, iteration, 2)]
     if value is not None:
         payload = encode_weights(np.full(4, value, np.float32), "float32")
@@ -150,18 +154,18 @@ def replaced(cluster: WeightsCluster) -> int:
     staleness=st.integers(0, 4),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_the_average_is_of_the_newest_within_the_staleness_counted_by_age(
+def test_the_average_is_of_the_newest_weights_within_the_staleness_by_age(
     heard: list[tuple[int, int, float]], staleness: int
 ) -> None:
     cluster = alone(gone=1, staleness=staleness, backupWorkers=3, skipBehind=0, maxGap=20)
     naive: dict[int, dict[int, float]] = {}
     for iteration in range(1, 6):
-        for sender, at, told in sorted(heard, key=lambda one: one[1]):
+        for sender, at, sent in sorted(heard, key=lambda one: one[1]):
             if at in {iteration, 6 if iteration == 1 else -1} and at not in naive.get(sender, {}):
                 if at < max(naive.get(sender, {0: 0.0})):
                     continue
-                hear(cluster, sender, at, told)
-                naive.setdefault(sender, {})[at] = told
+                hear(cluster, sender, at, sent)
+                naive.setdefault(sender, {})[at] = sent
         own = value(cluster)
         zero_step(cluster)
         parts = [(staleness + 1, own)]
@@ -173,7 +177,7 @@ def test_the_average_is_of_the_newest_within_the_staleness_counted_by_age(
         assert value(cluster) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_backup_workers_are_passed_over_and_no_more_than_those() -> None:
+def test_only_as_many_workers_are_skipped_as_there_are_backup_workers() -> None:
     cluster = alone(backupWorkers=1, staleness=0)
     zero_step(cluster)
     hear(cluster, 1, 1, 3.0)
@@ -184,7 +188,7 @@ def test_backup_workers_are_passed_over_and_no_more_than_those() -> None:
     assert value(cluster) == pytest.approx(3.0)
 
 
-def test_weights_that_came_early_wait_for_their_iteration() -> None:
+def test_early_weights_wait_for_their_iteration() -> None:
     cluster = alone(**SYNCHRONOUS)
     for sender in (1, 2, 3):
         hear(cluster, sender, 1, 1.0)
@@ -193,7 +197,7 @@ def test_weights_that_came_early_wait_for_their_iteration() -> None:
     assert value(cluster) == pytest.approx(0.75)
 
 
-def test_a_laggard_skips_and_takes_the_weights_of_where_it_goes_on() -> None:
+def test_a_slow_worker_skips_iterations_and_takes_the_weights_of_the_next_one() -> None:
     cluster = alone(staleness=0, backupWorkers=0, skipBehind=2, maxGap=9)
     for sender in (1, 2, 3):
         for iteration in range(1, 4 + sender):
@@ -203,7 +207,7 @@ def test_a_laggard_skips_and_takes_the_weights_of_where_it_goes_on() -> None:
     assert cluster.replicas[Rank(0)].machine.next_iteration() == 5
 
 
-def test_a_token_holds_back_who_is_at_the_bound() -> None:
+def test_a_token_delays_a_worker_at_the_bound() -> None:
     cluster = alone(gone=1, backupWorkers=3, maxGap=2)
     zero_step(cluster)
     zero_step(cluster)
@@ -216,7 +220,7 @@ def test_a_token_holds_back_who_is_at_the_bound() -> None:
 
 @given(seed=seeds, backup=st.integers(0, 1), staleness=st.integers(0, 3))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_restored_worker_goes_on_identically(seed: int, backup: int, staleness: int) -> None:
+def test_a_restored_worker_continues_identically(seed: int, backup: int, staleness: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, backupWorkers=backup, staleness=staleness)
     run_at_random(cluster, seed, steps=5)
     check_a_restored_worker_continues_identically(cluster, Rank(1), seed, steps=12)
@@ -239,7 +243,7 @@ def test_a_restored_worker_goes_on_identically(seed: int, backup: int, staleness
         (Message(MessageKind.PROGRESS, 1, -1), "batch of -1"),
     ],
 )
-def test_nonsense_is_refused_and_weights_of_it_are_not_waited_for(
+def test_an_invalid_message_is_refused_and_its_weights_are_not_waited_for(
     message: Message, reason: str
 ) -> None:
     cluster = alone(**SYNCHRONOUS)

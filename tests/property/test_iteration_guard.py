@@ -1,8 +1,12 @@
-"""Facts: under every policy an iteration that no peer can have come to is refused, and changes
-nothing; what peers far ahead really say is taken. A result that its sender's own steps do not bear
-out is refused too. Under every policy a worker that comes in anew goes on at the iteration of the
-weights that it takes over; a warm-up goes on, what its own weights held it no longer says. Left
-out: what becomes of a peer that goes on so (tests/unit/worker/trainer).
+"""Limits on the iterations that peers report, under every policy.
+
+An iteration that no peer can have reached is refused and changes nothing. Real reports of peers far
+ahead are accepted. A result that its sender's own steps do not support is refused too.
+
+A worker that joins again continues at the iteration of the weights that it takes over. Its warm-up
+continues; state about its old weights is dropped.
+
+Left out: the handling of a peer that keeps sending such reports (tests/unit/worker/trainer).
 """
 
 from __future__ import annotations
@@ -46,14 +50,14 @@ WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
 
 
 POLICIES = sorted(set(BUILT_IN) - {"dlion-published", "staged"})
-"""The first is the machine of `dlion`, the other needs a topology of its own."""
+"""The first is the machine of `dlion`, the other needs its own topology."""
 
 OF_POLICY = {"demo": {"momentum": 0}, "dgc": {"momentum": 0}, "twostep": {"momentum": 0}}
-"""What goes with the manifest's own momentum."""
+"""The parameters that the manifest's own momentum requires."""
 
 
 class Weights:
-    """A replica to look at."""
+    """A readable replica."""
 
     weights_D = np.ones(20, np.float32)
     resting_D = weights_D
@@ -70,14 +74,16 @@ def machine_of(policy: str) -> IterationGuard:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_comes_in_anew_goes_on_where_a_peers_weights_are(policy: str) -> None:
+def test_a_worker_that_joins_again_continues_at_the_iteration_of_its_peers_weights(
+    policy: str,
+) -> None:
     machine = machine_of(policy).restarted()
     assert not machine.waiting_for()
     machine.take_over(9)
     assert (machine.next_iteration(), machine.waiting_for()) == (10, frozenset())
 
 
-def test_who_comes_in_anew_goes_on_with_its_warm_up_and_not_with_what_its_weights_hold() -> None:
+def test_a_worker_that_joins_again_keeps_its_warm_up_but_no_state_of_its_old_weights() -> None:
     machine = machine_of("dgc")
     machine.handle(LocalStepDone(1, np.ones(20, np.float32), 8, 1.0))
     before = machine.state()
@@ -90,8 +96,8 @@ def test_who_comes_in_anew_goes_on_with_its_warm_up_and_not_with_what_its_weight
 
 
 def refusals(machine: PolicyMachine, message: Message) -> list[str]:
-    told = machine.handle(MessageArrived(ONE, message))
-    return [one.reason for one in told if isinstance(one, RejectMessage)]
+    instructions = machine.handle(MessageArrived(ONE, message))
+    return [one.reason for one in instructions if isinstance(one, RejectMessage)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -114,10 +120,10 @@ def test_an_absurd_iteration_is_refused_and_changes_nothing(policy: str, kind: M
     steps=st.lists(st.integers(1, MAX_LEAD), min_size=1, max_size=6),
 )
 @settings(deadline=None, max_examples=examples(60))
-def test_who_is_far_ahead_is_believed_within_what_it_can_have_done(
+def test_a_peer_far_ahead_is_believed_within_its_possible_steps(
     policy: str, taken_over: int, own_steps: int, share: float, steps: list[int]
 ) -> None:
-    """However far it was when its link came up, and however many steps passed this link by."""
+    """However far it was when its link came up, and however many steps did not use this link."""
     machine = machine_of(policy)
     machine.take_over(taken_over)
     for step in range(own_steps):
@@ -134,31 +140,33 @@ def test_who_is_far_ahead_is_believed_within_what_it_can_have_done(
 
 
 def hello_refusals(machine: PolicyMachine, iteration: int) -> list[str]:
-    told = machine.handle(MemberJoined(ONE, iteration))
-    return [one.reason for one in told if isinstance(one, RejectMessage)]
+    instructions = machine.handle(MemberJoined(ONE, iteration))
+    return [one.reason for one in instructions if isinstance(one, RejectMessage)]
 
 
 @pytest.mark.parametrize("policy", ["full", "adaptive", "ako"])
-def test_peers_that_trained_on_while_this_worker_was_paused_are_not_shut_out(policy: str) -> None:
-    """A laptop of 500 steps that was suspended for a night, and its peers at iteration 720,000."""
+def test_peers_that_trained_while_this_worker_was_paused_are_not_excluded(policy: str) -> None:
+    """A laptop at step 500 that was suspended for a night, and its peers at iteration 720,000."""
     machine = machine_of(policy)
     machine.take_over(500)
-    told = machine.handle(MemberJoined(ONE, 720_000))
+    instructions = machine.handle(MemberJoined(ONE, 720_000))
     own = 500
-    while refused := [one for one in told if isinstance(one, RejectMessage)]:
+    while refused := [one for one in instructions if isinstance(one, RejectMessage)]:
         assert not any(one.is_violation for one in refused)
-        assert own < 700, "each own step makes more of it possible"
+        assert own < 700, "each own step allows more of it"
         for peer in (ONE, TWO):
             machine.handle(MemberLeft(peer))
         own = machine.next_iteration()
         machine.handle(LocalStepDone(own, np.ones(20, np.float32), 4, 1.0))
         machine.handle(MemberJoined(ONE, 720_000))
-        told = machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 720_001, 4)))
+        instructions = machine.handle(
+            MessageArrived(ONE, Message(MessageKind.PROGRESS, 720_001, 4))
+        )
     assert own > 600
 
 
 @pytest.mark.parametrize("iteration", [MAX_ITERATION + 1, 2**50])
-def test_what_no_worker_can_have_come_to_is_a_violation(iteration: int) -> None:
+def test_an_iteration_that_no_worker_can_have_reached_is_a_violation(iteration: int) -> None:
     machine = machine_of("full")
     messages = [MessageArrived(ONE, Message(MessageKind.PROGRESS, iteration, 4))] * 2
     for event in (MemberJoined(ONE, iteration), *messages):
@@ -166,7 +174,7 @@ def test_what_no_worker_can_have_come_to_is_a_violation(iteration: int) -> None:
         assert refused.is_violation
 
 
-def test_a_hello_of_an_absurd_iteration_is_named_and_counts_as_the_furthest_possible() -> None:
+def test_a_hello_with_an_absurd_iteration_is_reported_and_counts_as_the_furthest_possible() -> None:
     machine = machine_of("full")
     machine.handle(LocalStepDone(1, np.ones(20, np.float32), 4, 1.0))
     most = MAX_LEAD + MAX_PACE_RATIO
@@ -174,7 +182,7 @@ def test_a_hello_of_an_absurd_iteration_is_named_and_counts_as_the_furthest_poss
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_is_followed_further_than_it_can_have_come(policy: str) -> None:
+def test_no_peer_is_followed_beyond_its_possible_iteration(policy: str) -> None:
     """A false iteration would end a run by maxSteps."""
     machine = machine_of(policy)
     machine.handle(LocalStepDone(1, np.ones(20, np.float32), 4, 1.0))
@@ -186,7 +194,7 @@ def test_nobody_is_followed_further_than_it_can_have_come(policy: str) -> None:
 @pytest.mark.parametrize(
     "kind", [MessageKind.LOSS, MessageKind.WEIGHTS, MessageKind.HELD, MessageKind.FOLD]
 )
-def test_messages_of_any_kind_are_of_an_iteration_that_can_be(kind: MessageKind) -> None:
+def test_messages_of_any_kind_must_have_a_possible_iteration(kind: MessageKind) -> None:
     machine = machine_of("full")
     (reason,) = refusals(machine, Message(kind, MAX_LEAD + 1))
     assert f"{kind.name} of iteration {MAX_LEAD + 1}; allowed: up to {MAX_LEAD}" in reason
@@ -198,14 +206,14 @@ def test_a_hello_does_not_make_others_believed() -> None:
     assert refusals(machine, Message(MessageKind.PROGRESS, 2**50, 4))
 
 
-def test_a_result_that_nobody_has_come_to_is_refused_and_the_right_one_taken() -> None:
+def test_a_result_of_an_unreached_iteration_is_refused_and_the_right_one_accepted() -> None:
     cluster = SitesCluster(weights_spec("hierarchical", betweenShare=1), [2, 2], [2])
     cluster.step(ONE)
     machine = cluster.replicas[ONE].machine
     for iteration in (100, MAX_LEAD, 2**50):
         message = Message(MessageKind.GRADIENT, iteration, 4, RESULT, WHOLE)
-        told = machine.handle(MessageArrived(ME, message))
-        (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
+        instructions = machine.handle(MessageArrived(ME, message))
+        (refusal,) = [one for one in instructions if isinstance(one, RejectMessage)]
         assert f"iteration {iteration}" in refusal.reason
     cluster.step(ME)
     cluster.deliver_all()

@@ -1,10 +1,11 @@
-"""Oracle: knowledge transfer takes nothing back. Replicas that whole gradients keep equal in lock
-step stay so, whatever is asked, answered and merged between, and however long answers are on their
-way; and they are what they would be without any transfer.
+"""Knowledge transfer does not undo training.
 
-Real machines over random schedules of steps and messages, on linear models. Left out: who asks whom
-(tests/unit/core/policies/test_knowledge_transfer.py), the merge of replicas that differ
-(tests/unit/worker/training/test_replica.py).
+Whole gradients keep replicas equal in lock step. They stay so for any requests, answers and merges
+between, and for any delay of answers. They equal those without any transfer. The machines are real,
+over random schedules of steps and messages, on linear models.
+
+Left out: the choice of the peer (tests/unit/core/policies/test_knowledge_transfer.py), the merge of
+replicas that differ (tests/unit/worker/training/test_replica.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROUNDING = 1e-5
 def trained(
     policy: str, sizes: list[int], seed: int, codec: str
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """The weights of all after so many steps, and how often any were merged."""
+    """The weights of all after the steps, and the number of merges."""
     job = spec(
         exchange={"policy": "full", "codec": codec},
         synchronization={"mode": "synchronous"},

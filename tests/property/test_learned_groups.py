@@ -1,10 +1,12 @@
 """Groups of predicted links (`exchange.grouping: learned`), by the model that DLion ships.
 
-Proves: planted groups are found at moderate noise; names of workers do not matter; noise that lasts
-does not make groups change back and forth; a worker that moves for good changes groups, once; fast
-links are probed more often than others, and none is forgotten; without a readable model file a job
-with learned groups does not start, and any other does. Left out: the network
-(tests/unit/core/topology/test_link_forecast.py), jobs (tests/simulated/test_moving_workers.py).
+Planted groups are found at moderate noise, independent of worker names. Constant noise does not
+change groups back and forth. A worker that moves permanently changes groups once. Fast links are
+probed more often than others, and none is left out. Without a readable model file, a job with
+learned groups does not start; any other job does.
+
+Left out: the network (tests/unit/core/topology/test_link_forecast.py), jobs
+(tests/simulated/test_moving_workers.py).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Reports = dict[tuple[Rank, Rank], float]
 
 
 def reports(home: Sequence[int], chance: random.Random, noise: float) -> Reports:
-    """Rates by sender and receiver: fast inside a group, with noise of its own each way."""
+    """Rates by sender and receiver: fast inside a group, with separate noise each way."""
     return {
         (Rank(a), Rank(b)): (FAST if home[a] == home[b] else SLOW)
         * math.exp(chance.gauss(0, noise))
@@ -56,7 +58,7 @@ def agreement(groups: Sequence[Sequence[int]], home: Sequence[int]) -> float:
     return float(adjusted_rand_score(home, [label[Rank(rank)] for rank in range(len(home))]))
 
 
-# ---- which groups ------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 
 
 def test_planted_groups_are_found_at_moderate_noise() -> None:
@@ -73,14 +75,14 @@ def test_planted_groups_are_found_at_moderate_noise() -> None:
 
 @settings(deadline=None, max_examples=examples(40))
 @given(seed=st.integers(0, 1000), order=st.permutations(range(12)))
-def test_names_of_workers_do_not_matter(seed: int, order: list[int]) -> None:
+def test_worker_names_do_not_matter(seed: int, order: list[int]) -> None:
     chance = random.Random(seed)
     home = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
     plain, other = LinkForecast(shipped_model()), LinkForecast(shipped_model())
     for check in range(4):
-        told = reports(home, chance, 0.5)
-        renamed = {(Rank(order[a]), Rank(order[b])): rate for (a, b), rate in told.items()}
-        one = plain.rates(range(12), told, check * LOOK_S)
+        rates = reports(home, chance, 0.5)
+        renamed = {(Rank(order[a]), Rank(order[b])): rate for (a, b), rate in rates.items()}
+        one = plain.rates(range(12), rates, check * LOOK_S)
         two = other.rates(range(12), renamed, check * LOOK_S)
         for a, b in combinations(range(12), 2):
             pair = Rank(min(order[a], order[b])), Rank(max(order[a], order[b]))
@@ -95,46 +97,46 @@ def state_of(sites: dict[str, int], **exchange: Any) -> GroupingState:
     return GroupingState(load_job(job_document(sites, exchange=settings_)), Rank(0))
 
 
-def check(state: GroupingState, told: Reports, now_s: float) -> bool:
-    """Let the decider hear all of that, and look."""
-    for (sender, receiver), rate in told.items():
+def check(state: GroupingState, reported: Reports, now_s: float) -> bool:
+    """Give the decider all these reports, and check."""
+    for (sender, receiver), rate in reported.items():
         if sender == 0:
             state.rates.probed(receiver, rate)
-    for sender in {sender for sender, _ in told} - {0}:
-        own = {receiver: rate for (rank, receiver), rate in told.items() if rank == sender}
+    for sender in {sender for sender, _ in reported} - {0}:
+        own = {receiver: rate for (rank, receiver), rate in reported.items() if rank == sender}
         state.rates.add_peer_rates(sender, own)
-    return state.regroup(range(1 + max(rank for rank, _ in told)), now_s)
+    return state.regroup(range(1 + max(rank for rank, _ in reported)), now_s)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_that_lasts_changes_no_group(seed: int) -> None:
+def test_constant_noise_changes_no_group(seed: int) -> None:
     chance, state = random.Random(seed), state_of({"a": 5, "b": 5})
     home = [0] * 5 + [1] * 5
     for at in range(60):
-        told = reports(home, chance, 0.4)
+        rates = reports(home, chance, 0.4)
         if chance.random() < 0.3:  # a link fades for this check
-            told[Rank(0), Rank(1)] = told[Rank(1), Rank(0)] = SLOW
-        check(state, told, at * LOOK_S)
+            rates[Rank(0), Rank(1)] = rates[Rank(1), Rank(0)] = SLOW
+        check(state, rates, at * LOOK_S)
     assert state.held.groups == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
 
 
-def test_a_worker_that_moves_for_good_changes_groups_once() -> None:
+def test_a_worker_that_moves_permanently_changes_groups_once() -> None:
     chance, state = random.Random(1), state_of({"a": 5, "b": 5})
     before, after = [0] * 5 + [1] * 5, [0] * 4 + [1] * 6
-    seen = [state.held.groups]
+    groupings = [state.held.groups]
     for at in range(40):
         check(state, reports(before if at < 10 else after, chance, 0.3), at * LOOK_S)
-        if state.held.groups != seen[-1]:
-            seen.append(state.held.groups)
+        if state.held.groups != groupings[-1]:
+            groupings.append(state.held.groups)
             changed_at = at
-    assert seen == [((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)), ((0, 1, 2, 3), (4, 5, 6, 7, 8, 9))]
+    assert groupings == [((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)), ((0, 1, 2, 3), (4, 5, 6, 7, 8, 9))]
     assert changed_at < 16
 
 
 # ---- probes ------------------------------------------------------------------------------------
 
 
-def test_fast_links_are_probed_more_often_and_none_is_forgotten() -> None:
+def test_fast_links_are_probed_more_often_and_none_is_left_out() -> None:
     own, asked = PairBandwidths(Rank(0), is_learned=True), Counter[Rank]()
     peers = [Rank(peer) for peer in range(1, 13)]
     for second in range(600):
@@ -157,7 +159,7 @@ def test_the_last_probe_counts() -> None:
 # ---- the model's file --------------------------------------------------------------------------
 
 
-def test_without_a_model_only_jobs_with_learned_groups_do_not_start(
+def test_without_a_model_jobs_with_learned_groups_do_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forecast_model, "FILE", "absent.json")

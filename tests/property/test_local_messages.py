@@ -1,7 +1,9 @@
-"""Lines between trainer and sidecar, at random.
+"""Random lines between trainer and sidecar.
 
-Proves: any record with values in bounds survives its line; any bytes either decode to a record
-that encodes again, or raise ContractError and nothing else. Leaves out: sockets.
+Any record with values in bounds survives its line. Any bytes either decode to a record that can be
+encoded again, or raise ContractError and nothing else.
+
+Left out: sockets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Policy `localsgd` against a naive reference.
 
-Proved: rounds average by samples, with outer momentum, as the reference does, whatever the order of
-steps and messages, and replicas then agree bit for bit; one local step and a plain mean are
-synchronous averaging; who leaves, or comes back with an old anchor, holds nobody and is in line
-again; who takes over weights in mid-round opens none before the others, and keeps its momentum;
-nonsense is refused; a restored machine goes on identically. Left out: accuracy (tests/simulated).
+Rounds average by samples, with outer momentum, like the reference, for any order of steps and
+messages. Replicas then agree bit for bit. One local step and a plain mean are synchronous
+averaging. A worker that leaves, or returns with an old anchor, blocks no other and has equal
+weights again. A worker that takes over weights in mid-round opens no round before the others, and
+keeps its momentum. Invalid messages are refused. A restored machine continues identically.
+
+Left out: accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def job(**parameters: object) -> Spec:
     nesterov=st.booleans(),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_rounds_are_what_the_reference_makes_of_them(
+def test_rounds_equal_those_of_the_reference(
     seed: int, sizes: list[int], steps: int, rate: float, momentum: float, nesterov: bool
 ) -> None:
     parameters = {
@@ -107,9 +109,9 @@ def test_batches_that_change_count_by_their_samples(seed: int) -> None:
         np.testing.assert_allclose(replica.weights_D, mean_D / total, rtol=1e-4, atol=1e-5)
 
 
-def test_a_part_by_the_samples_of_a_passed_round_too_is_none_that_is_refused() -> None:
-    """A part of more samples than a round can have is refused; who was restarted while a round was
-    open has trained on more since the last mean."""
+def test_a_part_with_the_samples_of_a_skipped_round_is_accepted() -> None:
+    """A part of more samples than a round can have is refused. A worker that was restarted during
+    an open round has trained on more since the last mean."""
     steps, batch = 3, 7
     found = job(localSteps=steps)
     sizes = replace(found.batching.global_batch_size, initial=10, max=10)
@@ -121,13 +123,13 @@ def test_a_part_by_the_samples_of_a_passed_round_too_is_none_that_is_refused() -
     restored = cluster.machine(ME, cluster.replicas[ME].weights_D)
     restored.restore(state)
     restored.handle(MemberJoined(ONE, steps))
-    told = []
+    instructions = []
     for iteration in range(steps + 1, 2 * steps + 1):
-        told = restored.handle(own_step(iteration, np.zeros(20, np.float32), batch))
-        told += restored.handle(UpdateApplied())
+        instructions = restored.handle(own_step(iteration, np.zeros(20, np.float32), batch))
+        instructions += restored.handle(UpdateApplied())
     (part,) = (
         one.message
-        for one in told
+        for one in instructions
         if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS
     )
     assert part.weights_version == steps * 10
@@ -136,7 +138,7 @@ def test_a_part_by_the_samples_of_a_passed_round_too_is_none_that_is_refused() -
     assert not any(isinstance(one, RejectMessage) for one in refused)
 
 
-def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
+def test_between_rounds_only_progress_is_sent_and_no_worker_waits() -> None:
     cluster = WeighingCluster(job(localSteps=3), [2, 2])
     for _ in range(3):
         assert cluster.may_step(ME)
@@ -149,17 +151,17 @@ def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
 
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
 @settings(max_examples=examples(40), deadline=None)
-def test_who_leaves_holds_nobody(seed: int, workers: int, turn: int, steps: int) -> None:
+def test_a_departing_worker_blocks_no_other(seed: int, workers: int, turn: int, steps: int) -> None:
     cluster = WeighingCluster(job(localSteps=steps), [2] * workers)
     run_at_random(cluster, seed, steps=4 * steps, leaves=(turn, Rank(seed % workers)))
 
 
 @given(seed=seeds, away=st.integers(0, 12), codec=st.sampled_from(["float32", "float16"]))
 @settings(max_examples=examples(30), deadline=None)
-def test_who_comes_back_with_an_old_anchor_is_in_line_again(
+def test_a_worker_that_returns_with_an_old_anchor_has_equal_weights_again(
     seed: int, away: int, codec: str
 ) -> None:
-    """With the plain mean, after the first round that all are in."""
+    """With the plain mean, after the first round that all take part in."""
     exchange = {"policy": "localsgd", "codec": codec, "parameters": {"localSteps": 3, **PLAIN}}
     cluster = WeighingCluster(spec(exchange=exchange), [2, 3, 2], seed=seed % 99)
     run_at_random(cluster, seed, steps=4)
@@ -172,8 +174,10 @@ def test_who_comes_back_with_an_old_anchor_is_in_line_again(
 
 
 @pytest.mark.parametrize("round_before", [0, 2, 9])
-def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all(round_before: int) -> None:
-    """Whatever it had come to itself: it sends nothing, and is held for nobody, before that."""
+def test_a_worker_that_takes_over_weights_in_mid_round_opens_the_next_with_all(
+    round_before: int,
+) -> None:
+    """Whatever its own iteration was: before that it sends nothing, and no other waits for it."""
     cluster = WeighingCluster(job(localSteps=5, outerMomentum=0.5), [2, 2])
     machine = cluster.replicas[ME].machine
     cluster.handle(ME, MemberLeft(ONE))
@@ -198,7 +202,7 @@ def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all(round_befor
 
 @given(seed=seeds)
 @settings(max_examples=examples(15), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
+def test_a_restored_machine_continues_identically(seed: int) -> None:
     parameters = {"localSteps": 3, "outerMomentum": 0.5}
     cluster = WeighingCluster(job(**parameters), [3, 5, 4])
     run_at_random(cluster, seed, steps=4)
@@ -219,9 +223,9 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
                 weights = Message(MessageKind.WEIGHTS, iteration, 4, 12, payload)
                 events.append(MessageArrived(peer, weights))  # type: ignore[arg-type]
         for event in events:
-            told = cluster.handle(ME, event)
+            instructions = cluster.handle(ME, event)
             pending = twin.handle(event)
-            assert comparable(pending) == comparable(told)
+            assert comparable(pending) == comparable(instructions)
             while pending:
                 one = pending.pop(0)
                 if isinstance(one, ApplyGradient):
@@ -248,21 +252,21 @@ WHOLE = encode_weights(np.ones(20, np.float32), "float32")
         (Message(MessageKind.PROGRESS, 0, 1), "iteration 0"),
     ],
 )
-def test_nonsense_is_refused(message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(localSteps=3), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
 
 
-def test_weights_that_come_twice_or_late_change_nothing() -> None:
+def test_duplicate_or_late_weights_change_nothing() -> None:
     cluster = WeighingCluster(job(localSteps=1), [2, 2])
     cluster.step(ONE)
     message = cluster.links[ONE, ME][-1]
     cluster.step(ME)
     machine = cluster.replicas[ME].machine
-    told = machine.handle(MessageArrived(ONE, message))
-    assert [type(one) for one in told] == [ReplaceWeights]
+    instructions = machine.handle(MessageArrived(ONE, message))
+    assert [type(one) for one in instructions] == [ReplaceWeights]
     assert machine.handle(MessageArrived(ONE, message)) == []
     assert not machine.waiting_for()
 

@@ -1,9 +1,10 @@
 """Several machines under random schedules of steps, deliveries, deaths and returns.
 
-Proved: full synchronous exchange keeps replicas bit-identical and equals training on the joint
-batch; backup without spares does the same; staleness never passes its bound; nobody is held for
-ever; every gradient counts once in the modes that drop nothing; a machine restored from its state
-goes on identically. Left out: real processes and links (tests/local).
+Full synchronous exchange keeps replicas bit-identical and equals training on the joint batch.
+Backup without spares does the same. Staleness never exceeds its bound. No worker blocks. Every
+gradient counts once in the modes that drop nothing. A restored machine continues identically.
+
+Left out: real processes and links (tests/local).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def run_at_random(
     before_step: OnStep = lambda _c, _r: None,
     stuck: int = 0,
 ) -> None:
-    """Steps and deliveries in random order, until every worker has done `steps`; but for the last
+    """Steps and deliveries in random order, until every worker has done `steps`, except the last
     `stuck` ones, which do none."""
     rng = np.random.default_rng(seed)
     alive = cluster.ranks[: len(cluster.ranks) - stuck]
@@ -67,7 +68,7 @@ def run_at_random(
             cluster.step(steppers[choice])
         else:
             cluster.deliver(*links[choice - len(steppers)])
-    assert all(cluster.replicas[rank].iteration >= steps for rank in alive), "held for ever"
+    assert all(cluster.replicas[rank].iteration >= steps for rank in alive), "blocked"
 
 
 @pytest.mark.parametrize("codec", ["float32", "float16"])
@@ -134,7 +135,7 @@ def test_staleness_never_passes_its_bound(sizes: list[int], seed: int, staleness
     data=st.data(),
 )
 @settings(max_examples=examples(30), deadline=None)
-def test_backup_goes_on_with_all_but_the_spare_ones_and_with_no_fewer(
+def test_backup_continues_without_the_spare_workers_and_with_no_fewer(
     sizes: list[int], seed: int, spare: int, data: st.DataObject
 ) -> None:
     job = spec(exchange=FULL, synchronization={"mode": "backup", "backupWorkers": spare})
@@ -152,7 +153,7 @@ def test_backup_goes_on_with_all_but_the_spare_ones_and_with_no_fewer(
 @given(seed=seeds, workers=st.integers(2, 4))
 @settings(max_examples=examples(15), deadline=None)
 def test_every_gradient_counts_once(mode: str, seed: int, workers: int) -> None:
-    """With equal batches each update is a mean, so n times what was applied is what was sent."""
+    """With equal batches each update is a mean, so n times the applied update is the sent one."""
     synchronization: dict[str, object] = {"mode": mode}
     if mode == "backup":
         synchronization["backupWorkers"] = 1
@@ -194,7 +195,7 @@ def test_every_gradient_counts_once(mode: str, seed: int, workers: int) -> None:
     catches_up=st.booleans(),
 )
 @settings(max_examples=examples(25), deadline=None)
-def test_deaths_and_returns_hold_nobody_for_ever(
+def test_deaths_and_returns_block_no_worker(
     sizes: list[int], seed: int, mode: str, *, catches_up: bool
 ) -> None:
     synchronization: dict[str, object] = {"mode": mode, "maxStaleness": 1}
@@ -217,14 +218,14 @@ def test_deaths_and_returns_hold_nobody_for_ever(
 
 
 def disturb(cluster: Cluster, seed: int, *, rounds: int) -> None:
-    """Steps and deliveries at random, with one worker at a time dying and coming back."""
+    """Random steps and deliveries, with one worker at a time dying and returning."""
     rng = np.random.default_rng(seed)
     gone: Rank | None = None
     checkpoint = cluster.replicas[Rank(0)].machine.state()
     for _ in range(rounds):
         if rng.random() < 0.04:
             if gone is not None:
-                come_back(cluster, gone, checkpoint)
+                return_worker(cluster, gone, checkpoint)
                 gone = None
                 continue
             gone = cluster.ranks[int(rng.integers(len(cluster.ranks)))]
@@ -240,11 +241,11 @@ def disturb(cluster: Cluster, seed: int, *, rounds: int) -> None:
             for source in set(cluster.ranks) - {rank, gone}:
                 cluster.deliver(source, rank)
     if gone is not None:
-        come_back(cluster, gone, checkpoint)
+        return_worker(cluster, gone, checkpoint)
 
 
-def come_back(cluster: Cluster, rank: Rank, state: dict[str, Value]) -> None:
-    """A new incarnation of a worker, with the state of a checkpoint, recent or old."""
+def return_worker(cluster: Cluster, rank: Rank, state: dict[str, Value]) -> None:
+    """A new incarnation of a worker, with the state of a recent or old checkpoint."""
     replica = cluster.replicas[rank]
     replica.machine = build(cluster.job_spec, rank, cluster.layout, cluster.ranks)
     replica.machine.restore(state)
@@ -259,9 +260,7 @@ def come_back(cluster: Cluster, rank: Rank, state: dict[str, Value]) -> None:
 @pytest.mark.parametrize("policy", ["full", "dlion", "dlion-published"])
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(
-    mode: str, policy: str, seed: int
-) -> None:
+def test_a_restored_machine_continues_identically(mode: str, policy: str, seed: int) -> None:
     weighting = "dlion_ratio" if policy == "dlion-published" else "sample_mean"
     job = spec(
         exchange={"policy": policy, "weighting": weighting},
@@ -280,7 +279,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
     copy.handle(BudgetsChanged({peer: 40}))
     rng = np.random.default_rng(seed)
     for iteration in range(7, 14):
-        cluster.step(peer)  # what the peer sends goes to both
+        cluster.step(peer)  # the peer's messages go to both
         events: list[Event] = [MessageArrived(peer, message) for message in cluster.links[peer, me]]
         cluster.links[peer, me].clear()
         gradient_D = rng.standard_normal(cluster.layout.size).astype(np.float32)
@@ -288,13 +287,13 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
             int(rng.integers(len(events) + 1)), LocalStepDone(iteration, gradient_D, 3, 0.1)
         )
         for event in events:
-            assert spoken(copy.handle(event)) == spoken(cluster.handle(me, event))
+            assert comparable(copy.handle(event)) == comparable(cluster.handle(me, event))
         assert copy.waiting_for() == original.machine.waiting_for()
         cluster.deliver_all()
 
 
-def spoken(told: list[Instruction]) -> list[object]:
-    """Instructions in a form that compares."""
+def comparable(instructions: list[Instruction]) -> list[object]:
+    """Instructions in a form that can be compared."""
     return [
         (one.gradient_D.tobytes(), one.samples)
         if isinstance(one, ApplyGradient)
@@ -303,5 +302,5 @@ def spoken(told: list[Instruction]) -> list[object]:
         else (one.peer, one.message.kind, one.message.iteration, bytes(one.message.payload))
         if isinstance(one, SendMessage)
         else one
-        for one in told
+        for one in instructions
     ]

@@ -1,9 +1,11 @@
-"""Error feedback for Max N (`exchange.residual`): nothing that a link does not carry is lost to it.
+"""Error feedback for Max N (`exchange.residual`): no entry that a link does not carry is lost.
 
-Proved: on every link sent + residual = sum of gradients, exactly, while members come and go and
-budgets change; what is sent is what Max N selects of residual + gradient; no budget is exceeded;
-with a shared residual all get the same, and replicas of a synchronous cluster are bit-identical; a
-restored policy goes on bit for bit. Left out: Max N's selection itself (test_selection.py).
+On every link sent + residual = sum of gradients, exactly, while members leave and return and
+budgets change. Sent entries are Max N's selection of residual + gradient. No budget is exceeded.
+With a shared residual all get the same, and replicas of a synchronous cluster are bit-identical. A
+restored policy continues bit for bit.
+
+Left out: Max N's selection itself (test_selection.py).
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ codecs = st.sampled_from(list(ValueCodec))
 
 
 def whole_numbers(rng: np.random.Generator, size: int) -> Vector:
-    """So that sums of them are exact, in float16 too; many ties, half of them zeros."""
+    """Whole numbers, whose sums are exact, also in float16; many ties, half of them zeros."""
     return (rng.integers(-5, 6, size) * (rng.random(size) < 0.5)).astype(np.float32)
 
 
 def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
-    """What that peer reads; zeros where it was sent nothing."""
+    """The vector that this peer decodes; zeros without a message."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
     return decode_gradient(sent.payloads[peer], size).weighted(np.float32(1))
 
 
 def some_peers(rng: np.random.Generator) -> tuple[list[Rank], dict[Rank, int]]:
-    """Who is there, and their links' budgets: some without, some too narrow."""
+    """Random peers and their links' budgets: some without, some too narrow."""
     peers = [peer for peer in PEERS if rng.random() < 0.85]
     return peers, {peer: int(rng.integers(0, 600)) for peer in peers if rng.random() < 0.9}
 
@@ -103,7 +105,7 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
 
 @given(seed=seeds, layout=layouts, codec=codecs)
 @settings(deadline=None, max_examples=examples(25))
-def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
+def test_sent_entries_are_max_ns_choice_of_all_pending_ones(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
     """Byte for byte, link by link; floats of every size."""
@@ -125,7 +127,7 @@ def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
 @pytest.mark.parametrize("per_link", [True, False])
 @given(seed=seeds, layout=layouts)
 @settings(deadline=None, max_examples=examples(15))
-def test_restored_in_mid_run_it_goes_on_bit_for_bit(
+def test_a_policy_restored_in_mid_run_continues_bit_for_bit(
     per_link: bool, seed: int, layout: Layout
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -139,14 +141,14 @@ def test_restored_in_mid_run_it_goes_on_bit_for_bit(
             restored.restore({"iteration": 4, **policy.state()})
         first = policy.prepare(gradient_D, PEERS, budgets)
         if step >= 4:
-            assert spoken(restored.prepare(gradient_D, PEERS, budgets), PEERS) == spoken(
+            assert comparable(restored.prepare(gradient_D, PEERS, budgets), PEERS) == comparable(
                 first, PEERS
             )
             np.testing.assert_equal(restored.state(), policy.state())
 
 
-def spoken(sent: OutgoingPayloads, peers: Sequence[Rank]) -> list[bytes]:
-    """In a form that compares."""
+def comparable(sent: OutgoingPayloads, peers: Sequence[Rank]) -> list[bytes]:
+    """Messages in a form that can be compared."""
     own = sent.own.weighted(np.float32(1)).tobytes()
     return [own, *(bytes(sent.payloads.get(peer, b"")) for peer in peers)]
 

@@ -1,12 +1,15 @@
-"""Two groups that trained apart meet at the mean of their weights by samples, under any schedule.
+"""Two groups that trained apart merge at the mean of their weights by samples, under any schedule.
 
-Proved, against that formula: whatever the order of messages, with messages that come twice and with
-a second cut in the middle, all replicas end at (m1 w1 + m2 w2) / (m1 + m2); a group that held still
-takes the other's weights, and so do two whose link was cut those of one who heard both all the
-time, who leaves out no iteration for it; no group's samples count twice, however often they meet; a
-moment's gap moves nothing; questions without an answer hold up nobody; a newcomer's weights are
-left alone; a restored worker knows what it holds; nonsense is refused; sides whose iterations ran
-apart go on level. Left out: that drift falls in a real job (tests/simulated/test_faults.py).
+Against that formula: all replicas end at (m1 w1 + m2 w2) / (m1 + m2), for any message order, with
+duplicate messages and with a second cut during the merge. A group that was paused takes the other's
+weights. Two workers whose link was cut take those of one that heard both all the time, and that one
+skips no iteration. No group's samples count twice, however often they merge.
+
+A short gap changes nothing. Requests without an answer delay no worker. A new worker's weights are
+kept. A restored worker knows which samples its weights contain. Invalid messages are refused. Sides
+at different iterations continue at the same one.
+
+Left out: that drift falls in a real job (tests/simulated/test_faults.py).
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ def folding(
 
 
 class SplitCluster(WeightsCluster):
-    """Workers whose gradients move nothing: what groups have trained to is said by the test."""
+    """Workers with zero gradients; the test sets the trained weights of groups."""
 
     def __init__(
         self, sizes: list[int], seed: int, *, min_samples: int = 1, mode: str = "asynchronous"
@@ -94,7 +97,7 @@ class SplitCluster(WeightsCluster):
         return [link for link in self.links if (link[0] in group) != (link[1] in group)]
 
     def cut(self, group: Collection[Rank]) -> None:
-        """Between that group and the others; what is under way is lost."""
+        """Cut the links between that group and the others; messages in transit are lost."""
         for source, target in self.across(group):
             self.links[source, target].clear()
             self.handle(target, MemberLeft(source))
@@ -104,7 +107,8 @@ class SplitCluster(WeightsCluster):
             self.handle(target, MemberJoined(source, self.replicas[source].iteration))
 
     def train(self, group: Collection[Rank], steps: int) -> int:
-        """Steps of each in the group, which ends at weights of its own; their samples."""
+        """Make steps in each worker of the group, which ends at its own weights; return its
+        samples."""
         for _ in range(steps):
             for rank in group:
                 self.step(rank)
@@ -115,7 +119,7 @@ class SplitCluster(WeightsCluster):
         return steps * sum(self.replicas[rank].local_batch_size for rank in group)
 
     def deliver_at_random(self, most: int | None = None) -> None:
-        """Until nothing is under way, or so many messages; some come twice."""
+        """Deliver messages until none is in transit, or at most that number; some come twice."""
         while most is None or most > 0:
             links = [link for link, queue in self.links.items() if queue]
             if not links:
@@ -127,7 +131,7 @@ class SplitCluster(WeightsCluster):
             most = None if most is None else most - 1
 
     def round_at_random(self) -> None:
-        """A step of each that may, in any order, with some messages in between."""
+        """A step of each worker that may step, in any order, with some messages in between."""
         for rank in self.rng.permutation(self.ranks):
             if self.may_step(rank):
                 self.step(rank)
@@ -151,7 +155,7 @@ def mean_by_samples(w1_D: np.ndarray, m1: int, w2_D: np.ndarray, m2: int) -> np.
 def two_groups(
     sizes: list[int], seed: int, steps: tuple[int, int]
 ) -> tuple[SplitCluster, list[Rank], np.ndarray]:
-    """A cluster whose groups have trained apart, one group, and where all are to meet."""
+    """A cluster whose groups have trained apart, one group, and the expected merged weights."""
     cluster = SplitCluster(sizes, seed)
     cluster.lockstep(2)
     middle = 1 + seed % (len(sizes) - 1)
@@ -171,7 +175,7 @@ def two_groups(
     until_the_second_cut=st.none() | st.integers(0, 40),
 )
 @settings(max_examples=examples(150), deadline=None)
-def test_groups_meet_at_the_mean_by_samples(
+def test_groups_merge_at_the_mean_by_samples(
     sizes: list[int], seed: int, steps: tuple[int, int], until_the_second_cut: int | None
 ) -> None:
     cluster, one, meeting_D = two_groups(sizes, seed, steps)
@@ -190,7 +194,7 @@ def test_groups_meet_at_the_mean_by_samples(
 
 @given(sizes=sizes_of, seed=st.integers(0, 2**32))
 @settings(max_examples=examples(30), deadline=None)
-def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int) -> None:
+def test_weights_are_never_folded_twice(sizes: list[int], seed: int) -> None:
     cluster, one, meeting_D = two_groups(sizes, seed, (3, 2))
     for _ in range(3):
         cluster.heal(one)
@@ -198,7 +202,7 @@ def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int)
         np.testing.assert_allclose(cluster.weights()[-1], meeting_D, rtol=1e-5, atol=1e-6)
         folds = cluster.folds()
         cluster.cut(one)
-    assert folds == len(sizes)  # each worker's weights once, at the first meeting
+    assert folds == len(sizes)  # each worker's weights once, at the first merge
 
 
 @given(
@@ -209,7 +213,7 @@ def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int)
 )
 @example(sizes=[1, 1, 1, 1], seed=0, steps=(12, 0), mode="synchronous")  # caught up step by step
 @settings(max_examples=examples(40), deadline=None)
-def test_sides_that_ran_apart_go_on_level(
+def test_sides_at_different_iterations_continue_at_the_same_one(
     sizes: list[int], seed: int, steps: tuple[int, int], mode: str
 ) -> None:
     cluster = SplitCluster(sizes, seed, mode=mode)
@@ -223,19 +227,19 @@ def test_sides_that_ran_apart_go_on_level(
         cluster.round_at_random()
     apart = [replica.iteration for replica in cluster.replicas.values()]
     assert max(apart) - min(apart) <= SLACK[mode] + 1
-    for rank in cluster.ranks:  # the last update holds a part of everybody's
+    for rank in cluster.ranks:  # the last update contains a part of every worker's
         assert cluster.replicas[rank].descents()[-1].samples == sum(sizes)
         assert cluster.replicas[rank].machine.next_iteration() == apart[rank] + 1
 
 
-def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
+def test_a_peer_that_claims_to_be_absurdly_far_ahead_is_not_followed() -> None:
     cluster = SplitCluster([4, 4], seed=0, mode="bounded")
     cluster.lockstep(2)
     machine = cluster.replicas[Rank(0)].machine
-    for said, expected in ((2**53, 3), (50, 51)):
+    for claimed, expected in ((2**53, 3), (50, 51)):
         machine.handle(MemberLeft(Rank(1)))
         machine.handle(MemberJoined(Rank(1)))
-        held = Message(MessageKind.HELD, said, payload=encode_version_vector({}))
+        held = Message(MessageKind.HELD, claimed, payload=encode_version_vector({}))
         machine.handle(MessageArrived(Rank(1), held))
         assert machine.next_iteration() == expected
 
@@ -247,10 +251,10 @@ def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
     local_batch_sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_what_is_trained_while_weights_are_on_their_way_is_kept(
+def test_training_while_weights_are_in_transit_is_kept(
     seed: int, apart: int, under_way: int, local_batch_sizes: list[int]
 ) -> None:
-    """Also where they are longer under way than the link was down."""
+    """Also if they are longer in transit than the link was down."""
     least = 10 * sum(local_batch_sizes)
     cluster = SplitCluster(local_batch_sizes, seed, min_samples=least)
     cluster.rate = np.float32(1)
@@ -258,7 +262,7 @@ def test_what_is_trained_while_weights_are_on_their_way_is_kept(
     one, other = cluster.ranks[:1], cluster.ranks[1:]
 
     def rounds(count: int, *, folding: bool = True) -> None:
-        """In each, every worker goes on by one, whomever it hears."""
+        """In each round, every worker makes one iteration, whomever it hears."""
         for _ in range(count):
             for rank in cluster.ranks:
                 cluster.step(rank, gradient_D)
@@ -283,19 +287,19 @@ def test_what_is_trained_while_weights_are_on_their_way_is_kept(
     made = cluster.replicas[cluster.ranks[0]].iteration - began
     mean = (samples[0] * len(one) + samples[1] * len(other)) / sum(samples)
     assert cluster.folds() == len(local_batch_sizes)
-    for weights_D in cluster.weights():  # but for an iteration while the question was under way
+    for weights_D in cluster.weights():  # except for an iteration while the request was in transit
         np.testing.assert_allclose(weights_D, mean - made, atol=2.5)
     rounds(1)
     held = [replica.machine.held for replica in cluster.replicas.values()]
     assert max(missing_samples(a, b) for a in held for b in held) < least
 
 
-def test_three_groups_that_meet_one_after_another() -> None:
+def test_three_groups_merge_one_after_another() -> None:
     cluster = SplitCluster([2, 3, 4], seed=1)
     cluster.lockstep(1)
     a, b, c = cluster.ranks
     cluster.cut([a])
-    cluster.cut([b])  # each is alone
+    cluster.cut([b])  # each is isolated
     samples = {rank: cluster.train([rank], steps) for rank, steps in ((a, 5), (b, 1), (c, 2))}
     weights = {rank: cluster.replicas[rank].weights_D.copy() for rank in cluster.ranks}
     for source, target in ((a, b), (b, a)):
@@ -310,7 +314,7 @@ def test_three_groups_that_meet_one_after_another() -> None:
 
 
 def between_two(cluster: SplitCluster, healed: bool) -> None:
-    """The one link between the first two breaks, or stands again."""
+    """The only link between the first two breaks, or is up again."""
     one, other = cluster.ranks[:2]
     for source, target in ((one, other), (other, one)):
         if healed:
@@ -327,7 +331,7 @@ def between_two(cluster: SplitCluster, healed: bool) -> None:
     until_the_second_cut=st.none() | st.integers(0, 20),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_two_whose_link_was_cut_take_the_weights_of_one_who_heard_both(
+def test_two_whose_link_was_cut_take_the_weights_of_one_linked_with_both(
     sizes: list[int], seed: int, steps: int, until_the_second_cut: int | None
 ) -> None:
     cluster = SplitCluster(sizes, seed)
@@ -353,7 +357,7 @@ def test_two_whose_link_was_cut_take_the_weights_of_one_who_heard_both(
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(7, 14))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
+def test_a_third_worker_skips_no_iteration(seed: int, steps: int) -> None:
     cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", min_samples=13)
     cluster.lockstep(2)
     between_two(cluster, healed=False)
@@ -370,9 +374,9 @@ def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=examples(20), deadline=None)
-def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
-    """Every update moves all weights by one; two are a hundred away before. Who comes back leaves
-    out iterations that its peer has done already, a few where messages are slow."""
+def test_in_lock_step_all_continue_from_the_same_weights(seed: int) -> None:
+    """Every update moves all weights by one; two are a hundred away before. A returning worker
+    skips iterations that its peer has done already, a few if messages are slow."""
     cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", min_samples=13)
     cluster.rate = np.float32(1)
     gradient_D = np.ones(cluster.layout.size, np.float32)
@@ -402,8 +406,9 @@ def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
 
 
 @pytest.mark.parametrize("later", [0, 1, 2])
-def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(later: int) -> None:
-    """Of this worker, which asks after its first and has made one more when they arrive."""
+def test_in_lock_step_weights_are_compared_with_those_of_the_same_iteration(later: int) -> None:
+    """This worker requests weights after its first iteration and has made one more when they
+    arrive."""
     cluster = SplitCluster([4, 4, 4], seed=0, mode="synchronous")
     cluster.rate = np.float32(1)
     gradient_D = np.ones(cluster.layout.size, np.float32)
@@ -438,10 +443,10 @@ def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(lat
 
 @pytest.mark.parametrize("rounds_under_way", [0, 1, 3, 6])
 @pytest.mark.parametrize("mode", ["asynchronous", "bounded"])
-def test_who_heard_both_is_asked_however_long_messages_take(
+def test_the_worker_linked_with_both_is_asked_for_any_message_delay(
     mode: str, rounds_under_way: int
 ) -> None:
-    """Where steps wait for no message, or not for all: several are made while one is under way."""
+    """If steps do not wait for all messages, several are made while one is in transit."""
     cluster = SplitCluster([2, 2, 2], seed=0, mode=mode, min_samples=25)
     sent_at: dict[tuple[Rank, Rank], list[int]] = {link: [] for link in cluster.links}
 
@@ -452,7 +457,7 @@ def test_who_heard_both_is_asked_however_long_messages_take(
                     cluster.step(rank)
             for link, queue in cluster.links.items():
                 sent = sent_at[link]
-                del sent[: max(0, len(sent) - len(queue))]  # a cut took what was under way
+                del sent[: max(0, len(sent) - len(queue))]  # a cut took what was in transit
                 sent += [number] * (len(queue) - len(sent))
                 while sent and sent[0] <= number - rounds_under_way:
                     del sent[0]
@@ -466,16 +471,16 @@ def test_who_heard_both_is_asked_however_long_messages_take(
     rounds(range(20, 80))
     between_two(cluster, healed=True)
     rounds(range(80, 150))
-    told = [
+    folds = [
         (r, f)
         for r in cluster.ranks
         for f in cluster.replicas[r].instructions
         if isinstance(f, MergeReplicas)
     ]
-    assert [(rank, fold.sender, fold.own_samples) for rank, fold in told] == [(0, 2, 0), (1, 2, 0)]
+    assert [(rank, fold.sender, fold.own_samples) for rank, fold in folds] == [(0, 2, 0), (1, 2, 0)]
 
 
-def test_who_does_not_say_what_it_holds_is_not_waited_for_long() -> None:
+def test_a_peer_that_does_not_report_its_samples_is_not_waited_for_long() -> None:
     cluster = SplitCluster([4, 4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
@@ -492,7 +497,7 @@ def test_who_does_not_say_what_it_holds_is_not_waited_for_long() -> None:
     assert asked_at == 1 + LOOSE_ANSWER_TIMEOUT_STEPS
 
 
-def test_who_is_asked_for_ever_answers_a_few_times_a_step() -> None:
+def test_a_worker_answers_repeated_requests_only_a_few_times_a_step() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
@@ -506,7 +511,7 @@ def test_who_is_asked_for_ever_answers_a_few_times_a_step() -> None:
     assert decode_version_vector(answer.message.payload, cluster.ranks)[0] == machine.held
 
 
-def test_a_moments_gap_moves_nothing() -> None:
+def test_a_short_gap_changes_nothing() -> None:
     cluster = SplitCluster([4, 4], seed=0, min_samples=21)
     cluster.lockstep(1)
     for steps, folds in ((5, 0), (1, 2)):  # 20 samples apart, then 24
@@ -518,7 +523,7 @@ def test_a_moments_gap_moves_nothing() -> None:
         assert cluster.folds() == folds
 
 
-def test_a_newcomer_keeps_the_weights_that_it_has_taken_over() -> None:
+def test_a_new_worker_keeps_the_weights_that_it_has_taken_over() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.cut([Rank(1)])
     cluster.train([Rank(0)], 5)
@@ -531,19 +536,19 @@ def test_a_newcomer_keeps_the_weights_that_it_has_taken_over() -> None:
     assert cluster.folds() == 0
 
 
-def test_a_restored_worker_knows_what_it_holds() -> None:
+def test_a_restored_worker_knows_the_samples_in_its_weights() -> None:
     cluster = SplitCluster([4, 3], seed=0)
     cluster.lockstep(3)
     replica = cluster.replicas[Rank(0)]
     again = cluster.built(replica)
     again.restore(replica.machine.state())
     assert again.held == replica.machine.held == {Rank(0): 12, Rank(1): 9}
-    told = again.handle(LocalStepDone(4, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
-    assert not any(isinstance(one, RejectMessage) for one in told)
+    instructions = again.handle(LocalStepDone(4, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
+    assert not any(isinstance(one, RejectMessage) for one in instructions)
     assert again.held == {Rank(0): 16, Rank(1): 9}
 
 
-def test_what_is_lacking() -> None:
+def test_missing_samples() -> None:
     assert missing_samples({}, {}) == 0
     assert missing_samples({Rank(0): 5}, {Rank(0): 3, Rank(1): 7}) == 7
     assert missing_samples({Rank(0): 3}, {Rank(0): 5}) == 2
@@ -551,8 +556,8 @@ def test_what_is_lacking() -> None:
 
 @pytest.mark.parametrize("iterations", [0, 2])
 def test_more_samples_than_a_worker_can_have_made_are_refused(iterations: int) -> None:
-    """At 2^50 samples a peer's weights would count alone; before the first step, this worker would
-    hand the count on."""
+    """At 2^50 samples a peer's weights would count alone. Before the first step, this worker would
+    pass the count on."""
     cluster = SplitCluster([4, 4], seed=0, mode="synchronous")
     cluster.lockstep(iterations)
     machine = cluster.replicas[Rank(0)].machine
@@ -565,7 +570,7 @@ def test_more_samples_than_a_worker_can_have_made_are_refused(iterations: int) -
     assert machine.held == before
 
 
-def test_a_count_stays_at_what_peers_take() -> None:
+def test_a_count_stays_within_what_peers_accept() -> None:
     counter = SampleCounter()
     counter.include({Rank(1): MAX_WORKER_SAMPLES})
     counter.count(Rank(1), 1, 5)
@@ -576,8 +581,8 @@ def asked(cluster: SplitCluster) -> PolicyMachine:
     """Worker 0's machine, which has just asked worker 1 for its weights."""
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
-    told = machine.handle(held_message({Rank(1): 400}))
-    assert [one.message.kind for one in told if isinstance(one, SendMessage)] == [
+    instructions = machine.handle(held_message({Rank(1): 400}))
+    assert [one.message.kind for one in instructions if isinstance(one, SendMessage)] == [
         MessageKind.FOLD_REQUEST
     ]
     return machine
@@ -599,7 +604,7 @@ WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
         (MessageKind.HELD, struct.pack("<I", 1)),
         (MessageKind.HELD, struct.pack("<I", 2**32 - 1)),
         (MessageKind.HELD, struct.pack("<IIQIQ", 2, 1, 5, 1, 6)),  # one worker twice
-        (MessageKind.HELD, encode_version_vector({Rank(7): 5})),  # nobody of this run
+        (MessageKind.HELD, encode_version_vector({Rank(7): 5})),  # no worker of this run
         (MessageKind.HELD, encode_version_vector({Rank(1): 2**53 + 1})),
         (MessageKind.HELD, encode_version_vector({Rank(1): 5}) + b"x"),
         (MessageKind.FOLD, b""),
@@ -609,30 +614,32 @@ WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
         (MessageKind.FOLD, encode_version_vector({Rank(7): 400}) + WEIGHTS),
     ],
 )
-def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes) -> None:
+def test_an_invalid_message_is_refused_and_changes_nothing(
+    kind: MessageKind, payload: bytes
+) -> None:
     cluster = SplitCluster([4, 4], seed=0)
     machine = asked(cluster)
     before = machine.held
-    told = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
-    assert [type(one) for one in told] == [RejectMessage]
+    instructions = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
+    assert [type(one) for one in instructions] == [RejectMessage]
     assert machine.held == before
     with_sense = machine.handle(held_message({Rank(1): 500}))  # it can be asked again
     assert kind is MessageKind.HELD or any(isinstance(one, SendMessage) for one in with_sense)
 
 
-def test_weights_that_nobody_asked_for_and_strangers_move_nothing() -> None:
+def test_unrequested_weights_and_unknown_workers_change_nothing() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
     fold = Message(MessageKind.FOLD, 1, payload=encode_version_vector({Rank(1): 400}) + WEIGHTS)
     assert machine.handle(MessageArrived(Rank(1), fold)) == []
     request = Message(MessageKind.FOLD_REQUEST, 1)
-    assert machine.handle(MessageArrived(Rank(1), request)) == []  # it was told nothing
+    assert machine.handle(MessageArrived(Rank(1), request)) == []  # it got no report
     (refused,) = machine.handle(MessageArrived(Rank(9), fold))
     assert isinstance(refused, RejectMessage)
 
 
-def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
+def test_new_workers_are_counted_if_a_group_may_grow() -> None:
     job_spec, layout = full("bounded"), Layout(("w",), (20,))
     replica = SplitCluster([4, 4], seed=0).replicas[Rank(0)]
     machine = PartitionMerge(

@@ -1,5 +1,7 @@
-"""Polyline gives its values back within half of the last decimal, as the plain form codes them;
-hostile bytes are refused, or are what encoding would have written.
+"""The polyline code.
+
+Values are decoded within half of the last decimal, and encoded like the plain form. Hostile bytes
+are refused, or are a possible encoding.
 
 Left out: messages that carry it (test_codecs.py), FedAT.
 """
@@ -27,7 +29,7 @@ decimals_ = st.integers(0, MAX_DECIMALS)
 
 @st.composite
 def values(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
-    """Values of every size that so many decimals can take, and the decimals."""
+    """Values of every size that these decimals allow, and the decimals."""
     decimals = draw(decimals_)
     most = float(np.nextafter(np.float32(LARGEST / 10**decimals), np.float32(0)))
     of_any_size = st.floats(-most, most, width=32)
@@ -53,7 +55,7 @@ def naive(value_D: NDArray[np.float32], decimals: int) -> bytes:
 
 @given(values())
 @example((np.array([LARGEST, -LARGEST, LARGEST], np.float32), 0))
-def test_values_come_back_within_half_of_the_last_decimal(
+def test_values_are_decoded_within_half_of_the_last_decimal(
     case: tuple[NDArray[np.float32], int],
 ) -> None:
     value_D, decimals = case
@@ -65,12 +67,12 @@ def test_values_come_back_within_half_of_the_last_decimal(
     unit_D = np.spacing(np.maximum(np.abs(value_D), np.abs(back_D))).astype(np.float64)
     assert (error_D <= 0.5 * 10.0**-decimals * (1 + 1e-15) + unit_D / 2).all()
     again_D = decode_polyline(encode_polyline(back_D, decimals), value_D.size, decimals)
-    if decimals <= 3 and np.abs(value_D).max() <= 2:  # float32 tells these decimals apart
+    if decimals <= 3 and np.abs(value_D).max() <= 2:  # float32 distinguishes these decimals
         np.testing.assert_array_equal(again_D, back_D)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5000), st.sampled_from([2, 3, 4]))
-def test_weights_like_a_models_are_coded_as_the_plain_form_does(
+def test_weights_like_a_models_are_coded_like_the_plain_form(
     seed: int, size: int, decimals: int
 ) -> None:
     value_D = (np.random.default_rng(seed).standard_normal(size) * 0.05).astype(np.float32)
@@ -104,7 +106,7 @@ def test_decimals_out_of_bounds_are_refused(decimals: int) -> None:
         (naive(np.array([2.0**53], np.float32), 0)[:9], 1, "more than 11 groups|beyond"),
     ],
 )
-def test_bytes_that_encoding_would_not_write_are_refused(
+def test_bytes_that_are_no_possible_encoding_are_refused(
     payload: bytes, size: int, words: str
 ) -> None:
     with pytest.raises(ContractError, match=words):
@@ -112,14 +114,14 @@ def test_bytes_that_encoding_would_not_write_are_refused(
 
 
 def test_sums_beyond_the_bound_are_refused() -> None:
-    """Each difference alone would pass."""
+    """Each difference alone would be accepted."""
     payload = naive(np.array([LARGEST, 1.5 * LARGEST], np.float32), 0)
     with pytest.raises(ContractError, match="a value beyond"):
         decode_polyline(payload, 2, 0)
 
 
 @given(values(), st.data())
-def test_damage_is_refused_or_is_another_right_payload(
+def test_damage_is_refused_or_is_another_valid_payload(
     case: tuple[NDArray[np.float32], int], data: st.DataObject
 ) -> None:
     value_D, decimals = case

@@ -1,7 +1,7 @@
-"""bfloat16, int8, int4 and int2 stay within their bounds; stochastic rounding is right on the mean,
-the same for the same seed and values, and never overflows.
+"""bfloat16, int8, int4 and int2 stay within their bounds.
 
-Every compiled loop gives the bits of its plain NumPy form (tests/support/naive_codecs.py).
+Stochastic rounding is unbiased, the same for the same seed and values, and never overflows. Every
+compiled loop gives the bits of its plain NumPy form (tests/support/naive_codecs.py).
 
 Left out: messages that carry them (test_codecs.py), hostile bytes (test_payload.py, tests/fuzz).
 """
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 LARGEST = float(np.finfo(np.float32).max)
 levels_ = st.sampled_from([3, 7, 127])
 WIDTH = {3: 2, 7: 1, 127: 1}
-"""Of a step between two values, in scales."""
+"""The width of a step between two values, in scales."""
 seeds = st.integers(0, 2**64 - 1)
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @st.composite
 def vectors(draw: st.DrawFn) -> NDArray[np.float32]:
-    """Any finite values, or several blocks on scales of their own, some of zeros."""
+    """Any finite values, or several blocks on different scales, some of zeros."""
     if draw(st.booleans()):
         return draw(arrays.arrays(np.float32, st.integers(1, 40), elements=finite_floats))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -89,8 +89,8 @@ def test_quantized_values_stay_within_their_bound(
 
 
 @pytest.mark.parametrize("levels", [3, 7, 127])
-def test_rounding_is_right_on_the_mean(levels: int) -> None:
-    """Over seeds, for each value; errors of neighbours have nothing to do with each other."""
+def test_rounding_is_unbiased(levels: int) -> None:
+    """Over seeds, for each value; errors of neighbours are independent."""
     count, size = 400, 512
     value_K = np.random.default_rng(1).standard_normal(size).astype(np.float32)
     scale_B, _ = coded(value_K, levels, 0)
@@ -98,17 +98,17 @@ def test_rounding_is_right_on_the_mean(levels: int) -> None:
     error = np.empty((count, size))
     for seed in range(count):
         error[seed] = (dequantize(*coded(value_K, levels, seed)) - value_K) / scale_K
-    # A rounding's standard deviation is half a scale at most; 6 of the mean's are let pass.
+    # A rounding's standard deviation is half a scale at most; the mean may differ by 6 of its own.
     assert np.abs(error.mean(axis=0)).max() < 6 * 0.5 / count**0.5
     assert abs(error.mean()) < 6 * 0.5 / (count * size) ** 0.5
-    assert error.std() > 0.3  # nearest would have 0.29, and a mean of its own for each value
+    assert error.std() > 0.3  # nearest would have 0.29, and a separate mean for each value
     for other in (np.roll(error, 1, axis=1), np.roll(error, 1, axis=0)):
         correlation = np.corrcoef(error.ravel(), other.ravel())[0, 1]
         assert abs(correlation) < 6 / (count * size) ** 0.5
 
 
 @given(levels_, seeds, st.integers(0, 511))
-def test_chance_is_that_of_the_seed_and_the_values(levels: int, seed: int, place: int) -> None:
+def test_randomness_depends_on_the_seed_and_the_values(levels: int, seed: int, place: int) -> None:
     value_K = np.random.default_rng(2).standard_normal(512).astype(np.float32)
     _, code_K = coded(value_K, levels, seed)
     np.testing.assert_array_equal(coded(value_K, levels, seed)[1], code_K)
@@ -132,14 +132,14 @@ def test_bfloats_are_the_nearest(value_K: NDArray[np.float32]) -> None:
 
 
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.integers(-7, 7)))
-def test_nibbles_come_back(code_K: NDArray[np.int8]) -> None:
+def test_nibbles_are_decoded(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 1) // 2, np.uint8)
     pack(code_K, LEVELS_4, byte)
     np.testing.assert_array_equal(unpack(byte, LEVELS_4, code_K.size), code_K)
 
 
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.sampled_from([-3, -1, 1, 3])))
-def test_pairs_of_bits_come_back(code_K: NDArray[np.int8]) -> None:
+def test_pairs_of_bits_are_decoded(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 3) // 4, np.uint8)
     pack(code_K, LEVELS_2, byte)
     np.testing.assert_array_equal(unpack(byte, LEVELS_2, code_K.size), code_K)

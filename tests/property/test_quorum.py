@@ -1,14 +1,17 @@
-"""Workers that hold still without a quorum: each by its links alone, all of a side alike.
+"""Workers that pause without a quorum: each decides by its links alone, all of a side equally.
 
-Proved: after any breaking and mending of links workers that reach each other count the same sites,
-those of a naive search through the graph. With links that break and mend at different times, in
-every mode: a side below its quorum makes no step, the others train on; back, each of its workers
-takes the state of one of them before its next step and nobody takes its own, whatever it trained
-before it noticed; two such sides, a second cut in the middle, a donor that dies, a lost worker that
-starts anew hold nobody for ever; where all held still all go on and fold; in lock step replicas are
-equal to the bit afterwards; a link that breaks between two of three sites holds nobody; what is no
-link state is refused. Left out: what people are told
-(tests/unit/core/lifecycle/test_quorum_gate.py), whole jobs (tests/simulated/test_quorum.py).
+After any breaks and returns of links, workers that reach each other count the same sites as a naive
+search through the graph. In every mode, with links that break and return at different times, a side
+below its quorum makes no step, and the others continue.
+
+Afterwards each of its workers takes the state of one of them before its next step; none takes its
+own, whatever it trained before it noticed. No worker blocks after two such sides, a second cut in
+the middle, a donor that dies, or a lost worker that restarts. If all were paused, all continue and
+fold. In lock step replicas are equal to the bit afterwards. A link that breaks between two of three
+sites blocks no worker. Invalid link states are refused.
+
+Left out: reports to users (tests/unit/core/lifecycle/test_quorum_gate.py), whole jobs
+(tests/simulated/test_quorum.py).
 """
 
 from __future__ import annotations
@@ -44,11 +47,11 @@ from quorum_cluster import QuorumCluster
 SEEDS = st.integers(0, 2**32)
 
 
-# ---- which sites are joined ---------------------------------------------------------------------
+# ---- reachable sites -----------------------------------------------------------------------------
 
 
 class Graph:
-    """Quora of several workers, two to a site, linked as the test says."""
+    """Quorum gates of several workers, two to a site, linked as the test requires."""
 
     def __init__(self, count: int, min_sites: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -66,7 +69,7 @@ class Graph:
         return SiteName(f"site-{rank // 2}")
 
     def change(self, a: Rank, b: Rank) -> None:
-        """Mends that link, or breaks it: its ends hear of it at different times."""
+        """Mend that link, or break it; its ends learn of it at different times."""
         link = frozenset((a, b))
         is_new = link not in self.up
         (self.up.add if is_new else self.up.discard)(link)
@@ -92,7 +95,7 @@ class Graph:
             most -= 1
 
     def reached(self, rank: Rank) -> set[Rank]:
-        """The definition: all that a path of links leads to."""
+        """The definition: all workers to which a path of links leads."""
         found = {rank}
         while grown := {b for link in self.up if link & found for b in link} - found:
             found |= grown
@@ -138,15 +141,16 @@ def test_in_a_full_mesh_each_link_carries_each_state_once() -> None:
     assert not [send for quorum in quora for send in quorum.pending_messages()]
 
 
-# ---- holding still, and after -------------------------------------------------------------------
+# ---- pauses and returns --------------------------------------------------------------------------
 
 MODES = st.sampled_from(["synchronous", "backup", "bounded", "asynchronous"])
 UNHEARD_S = st.sampled_from([0.0, 6.0])
-"""How long sites train unheard before their links break: not at all, or over ten iterations."""
+"""How long sites train unnoticed before their links break: not at all, or over ten iterations."""
 
 
 def split(cluster: QuorumCluster, mode: str, *groups: list[Rank], unheard_s: float = 0.0) -> None:
-    """In lock step so that equal replicas stay equal: nothing is under way when the links break."""
+    """Split the cluster. In lock step no message is in transit when the links break, so that equal
+    replicas stay equal."""
     if unheard_s or mode != "synchronous":
         cluster.split(*groups, silent_s=unheard_s)
         return
@@ -165,14 +169,14 @@ def kill(cluster: QuorumCluster, mode: str, rank: Rank) -> None:
     cluster.resume()
 
 
-def assert_held(cluster: QuorumCluster, ranks: list[Rank], seconds: float = 6.0) -> None:
+def assert_paused(cluster: QuorumCluster, ranks: list[Rank], seconds: float = 6.0) -> None:
     from_s = cluster.clock.now_s
     cluster.run(seconds)
     assert not any(cluster.steps(ranks, from_s).values())
 
 
 def assert_equal(cluster: QuorumCluster, mode: str) -> None:
-    """In lock step: of late, to the bit."""
+    """In lock step the recent weights are equal to the bit."""
     if mode == "synchronous":
         done = min(node.progress.iteration for node in cluster.nodes.values())
         assert not cluster.differing(done - 10)
@@ -189,7 +193,7 @@ def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
     others = [rank for rank in cluster.ranks if rank not in alone]
     split(cluster, mode, alone, others, unheard_s=unheard_s)
     from_s = cluster.clock.now_s
-    assert_held(cluster, alone)
+    assert_paused(cluster, alone)
     assert min(cluster.steps(others, from_s).values()) > 10
     cluster.heal()
     cluster.run(15)
@@ -203,11 +207,11 @@ def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
 
 @given(seed=SEEDS, mode=MODES)
 @settings(max_examples=examples(15), deadline=None)
-def test_two_sides_that_hold_come_back_to_the_one_that_trained(seed: int, mode: str) -> None:
+def test_two_paused_sides_return_to_the_one_that_trained(seed: int, mode: str) -> None:
     cluster = QuorumCluster([1, 1, 2, 1, 1], 3, seed=seed, mode=mode)
     cluster.run(3)
     split(cluster, mode, cluster.of_sites(0, 1, 4), cluster.of_sites(2), cluster.of_sites(3))
-    assert_held(cluster, cluster.of_sites(2, 3))
+    assert_paused(cluster, cluster.of_sites(2, 3))
     cluster.heal()
     cluster.run(15)
     cluster.all_continue()
@@ -217,7 +221,7 @@ def test_two_sides_that_hold_come_back_to_the_one_that_trained(seed: int, mode: 
 
 @given(seed=SEEDS, mode=MODES)
 @settings(max_examples=examples(20), deadline=None)
-def test_a_second_cut_while_it_comes_back(seed: int, mode: str) -> None:
+def test_a_second_cut_during_the_return(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1, 2], 2, seed=seed, mode=mode)
     cluster.run(3)
     alone = cluster.of_sites(seed % 3)
@@ -232,7 +236,7 @@ def test_a_second_cut_while_it_comes_back(seed: int, mode: str) -> None:
 
 @given(seed=SEEDS, mode=MODES)
 @settings(max_examples=examples(15), deadline=None)
-def test_a_donor_that_dies_meanwhile(seed: int, mode: str) -> None:
+def test_a_donor_that_dies_during_the_return(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1, 2], 2, seed=seed, mode=mode)
     cluster.run(3)
     split(cluster, mode, cluster.of_sites(0), cluster.of_sites(1, 2))
@@ -250,13 +254,13 @@ def test_a_donor_that_dies_meanwhile(seed: int, mode: str) -> None:
 
 @given(seed=SEEDS, mode=MODES)
 @settings(max_examples=examples(20), deadline=None)
-def test_a_lost_worker_that_starts_anew_frees_those_that_hold(seed: int, mode: str) -> None:
+def test_a_restarted_worker_frees_the_paused_ones(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1], 2, seed=seed, mode=mode)
     cluster.run(3)
     here, (lost,) = cluster.of_sites(0), cluster.of_sites(1)
     kill(cluster, mode, lost)
     cluster.run(1)
-    assert_held(cluster, here)
+    assert_paused(cluster, here)
     cluster.restart(lost)
     cluster.run(5)
     cluster.all_continue()
@@ -266,29 +270,29 @@ def test_a_lost_worker_that_starts_anew_frees_those_that_hold(seed: int, mode: s
 
 @given(seed=SEEDS, mode=MODES, unheard_s=UNHEARD_S)
 @settings(max_examples=examples(20), deadline=None)
-def test_where_all_held_still_all_go_on(seed: int, mode: str, unheard_s: float) -> None:
+def test_if_all_were_paused_all_continue(seed: int, mode: str, unheard_s: float) -> None:
     cluster = QuorumCluster([2, 1, 1], 3, seed=seed, mode=mode)
     cluster.run(3)
     sites = [cluster.of_sites(number) for number in range(3)]
     split(cluster, mode, *sites, unheard_s=unheard_s)
-    assert_held(cluster, cluster.ranks)
+    assert_paused(cluster, cluster.ranks)
     cluster.heal()
     cluster.run(10)
     cluster.all_continue()
-    if unheard_s and mode == "asynchronous":  # what each has learnt meanwhile counts
+    if unheard_s and mode == "asynchronous":  # the training of each meanwhile counts
         assert cluster.folds()
 
 
-def test_a_link_that_breaks_between_two_of_three_sites_holds_nobody() -> None:
+def test_a_link_that_breaks_between_two_of_three_sites_blocks_no_worker() -> None:
     cluster = QuorumCluster([1, 1, 1], 3, seed=0)
     cluster.break_link(Rank(0), Rank(1))
     cluster.all_continue()
     cluster.break_link(Rank(0), Rank(2))
     cluster.run(2)
-    assert_held(cluster, cluster.ranks)
+    assert_paused(cluster, cluster.ranks)
 
 
-# ---- what is no link state ----------------------------------------------------------------------
+# ---- invalid link states -------------------------------------------------------------------------
 
 STATE = LinkStateAdvertisement(Rank(1), 3, 7, is_halted=True, linked=frozenset({Rank(0), Rank(2)}))
 
@@ -299,7 +303,7 @@ def known(rank: int) -> Rank:
     return Rank(rank)
 
 
-def test_a_link_state_is_read_as_it_was_written() -> None:
+def test_a_link_state_is_decoded_as_encoded() -> None:
     other = LinkStateAdvertisement(Rank(0), 1, 0, is_halted=False, linked=frozenset())
     assert decode_link_states(encode_link_states([STATE, other]), known) == [STATE, other]
     assert decode_link_states(b"", known) == []
@@ -321,7 +325,7 @@ def test_a_link_state_is_read_as_it_was_written() -> None:
         encode_link_states([replace(STATE, incarnation=2**64 - 1)]),
     ],
 )
-def test_nonsense_is_refused(payload: bytes) -> None:
+def test_an_invalid_link_state_is_refused(payload: bytes) -> None:
     with pytest.raises(ContractError, match="REACH"):
         decode_link_states(payload, known)
     quorum = SiteQuorum(Rank(0), 1, min_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
@@ -334,7 +338,7 @@ def test_nonsense_is_refused(payload: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_break_it(payload: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(payload: bytes) -> None:
     quorum = SiteQuorum(Rank(0), 1, min_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
     quorum.handle(MessageArrived(Rank(1), Message(MessageKind.REACH, 0, payload=payload)))
-    assert quorum.reachable_workers() == {Rank(0)}  # whoever is not linked does not count
+    assert quorum.reachable_workers() == {Rank(0)}  # an unlinked worker does not count

@@ -1,12 +1,12 @@
 """Policy `quorum-diloco` against naive references.
 
-Proved: the server's momentum is Nesterov's, and with a period the delayed form's of its source;
-where all are waited for, every round is DiLoCo's; under random schedules every answer is what a
-naive server makes of the same changes; the outer step goes on with a quorum after the window and
-not before, the window shrinks by slow links, a late change is answered at once and counts in the
-next step; steps made while waiting are kept; changes count by samples times samples per step, or by
-samples. Left out: departures, hostile messages, restarts (test_served_workers), accuracy
-(tests/simulated).
+The server's momentum is Nesterov's, and with a period the delayed form of its source. If all are
+waited for, every round is DiLoCo's. Under random schedules every answer is that of a naive server
+with the same changes. With a quorum the outer step waits for the window and no longer, and slow
+links shorten the window. A late change is answered at once and counts in the next step. Steps made
+while waiting are kept. Changes count by samples times samples per step, or by samples.
+
+Left out: departures, hostile messages, restarts (test_served_workers), accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_servers_step_is_the_delayed_form(
     momentum=st.sampled_from([0.0, 0.5]),
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_where_all_are_waited_for_every_round_is_dilocos(
+def test_if_all_are_waited_for_every_round_is_dilocos(
     seed: int, sizes: list[int], steps: int, rate: float, momentum: float
 ) -> None:
     parameters = {
@@ -118,7 +118,7 @@ def test_where_all_are_waited_for_every_round_is_dilocos(
 
 
 class Watched(SitesCluster):
-    """Beside the server a naive one that is told the same changes and steps."""
+    """A naive server beside the real one, with the same changes and steps."""
 
     def __init__(self, sizes: list[int], seed: int, quorum: float, overlap: int) -> None:
         self.quorum, self.window = quorum, floor(0.5 * overlap)
@@ -141,13 +141,13 @@ class Watched(SitesCluster):
             return super().handle(rank, event)
         expected = self._naive(event)
         before_D = self.replicas[ME].weights_D.copy()
-        told = super().handle(rank, event)
+        instructions = super().handle(rank, event)
         found = {
             int(one.peer): decode_weights(one.message.payload, SIZE)
-            for one in told
+            for one in instructions
             if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS
         }
-        replaced = [one.weights_D for one in told if isinstance(one, ReplaceWeights)]
+        replaced = [one.weights_D for one in instructions if isinstance(one, ReplaceWeights)]
         assert found.keys() | ({0} if replaced else set()) == expected
         for weights_D in found.values():
             self.answers += 1
@@ -157,7 +157,7 @@ class Watched(SitesCluster):
             kept_D = self.global_D + (before_D - self.sent_D)
             self.anchor_D, self.waits = self.global_D.copy(), False
             np.testing.assert_allclose(replaced[0], kept_D, rtol=1e-3, atol=1e-4)
-        return told
+        return instructions
 
     def _naive(self, event: Event) -> set[int]:
         """Ranks that are answered now, 0 for the server itself."""
@@ -220,7 +220,7 @@ class Watched(SitesCluster):
     overlap=st.sampled_from([0, 2, 4]),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_every_answer_is_the_references(
+def test_every_answer_equals_the_references(
     seed: int, sizes: list[int], quorum: float, overlap: int
 ) -> None:
     cluster = Watched(sizes, seed % 999, quorum, overlap)
@@ -229,7 +229,7 @@ def test_every_answer_is_the_references(
 
 
 def steps(cluster: SitesCluster, rank: Rank, count: int) -> None:
-    """So many steps of one worker, whose messages reach the server."""
+    """Make that number of steps of one worker, whose messages reach the server."""
     for _ in range(count):
         assert cluster.may_step(rank)
         cluster.step(rank, np.ones(SIZE, np.float32))
@@ -238,11 +238,11 @@ def steps(cluster: SitesCluster, rank: Rank, count: int) -> None:
 
 
 def answered(cluster: SitesCluster, rank: Rank) -> bool:
-    """Whether the server has an answer for that worker on its way."""
+    """Whether an answer for that worker is in transit."""
     return any(one.kind is MessageKind.WEIGHTS for one in cluster.links[ME, rank])
 
 
-def test_a_stalled_worker_holds_nobody_and_its_late_change_counts_in_the_next_step() -> None:
+def test_a_stalled_worker_blocks_no_other_and_its_late_change_counts_in_the_next_step() -> None:
     cluster = cluster_of([2, 2, 2], localSteps=2, quorum=0.6, **PLAIN)
     start_D = cluster.weights()[0]
     for rank in (ME, ONE):
@@ -294,10 +294,10 @@ def test_the_outer_step_waits_for_the_window_and_no_longer(within: bool) -> None
     ("grace", "budget", "expected"),
     [(1, 10**6, 4), (0.5, 10**6, 2), (1, 40, 2), (1, 4, 0), (0, 10**6, 0)],
 )
-def test_the_window_is_what_the_answers_leave_of_the_overlap(
+def test_the_window_is_the_overlap_minus_the_answers(
     grace: float, budget: int, expected: int
 ) -> None:
-    """Weights of 80 bytes take two steps where a link carries 40 in one."""
+    """Weights of 80 bytes take two steps on a link that carries 40 bytes in one."""
     cluster = cluster_of([2, 2, 2], localSteps=2, overlapSteps=4, quorum=0.6, grace=grace)
     fraction = cluster.job_spec.network.bandwidth_fraction
     links = BudgetsChanged({ONE: int(fraction * budget), TWO: 10**9})
@@ -320,10 +320,10 @@ def test_steps_made_while_waiting_are_kept() -> None:
     np.testing.assert_allclose(cluster.weights()[1], start_D - 0.1 - 3 * 0.05, atol=1e-6)
     np.testing.assert_allclose(cluster.weights()[0], start_D - 0.1, atol=1e-6)
     steps(cluster, ONE, 1)  # three since the change: the next one is due
-    said = [
+    sent = [
         one.message for one in cluster.replicas[ONE].instructions if isinstance(one, SendMessage)
     ]
-    change = [one for one in said if one.kind is MessageKind.WEIGHTS][-1]
+    change = [one for one in sent if one.kind is MessageKind.WEIGHTS][-1]
     part_D = decode_gradient(change.payload, SIZE).weighted(np.float32(1))
     np.testing.assert_allclose(part_D, np.full(SIZE, -4 * 0.05), atol=1e-6)
 
@@ -344,5 +344,5 @@ def test_a_change_of_a_site_is_refused() -> None:
     cluster.step(ONE)
     change = next(one for one in cluster.links[ONE, ME] if one.kind is MessageKind.WEIGHTS)
     wrong = Message(change.kind, 1, 2, change.weights_version + 2, change.payload)
-    told = cluster.replicas[ME].machine.handle(MessageArrived(ONE, wrong))
-    assert any("of a site" in getattr(one, "reason", "") for one in told)
+    instructions = cluster.replicas[ME].machine.handle(MessageArrived(ONE, wrong))
+    assert any("of a site" in getattr(one, "reason", "") for one in instructions)

@@ -1,8 +1,10 @@
-"""Facts: ranks by group are one per worker and stand whatever any group's count becomes, here or in
-another site's manifest; rank and worker lead to each other, also for who is yet to come. Counted
-ranks have no gap, and both are the same for a job of one group.
+"""Ranks by group: one for each worker, unchanged for any counts of groups, here or in another
+site's manifest.
 
-Left out: what uses them.
+Rank and worker map to each other, also for later workers. Counted ranks have no gap, and both are
+the same for a job of one group.
+
+Left out: the users of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ COUNTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size
 
 
 def job_of(counts: list[list[int]], **exchange: str) -> Job:
-    """A job with so many workers in the groups of its sites."""
+    """A job with these numbers of workers in the groups of its sites."""
     sites = [
         {
             "name": f"site-{at}",
@@ -55,7 +57,7 @@ def scaled(job: Job, counts: list[list[int]]) -> Job:
 
 
 @given(COUNTS, st.data())
-def test_ranks_by_group_stand_whatever_the_counts(
+def test_ranks_by_group_do_not_depend_on_the_counts(
     counts: list[list[int]], data: st.DataObject
 ) -> None:
     job = job_of(counts).with_group_ranks()
@@ -107,8 +109,8 @@ def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
         job.worker_at(site, "g0", 2)
 
 
-def test_what_a_manifest_says_of_its_ranks_itself_counts_for_nothing() -> None:
-    """It may come from a cluster's run, and be another's now."""
+def test_ranks_in_a_manifest_are_ignored() -> None:
+    """It may come from a cluster's run, and now belong to another."""
     grown = job_of([[2, 1], [2]]).with_group_ranks()
     assert grown.may_grow
     ring = replace(grown.spec, exchange=replace(grown.spec.exchange, topology="ring"))

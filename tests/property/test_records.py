@@ -1,7 +1,8 @@
-"""Facts: whatever bytes come as a record, the answer is a record or a ContractError; a record that
-was read is written and read again unchanged.
+"""Records from any bytes: the result is a record or a ContractError.
 
-Left out: the table of what is wrong (tests/unit/worker/coordination/test_records.py).
+A record that was read is written and read again unchanged.
+
+Left out: the table of errors (tests/unit/worker/coordination/test_records.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What `exchange.robustness` makes of the contributions to one update.
+"""The sums of `exchange.robustness` over the contributions to one update.
 
-Facts: each method is that of its paper, as a naive implementation in float64 has it, for whole and
-for sparse contributions; clipping changes no bit of a sum whose norms are alike, and bounds what
-one contribution adds; entries that a contribution lacks count as zeros in a trimmed mean; with
-fewer contributions than a method needs it is the mean; the order of contributions decides nothing
-but rounding; one arbitrary contribution of four cannot move the result beyond the others' size.
+Each method is that of its paper, compared with a naive implementation in float64, for whole and for
+sparse contributions. Clipping changes no bit of a sum whose norms are similar, and bounds the
+effect of one contribution. Missing entries of a contribution count as zeros in a trimmed mean. With
+fewer contributions than a method needs it is the mean. The order of contributions affects only
+rounding. One arbitrary contribution of four cannot move the result beyond the others' size.
 
 Left out: whole jobs (tests/simulated/test_insiders.py), which jobs may have which method
 (tests/support/manifest_table.py).
@@ -44,7 +44,7 @@ rows = st.lists(st.lists(values, min_size=SIZE, max_size=SIZE), min_size=1, max_
 
 
 def contributions(value_PD: Rows, samples: Sequence[int]) -> list[Contribution]:
-    """Encoded and decoded as on a link, sparse where entries are zero."""
+    """Encoded and decoded as on a link, sparse if entries are zero."""
     parts = [
         encode_nonzero(row_D, ValueCodec.FLOAT32).part if row_D.any() else None
         for row_D in value_PD
@@ -89,7 +89,7 @@ def test_each_method_is_that_of_its_paper(method: str, value_PD: Rows, data: st.
 
 @given(value_PD=rows, data=st.data())
 @settings(max_examples=examples(100), deadline=None)
-def test_clipping_changes_no_bit_of_contributions_of_like_norms(
+def test_clipping_changes_no_bit_of_contributions_of_similar_norms(
     value_PD: Rows, data: st.DataObject
 ) -> None:
     signs = data.draw(
@@ -122,7 +122,7 @@ def test_one_of_at_least_four_cannot_move_the_mean_beyond_the_size_of_the_others
     assert (trimmed_D >= honest_PD.min(axis=0) - 1e-4).all()
 
 
-def test_an_entry_that_one_of_four_sends_is_lost_in_a_trimmed_mean() -> None:
+def test_an_entry_sent_by_one_of_four_is_lost_in_a_trimmed_mean() -> None:
     value_PD = np.zeros((4, 3), np.float32)
     value_PD[0] = [8, 8, 8]
     value_PD[1, 1:] = [4, -4]
@@ -131,18 +131,18 @@ def test_an_entry_that_one_of_four_sends_is_lost_in_a_trimmed_mean() -> None:
     assert robust_mean("trimmed", given_, 3).tolist() == [0, 2, 2]
 
 
-def test_krum_leaves_out_what_is_far_from_all_others() -> None:
+def test_krum_leaves_out_a_distant_contribution() -> None:
     near = [[1, 0], [1, 0.1], [0.9, 0], [-1, 0]]
     assert nearest([np.array(one, np.float32) for one in near], 1) == [0, 1, 2]
-    assert nearest([np.array(one, np.float32) for one in near[:3]], 1) == [0, 1, 2], "of three all"
+    assert nearest([np.array(one, np.float32) for one in near[:3]], 1) == [0, 1, 2], "all of three"
 
 
-def test_of_contributions_without_entries_nothing_is_made() -> None:
+def test_contributions_without_entries_give_nothing() -> None:
     for method in ROBUST_METHODS:
         empty = [Contribution(4, None), Contribution(4, None), Contribution(4, None)]
         assert robust_mean(method, empty, SIZE).tolist() == [0.0] * SIZE
     assert clipping_factors([0, 0, 0]) == [1, 1, 1]
-    assert clipping_factors([0, 0, 5.0, 1.0]) == [1, 1, 1, 1], "who sends nothing has no norm"
+    assert clipping_factors([0, 0, 5.0, 1.0]) == [1, 1, 1, 1], "an empty contribution has no norm"
 
 
 def test_the_weights_of_the_published_form_stay() -> None:

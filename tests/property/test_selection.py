@@ -1,9 +1,11 @@
 """Max N against a naive reference: per-variable thresholds, a full sort, a count of each bucket.
 
-The budget is never exceeded, what is sent is what the largest N that fits keeps, and histogram
+The budget is never exceeded. Sent entries are those of the largest N that fits, and histogram
 counts are naive counts. Selections among candidates are those of the histogram of all entries, to
-the last byte of a payload, also where the sample misleads, and values that are not finite are
-refused there too. Left out: time (benchmarks/selection.py).
+the last byte of a payload, also if the sample misleads. Values that are not finite are refused
+there too.
+
+Left out: time (benchmarks/selection.py).
 """
 
 from __future__ import annotations
@@ -61,13 +63,13 @@ def naive_ratios(gradient_D: Gradient, layout: Layout) -> Gradient:
 
 
 def naive_threshold(ratio_D: Gradient, count: int) -> float:
-    """The lowest ratio in the gradient that at most `count` entries reach; inf: none."""
+    """The lowest ratio in the gradient that at most `count` entries reach; inf if there is none."""
     fitting = [ratio for ratio in set(ratio_D.tolist()) if (ratio_D >= ratio).sum() <= count]
     return min(fitting, default=float("inf"))
 
 
 @given(gradients(), st.floats(0.01, 100))
-def test_what_n_keeps_is_what_the_definition_says(
+def test_kept_entries_of_n_follow_the_definition(
     case: tuple[Gradient, Layout], n_percent: float
 ) -> None:
     gradient_D, layout = case
@@ -155,13 +157,13 @@ def large(kind: str, rng: np.random.Generator, size: int) -> Gradient:
             part = np.round(part)
         case "sparse":
             part[rng.random(size) < 0.99] = 0
-        case "spikes":  # in runs, of which a sample of runs may know nothing
+        case "spikes":  # in runs, which a sample of runs may miss
             part *= 1e-6
             at = int(rng.integers(size))
             part[at : at + size // 20] = 1 + rng.random(size)[: part[at : at + size // 20].size]
         case "rows":  # that repeat with the chunks of a sample
             part = np.where(np.arange(size) % 4096 < 64, part, 1e-3 * part)
-        case "sampled":  # the sample has the large entries, and nothing else has
+        case "sampled":  # only the sample has the large entries
             at = np.arange(size)
             is_run = at % 4096 // 64 == at // 4096 * 37 % 64
             part = np.where(is_run, 0.4 * rng.random(size), 1e-6 * part)
@@ -211,10 +213,10 @@ def test_a_selection_among_candidates_is_that_of_all(
     ("normal", 0.01, True), ("heavy", 0.1, True), ("normal", 0.3, False), ("spikes", 0.02, False),
     ("sparse", 0.1, False), ("sampled", 0.1, False),
 ])  # fmt: skip
-def test_candidates_serve_where_the_sample_does_not_mislead(
+def test_candidates_are_used_if_the_sample_does_not_mislead(
     kind: str, share: float, expected: bool
 ) -> None:
-    """Else the histogram of all entries does; both give the same."""
+    """Otherwise the histogram of all entries is used; both give the same."""
     gradient_D = large(kind, np.random.default_rng(3), 200_000)
     magnitudes = Magnitudes(Layout(("w",), (gradient_D.size,)))
     magnitudes.measure(gradient_D, most=int(share * gradient_D.size))

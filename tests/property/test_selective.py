@@ -1,10 +1,12 @@
-"""Selective propagation of `dlion`: whom a gradient goes to, and what waits for the others.
+"""Selective propagation of `dlion`: the peers of a gradient, and the pending entries for the
+others.
 
-Proves: every pair is served within the bound, whatever budgets, gradients, joins, leaves; no more
-peers a step than asked for where that keeps the bound; bytes per worker stay flat from 6 over 24 to
-96 machines; with a rest per link sent + pending is the sum of all gradients, without one what goes
-out whole is exactly what came since; information and bandwidth decide who is first; a restored
-worker goes on the same. The oracle is a plain account of each peer in NumPy.
+Every pair is served within the bound, for any budgets, gradients, joins and departures. A step has
+no more peers than requested if that keeps the bound. Bytes per worker stay constant from 6 over 24
+to 96 machines. With a residual per link, sent + pending is the sum of all gradients; without one, a
+whole gradient is exactly the sum since the last time. Information and bandwidth decide the order. A
+restored worker continues identically. The oracle is a plain account of each peer in NumPy.
+
 Left out: which entries a budget takes (test_selection.py), accuracy (simulations).
 """
 
@@ -76,17 +78,19 @@ def test_every_peer_is_served_within_the_bound(
             else:
                 peers.add(rank)
                 served_at[rank] = step - 1
-        told = sending.prepare(gradient(rng), sorted(peers), budgets)
-        served_at.update(dict.fromkeys(told.payloads, step))
+        prepared = sending.prepare(gradient(rng), sorted(peers), budgets)
+        served_at.update(dict.fromkeys(prepared.payloads, step))
         assert all(step - served_at[rank] < max_wait_steps for rank in peers), (step, served_at)
-        assert set(told.payloads) <= peers
+        assert set(prepared.payloads) <= peers
         if not members_change:
-            assert len(told.payloads) <= most_a_step
+            assert len(prepared.payloads) <= most_a_step
 
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.booleans())
-def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, max_peers: int, floor: bool) -> None:
+def test_nothing_is_lost_with_a_residual_for_each_link(
+    seed: int, max_peers: int, floor: bool
+) -> None:
     rng = np.random.default_rng(seed)
     sending = selective(
         max_peers=max_peers, max_wait_steps=6, keeps_rest=True, floor_percent=0.85 if floor else 50
@@ -101,10 +105,10 @@ def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, max_peers: int, fl
         budgets = {rank: int(rng.integers(0, 200)) for rank in peers}
         for rank in peers:
             saved[rank] += budgets[rank]
-        told = sending.prepare(gradient_D, peers, budgets)
-        np.testing.assert_array_equal(told.own.weighted(np.float32(1)), gradient_D)
-        for rank, payload in told.payloads.items():
-            assert len(payload) <= saved[rank], "more than its link had saved up"
+        prepared = sending.prepare(gradient_D, peers, budgets)
+        np.testing.assert_array_equal(prepared.own.weighted(np.float32(1)), gradient_D)
+        for rank, payload in prepared.payloads.items():
+            assert len(payload) <= saved[rank], "more than the saved budget of its link"
             saved[rank] -= len(payload)
             sent[rank] += decoded(payload)
     pending = {
@@ -117,7 +121,7 @@ def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, max_peers: int, fl
         np.testing.assert_allclose(sent[rank] + pending[rank], total_D, atol=1e-4)
 
 
-def test_whole_gradients_are_exactly_those_since_the_last_time() -> None:
+def test_a_whole_gradient_is_the_sum_since_the_last_time() -> None:
     rng = np.random.default_rng(1)
     sending = selective(floor_percent=None, max_wait_steps=8)
     peers = [Rank(rank) for rank in (1, 2, 3, 4, 5)]
@@ -126,9 +130,9 @@ def test_whole_gradients_are_exactly_those_since_the_last_time() -> None:
         gradient_D = gradient(rng)
         for rank in peers:
             waiting[rank] += gradient_D
-        told = sending.prepare(gradient_D, peers, dict.fromkeys(peers, 50))
-        assert len(told.payloads) == 2
-        for rank, payload in told.payloads.items():
+        prepared = sending.prepare(gradient_D, peers, dict.fromkeys(peers, 50))
+        assert len(prepared.payloads) == 2
+        for rank, payload in prepared.payloads.items():
             np.testing.assert_allclose(decoded(payload), waiting[rank], rtol=1e-5, atol=1e-5)
             waiting[rank][:] = 0
 
@@ -143,7 +147,7 @@ def shares(budgets: dict[Rank, int], steps: int = 400) -> Counter[Rank]:
     return served
 
 
-def test_a_faster_link_is_served_more_often_and_equal_ones_alike() -> None:
+def test_a_faster_link_is_served_more_often_and_equal_ones_equally() -> None:
     equal = shares({Rank(1): 100, Rank(2): 100, Rank(3): 100})
     assert max(equal.values()) - min(equal.values()) <= 0.1 * 400
     unequal = shares({Rank(1): 150, Rank(2): 60, Rank(3): 60})
@@ -151,7 +155,7 @@ def test_a_faster_link_is_served_more_often_and_equal_ones_alike() -> None:
     assert unequal[Rank(2)] >= 400 // 10
 
 
-def test_who_lacks_most_information_is_first() -> None:
+def test_the_peer_that_lacks_most_information_is_first() -> None:
     rng = np.random.default_rng(3)
     sending = selective(max_peers=1, max_wait_steps=100)
     first = sending.prepare(gradient(rng), [Rank(1), Rank(2)], {})
@@ -171,7 +175,7 @@ def test_memory_is_a_gradient_for_each_step_of_the_bound_not_for_each_peer() -> 
 
 
 @pytest.mark.parametrize("keeps_rest", [False, True])
-def test_a_restored_worker_goes_on_the_same(keeps_rest: bool) -> None:
+def test_a_restored_worker_continues_identically(keeps_rest: bool) -> None:
     rng = np.random.default_rng(5)
     peers = [Rank(rank) for rank in range(6) if rank != 2]
     budgets = {rank: 70 + 20 * rank for rank in peers}
@@ -181,9 +185,11 @@ def test_a_restored_worker_goes_on_the_same(keeps_rest: bool) -> None:
     after.restore(before.state())
     for _ in range(12):
         gradient_D = gradient(rng)
-        told = [one.prepare(gradient_D.copy(), peers, budgets).payloads for one in (before, after)]
-        assert {r: bytes(p) for r, p in told[0].items()} == {
-            r: bytes(p) for r, p in told[1].items()
+        payloads = [
+            one.prepare(gradient_D.copy(), peers, budgets).payloads for one in (before, after)
+        ]
+        assert {r: bytes(p) for r, p in payloads[0].items()} == {
+            r: bytes(p) for r, p in payloads[1].items()
         }
 
 
@@ -203,7 +209,8 @@ def exchange(**values: object) -> Any:
 def bytes_per_worker_step(
     count: int, steps: int, budget_bytes: int | None = None, **values: object
 ) -> float:
-    """Bytes of gradients, with 128 for each of them beside; nobody waits, nothing need arrive."""
+    """Bytes of gradients, and 128 more for each of them; no worker waits, and nothing has to
+    arrive."""
     cluster = Cluster(exchange(**values), [4] * count, layout=LAYOUT)
     if budget_bytes is not None:
         for rank in cluster.ranks:
@@ -214,10 +221,13 @@ def bytes_per_worker_step(
         for rank in cluster.ranks:
             cluster.step(rank)
             replica = cluster.replicas[rank]
-            for told in replica.instructions:
-                if isinstance(told, SendMessage) and told.message.kind is MessageKind.GRADIENT:
-                    sent += told.message.size_bytes + 128
-                    served[rank, told.peer] = step
+            for instruction in replica.instructions:
+                if (
+                    isinstance(instruction, SendMessage)
+                    and instruction.message.kind is MessageKind.GRADIENT
+                ):
+                    sent += instruction.message.size_bytes + 128
+                    served[rank, instruction.peer] = step
             replica.instructions.clear()
         for queue in cluster.links.values():
             queue.clear()
@@ -228,13 +238,13 @@ def bytes_per_worker_step(
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("most", [48, pytest.param(96, marks=pytest.mark.slow)])
-def test_bytes_per_worker_are_flat_as_workers_are_added(most: int) -> None:
+def test_bytes_per_worker_stay_constant_as_workers_are_added(most: int) -> None:
     found = {
         count: bytes_per_worker_step(count, 34, 90, propagation="selective") for count in (6, most)
     }
     assert max(found.values()) <= 1.3 * min(found.values()), found
     to_all = {count: bytes_per_worker_step(count, 4, 90) for count in (6, 24)}
-    assert to_all[24] > 4 * to_all[6]  # what it is that stays flat
+    assert to_all[24] > 4 * to_all[6]  # what it is that stays constant
 
 
 def test_all_machines_train_and_come_near_each_other() -> None:

@@ -1,11 +1,13 @@
-"""Workers with a server (`halos`, `quorum-diloco`) that leave, return, restart or send nonsense.
+"""Workers with a server (`halos`, `quorum-diloco`) that leave, return, restart or send invalid
+messages.
 
-Facts: who leaves holds nobody, a server neither, and who returns takes part again; while single
-links break and heal, nobody is held for ever; a change ahead of the word of its link is answered;
-nonsense is refused, answered, and not waited for, and so are more samples than a worker can have
-had; who serves again begins from its own weights; a
-restored machine continues identically, and does not repeat a change that it has sent. Left out:
-what the policies compute (test_halos, test_quorum_diloco).
+A departing worker or server blocks no other, and a returning one takes part again. While single
+links break and return, no worker blocks. A change that arrives before its link event is answered.
+Invalid messages are refused, answered, and not waited for. So are more samples than a worker can
+have processed. A worker that becomes the server again begins from its own weights. A restored
+machine continues identically, and does not repeat a sent change.
+
+Left out: the arithmetic of the policies (test_halos, test_quorum_diloco).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def cluster_of(kind: str, seed: int = 0, sites: tuple[int, ...] = (2, 2, 1)) -> 
 
 @given(kind=kinds, seed=seeds, turn=st.integers(0, 150), gone=st.integers(0, 4))
 @settings(max_examples=examples(80), deadline=None)
-def test_who_leaves_holds_nobody(kind: str, seed: int, turn: int, gone: int) -> None:
+def test_a_departing_worker_blocks_no_other(kind: str, seed: int, turn: int, gone: int) -> None:
     cluster = cluster_of(kind, seed)
     rng = np.random.default_rng(seed)
     for _ in range(turn):
@@ -76,7 +78,7 @@ def test_who_leaves_holds_nobody(kind: str, seed: int, turn: int, gone: int) -> 
     resumes=st.booleans(),
 )
 @settings(max_examples=examples(80), deadline=None)
-def test_who_comes_back_takes_part_again(
+def test_a_returning_worker_takes_part_again(
     kind: str, seed: int, turn: int, away: int, gone: int, resumes: bool
 ) -> None:
     cluster = cluster_of(kind, seed)
@@ -92,15 +94,15 @@ def test_who_comes_back_takes_part_again(
     begun = cluster.replicas[rank].iteration
     cluster.replicas[rank].instructions.clear()
     cluster.run_at_least(seed, steps=max(40, begun + 20))
-    said = [one for one in cluster.replicas[rank].instructions if isinstance(one, SendMessage)]
-    served = rank == ME or any(one.message.kind is MessageKind.WEIGHTS for one in said)
+    sent = [one for one in cluster.replicas[rank].instructions if isinstance(one, SendMessage)]
+    served = rank == ME or any(one.message.kind is MessageKind.WEIGHTS for one in sent)
     assert served or kind == "halos"  # a site's only worker serves itself
 
 
 @given(kind=kinds, seed=seeds, breaks=st.lists(st.tuples(
     st.integers(0, 4), st.integers(0, 4), st.integers(0, 30)), max_size=6))  # fmt: skip
 @settings(max_examples=examples(60), deadline=None)
-def test_single_links_that_break_and_heal_hold_nobody_for_ever(
+def test_single_links_that_break_and_return_block_no_worker(
     kind: str, seed: int, breaks: list[tuple[int, int, int]]
 ) -> None:
     cluster = cluster_of(kind, seed)
@@ -121,7 +123,7 @@ def test_single_links_that_break_and_heal_hold_nobody_for_ever(
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_a_change_ahead_of_the_word_of_its_link_is_answered(kind: str) -> None:
+def test_a_change_before_its_link_event_is_answered(kind: str) -> None:
     cluster = cluster_of(kind, sites=(2,))
     cluster.lockstep(4)
     cluster.handle(ME, MemberLeft(ONE))
@@ -144,7 +146,7 @@ def change(values: float = 0.1) -> bytes:
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
 @pytest.mark.parametrize(
-    ("version", "batch", "payload", "said"),
+    ("version", "batch", "payload", "words"),
     [
         (4 * 4, 2, b"xyz", "3 bytes"),
         (4 * 4, 2, b"", "bytes"),
@@ -155,16 +157,16 @@ def change(values: float = 0.1) -> bytes:
         (4 * 4, 2, change(3e38), "weights up to"),
     ],
 )
-def test_a_wrong_change_is_refused_and_answered(
-    kind: str, version: int, batch: int, payload: bytes, said: str
+def test_an_invalid_change_is_refused_and_answered(
+    kind: str, version: int, batch: int, payload: bytes, words: str
 ) -> None:
     machine = cluster_of(kind, sites=(3,)).replicas[ME].machine
-    told = machine.handle(
+    instructions = machine.handle(
         MessageArrived(TWO, Message(MessageKind.WEIGHTS, 2, batch, version, payload))
     )
-    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
-    assert said in refusal.reason
-    (answer,) = [one for one in told if isinstance(one, SendMessage)]
+    (refusal,) = [one for one in instructions if isinstance(one, RejectMessage)]
+    assert words in refusal.reason
+    (answer,) = [one for one in instructions if isinstance(one, SendMessage)]
     assert (answer.peer, answer.message.iteration) == (TWO, 2)
     assert answer.message.weights_version % 4 == 1
 
@@ -173,24 +175,24 @@ def test_a_wrong_change_is_refused_and_answered(
 @pytest.mark.parametrize(
     ("iteration", "samples", "is_refused"), [(9, 1, True), (10, 192, False), (10, 193, True)]
 )
-def test_changes_count_no_more_samples_than_iterations_have_passed(
+def test_changes_count_only_samples_of_possible_iterations(
     kind: str, iteration: int, samples: int, *, is_refused: bool
 ) -> None:
-    """Else a worker that repeats its change would take the whole weight of an outer step."""
+    """Otherwise a worker that repeats its change would get the whole weight of an outer step."""
     machine = cluster_of(kind, sites=(3,)).replicas[ME].machine
     assert machine.handle(LocalStepDone(1, np.zeros(SIZE, np.float32), 2, 1.0))
-    told = [
+    returned = [
         machine.handle(
             MessageArrived(TWO, Message(MessageKind.WEIGHTS, at, 1, 4 * count, change()))
         )
         for at, count in ((9, 192), (iteration, samples))
     ]
-    refused = [any(isinstance(one, RejectMessage) for one in each) for each in told]
+    refused = [any(isinstance(one, RejectMessage) for one in each) for each in returned]
     assert refused == [False, is_refused]
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_a_wrong_answer_is_refused_and_not_waited_for(kind: str) -> None:
+def test_an_invalid_answer_is_refused_and_not_waited_for(kind: str) -> None:
     cluster = cluster_of(kind, sites=(2,))
     machine = cluster.replicas[ONE].machine
     while cluster.may_step(ONE):
@@ -205,7 +207,7 @@ def test_a_wrong_answer_is_refused_and_not_waited_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_an_answer_that_nobody_awaits_changes_nothing(kind: str) -> None:
+def test_an_unexpected_answer_changes_nothing(kind: str) -> None:
     cluster = cluster_of(kind, sites=(3,))
     cluster.step(ONE)
     weights = bytes(encode_whole(np.ones(SIZE, np.float32), ValueCodec.FLOAT32))
@@ -219,9 +221,7 @@ def test_an_answer_that_nobody_awaits_changes_nothing(kind: str) -> None:
 
 @given(kind=kinds, seed=seeds, rank=st.sampled_from([ME, ONE]))
 @settings(max_examples=examples(20), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(
-    kind: str, seed: int, rank: Rank
-) -> None:
+def test_a_restored_machine_continues_identically(kind: str, seed: int, rank: Rank) -> None:
     cluster = cluster_of(kind, seed, sites=(2, 1))
     cluster.lockstep(7)
     cluster.deliver_all()
@@ -260,7 +260,7 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_a_change_that_was_sent_is_not_sent_again_after_a_restart(kind: str) -> None:
+def test_a_sent_change_is_not_sent_again_after_a_restart(kind: str) -> None:
     cluster = cluster_of(kind, sites=(2,))
     one_D = np.ones(SIZE, np.float32)
     for _ in range(2):
@@ -272,8 +272,8 @@ def test_a_change_that_was_sent_is_not_sent_again_after_a_restart(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_who_serves_again_begins_from_its_own_weights(kind: str) -> None:
-    """It served while the lower rank was away. What it kept from then is long out of date."""
+def test_a_server_that_returns_begins_from_its_own_weights(kind: str) -> None:
+    """It was the server while the lower rank was away. Its weights from then are out of date."""
     cluster = cluster_of(kind, sites=(2,))
     cluster.leave(ME)
     cluster.run_at_least(0, steps=10)

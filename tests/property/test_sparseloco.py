@@ -1,10 +1,10 @@
 """Policy `sparseloco` against its algorithm written from the paper, and its limits.
 
-Facts: rounds of several workers give the anchor of a reference with error feedback, top-k of each
-chunk and the outer step, whatever the order of messages; with everything sent they are means by
-samples; what is not sent or rounded off stays, less its decay; values travel in two bits; all
-continue from the same bits, also after a loss and a return; who takes over weights opens no round
-before the others; hostile messages are refused and hold nobody; a restored machine continues
+Rounds of several workers give the anchor of a reference with error feedback, top-k of each chunk
+and the outer step, for any order of messages. With everything sent they are means by samples.
+Unsent values and rounding errors stay, less their decay. Values are sent in two bits. All continue
+from the same bits, also after a loss and a return. A worker that takes over weights opens no round
+before the others. Hostile messages are refused and block no worker. A restored machine continues
 identically.
 
 Left out: the repair of other anchors (test_adaptive.py), whole jobs (tests/simulated).
@@ -91,7 +91,7 @@ def top_of_chunks(value_D: Vector, chunk: int, share: float) -> Vector:
 def test_rounds_are_those_of_the_paper(
     seed: int, steps: int, chunk: int, share: float, beta: float, alpha: float
 ) -> None:
-    """Without rounding, and by samples where the paper's workers count alike."""
+    """Without rounding, and by samples, whereas the paper's workers count equally."""
     sizes, rounds = [2, 5, 3], 5
     found = job(
         localSteps=steps, chunk=chunk, share=share, feedback=beta, outerLearningRate=alpha,
@@ -126,7 +126,7 @@ def test_all_continue_from_the_same_bits(seed: int, sizes: list[int], codec: str
 
 @given(seed=seeds, codec=st.sampled_from(["float32", "int4", "int2"]), beta=st.sampled_from([1, 0]))
 @settings(max_examples=examples(30), deadline=None)
-def test_what_is_not_sent_stays_less_its_decay(seed: int, codec: str, beta: float) -> None:
+def test_unsent_values_stay_less_their_decay(seed: int, codec: str, beta: float) -> None:
     found = job(codec=codec, localSteps=2, share=0.2, feedback=beta)
     cluster = cluster_of(found, [2, 2], seed)
     machine = cluster.replicas[ME].machine
@@ -144,7 +144,7 @@ def test_what_is_not_sent_stays_less_its_decay(seed: int, codec: str, beta: floa
         cluster.deliver_all()
 
 
-def test_values_travel_in_two_bits_by_default() -> None:
+def test_values_are_sent_in_two_bits_by_default() -> None:
     """Of ten values to send: a header, a scale, and ten values; then their positions."""
     layout = Layout(("w",), (1000,))
     cluster = WeighingCluster(job(localSteps=1, share=0.01), [2, 2], layout=layout)
@@ -156,7 +156,7 @@ def test_values_travel_in_two_bits_by_default() -> None:
     assert values_end < len(payload) < values_end + 13
 
 
-def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
+def test_between_rounds_only_progress_is_sent_and_no_worker_waits() -> None:
     cluster = cluster_of(job(localSteps=3), [2, 2])
     for _ in range(3):
         assert cluster.may_step(ME)
@@ -168,7 +168,7 @@ def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
 
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
 @settings(max_examples=examples(30), deadline=None)
-def test_a_lost_worker_holds_nobody_and_the_others_are_equal_soon(
+def test_a_lost_worker_blocks_no_other_and_the_rest_become_equal(
     seed: int, workers: int, turn: int, steps: int
 ) -> None:
     cluster = cluster_of(job(localSteps=steps, share=0.3), [2] * workers)
@@ -190,7 +190,7 @@ def test_a_worker_that_returns_is_equal_again(seed: int, away: int) -> None:
     assert_equal(cluster)
 
 
-def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all() -> None:
+def test_a_worker_that_takes_over_weights_in_mid_round_opens_the_next_with_all() -> None:
     cluster = cluster_of(job(localSteps=5), [2, 2])
     machine = cluster.replicas[ME].machine
     assert isinstance(machine, IterationGuard)
@@ -208,7 +208,7 @@ def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all() -> None:
     assert machine.waiting_for() == {ONE}
 
 
-def test_a_machine_restored_from_its_state_continues_identically() -> None:
+def test_a_restored_machine_continues_identically() -> None:
     cluster = cluster_of(job(localSteps=2, share=0.3), [3, 5])
     run_at_random(cluster, 3, steps=5)
     original = cluster.replicas[ME]
@@ -218,10 +218,10 @@ def test_a_machine_restored_from_its_state_continues_identically() -> None:
     twin.handle(MemberJoined(ONE, 5))
     cluster.links[ME, ONE].clear()
     cluster.handle(ME, own_step(6, np.ones(SIZE, np.float32), 3))
-    told = twin.handle(own_step(6, np.ones(SIZE, np.float32), 3))
+    instructions = twin.handle(own_step(6, np.ones(SIZE, np.float32), 3))
     twin_D -= LEARNING_RATE * np.ones(SIZE, np.float32)
-    told += twin.handle(UpdateApplied())
-    sent = [bytes(one.message.payload) for one in told if isinstance(one, SendMessage)]
+    instructions += twin.handle(UpdateApplied())
+    sent = [bytes(one.message.payload) for one in instructions if isinstance(one, SendMessage)]
     assert sent == [bytes(one.payload) for one in cluster.links[ME, ONE]]
     assert sent[-1]
 
@@ -260,7 +260,7 @@ def contribution(samples: int = 4, steps: int = 3, part: bytes = PART, kind: int
         (Message(MessageKind.PROGRESS, 0, 1), "iteration 0"),
     ],
 )
-def test_nonsense_is_refused(message: Message, words: str) -> None:
+def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     machine = cluster_of(job(localSteps=3), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)
@@ -268,13 +268,15 @@ def test_nonsense_is_refused(message: Message, words: str) -> None:
     assert machine.handle(MessageArrived(ONE, contribution())) == []
 
 
-def test_an_invalid_contribution_holds_nobody() -> None:
+def test_an_invalid_contribution_blocks_no_worker() -> None:
     cluster = cluster_of(job(localSteps=1), [2, 2])
     cluster.step(ME)
     machine = cluster.replicas[ME].machine
     assert machine.waiting_for() == {ONE}
-    told = machine.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 1, payload=b"x")))
-    assert [type(one) for one in told] == [RejectMessage, ReplaceWeights]
+    instructions = machine.handle(
+        MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 1, payload=b"x"))
+    )
+    assert [type(one) for one in instructions] == [RejectMessage, ReplaceWeights]
 
 
 @pytest.mark.parametrize(

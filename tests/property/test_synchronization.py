@@ -1,7 +1,7 @@
-"""Whom a worker waits for, in any order of events, against the definition recomputed each time.
+"""The peers that a worker waits for, in any order of events, against the recomputed definition.
 
-Facts: the peers that lag are kept up to date one by one and are always those of the definition; a
-worker is held from its step until no more than the spare ones lag, and never again before its next.
+The incrementally updated set of lagging peers is always that of the definition. A worker waits from
+its step until no more than the spare peers lag, and not again before its next step.
 
 Left out: single timelines (tests/unit/core/policies/test_synchronization.py).
 """
@@ -33,7 +33,7 @@ EVENTS = st.one_of(
 
 @dataclass
 class Definition:
-    """Keeps what was heard, and computes the rest anew."""
+    """Stores the events, and recomputes the rest."""
 
     rule: SyncRule
     own: int
@@ -71,7 +71,7 @@ class Definition:
     resumed=st.sampled_from([0, 5]),
     events=st.lists(EVENTS, max_size=40),
 )
-def test_those_waited_for_are_those_of_the_definition(
+def test_awaited_peers_are_those_of_the_definition(
     rule: SyncRule, resumed: int, events: list[tuple[object, ...]]
 ) -> None:
     worker, by_definition = Synchronizer(rule, iteration=resumed), Definition(rule, resumed)

@@ -1,9 +1,11 @@
 """Policy `topk` against a naive reference that sorts, and the accounts of its error feedback.
 
-Proved: what is sent is what a full sort keeps, ties and zeros included; on every link sent +
-residual = sum of gradients, exactly; no budget is exceeded; members that leave take their residual
-along; a restored policy goes on bit for bit; where all links carry the same, replicas of a
-synchronous cluster are bit-identical. Left out: accuracy (tests/simulated).
+Sent entries are those of a full sort, ties and zeros included. On every link sent + residual = sum
+of gradients, exactly. No budget is exceeded. Members that leave take their residual along. A
+restored policy continues bit for bit. If all links carry the same, replicas of a synchronous
+cluster are bit-identical.
+
+Left out: accuracy (tests/simulated).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ seeds = st.integers(0, 2**32)
 
 
 def whole_numbers(rng: np.random.Generator, size: int) -> Vector:
-    """Small ones, so that sums of them are exact; many ties, half of them zeros."""
+    """Small numbers, whose sums are exact; many ties, half of them zeros."""
     value_D = rng.integers(-5, 6, size) * (rng.random(size) < 0.5)
     return value_D.astype(np.float32)
 
@@ -48,7 +50,7 @@ def naive_largest(value_D: Vector, count: int) -> Vector:
 
 
 def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
-    """What that peer reads; zeros where it was sent nothing."""
+    """The vector that this peer decodes; zeros without a message."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
     return decode_gradient(sent.payloads[peer], size).weighted(np.float32(1))
@@ -61,9 +63,7 @@ def budgets(rng: np.random.Generator, peers: Sequence[Rank], size: int) -> dict[
 
 @given(seed=seeds, size=st.integers(1, 300), share=shares.filter(bool), residual=residuals)
 @settings(deadline=None)
-def test_a_share_is_what_a_full_sort_keeps(
-    seed: int, size: int, share: float, residual: str
-) -> None:
+def test_a_share_is_that_of_a_full_sort(seed: int, size: int, share: float, residual: str) -> None:
     rng = np.random.default_rng(seed)
     policy = TopK(size, ValueCodec.FLOAT32, share, residual)
     waiting_D = np.zeros(size, np.float32)
@@ -85,7 +85,7 @@ def test_a_share_is_what_a_full_sort_keeps(
 def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
     codec: ValueCodec, seed: int, size: int, share: float
 ) -> None:
-    """Per link, since its peer last joined; members come and go, budgets change."""
+    """Per link, since its peer last joined; members leave and return, budgets change."""
     rng = np.random.default_rng(seed)
     policy = TopK(size, codec, share, "perLink")
     owed: dict[Rank, Vector] = {}
@@ -132,7 +132,9 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
 
 @given(seed=seeds, size=st.integers(1, 300), residual=residuals)
 @settings(deadline=None, max_examples=examples(50))
-def test_by_budgets_each_link_carries_what_fits(seed: int, size: int, residual: str) -> None:
+def test_each_link_carries_the_entries_that_fit_its_budget(
+    seed: int, size: int, residual: str
+) -> None:
     rng = np.random.default_rng(seed)
     policy = TopK(size, ValueCodec.FLOAT16, 0.0, residual)
     for _ in range(6):
@@ -150,7 +152,9 @@ def test_by_budgets_each_link_carries_what_fits(seed: int, size: int, residual: 
 
 @given(seed=seeds, residual=residuals, share=shares)
 @settings(deadline=None, max_examples=examples(30))
-def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, residual: str, share: float) -> None:
+def test_a_policy_restored_in_mid_run_continues_bit_for_bit(
+    seed: int, residual: str, share: float
+) -> None:
     rng = np.random.default_rng(seed)
     size = 100
     policy, restored = (TopK(size, ValueCodec.FLOAT16, share, residual) for _ in range(2))
@@ -159,22 +163,20 @@ def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, residual: str, sh
         room = budgets(rng, PEERS, size)
         first = policy.prepare(gradient_D, PEERS, room)
         if iteration >= 4:
-            assert spoken(first) == spoken(restored.prepare(gradient_D, PEERS, room))
+            assert comparable(first) == comparable(restored.prepare(gradient_D, PEERS, room))
         if iteration == 3:
             restored.restore({"iteration": 4, **policy.state()})
 
 
-def spoken(sent: OutgoingPayloads) -> tuple[Mapping[Rank, bytes], bytes]:
-    """In a form that compares."""
+def comparable(sent: OutgoingPayloads) -> tuple[Mapping[Rank, bytes], bytes]:
+    """Messages in a form that can be compared."""
     payloads = {peer: bytes(payload) for peer, payload in sent.payloads.items()}
     return payloads, sent.own.weighted(np.float32(1)).tobytes()
 
 
 @pytest.mark.parametrize("residual", ["none", "shared"])
 @pytest.mark.parametrize("codec", ["float32", "float16"])
-def test_replicas_stay_bit_identical_where_all_links_carry_the_same(
-    residual: str, codec: str
-) -> None:
+def test_replicas_stay_bit_identical_if_all_links_carry_the_same(residual: str, codec: str) -> None:
     job = spec(
         exchange={
             "policy": "topk",

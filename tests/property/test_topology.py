@@ -1,10 +1,11 @@
 """Graphs of `exchange.topology`, and the mixing weights over them.
 
-Proves: for any number of workers, degree and seed a graph is symmetric, connected, as regular as it
-says, the same in every process; what the manifest's rules accept can be built and what they refuse
-cannot, told with the degrees that can be; the rows of mixing weights make symmetric, doubly
-stochastic matrices, with the smallest eigenvalue that D2 needs. Oracles: a search through the graph
-and NumPy's eigenvalues.
+For any number of workers, degree and seed a graph is symmetric, connected, as regular as stated,
+and the same in every process. Graphs accepted by the manifest's rules can be built; refused ones
+cannot, and the message names the possible degrees. The rows of mixing weights make symmetric,
+doubly stochastic matrices, with the smallest eigenvalue that D2 needs. Oracles: a search through
+the graph and NumPy's eigenvalues.
+
 Left out: policies on these graphs (test_topology_machines.py).
 """
 
@@ -39,7 +40,7 @@ GIVEN = spec()
 
 
 def with_graph(topology: str, degree: int | None, seed: int = 0) -> Spec:
-    """A spec of that topology, checked by nobody."""
+    """A spec of that topology, without validation."""
     exchange = replace(GIVEN.exchange, topology=topology, degree=degree)
     return replace(GIVEN, exchange=exchange, trainer=replace(GIVEN.trainer, seed=seed))
 
@@ -100,7 +101,7 @@ def test_the_fewest_neighbours_are_those_of_the_graph(topology: str, degree: int
         ("bipartite", 4, 6, "4, with 6 workers", "2 to 3"),
     ],
 )
-def test_a_degree_that_cannot_be_is_told_with_those_that_can(
+def test_an_impossible_degree_is_refused_with_the_possible_ones(
     topology: str, degree: int, workers: int, value: str, allowed: str
 ) -> None:
     groups = [{"name": "all", "workers": workers}]
@@ -126,7 +127,7 @@ def test_two_sides_never_have_a_link_inside(count: int, degree: int, seed: int) 
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_a_ring_is_the_workers_beside_each_other(count: int) -> None:
+def test_a_ring_links_adjacent_workers(count: int) -> None:
     graph = built("ring", None, count)
     for rank in range(count):
         assert graph[rank] == {(rank + 1) % count, (rank - 1) % count}
@@ -147,7 +148,7 @@ print([
 
 
 def test_every_process_builds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """One in which strings have other hashes than here."""
+    """A process with other string hashes."""
     here = Path(__file__).parent
     support = here.parent / "support"
     paths = os.pathsep.join([str(here), str(support), os.environ.get("PYTHONPATH", "")])
@@ -174,7 +175,9 @@ def accepted(topology: str, degree: int | None, count: int) -> bool:
 
 @pytest.mark.parametrize("topology", ["ring", "randomRegular", "bipartite"])
 @pytest.mark.parametrize("degree", [None, 1, 2, 3, 4, 5, 6])
-def test_the_manifest_accepts_exactly_what_can_be_built(topology: str, degree: int | None) -> None:
+def test_the_manifest_accepts_exactly_the_possible_graphs(
+    topology: str, degree: int | None
+) -> None:
     if topology == "ring" and degree is not None:
         assert not accepted(topology, degree, 8)
         return

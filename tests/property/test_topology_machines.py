@@ -1,9 +1,10 @@
-"""Policies on graphs in which not all exchange with all: members are neighbours, no others.
+"""Policies on graphs in which not all workers exchange with all: only neighbours are members.
 
-Proves: under random schedules nobody is held for ever, also where a worker leaves; a message from
-who is no neighbour is refused; `hop` averages by the graph (naive mixing matrix), `d2` on a ring
-does what its own ring does, bit for bit; `eventgrad` averages with all neighbours; `adpsgd` keeps
-the mean of all weights.
+Under random schedules no worker blocks, also if one leaves. A message from a worker that is not a
+neighbour is refused. `hop` averages by the graph (naive mixing matrix). `d2` on a ring equals its
+own ring, bit for bit. `eventgrad` averages with all neighbours. `adpsgd` keeps the mean of all
+weights.
+
 Left out: the graphs themselves (test_topology.py), links (tests/local/test_topologies.py).
 """
 
@@ -70,7 +71,7 @@ SERVED = {"fedat", "halos", "quorum-diloco"}
 @pytest.mark.parametrize("graph", [RING, RANDOM], ids=["ring", "random"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("leaves", [False, True])
-def test_nobody_is_held_for_ever(kind: str, graph: tuple[str, int | None], leaves: bool) -> None:
+def test_no_worker_blocks(kind: str, graph: tuple[str, int | None], leaves: bool) -> None:
     if kind == "adpsgd" and graph is RANDOM:
         graph = ("bipartite", 2)
     for seed in range(4):
@@ -85,7 +86,7 @@ def test_nobody_is_held_for_ever(kind: str, graph: tuple[str, int | None], leave
 
 @pytest.mark.parametrize("graph", [RING, ("allToAll", None)], ids=["ring", "all"])
 @pytest.mark.parametrize("kind", sorted({*KINDS, *SERVED, "none"}))
-def test_the_learning_rate_follows_the_batch_of_all(
+def test_the_learning_rate_follows_the_batch_of_all_workers(
     kind: str, graph: tuple[str, int | None]
 ) -> None:
     job_spec = KINDS[kind] if kind in KINDS else weights_spec(kind)
@@ -101,15 +102,15 @@ def test_the_learning_rate_follows_the_batch_of_all(
 
 
 @pytest.mark.parametrize("policy", ["full", "hop", "async"])
-def test_a_message_from_who_is_no_neighbour_is_refused(policy: str) -> None:
+def test_a_message_from_a_worker_other_than_a_neighbour_is_refused(policy: str) -> None:
     job_spec = on(RING, weights_spec(policy))
     ranks = [Rank(rank) for rank in range(5)]
     replica: Any = type("View", (), {"weights_D": np.zeros(7, np.float32)})()
     machine = build(job_spec, Rank(0), LAYOUT, ranks, replica=replica)
     hello = Message(MessageKind.PROGRESS, 1, 4)
-    (told,) = machine.handle(MessageArrived(Rank(2), hello))
-    assert isinstance(told, RejectMessage)
-    assert "allowed: [1, 4]" in told.reason
+    (refusal,) = machine.handle(MessageArrived(Rank(2), hello))
+    assert isinstance(refusal, RejectMessage)
+    assert "allowed: [1, 4]" in refusal.reason
     assert not machine.handle(MessageArrived(Rank(1), hello))
 
 

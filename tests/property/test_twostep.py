@@ -1,11 +1,13 @@
-"""Policy `twostep` against its rule written out naively, and its limits.
+"""Policy `twostep` against its rule in naive form, and its limits.
 
-Proved: on every link released + waiting = the sum of velocities, bit for bit; a release's cost is
-within the cost model's bound and one more entry's would not be; the threshold rises as the link's
-rate falls, and as its delay grows; each release counts at the receiver by its samples; models of
-sites combine to their mean by samples, in turns that taking weights over does not move; nobody is
-held for ever; a restored worker goes on identically; nonsense and momentum twice are refused. Left
-out: accuracy (docs/policies.md).
+On every link released + pending = the sum of velocities, bit for bit. A release's cost is within
+the cost model's bound, and with one more entry it would not be. The threshold rises as the link's
+rate falls, and as its delay grows. Each release counts at the receiver by its samples. Models of
+sites combine to their mean by samples, in turns that do not shift when weights are taken over. No
+worker blocks. A restored worker continues identically. Invalid messages and double momentum are
+refused.
+
+Left out: accuracy (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ rates = st.integers(0, 900)
 
 
 def job(*, optimizers: float = 0.0, codec: str = "float32", **values: object) -> Spec:
-    """With a momentum of the optimizer's, too."""
-    told = spec(exchange={"policy": "twostep", "codec": codec, "parameters": values})
-    optimizer = replace(told.trainer.optimizer, momentum=optimizers)
-    return replace(told, trainer=replace(told.trainer, optimizer=optimizer))
+    """A job whose optimizer may have a momentum, too."""
+    built = spec(exchange={"policy": "twostep", "codec": codec, "parameters": values})
+    optimizer = replace(built.trainer.optimizer, momentum=optimizers)
+    return replace(built, trainer=replace(built.trainer, optimizer=optimizer))
 
 
 class Sites(WeighingCluster):
-    """Workers 0 and 1 at one site, the others each at one of their own."""
+    """Workers 0 and 1 at one site, each other one at its own."""
 
     def machine(self, rank: Rank, weights_D: Flat) -> PolicyMachine:
         sites = {peer: "a" if peer < 2 else f"b{peer}" for peer in self.ranks}
@@ -88,7 +90,7 @@ def whole_numbers(rng: np.random.Generator, size: int) -> Flat:
     threshold=st.sampled_from([0.0, 4.0]),
 )
 @settings(deadline=None, max_examples=examples(50))
-def test_released_and_waiting_are_the_sum_of_velocities_and_cost_no_more_than_they_may(
+def test_released_and_pending_are_the_sum_of_velocities_within_the_cost_bound(
     codec: ValueCodec, seed: int, rate: dict[Rank, int], delay: float, threshold: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -142,7 +144,7 @@ def test_the_threshold_rises_as_the_rate_falls_and_as_the_delay_grows(
     assert far.threshold[ONE] >= releases.threshold[ONE]
 
 
-def test_the_threshold_rises_by_as_much_as_the_entries_that_fit_say() -> None:
+def test_the_threshold_rises_with_the_entries_that_fit() -> None:
     gradient_D = np.arange(1, SIZE + 1, dtype=np.float32)
     releases = LinkReleases(SIZE, ValueCodec.FLOAT32, TwostepParameters())
     fits = {entries: coded_bytes(entries, SIZE, ValueCodec.FLOAT32) for entries in (40, 10, 1)}
@@ -154,7 +156,7 @@ def test_the_threshold_rises_by_as_much_as_the_entries_that_fit_say() -> None:
     assert releases.threshold[ONE] == float("inf")
 
 
-def test_a_far_link_is_used_less_often() -> None:
+def test_a_slow_link_is_used_less_often() -> None:
     rng = np.random.default_rng(3)
     releases = LinkReleases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
     links = BudgetsChanged({ONE: 1000, TWO: 1000}, {ONE: 0.2, TWO: 2.5})
@@ -167,12 +169,12 @@ def test_a_far_link_is_used_less_often() -> None:
 
 @given(seed=seeds, batches=st.lists(st.integers(1, 5), min_size=2, max_size=4))
 @settings(max_examples=examples(20), deadline=None)
-def test_every_release_counts_by_its_samples_wherever_it_arrives(
+def test_every_release_counts_by_its_samples_at_every_receiver(
     seed: int, batches: list[int]
 ) -> None:
     cluster = WeighingCluster(job(bound=3, momentum=0.5), batches, seed=seed % 999)
     rng = np.random.default_rng(seed)
-    for rank in cluster.ranks:  # a first round of zeros: all learn the batch sizes
+    for rank in cluster.ranks:  # a first round of zeros, so that all learn the batch sizes
         cluster.step(rank, np.zeros(20, np.float32))
     cluster.deliver_all()
     start_D, gathered = cluster.replicas[ME].weights_D.copy(), np.zeros(20)
@@ -203,17 +205,20 @@ def test_every_release_counts_by_its_samples_wherever_it_arrives(
 def test_models_of_sites_combine_to_their_mean_by_samples() -> None:
     batches = [3, 1, 6, 2]  # sites of 4, 6 and 2 samples
     cluster = Sites(job(combineEverySteps=2, momentum=0), batches)
-    for rank in cluster.ranks:  # a first round of zeros: all learn the batch sizes
+    for rank in cluster.ranks:  # a first round of zeros, so that all learn the batch sizes
         cluster.step(rank, np.zeros(20, np.float32))
     cluster.deliver_all()
     for replica in cluster.replicas.values():
         replica.weights_D[:] = np.arange(20) * (replica.rank + 1)
     before = [replica.weights_D.astype(np.float64) for replica in cluster.replicas.values()]
-    told = [
+    returned = [
         cluster.handle(rank, own_step(2, np.zeros(20, np.float32), batches[rank]))
         for rank in cluster.ranks
     ]
-    receivers = [[one.peer for one in said if isinstance(one, SendWeights)] for said in told]
+    receivers = [
+        [one.peer for one in instructions if isinstance(one, SendWeights)]
+        for instructions in returned
+    ]
     assert receivers == [[2, 3], [], [0, 1, 3], [0, 1, 2]]
     cluster.deliver_all()
     for rank, own in zip(cluster.ranks, before, strict=True):
@@ -222,7 +227,7 @@ def test_models_of_sites_combine_to_their_mean_by_samples() -> None:
         np.testing.assert_allclose(cluster.replicas[rank].weights_D, mean_D, rtol=1e-5)
 
 
-def test_who_takes_over_weights_sends_its_sites_model_when_the_others_do() -> None:
+def test_a_worker_that_takes_over_weights_sends_its_sites_model_with_the_others() -> None:
     cluster = Sites(job(combineEverySteps=4), [2, 2, 2])
     machine = cluster.replicas[ME].machine
     machine.take_over(9)
@@ -230,14 +235,14 @@ def test_who_takes_over_weights_sends_its_sites_model_when_the_others_do() -> No
         cluster.handle(ME, MemberJoined(peer, 9))
     receivers = []
     for iteration in (10, 11, 12):
-        told = machine.handle(own_step(iteration, np.ones(20, np.float32), 2))
-        receivers.append([one.peer for one in told if isinstance(one, SendWeights)])
+        instructions = machine.handle(own_step(iteration, np.ones(20, np.float32), 2))
+        receivers.append([one.peer for one in instructions if isinstance(one, SendWeights)])
         for peer in (ONE, TWO):
             machine.handle(MessageArrived(peer, Message(MessageKind.PROGRESS, iteration, 2)))
     assert receivers == [[], [], [TWO]]
 
 
-def test_a_model_of_its_own_site_or_that_comes_twice_is_not_taken_in() -> None:
+def test_a_model_of_the_own_site_or_a_duplicate_is_not_merged() -> None:
     cluster = Sites(job(combineEverySteps=2), [2, 2, 2])
     machine = cluster.replicas[ME].machine
     weights = Message(MessageKind.WEIGHTS, 2, payload=encode_weights(np.ones(20), "float32"))
@@ -255,7 +260,7 @@ def test_a_model_of_its_own_site_or_that_comes_twice_is_not_taken_in() -> None:
 
 @given(seed=seeds, bound=st.integers(0, 3))
 @settings(max_examples=examples(20), deadline=None)
-def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
+def test_a_departing_worker_blocks_no_other(seed: int, bound: int) -> None:
     cluster = Sites(job(bound=bound, combineEverySteps=2), [2, 3, 4], seed=seed % 99)
     run_at_random(cluster, seed, steps=4)
     cluster.leave(TWO)
@@ -271,7 +276,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 
 @given(seed=seeds)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
+def test_a_restored_machine_continues_identically(seed: int) -> None:
     cluster = Sites(job(combineEverySteps=3), [3, 5, 4])
     for rank in cluster.ranks:
         cluster.budgets(rank, dict.fromkeys(set(cluster.ranks) - {rank}, 30))
@@ -286,17 +291,19 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
     for iteration in range(6, 12):
         gradients = [rng.standard_normal(20).astype(np.float32) for _ in range(2)]
         velocity = encode_whole(gradients[1], ValueCodec.FLOAT32)
-        told_samples = (Message(MessageKind.GRADIENT, iteration, n, 0, velocity) for n in (4, 5))
+        velocity_messages = (
+            Message(MessageKind.GRADIENT, iteration, n, 0, velocity) for n in (4, 5)
+        )
         for event in (
             BudgetsChanged({ONE: 30, TWO: 60}, {TWO: 1.5}),
             own_step(iteration, gradients[0], 3),
             *(
                 MessageArrived(peer, one)
-                for peer, one in zip((TWO, ONE), told_samples, strict=True)
+                for peer, one in zip((TWO, ONE), velocity_messages, strict=True)
             ),
         ):
-            told, again = cluster.handle(ME, event), twin.handle(event)
-            assert comparable(again) == comparable(told)
+            instructions, again = cluster.handle(ME, event), twin.handle(event)
+            assert comparable(again) == comparable(instructions)
             for one in again:
                 if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
@@ -314,7 +321,7 @@ def test_staleness_is_reported() -> None:
     assert (state["staleness_count"], state["staleness_most"]) == (3, 1)
 
 
-def test_every_member_hears_of_a_step_that_releases_nothing() -> None:
+def test_every_member_is_notified_of_a_step_without_a_release() -> None:
     cluster = WeighingCluster(job(), [2, 2, 2])
     cluster.budgets(ME, {ONE: 0, TWO: 0})
     cluster.step(ME)

@@ -135,7 +135,7 @@ class Scene:
     authorities: dict[SiteName, CertificateAuthority]
     tokens: dict[str, str] = field(default_factory=dict)
 
-    # ---- who there is ----------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
     @property
     def job(self) -> JobKey:

@@ -248,7 +248,7 @@ class LocalRun:
         content: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return content
 
-    # ---- what is done to it ----------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     def trainer_pids(self, rank: int) -> list[int]:
         """The pids of all trainers that the worker's supervisor has started, in order."""

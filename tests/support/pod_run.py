@@ -213,7 +213,7 @@ class PodRun:
                 command, env=environment, stdout=log, stderr=log
             )
 
-    # ---- what came of it -------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------
 
     def log(self, name: str) -> str:
         """The whole log of the process of that name, over its lives."""

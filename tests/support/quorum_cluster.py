@@ -95,7 +95,7 @@ class Node:
         if self.admission is None and not self.is_gone:
             self.cycle.handle([])
 
-    # ---- the way in ----------------------------------------------------------------------------
+    # ---- admission -------------------------------------------------------------------------------
 
     def join(self, before: Any = None) -> None:
         self.admission = VirtualAdmission(
@@ -362,7 +362,7 @@ class QuorumCluster:
             if peer != rank and frozenset((rank, peer)) not in self.cut:
                 self.mend_link(rank, peer)
 
-    # ---- what is asked -------------------------------------------------------------------------
+    # ---- checks ----------------------------------------------------------------------------------
 
     def steps(self, ranks: Collection[Rank], from_s: float) -> dict[Rank, int]:
         """Iterations that ended since then."""
