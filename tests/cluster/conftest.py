@@ -1,12 +1,12 @@
-"""A testbed for the session, or why there is none; or the cluster that you name. On it
-a site with this tree's operator, for those who ask for it.
+"""Fixtures for tests on real clusters: the testbed, or the cluster that you name, and sites on it.
 
-A test that asks for an API server alone is `podless`, one that brings up sites of its own has
-`own_sites`: both may run in sessions of their own beside the others (`tools/test-all`).
+Without a testbed the fixtures give the reason. A test that needs only an API server is `podless`.
+One that starts its own sites has `own_sites`. Both may run in sessions beside the others
+(`tools/test-all`).
 
-At the session's end all that operators asked of its API servers is held against what the chart
-grants in that mode, in that namespace and by that name: nothing else, and in a session of all these
-tests, or of all with `own_sites`, all of it, in both modes.
+At the end the requests of all operators to the API servers are compared with the chart's grants, by
+mode, namespace and name. No request is outside them. A session of all these tests, or of all with
+`own_sites`, uses every granted right in both modes.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ REQUIRED = "DLION_REQUIRE_TESTBED"
 SHOWN = (*MODES, "")
 WITHOUT_PODS = {"api", "api_site", "bare_site", "control_plane"}
 OWN_SITES = "testbed_possible"
-# API servers start often and live shortly: collecting garbage is a tenth of their CPU.
+# API servers start often and live briefly: garbage collection takes a tenth of their CPU.
 os.environ.setdefault("GOGC", "400")
 USED = pytest.StashKey[set[tuple[str, str, Right]]]()
-"""By all processes of xdist together."""
+"""Rights used by all processes of xdist together."""
 LACKING = pytest.StashKey[dict[str, list[str]]]()
 ASKED = pytest.StashKey[list[AuditedRequest]]()
-"""Of the whole session: where its last test is run again, fixtures of the session are made anew."""
+"""Of the whole session: a retry of its last test creates its fixtures again."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks them, before any is left out by its marks."""
+    """Mark the tests before any is deselected by its marks."""
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("podless"):
             continue
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Over all testbeds of the session, each read before it is taken away."""
+    """Collect the used rights of all testbeds of the session, before each is removed."""
     asked = request.config.stash.setdefault(ASKED, [])
     take_down = Testbed.down
 
@@ -92,48 +92,57 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setattr(Testbed, "down", read_and_take_down)
         yield
     used = used_in_modes(asked)
-    told = ", ".join(f"{sum(of == m for of, *_ in used)} ({m or 'mode unknown'})" for m in SHOWN)
-    print(f"operators: {len(asked)} requests in the session; rights used: {told}")
-    assert not_granted(asked) == [], "operators asked for what the chart does not grant"
+    used_by_mode = ", ".join(
+        f"{sum(of == m for of, *_ in used)} ({m or 'mode unknown'})" for m in SHOWN
+    )
+    print(f"operators: {len(asked)} requests in the session; rights used: {used_by_mode}")
+    assert not_granted(asked) == [], "operators made requests that the chart does not grant"
     if (output := getattr(request.config, "workeroutput", None)) is not None:  # of xdist
         output["used"] = [(mode, scope, *astuple(right)) for mode, scope, right in used]
         return
     was_broken_off = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
     if _is_whole(request.config) and not (request.session.testsfailed or was_broken_off):
-        assert _in_vain(used) == {}, "granted, and asked for by no test"
+        assert _unused_rights(used) == {}, "granted, and used by no test"
 
 
-def _in_vain(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
+def _unused_rights(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
     tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
     return granted_but_unused(used, *tls, "Kueue", "KueueClasses")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take what one process of xdist tells of the rights that were used."""
+    """Add the used rights that one process of xdist reports."""
     used = node.config.stash.setdefault(USED, set())
-    told = getattr(node, "workeroutput", {}).get("used", ())
-    used |= {(mode, scope, Right(*right)) for mode, scope, *right in told}
+    reported = getattr(node, "workeroutput", {}).get("used", ())
+    used |= {(mode, scope, Right(*right)) for mode, scope, *right in reported}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session of several processes in which a right was used by none."""
+    """Fail a session of several processes that leaves a right unused."""
     used = session.config.stash.get(USED, None)
     is_well = session.exitstatus == pytest.ExitCode.OK
-    if used is not None and is_well and _is_whole(session.config) and (lacking := _in_vain(used)):
+    if (
+        used is not None
+        and is_well
+        and _is_whole(session.config)
+        and (lacking := _unused_rights(used))
+    ):
         session.config.stash[LACKING] = lacking
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name those rights."""
+    """Print the unused rights."""
     if lacking := terminalreporter.config.stash.get(LACKING, None):
-        terminalreporter.write_line(f"FAILED: granted, and asked for by no test: {lacking}")
+        terminalreporter.write_line(f"FAILED: granted, and used by no test: {lacking}")
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether all tests of this folder are to run but for slow ones, or all with sites of their
-    own: these alone ask for all that there is."""
+    """Report whether the session has all tests of this folder except slow ones, or all `own_sites`.
+
+    Only such a session uses every right.
+    """
     here = Path(__file__).parent
     named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
     option = config.option
@@ -147,8 +156,10 @@ def _is_whole(config: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
-    """A site of two nodes with the project's images, and another one without them where a test of
-    the session asks for `other_site`; taken away at the end."""
+    """A site of two nodes with the project's images, removed at the end.
+
+    If a test of the session asks for `other_site`, there is a second site without the images.
+    """
     _require_testbed()
     store = image_store(build_images())
     chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
@@ -159,19 +170,19 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 
 @pytest.fixture
 def other_site(testbed: Testbed) -> Site:
-    """The second one."""
+    """The second site."""
     return testbed.site("site-b")
 
 
 @pytest.fixture(scope="session")
 def testbed_possible() -> None:
-    """For a test that brings up its own."""
+    """Allow a test to start its own testbed."""
     _require_testbed()
 
 
 @pytest.fixture(scope="module")
 def bare_site() -> Iterator[Site]:
-    """A site of its own with an API server and nothing that runs pods."""
+    """A site with only an API server and no kubelet."""
     _require_testbed()
     with Testbed.up(name=f"c{os.getpid()}", sites=1, nodes=0) as made:
         yield made.site("site-a")
@@ -179,7 +190,7 @@ def bare_site() -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def api_site() -> Iterator[Site]:
-    """Another one, which knows DLionJobs, for all tests that let it know them."""
+    """Another such site with the DLionJob definition, for all tests that allow it."""
     _require_testbed()
     with Testbed.up(name=f"a{os.getpid()}", sites=1, nodes=0) as made:
         site = made.site("site-a")
@@ -190,13 +201,13 @@ def api_site() -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def other_cluster() -> Kubectl | None:
-    """The cluster of $DLION_TEST_KUBECONFIG, where nobody uses DLion."""
+    """The cluster of $DLION_TEST_KUBECONFIG, in which DLion is not in use."""
     return vacant_cluster()
 
 
 @pytest.fixture(scope="module")
 def control_plane(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Kubectl:
-    """An API server and nothing that runs pods; or the cluster of $DLION_TEST_KUBECONFIG."""
+    """An API server without a kubelet, or the cluster of $DLION_TEST_KUBECONFIG."""
     if other_cluster is not None:
         return other_cluster
     site: Site = request.getfixturevalue("bare_site")
@@ -204,7 +215,7 @@ def control_plane(other_cluster: Kubectl | None, request: pytest.FixtureRequest)
 
 
 def _require_testbed() -> None:
-    """Skip where the machine lacks something; where $DLION_REQUIRE_TESTBED is set, fail."""
+    """Skip if the machine lacks something; with $DLION_REQUIRE_TESTBED set, fail."""
     lacking = missing()
     if built() is None:  # longer than any test may take
         lacking.append("Kubernetes is not built yet: run `make testbed-setup`")
@@ -217,7 +228,7 @@ def _require_testbed() -> None:
 
 @pytest.fixture(scope="session")
 def pods_cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Kubectl:
-    """Where pods run: the first site, or the cluster of $DLION_TEST_KUBECONFIG."""
+    """A cluster that runs pods: the first site, or the cluster of $DLION_TEST_KUBECONFIG."""
     if other_cluster is not None:
         return other_cluster
     testbed: Testbed = request.getfixturevalue("testbed")
@@ -226,21 +237,21 @@ def pods_cluster(other_cluster: Kubectl | None, request: pytest.FixtureRequest) 
 
 @pytest.fixture(scope="session")
 def testbed_alone(other_cluster: Kubectl | None) -> None:
-    """For a test that does to machines what nobody does to a cluster of others."""
+    """Skip on other clusters: the test changes machines."""
     if other_cluster is not None:
         pytest.skip(f"this takes the testbed's own machines: unset {KUBECONFIG}")
 
 
 @pytest.fixture(scope="session")
-def nobody_runs_pods(other_cluster: Kubectl | None) -> None:
-    """For a test that does what a node does, or counts on pods that fit nowhere."""
+def no_running_pods(other_cluster: Kubectl | None) -> None:
+    """Skip on other clusters: the test acts as a node, or needs pods that fit on no node."""
     if other_cluster is not None:
         pytest.skip(f"this takes an API server without nodes: unset {KUBECONFIG}")
 
 
 @pytest.fixture
 def cluster(pods_cluster: Kubectl) -> Iterator[Kubectl]:
-    """A namespace of its own there."""
+    """A new namespace of that cluster."""
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     pods_cluster.run("create", "namespace", namespace)
     try:
@@ -251,7 +262,7 @@ def cluster(pods_cluster: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture
 def busybox() -> str:
-    """An image with a shell that the cluster of `cluster` has or can get."""
+    """An image with a shell that the cluster of `cluster` has or can pull."""
     elsewhere = "docker.io/library/busybox:1.36"
     return BUSYBOX_IMAGE if existing_cluster() is None else elsewhere
 
@@ -259,10 +270,10 @@ def busybox() -> str:
 @pytest.fixture(scope="session")
 def images(
     other_cluster: Kubectl | None,
-    pods_cluster: Kubectl,  # else it is built for nothing
+    pods_cluster: Kubectl,  # otherwise the build is useless
     request: pytest.FixtureRequest,
 ) -> dict[Target, ProjectImage]:
-    """Those of the tree as it stands, on the nodes of the first site, or of the other cluster."""
+    """The images of the present tree, on the nodes of the first site or of the other cluster."""
     if other_cluster is not None and not os.environ.get(LOAD_IMAGES):
         pytest.skip(f"the project's images are not on that cluster's nodes: set {LOAD_IMAGES}")
     began_s = time.monotonic()
@@ -280,13 +291,16 @@ def images(
     return {image.target: image for image in made}
 
 
-def _as_long_as_nobody_needs_it_vacant(fixture_name: str, config: pytest.Config) -> str:
-    """On the testbed tests of the operator alone have a site of their own; another cluster is one
-    for all, file by file."""
+def _operator_scope(fixture_name: str, config: pytest.Config) -> str:
+    """Return the scope of an installed operator.
+
+    On the testbed the tests of the operator have their own site; another cluster is shared, file by
+    file.
+    """
     return "module" if os.environ.get(KUBECONFIG) else "session"
 
 
-@pytest.fixture(scope=_as_long_as_nobody_needs_it_vacant)
+@pytest.fixture(scope=_operator_scope)
 def operated_site(
     other_cluster: Kubectl | None,
     pods_cluster: Kubectl,
@@ -313,13 +327,13 @@ def operated_site(
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
     denied = refused(requests_of(account, site.control_plane.audit_log))
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
-    assert denied == [], "the operator asked for what the chart does not grant"
+    assert denied == [], "the operator made requests that the chart does not grant"
 
 
 def _on_another_cluster(
     kubectl: Kubectl, helm: Helm, install: list[str], values: dict[str, Any]
 ) -> Iterator[Kubectl]:
-    """The chart in a namespace that was not there; nothing of it is left, installed or not."""
+    """Install the chart in a new namespace; remove everything at the end, installed or not."""
     kubectl.run("create", "namespace", SYSTEM)
     try:
         helm.run(*install, values=values)
@@ -331,20 +345,20 @@ def _on_another_cluster(
 
 
 def _forget_jobs(kubectl: Kubectl) -> None:
-    """The definitions go, and every job: `vacant_cluster` has seen that these are ours."""
+    """Remove the definitions and every job; `vacant_cluster` has checked that they are ours."""
     kubectl.run("delete", "--ignore-not-found", "-k", str(ROOT / "crds"), timeout_s=120)
 
 
 @pytest.fixture
 def restricted(operated_site: Kubectl) -> Iterator[Kubectl]:
-    """A namespace there that enforces pod security `restricted`."""
+    """A new namespace there that enforces pod security `restricted`."""
     with restricted_namespace(operated_site) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def api(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """An API server that knows DLionJobs, and runs no pods, or another cluster's."""
+    """An API server with the DLionJob definition and no kubelet, or that of another cluster."""
     if other_cluster is None:
         site: Site = request.getfixturevalue("api_site")
         yield site.kubectl
@@ -352,12 +366,12 @@ def api(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Iterat
     other_cluster.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
     other_cluster.wait_until_known("dlj", timeout_s=30)
     yield other_cluster
-    _forget_jobs(other_cluster)  # a chart that is installed later brings its own
+    _forget_jobs(other_cluster)  # a chart that is installed later has its own
 
 
 @pytest.fixture
 def kubectl(api: Kubectl) -> Iterator[Kubectl]:
-    """A namespace of its own there."""
+    """A new namespace there."""
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     api.run("create", "namespace", namespace)
     try:
@@ -370,7 +384,7 @@ def kubectl(api: Kubectl) -> Iterator[Kubectl]:
 def shared_operator(
     api: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """One for all namespaces, for a module whose tests do not need their own."""
+    """One operator for all namespaces, for a module whose tests need no other."""
     folder = tmp_path_factory.mktemp("operator")
     with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
         yield process

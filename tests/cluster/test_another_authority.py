@@ -1,9 +1,10 @@
-"""A site's operator has another authority and another address while a run of the site goes on, as
-when its Secret is deleted, or the chart is installed anew in another namespace.
+"""Test a run whose site's operator gets another authority and another address.
 
-Proves: the run's ConfigMap tells of both; a worker that starts anew then, in a new pod, reaches
-that operator by what stands there, and is signed for by the new authority.
-Left out: nodes (the worker has the token of its pod; in a kubelet's place the test mounts the
+This happens when its Secret is deleted, or when the chart is installed again in another namespace.
+The run's ConfigMap then has both new values. A new pod of a worker reaches that operator by the
+ConfigMap, and the new authority signs its certificate.
+
+Left out: nodes (the worker has the token of its pod; in the kubelet's place the test mounts the
 ConfigMap); several sites, which need the new bundle.
 """
 
@@ -34,21 +35,21 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 NAME = "test"
 
 
-def test_a_new_pod_is_signed_for_by_an_operator_with_another_authority_and_address(
+def test_a_new_pod_gets_a_certificate_of_the_new_authority(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
     home = kubectl.namespace
     operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home)
 
-    def told() -> dict[str, str]:
+    def config_map() -> dict[str, str]:
         (found,) = kubectl.get("configmaps", "-l", f"dlion.dev/job-name={NAME}")["items"]
         return dict(found["data"])
 
     def signed(pod: str) -> x509.Certificate:
-        """For the worker, with what the ConfigMap says now."""
+        """Request a certificate for the worker with the present ConfigMap."""
         pods = ClusterPods(tmp_path, kubectl.get("dlj", NAME), kubectl, subnet=44)
         worker = pods.job.worker(Rank(0))
-        address = json.loads(told()["pod.json"])["coordinator_address"]
+        address = json.loads(config_map()["pod.json"])["coordinator_address"]
         given = request_certificate(
             Access(address, pods.prepare(pod, worker)),
             job=pods.job.key,
@@ -62,7 +63,7 @@ def test_a_new_pod_is_signed_for_by_an_operator_with_another_authority_and_addre
     with operator:
         kubectl.apply(job_document(1))
         eventually(lambda: workers(kubectl, NAME), what="the worker's pod")
-        before = told()
+        before = config_map()
         first = x509.load_pem_x509_certificate(before["ca.pem"].encode())
         signed("w0").verify_directly_issued_by(first)
         operator.end()
@@ -71,7 +72,7 @@ def test_a_new_pod_is_signed_for_by_an_operator_with_another_authority_and_addre
         elsewhere = f"127.0.0.1:{port}"
         operator.settings = {"coordinator": {"port": port, "address": elsewhere}}
         operator.start()
-        eventually(lambda: elsewhere in told()["pod.json"], what="its address")
-        assert told()["ca.pem"] != before["ca.pem"]
-        second = x509.load_pem_x509_certificate(told()["ca.pem"].encode())
+        eventually(lambda: elsewhere in config_map()["pod.json"], what="its address")
+        assert config_map()["ca.pem"] != before["ca.pem"]
+        second = x509.load_pem_x509_certificate(config_map()["ca.pem"].encode())
         signed("w0").verify_directly_issued_by(second)

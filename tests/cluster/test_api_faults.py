@@ -1,14 +1,15 @@
-"""The operator beside an API server that misbehaves, through a proxy that counts every request.
+"""Test the operator against an API server with faults, through a proxy that counts every request.
 
-Proves: a job that is deleted while it is made leaves nothing, though the operator is gone: after
-every fourth request (in the slow tier after each, also if the operator goes on); late answers, 429,
-503, 401 and, in the slow tier, 500, which is to the operator what 503 is, are got over with nothing
-made twice, and so is an API server that is killed or, in the slow tier, stands still or is away for
-longer.
-There also: what is unchanged costs no such request for 11 minutes, no event and little CPU; what a
-silent watch hides is acted on, and liveness tells of it.
-Left out: an operator that is killed (test_kills_at_requests), pods that run, tokens that run out
-(test_operator_tokens), an API server that lost what it had stored.
+A job that is deleted during its creation leaves nothing, even without the operator. It is deleted
+after every fourth request (slow: after each, also with the operator running). The operator recovers
+from late answers, 429, 503, 401 and (slow) 500, which it treats as 503, and creates nothing twice.
+It also recovers when the API server is killed or (slow) stops or is away for longer.
+
+Further slow tests: an unchanged state causes no write for 11 minutes, no event and little CPU. A
+change that a silent watch hides is found, and liveness reports the watch.
+
+Left out: an operator that is killed (test_kills_at_requests), pods that run, tokens that expire
+(test_operator_tokens), an API server that lost stored data.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 QUIET_S = 3.0
-"""No request for so long: the operator has done what it wanted."""
+"""After this time without a request the operator is idle."""
 SLOW_S = 0.25
-"""How late answers are while a job is made, so that it can be deleted between two of them."""
+"""Delay of answers during the creation of a job, so that it can be deleted between two of them."""
 UNCHANGED_S = 660.0
-"""After ten minutes all that is not watched has been looked at once more."""
-MOST_OF_A_CORE = 0.01
-"""That an operator takes that has nothing to do."""
+"""After ten minutes all objects without a watch have been read again."""
+MAX_CPU_SHARE = 0.01
+"""Cores that an idle operator may use."""
 
 
 @pytest.fixture
@@ -59,27 +60,27 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator(
-    nobody_runs_pods: None, proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path
+    no_running_pods: None, proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path
 ) -> Iterator[OperatorProcess]:
     with proxied_operator(proxy, kubectl, tmp_path) as process:
         yield process
 
 
 def kept_alive(operator: OperatorProcess, look: Callable[[], bool], within_s: float) -> bool:
-    """Whether it came true in that time; the operator is started anew where it has ended."""
+    """Report whether it came true in that time; restart the operator whenever it has ended."""
 
     def looked() -> bool:
         if not operator.is_running():
-            operator.start()  # as a kubelet would
+            operator.start()  # as a kubelet does
         return look()
 
     return waited(looked, within_s)
 
 
-def test_the_proxy_asks_as_the_token_of_its_kubeconfig_may(
+def test_the_proxy_uses_the_rights_of_its_kubeconfigs_token(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """Another cluster's kubeconfig need not have a client's certificate."""
+    """Another cluster's kubeconfig may have no client certificate."""
     kubectl.run("create", "serviceaccount", "reader")
     account = f"--serviceaccount={kubectl.namespace}:reader"
     kubectl.run("create", "role", "reader", "--verb=list", "--resource=configmaps")
@@ -96,7 +97,7 @@ def test_the_proxy_asks_as_the_token_of_its_kubeconfig_may(
 
 
 def can_list(kubectl: Kubectl, kind: str) -> bool:
-    """A right that is given holds some time later."""
+    """A granted right takes effect some time later."""
     with contextlib.suppress(UnavailableError):
         return bool(kubectl.get(kind))
     return False
@@ -114,10 +115,10 @@ def can_list(kubectl: Kubectl, kind: str) -> bool:
     ],
 )
 @pytest.mark.timeout(600)
-def test_a_job_that_is_deleted_while_it_is_made_leaves_nothing(
+def test_a_job_that_is_deleted_during_its_creation_leaves_nothing(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess, *, goes_on: bool, every: int
 ) -> None:
-    """After the first of the requests that make it, and each `every`-th from there."""
+    """Delete it after the first request that creates it, and after each `every`-th from there."""
     since = len(proxy.requests)
     kubectl.apply(manifest())
     settled(kubectl, pods=3)
@@ -152,10 +153,12 @@ def _has_made(proxy: FaultProxy, since: int, number: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_what_is_unchanged_costs_no_request_that_changes_anything_and_no_event(
+def test_an_unchanged_state_causes_no_write_and_no_event(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
-    """Jobs whose pods fit nowhere, that are suspended, that have ended; and a restart."""
+    """The jobs have pods that fit on no node, are suspended, or have ended; the operator restarts
+    once.
+    """
     kubectl.apply(manifest(), manifest("stuck"), manifest("suspended", suspend=True))
     settled(kubectl, pods=6, jobs=4)
     end_workers(kubectl)
@@ -169,7 +172,7 @@ def test_what_is_unchanged_costs_no_request_that_changes_anything_and_no_event(
     share = (operator.cpu_s() - cpu_s) / (time.monotonic() - began_s)
     looks = operator.metric("dlion_operator_reconciles_total") - looks
     operator.kill()
-    operator.start()  # looks at everything anew
+    operator.start()  # reads everything again
     time.sleep(10)
     print(
         f"unchanged for {UNCHANGED_S:g} s and a restart: {looks:g} looks, "
@@ -178,14 +181,14 @@ def test_what_is_unchanged_costs_no_request_that_changes_anything_and_no_event(
     )
     assert looks >= 2
     assert [str(each) for each in proxy.requests[before:] if each.writing] == []
-    assert share <= MOST_OF_A_CORE
+    assert share <= MAX_CPU_SHARE
 
 
 # ---- watches ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_what_a_silent_watch_hides_is_found_and_liveness_tells_of_it(
+def test_a_change_hidden_by_a_silent_watch_is_found(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     kubectl.apply(manifest(suspend=True))
@@ -195,12 +198,12 @@ def test_what_a_silent_watch_hides_is_found_and_liveness_tells_of_it(
     before, began_s = len(proxy.requests), time.monotonic()
     kubectl.apply(manifest())
     assert waited(lambda: len(proxy.mutations(before)) > 0, 80)
-    print(f"made up for {time.monotonic() - began_s:.0f} s after the change")
+    print(f"recovered {time.monotonic() - began_s:.0f} s after the change")
     settled(kubectl, pods=3)
     numbers = iter(range(1000))
 
     def is_ill() -> bool:
-        """While something is changed again and again."""
+        """Change something repeatedly meanwhile."""
         kubectl.run("annotate", "dlj", "digits", "--overwrite", f"number={next(numbers)}")
         time.sleep(2)
         return operator.livez()[0] == 503
@@ -217,7 +220,7 @@ def test_what_a_silent_watch_hides_is_found_and_liveness_tells_of_it(
     assert operator.livez()[0] == 200
 
 
-def test_watches_that_break_are_opened_anew(
+def test_broken_watches_are_reopened(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     starts = operator.starts
@@ -228,7 +231,7 @@ def test_watches_that_break_are_opened_anew(
     assert (operator.is_running(), operator.starts) == (True, starts)
 
 
-# ---- answers that are none -------------------------------------------------------------------
+# ---- failing answers -------------------------------------------------------------------
 
 
 def _writes(request: Request) -> bool:
@@ -251,12 +254,12 @@ FAULTS = {
     "fault",
     [pytest.param(each, marks=[pytest.mark.slow] * (each == "500 on writes")) for each in FAULTS],
 )
-def test_an_api_server_that_fails_for_a_while_is_got_over(
+def test_the_operator_recovers_from_a_failing_api_server(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess, fault: str
 ) -> None:
     proxy.answer = FAULTS[fault]
     if fault == "401 on all":
-        proxy.drop_watches()  # a watch that is open stays so; a new one needs a token
+        proxy.drop_watches()  # an open watch stays open; a new one needs a token
     kubectl.apply(manifest())
     time.sleep(5)
     assert not children(kubectl)
@@ -264,13 +267,13 @@ def test_an_api_server_that_fails_for_a_while_is_got_over(
     proxy.answer = None
     assert kept_alive(operator, lambda: len(workers(kubectl)) == 3, 90), operator.last_log_lines()
     there = settled(kubectl, pods=3)
-    print(f"{fault}: /livez {alive}, started anew: {operator.starts - starts}")
+    print(f"{fault}: /livez {alive}, restarts: {operator.starts - starts}")
     assert len(there) == len(set(there)), there
     if fault != "401 on all":
         assert (operator.starts, alive[0]) == (starts, 200), operator.last_log_lines()
 
 
-def test_answers_that_come_late_are_waited_for(
+def test_late_answers_are_awaited(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     proxy.delay_s = 1.0
@@ -289,7 +292,7 @@ def test_answers_that_come_late_are_waited_for(
         pytest.param("frozen", 30.0, marks=pytest.mark.slow),
     ],
 )
-def test_an_api_server_that_is_away_is_got_over(
+def test_the_operator_recovers_from_a_missing_api_server(
     api_site: Site, kubectl: Kubectl, tmp_path: Path, how: str, away_s: float
 ) -> None:
     plane = api_site.control_plane

@@ -1,9 +1,10 @@
-"""The operator beside an API server whose etcd is put back to an earlier copy, as from a snapshot.
+"""Test the operator when its API server's etcd is restored to an earlier copy.
 
-Proves: resource versions that go back are noticed, told and counted; what was made since is no
-longer taken for there; the job is brought to where the restored manifest wants it, before and after
-the restart that liveness asks for, since watches at a version to come bring nothing.
-Left out: pods that run; a snapshot with workers of another run at work.
+Resource versions that decrease are detected, reported and counted. Objects created since the copy
+no longer count as present. The job reaches the state of the restored manifest before and after the
+restart that liveness requests, since watches at a future version report nothing.
+
+Left out: pods that run; a snapshot with workers of another run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow]
 PROGRAMS = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 NOTICED_S = 30.0
-"""The operator renews its Lease every five seconds, and lists again then."""
+"""The operator renews its Lease every five seconds, and then lists again."""
 
 
 def lease_version(kubectl: Kubectl) -> str:
@@ -37,7 +38,7 @@ def lease_version(kubectl: Kubectl) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_an_etcd_that_is_restored_is_taken_for_the_truth(
+def test_the_operator_follows_a_restored_etcd(
     api_site: Site, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     plane, home = api_site.control_plane, kubectl.namespace
@@ -65,14 +66,14 @@ def test_an_etcd_that_is_restored_is_taken_for_the_truth(
         assert not children(kubectl)
         restored = "dlion_operator_restores_total"
         assert waited(lambda: operator.metric(restored) >= 1, NOTICED_S), operator.last_log_lines()
-        print(f"noticed {time.monotonic() - began_s:.0f} s after the restore")
+        print(f"detected {time.monotonic() - began_s:.0f} s after the restore")
         assert waited(lambda: operator.livez()[0] == 503, 5)
         assert "went back" in operator.livez()[1]
         kubectl.apply(manifest())
         assert waited(lambda: len(workers(kubectl)) == 3, 90), operator.last_log_lines()
         assert not [each for each in children(kubectl) if "later" in each]
         operator.end()
-        operator.start()  # as a kubelet does then
+        operator.start()  # as a kubelet does
         kubectl.apply(manifest(suspend=True))
         assert waited(lambda: state_of(kubectl) == "Suspended", 20)
         assert operator.livez()[0] == 200

@@ -1,10 +1,12 @@
-"""The plan for a second version of the API holds on a real API server (decision 50).
+"""Test that the plan for a second version of the API holds on a real API server (decision 50).
 
-Proves, with today's schema served as v1alpha1 and as v1beta1 without a webhook: an object written
-as one version reads as the other, with the same spec, defaults and status; CEL rules, bounds and
-the immutability of a running job hold in both, in the same words; the stored version can be changed
-forth and back with objects there; a version goes only after all objects are stored as the other.
-Leaves out: the operator, which reads one version.
+Today's schema is served as v1alpha1 and as v1beta1 without a webhook. An object written as one
+version reads as the other, with the same spec, defaults and status. CEL rules, bounds and the
+immutability of a running job apply to both with the same messages. The stored version can be
+changed and changed back with existing objects. A version can be removed only after all objects are
+stored as the other.
+
+Left out: the operator, which reads one version.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TRAINS = {"runId": "r1", "trainingStartTime": "2026-01-31T12:00:00Z", "state": "
 
 
 def definition(*versions: str, stored: str) -> dict[str, Any]:
-    """Today's definition with these versions, all with today's schema."""
+    """Return today's definition with these versions, all with today's schema."""
     found = manifest_schema.crd()
     (today,) = found["spec"]["versions"]
     found["spec"]["versions"] = [
@@ -46,14 +48,14 @@ def definition(*versions: str, stored: str) -> dict[str, Any]:
 
 
 def job(name: str, version: str, **changes: Any) -> dict[str, Any]:
-    """The smallest manifest in that version, of run r1."""
+    """Return the smallest manifest in that version, of run r1."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     made = changed(smallest(), {"metadata.name": name, "spec.runId": "r1", **changes})
     return made | {"apiVersion": f"{GROUP}/{version}"}
 
 
 def read(kubectl: Kubectl, name: str, version: str) -> dict[str, Any]:
-    """That job as that version; without what depends on the version."""
+    """Read that job as that version, without the fields that depend on the version."""
     found: dict[str, Any] = kubectl.get(f"dlionjobs.{version}.{GROUP}", name)
     assert (found["apiVersion"], found["kind"]) == (f"{GROUP}/{version}", KIND)
     return {part: found.get(part) for part in ("spec", "status")}
@@ -78,12 +80,12 @@ def wait_until_served(kubectl: Kubectl, *versions: str, stored: str) -> None:
 
 
 def stored_versions(kubectl: Kubectl) -> list[str]:
-    """The versions in which objects may be stored, by the definition's status."""
+    """Return the versions in which objects may be stored, from the definition's status."""
     return list(kubectl.get("crd", CRD)["status"].get("storedVersions") or ())
 
 
 def refusal(kubectl: Kubectl, document: dict[str, Any], *command: str) -> str:
-    """Why that document is refused; it must be."""
+    """Return why that document is refused; fail if it is accepted."""
     with pytest.raises(UnavailableError) as refused:
         kubectl.run(*(command or ("create",)), "-f", "-", text=json.dumps(document))
     return str(refused.value)
@@ -93,8 +95,8 @@ def refusal(kubectl: Kubectl, document: dict[str, Any], *command: str) -> str:
 def kubectl(
     control_plane: Kubectl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Kubectl]:
-    """A cluster with today's definition alone, which is gone at the end."""
-    # kubectl remembers by address for hours which versions there are.
+    """A cluster with only today's definition, which is removed at the end."""
+    # kubectl caches the versions by address for hours.
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "kubectl"))
     control_plane.run("create", "-f", "-", text=json.dumps(definition(VERSION, stored=VERSION)))
     try:
@@ -133,13 +135,13 @@ def test_a_second_version_with_the_same_schema_needs_no_webhook(kubectl: Kubectl
     assert "minSites" in first
     assert first == second
 
-    # Release N+1: the new one stored; back to N and forth again.
+    # Release N+1: the new one stored; back to N and again to N+1.
     for stored in (NEXT, VERSION, NEXT):
         replace_definition(kubectl, VERSION, NEXT, stored=stored)
         assert read(kubectl, "old", NEXT) == read(kubectl, "old", VERSION) == before
         assert read(kubectl, "new", NEXT) == read(kubectl, "new", VERSION) == as_new
 
-    # Release N+3: the old one cannot go while objects may be stored in it.
+    # Release N+3: the old one stays while objects may be stored in it.
     assert sorted(stored_versions(kubectl)) == [VERSION, NEXT]
     assert VERSION in refusal(kubectl, definition(NEXT, stored=NEXT), "replace")
     stored_jobs = kubectl.get("dlj")

@@ -1,10 +1,10 @@
-"""Images for 64-bit ARM, built and started where the kernel runs them by qemu.
+"""Test images for 64-bit ARM, which the kernel runs by qemu.
 
-Proves: `make bundle PLATFORM=linux/arm64` says what to install where nothing emulates that
-architecture; with the emulation the Dockerfile builds the images of operator and sidecar on a base
-of arm64, their packages are of that architecture, and their programs start.
+Without emulation of that architecture `make bundle PLATFORM=linux/arm64` names what to install.
+With it the Dockerfile builds the images of operator and sidecar on an arm64 base. Their packages
+have that architecture, and their programs start.
 
-Leaves out: the worker's image, whose installation of TensorFlow takes the emulation half an hour; a
+Left out: the worker's image, whose installation of TensorFlow takes half an hour under emulation; a
 node of that architecture; docker and podman as builders.
 """
 
@@ -38,7 +38,7 @@ echo ready
 read -r end || true
 [ -z "$mine" ] || echo -1 > qemu-aarch64
 """
-"""Registers the kernel's handler, and removes it when standard input ends."""
+"""Register the kernel's handler, and remove it when standard input ends."""
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.root,
@@ -49,7 +49,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def emulation(testbed_possible: None) -> Iterator[None]:
-    """The kernel runs programs of arm64."""
+    """Let the kernel run programs of arm64."""
     assert testbed_possible is None
     if not HANDLER.exists():
         pytest.skip("no qemu-aarch64: install it (Debian: qemu-user-static)")
@@ -66,7 +66,7 @@ def emulation(testbed_possible: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["operator", "sidecar"])
 def image(emulation: None, request: pytest.FixtureRequest) -> str:
-    """Built from the tree as it stands; the layers stay in buildah's storage."""
+    """Build the image from the present tree; the layers stay in buildah's storage."""
     assert emulation is None
     reference = f"localhost/dlion-{request.param}:arm64"
     with alone():
@@ -81,7 +81,7 @@ def image(emulation: None, request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def container(image: str) -> Iterator[str]:
-    """A container of that image, in buildah's storage."""
+    """Create a container of that image in buildah's storage."""
     name = f"arm64-{uuid.uuid4().hex[:8]}"
     buildah("from", "--pull-never", f"--name={name}", image)
     try:
@@ -90,7 +90,7 @@ def container(image: str) -> Iterator[str]:
         buildah("rm", name)
 
 
-def test_without_the_emulation_a_bundle_says_what_to_install(tmp_path: Path) -> None:
+def test_without_emulation_a_bundle_names_what_to_install(tmp_path: Path) -> None:
     if Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists():
         pytest.skip("this machine emulates arm64 already")
     options = ["--builder=testbed", "--platform=linux/arm64", f"--out={tmp_path}"]

@@ -1,13 +1,13 @@
-"""A bundle of `make bundle` on nodes that reach nothing outside their cluster.
+"""Test a bundle of `make bundle` on nodes without access outside their cluster.
 
-Proves: the file has what its README names, with checksums, each image's base and SBOM; on a fresh
-cluster of two nodes, from which no address outside answers, install.sh brings the images of the
-bundle into containerd and installs the chart; a refused value leaves the images and says so; a
-second run imports nothing and restarts nothing; on the other node `--images-only` needs neither
-helm nor kubectl; then a job of the images' own trains on both nodes to Succeeded.
+The file has what its README lists, with checksums, each image's base and SBOM. On a fresh cluster
+of two nodes install.sh imports the bundle's images into containerd and installs the chart. A
+refused value keeps the images, and install.sh reports it. A second run imports and restarts
+nothing. On the other node `--images-only` needs neither helm nor kubectl. Then a job with these
+images trains on both nodes to Succeeded.
 
-Leaves out: docker and podman as builders, other architectures (nothing here runs them); k3s, RKE2
-and MicroK8s, whose containerd is asked in the same way; registries (tests/local).
+Left out: docker and podman as builders, other architectures (nothing here runs them); k3s, RKE2 and
+MicroK8s, whose containerd has the same interface; registries (tests/local).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for address in ("192.0.2.1", "8.8.8.8", "1.1.1.1"):
 
 @pytest.fixture(scope="module")
 def bundle(testbed_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a bundle that `make bundle` builds; the layers come from the testbed's cache.
+    """Build the folder of a bundle by `make bundle`, with layers from the testbed's cache.
 
     Its name has a space.
     """
@@ -75,16 +75,17 @@ def bundle(testbed_possible: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def site(bundle: Path) -> Iterator[Site]:
-    """Two nodes that have no image of the project."""
+    """Two nodes without an image of the project."""
     assert bundle.is_dir()
     with Testbed.up(name=f"b{os.getpid()}", sites=1, nodes=2) as made:
         yield made.site(SITE)
 
 
 def install(node: Node, bundle: Path, *arguments: str, programs: Path | None = None) -> str:
-    """What install.sh prints on that node; only its tools are on the PATH, and `programs`.
+    """Run install.sh on that node, with only its tools and `programs` on the PATH; return its
+    output.
 
-    Raises: UnavailableError with what it said.
+    Raises: UnavailableError with the output.
     """
     path = ":".join([*([str(programs)] if programs else []), "/usr/bin:/bin:/usr/sbin:/sbin"])
     return node.machine.run(
@@ -93,7 +94,7 @@ def install(node: Node, bundle: Path, *arguments: str, programs: Path | None = N
     )  # fmt: skip
 
 
-def test_it_holds_what_its_list_names(bundle: Path) -> None:
+def test_the_bundle_has_the_files_of_its_list(bundle: Path) -> None:
     done = subprocess.run(["sha256sum", "--strict", "--quiet", "-c", "checksums.txt"], cwd=bundle)
     assert done.returncode == 0
     facts = facts_of(bundle)
@@ -113,7 +114,7 @@ def test_it_holds_what_its_list_names(bundle: Path) -> None:
 
 
 def configuration(archive: tarfile.TarFile) -> dict[str, Any]:
-    """Of the archive's one image."""
+    """Return the configuration of the archive's one image."""
 
     def read(name: str) -> Any:
         found = archive.extractfile(name)
@@ -128,8 +129,8 @@ def configuration(archive: tarfile.TarFile) -> dict[str, Any]:
 
 def test_nodes_reach_nothing_outside(site: Site) -> None:
     for node in site.nodes:
-        said = node.machine.run("python3", "-c", REACHED)
-        assert said.count("unreached") == 3, said
+        output = node.machine.run("python3", "-c", REACHED)
+        assert output.count("unreached") == 3, output
     routes = subprocess.run(
         ["ip", "netns", "exec", site.layout.netns, "ip", "route", "show", "default"],
         capture_output=True, text=True, check=True,
@@ -137,14 +138,14 @@ def test_nodes_reach_nothing_outside(site: Site) -> None:
     assert routes.stdout == ""
 
 
-def test_a_job_trains_on_a_cluster_that_has_the_bundle_alone(site: Site, bundle: Path) -> None:
+def test_a_job_trains_on_a_cluster_with_only_the_bundle(site: Site, bundle: Path) -> None:
     first, other = site.nodes
     assert not any("dlion-" in name for node in site.nodes for name in node.images())
     programs = first.binaries.folder  # helm and kubectl
     cluster = ("--site", SITE, "--kubeconfig", str(site.kubeconfig))
 
-    told = install(first, bundle, *cluster, "--dry-run", programs=programs)
-    assert "Would run: ctr --namespace k8s.io images import" in told
+    output = install(first, bundle, *cluster, "--dry-run", programs=programs)
+    assert "Would run: ctr --namespace k8s.io images import" in output
     assert not any("localhost/" in name for name in first.images())
     assert "NotFound" in missing(site)
 
@@ -157,15 +158,15 @@ def test_a_job_trains_on_a_cluster_that_has_the_bundle_alone(site: Site, bundle:
     wanted = {f"localhost/dlion-{target}:0.1.0" for target in PACKAGES}
     assert wanted <= set(first.images())
 
-    told = install(other, bundle, "--images-only")
-    assert "in the containerd of this node" in told
+    output = install(other, bundle, "--images-only")
+    assert "in the containerd of this node" in output
     assert wanted <= set(other.images())
 
     values = bundle.parent / "my values.yaml"
     values.write_text("operator: {logFormat: text}\n")
-    told = install(first, bundle, *cluster, "--", "-f", str(values), programs=programs)
-    assert "This node has the images already" in told
-    assert f"DLion 0.1.0 runs as site {SITE}." in told
+    output = install(first, bundle, *cluster, "--", "-f", str(values), programs=programs)
+    assert "This node has the images already" in output
+    assert f"DLion 0.1.0 runs as site {SITE}." in output
     system = replace(site.kubectl, namespace=SYSTEM)
     (pod,) = system.get("pods")["items"]
     assert pod["spec"]["containers"][0]["image"] == "localhost/dlion-operator:0.1.0"
@@ -186,7 +187,7 @@ def test_a_job_trains_on_a_cluster_that_has_the_bundle_alone(site: Site, bundle:
 
 
 def missing(site: Site) -> str:
-    """How the API server answers for the definition of DLionJob."""
+    """Return the answer of the API server about the definition of DLionJob."""
     with pytest.raises(UnavailableError) as error:
         site.kubectl.run("get", "crd", "dlionjobs.dlion.dev")
     return str(error.value)

@@ -1,13 +1,14 @@
-"""The chart on a real API server: what it takes, what the operator's account may do, what is left.
+"""Test the chart on a real API server: its objects, the operator's rights, and what remains.
 
-Proves: every object is accepted; in a namespace that enforces `restricted` the operator's pod is
-made, and one that is not restricted is refused; the account has the rights of files/rights.yaml and
-no other, with a ClusterRole and with Roles alone; upgrades change the mode; uninstalling leaves the
-definition and its jobs, and nothing else of ours; a second release is refused on ownership, and
-`crds.enabled=false` and `--take-ownership` are ways out; in a cluster of yours these tests do not
-begin where DLion is in use, and leave other releases alone.
-Leaves out: a running operator, and what it would leave (no node here: test_chart_on_a_node); the
-Prometheus Operator's kinds, which are unknown to this API server.
+Every object is accepted. A namespace that enforces `restricted` accepts the operator's pod and
+refuses an unrestricted one. The account has exactly the rights of files/rights.yaml, with a
+ClusterRole and with only Roles. Upgrades change the mode. After `helm uninstall` only the
+definition and its jobs remain. A second release is refused on ownership; `crds.enabled=false` and
+`--take-ownership` resolve that. On your cluster these tests refuse to start if DLion is in use, and
+do not touch other releases.
+
+Left out: a running operator and its leftovers (no node here: test_chart_on_a_node); the Prometheus
+Operator's kinds, which this API server lacks.
 """
 
 from __future__ import annotations
@@ -59,13 +60,15 @@ LISTED = (
 
 @pytest.fixture(scope="module")
 def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
-    """The operator's namespace, which enforces `restricted`, and two of jobs."""
+    """The operator's namespace, which enforces `restricted`, and two namespaces for jobs."""
     restricted = "pod-security.kubernetes.io/enforce=restricted"
     for name in (NAMESPACE, *HOMES):
         control_plane.run("create", "namespace", name)
         control_plane.run("label", "namespace", name, restricted)
     made = replace(control_plane, namespace=NAMESPACE)
-    until(lambda: made.get("serviceaccounts")["items"])  # no pod is taken before `default` is there
+    until(
+        lambda: made.get("serviceaccounts")["items"]
+    )  # no pod is accepted before `default` exists
     try:
         yield made
     finally:
@@ -75,9 +78,9 @@ def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
-    """helm with that cluster, which is without DLion in the end, also where a test fails."""
+    """helm with that cluster, from which DLion is removed at the end, also after a failure."""
     program = helm_program()
-    assert program is not None  # the testbed has one; beside another cluster install it
+    assert program is not None  # the testbed has one; for another cluster install it
     made = Helm(program, tmp_path_factory.mktemp("helm"), kubectl)
     yield made
     vacate(made, kubectl)
@@ -85,7 +88,7 @@ def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def vacant(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
-    """A cluster without DLion, and one again in the end."""
+    """A cluster without DLion, before and after the test."""
     vacate(helm, kubectl)
     yield helm
     vacate(helm, kubectl)
@@ -93,23 +96,23 @@ def vacant(helm: Helm, kubectl: Kubectl) -> Iterator[Helm]:
 
 @pytest.fixture
 def release(helm: Helm) -> Helm:
-    """The chart, installed with these values, also where a test before has left it."""
+    """Install the chart with these values, also if an earlier test left it."""
     helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, values=dict(SITE))
     return helm
 
 
 def vacate(helm: Helm, kubectl: Kubectl) -> None:
-    """Nothing of these tests is installed any more."""
+    """Uninstall all releases of these tests."""
     uninstall_ours(helm)
     until(lambda: are_listed(kubectl))
     kubectl.run("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180)
 
 
 def are_listed(kubectl: Kubectl) -> bool:
-    """Whether the API server lists objects of each of our definitions that is there.
+    """Report whether the API server lists objects of each of our definitions that exists.
 
-    One that is deleted before stays for minutes: its storage is not ready, and the controller that
-    empties it tries again at ever longer intervals.
+    A definition that is deleted earlier stays for minutes: its storage is not ready, and the
+    controller that empties it retries with growing delays.
     """
     there = {each["metadata"]["name"] for each in kubectl.get("crd")["items"]}
     try:
@@ -119,19 +122,19 @@ def are_listed(kubectl: Kubectl) -> bool:
 
 
 def uninstall_ours(helm: Helm) -> None:
-    """Those of these tests that are installed, or were left half installed."""
+    """Uninstall the releases of these tests, also those that are half installed."""
     for name in set(RELEASES) & set(helm.run("list", "-n", NAMESPACE, "--all", "--short").split()):
         helm.run("uninstall", name, "-n", NAMESPACE)
 
 
 def install(helm: Helm, name: str, values: dict[str, Any], *more: str) -> str:
-    """What helm says of it."""
+    """Install and return the output of helm."""
     chart = ["install", name, str(CHART), "-n", NAMESPACE]
     return helm.run(*chart, *more, values=values)
 
 
 def of_ours(kubectl: Kubectl) -> set[str]:
-    """What there is, but for what a cluster and a namespace have by themselves."""
+    """Return the objects except those that every cluster and namespace has."""
     found = set()
     for each in kubectl.get(LISTED, "-A")["items"]:
         meta = each["metadata"]
@@ -144,18 +147,20 @@ def of_ours(kubectl: Kubectl) -> set[str]:
 
 
 def until(true: Any) -> None:
-    """Wait for it: the garbage collector of a busy machine takes a minute at times."""
+    """Wait for the condition: garbage collection on a busy machine sometimes takes a minute."""
     deadline_s = time.monotonic() + 120
     while not true():
-        assert time.monotonic() < deadline_s, "it did not come about"
+        assert time.monotonic() < deadline_s, "the condition did not become true"
         time.sleep(0.2)
 
 
 def until_left(kubectl: Kubectl, expected: set[str]) -> None:
-    """Wait until nothing else of ours is there."""
+    """Wait until exactly the expected objects of ours are left."""
     deadline_s = time.monotonic() + 120
     while (found := of_ours(kubectl)) != expected:
-        assert time.monotonic() < deadline_s, f"{found - expected} stay, {expected - found} lack"
+        assert time.monotonic() < deadline_s, (
+            f"unexpected: {found - expected}, missing: {expected - found}"
+        )
         time.sleep(0.2)
 
 
@@ -176,7 +181,7 @@ def test_every_object_is_accepted(helm: Helm, kubectl: Kubectl, values: dict[str
     assert len(made) == len(known)
 
 
-def test_the_operators_pod_is_made_where_restricted_is_enforced(
+def test_the_operators_pod_is_accepted_where_restricted_is_enforced(
     release: Helm, kubectl: Kubectl
 ) -> None:
     assert release
@@ -184,7 +189,7 @@ def test_the_operators_pod_is_made_where_restricted_is_enforced(
     (pod,) = kubectl.get("pods", "-l", "app.kubernetes.io/component=operator")["items"]
     mounts = pod["spec"]["containers"][0]["volumeMounts"]
     assert "/var/run/secrets/kubernetes.io/serviceaccount" in {m["mountPath"] for m in mounts}
-    # And the same less what `restricted` asks for is refused, so that it is enforced.
+    # The same pod without the fields that `restricted` requires is refused: it is enforced.
     template = kubectl.get("deployment", "dlion-operator")["spec"]["template"]
     loose = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "loose"}}
     spec = template["spec"] | {"securityContext": {}}
@@ -198,7 +203,7 @@ def test_the_operators_pod_is_made_where_restricted_is_enforced(
 
 
 def rules_of(kubectl: Kubectl, user: str, namespace: str) -> set[tuple[str, ...]]:
-    """(group, resource, name, verb) of all that a user may do in that namespace."""
+    """Return (group, resource, name, verb) of all that a user may do in that namespace."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
@@ -221,7 +226,7 @@ def rules_of(kubectl: Kubectl, user: str, namespace: str) -> set[tuple[str, ...]
 
 
 def granted(*scopes: str) -> set[tuple[str, ...]]:
-    """The same of files/rights.yaml."""
+    """Return the same tuples of files/rights.yaml."""
     return {
         (group, resource, NAMED.get(name, name), verb)
         for right in RIGHTS
@@ -233,19 +238,17 @@ def granted(*scopes: str) -> set[tuple[str, ...]]:
     }
 
 
-def test_the_operator_has_the_rights_that_are_listed_and_no_other(
-    release: Helm, kubectl: Kubectl
-) -> None:
-    nobody = f"system:serviceaccount:{NAMESPACE}:nobody"
+def test_the_operator_has_exactly_the_listed_rights(release: Helm, kubectl: Kubectl) -> None:
+    no_account = f"system:serviceaccount:{NAMESPACE}:nobody"
 
     def rights(namespace: str) -> set[tuple[str, ...]]:
-        own = rules_of(kubectl, nobody, namespace)
+        own = rules_of(kubectl, no_account, namespace)
         return rules_of(kubectl, ACCOUNT, namespace) - own
 
     whole = granted("jobs", "cluster", "AdmissionPolicy")
     assert rights("default") == rights("ml") == whole
     assert rights(NAMESPACE) == whole | granted("operator")
-    # Roles alone, once the same release watches some namespaces.
+    # Only Roles, once the same release watches some namespaces.
     release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=NAMESPACED)
     assert rights("default") == set()
     assert rights("ml") == rights("edge") == granted("jobs")
@@ -257,7 +260,7 @@ def test_the_operator_has_the_rights_that_are_listed_and_no_other(
     assert not any(" ml/" in each for each in of_ours(kubectl))
 
 
-def test_who_edits_a_namespace_edits_its_jobs(release: Helm, kubectl: Kubectl) -> None:
+def test_editors_of_a_namespace_can_edit_its_jobs(release: Helm, kubectl: Kubectl) -> None:
     assert release
     for name, role in (("reader", "view"), ("writer", "edit")):
         made = ["create", "rolebinding", name, f"--clusterrole={role}", f"--user={name}"]
@@ -276,7 +279,7 @@ def test_who_edits_a_namespace_edits_its_jobs(release: Helm, kubectl: Kubectl) -
 
 
 def job(kubectl: Kubectl) -> None:
-    """One of a user's, in ml."""
+    """Create a user's job in ml."""
     document = smallest()
     document["metadata"] = {"name": "mine"}
     until(lambda: kubectl.knows("dlj"))
@@ -284,8 +287,8 @@ def job(kubectl: Kubectl) -> None:
 
 
 def test_an_upgrade_names_the_other_sites(release: Helm, kubectl: Kubectl) -> None:
-    said = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=TOGETHER)
-    assert "trains with plant-b, plant-c" in said
+    output = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=TOGETHER)
+    assert "trains with plant-b, plant-c" in output
     trust = kubectl.get("configmap", "dlion-operator-trust")
     assert set(trust["data"]) == {"plant-b.pem", "plant-c.pem"}
     assert kubectl.get("service", "dlion-operator-federation")["spec"]["type"] == "NodePort"
@@ -294,47 +297,45 @@ def test_an_upgrade_names_the_other_sites(release: Helm, kubectl: Kubectl) -> No
         kubectl.get("configmap", "dlion-operator-trust")
 
 
-def test_an_upgrade_brings_other_settings_and_starts_the_operator_anew(
+def test_an_upgrade_changes_settings_and_restarts_the_operator(
     release: Helm, kubectl: Kubectl
 ) -> None:
     before = kubectl.get("deployment", "dlion-operator")
-    said = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE,
+    output = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE,
                        values=merged(SITE, nested("keeper.size", "5Gi")))  # fmt: skip
-    assert "keeper.size is not set" not in said
+    assert "keeper.size is not set" not in output
     after = kubectl.get("deployment", "dlion-operator")
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
     config = yaml.safe_load(kubectl.get("configmap", "dlion-operator")["data"]["config.yaml"])
     assert config["keeper"]["size"] == "5Gi"
 
 
-def test_uninstalling_leaves_the_definition_and_its_jobs_alone(
-    vacant: Helm, kubectl: Kubectl
-) -> None:
-    until_left(kubectl, set())  # pods of an earlier test, where any run
-    said = install(vacant, "dlion", SITE)
-    for told in (
+def test_uninstalling_keeps_the_definition_and_its_jobs(vacant: Helm, kubectl: Kubectl) -> None:
+    until_left(kubectl, set())  # pods of an earlier test, if any run
+    output = install(vacant, "dlion", SITE)
+    for line in (
         "operator of site plant-a watches all namespaces",
         "kubectl -n dlion-system rollout status deployment/dlion-operator",
         "keeper.size is not set",
         "dlion trust show -n dlion-system",
         f"kubectl delete crd {' '.join(CRDS)}",
     ):
-        assert told in said
+        assert line in output
     job(kubectl)
     vacant.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
     until_left(kubectl, {f"CustomResourceDefinition {each}" for each in CRDS})
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
-    # The same release takes it up again, and may be told to take it away.
-    said = install(vacant, "dlion", merged(NAMESPACED, nested("crds.keep", False)))
-    assert "watches namespaces ml, edge" in said
-    assert "every job with it" in said
+    # The same release adopts it again, and can be configured to remove it.
+    output = install(vacant, "dlion", merged(NAMESPACED, nested("crds.keep", False)))
+    assert "watches namespaces ml, edge" in output
+    assert "every job with it" in output
     assert replace(kubectl, namespace="ml").get("dlionjob", "mine")
     until(lambda: are_listed(kubectl))
     vacant.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
     until_left(kubectl, set())
 
 
-def test_a_second_release_is_refused_unless_it_leaves_the_definition_alone(
+def test_a_second_release_is_refused_unless_it_excludes_the_definition(
     release: Helm, kubectl: Kubectl
 ) -> None:
     with pytest.raises(UnavailableError, match="invalid ownership metadata"):
@@ -348,7 +349,7 @@ def test_a_second_release_is_refused_unless_it_leaves_the_definition_alone(
     assert owner == "dlion"
 
 
-def test_another_name_takes_over_what_was_kept_when_told_to(vacant: Helm, kubectl: Kubectl) -> None:
+def test_another_release_name_takes_ownership_on_request(vacant: Helm, kubectl: Kubectl) -> None:
     install(vacant, "dlion", SITE)
     job(kubectl)
     vacant.run("uninstall", "dlion", "-n", NAMESPACE)
@@ -364,7 +365,7 @@ def test_another_name_takes_over_what_was_kept_when_told_to(vacant: Helm, kubect
 # ---- in a cluster of yours
 
 
-def test_a_cluster_where_dlion_is_in_use_is_none_for_tests(vacant: Helm, kubectl: Kubectl) -> None:
+def test_a_cluster_with_dlion_in_use_is_refused_for_tests(vacant: Helm, kubectl: Kubectl) -> None:
     install(vacant, "dlion", SITE)
     assert "Deployment dlion-system/dlion-operator" in occupation(kubectl)
     job(kubectl)
@@ -376,7 +377,7 @@ def test_a_cluster_where_dlion_is_in_use_is_none_for_tests(vacant: Helm, kubectl
     assert occupation(kubectl) == ""
 
 
-def test_releases_of_others_stay(release: Helm, tmp_path: Path) -> None:
+def test_other_releases_are_kept(release: Helm, tmp_path: Path) -> None:
     chart = {"apiVersion": "v2", "name": "proxy", "version": "1.0.0"}
     (tmp_path / "Chart.yaml").write_text(json.dumps(chart))
     for namespace in (NAMESPACE, "edge"):

@@ -1,12 +1,13 @@
-"""The chart with the project's own images on a real node, with the rights that it grants.
+"""Test the chart with the project's own images on a real node, with the rights that it grants.
 
-Proves: the commands for Kubernetes in README.md install the operator, train a job and fetch its
-model; `helm install --wait` comes to an end in namespaces that enforce `restricted`; `helm test`
-passes; what the operator tells of itself is in docs/metrics.md; it acts on a job, and no request of
-its account is forbidden, with a ClusterRole and with Roles alone; with these alone a job's workers
-are signed for, join and train to the end; uninstalled then, all that is
-left is the definition, and with `authority.keep` the site's authority, which the next release has.
-Leaves out: what else comes of jobs (other tests of this folder).
+The commands for Kubernetes in README.md install the operator, train a job and fetch its model.
+`helm install --wait` completes in namespaces that enforce `restricted`, and `helm test` passes.
+docs/metrics.md lists the operator's metrics. The operator acts on a job, and no request of its
+account is forbidden, with a ClusterRole and with only Roles. With these a job's workers get
+certificates, join and train to the end. After `helm uninstall` only the definition remains, and
+with `authority.keep` the site's authority, which the next release uses.
+
+Left out: other results of jobs (other tests of this folder).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ README_BLOCK = re.compile(r"^```sh\n(helm install .*?)^```$", re.MULTILINE | re.
 
 @pytest.fixture(scope="module")
 def values(testbed_possible: None) -> dict[str, Any]:
-    """The images of the tree as it stands."""
+    """The images of the present tree."""
     assert testbed_possible is None
     chosen: dict[str, Any] = {"pullPolicy": "Never"}
     for image in build_images():
@@ -73,7 +74,7 @@ def site(values: dict[str, Any]) -> Iterator[Site]:
 
 
 def everything(site: Site) -> set[str]:
-    """Kind, namespace and name of all that there is, but for events and the cluster's own."""
+    """Return kind, namespace and name of all objects, except events and the cluster's own."""
     kinds = site.kubectl.run("api-resources", "--verbs=list", "-o", "name").split()
     asked = ",".join(each for each in kinds if not each.startswith("events"))
     shape = "{range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{'\\n'}{end}"
@@ -83,7 +84,7 @@ def everything(site: Site) -> set[str]:
 
 @pytest.fixture(scope="module")
 def before(site: Site) -> set[str]:
-    """What there is without the chart, once each namespace has what it has by itself."""
+    """The objects without the chart, once each namespace has its default objects."""
     own = {f"{kind} {namespace}/{name}" for namespace in (NAMESPACE, "ml") for kind, name in
            (("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt"))}  # fmt: skip
     eventually(lambda: own <= everything(site), what="namespaces that are set up")
@@ -92,7 +93,7 @@ def before(site: Site) -> set[str]:
 
 @pytest.fixture(scope="module")
 def helm(site: Site, before: set[str], tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """helm with that site, on which nothing was installed before."""
+    """helm with that site, on which nothing is installed."""
     assert before
     program = helm_program()
     assert program is not None
@@ -100,7 +101,7 @@ def helm(site: Site, before: set[str], tmp_path_factory: pytest.TempPathFactory)
 
 
 def install(helm: Helm, site: Site, values: dict[str, Any]) -> None:
-    """Install the chart, or change what is installed; the operator runs when this is through."""
+    """Install or upgrade the chart; the operator runs on return."""
     try:
         helm.run("upgrade", "--install", "dlion", str(CHART), "-n", NAMESPACE, "--wait",
                  "--timeout", "100s", values=values)  # fmt: skip
@@ -110,7 +111,7 @@ def install(helm: Helm, site: Site, values: dict[str, Any]) -> None:
 
 
 def state_of(kubectl: Kubectl, name: str) -> str:
-    """What the operator says of a job."""
+    """Return the state of a job in its status."""
     return str(kubectl.get("dlionjob", name).get("status", {}).get("state", ""))
 
 
@@ -118,7 +119,7 @@ def state_of(kubectl: Kubectl, name: str) -> str:
 def test_the_commands_of_the_readme_train_a_job_and_fetch_its_model(
     helm: Helm, site: Site, values: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As they stand there, but for the images' registry: those of the tree are on the node."""
+    """Run them as written, except the images' registry: the tree's images are on the node."""
     (block,) = README_BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     (tmp_path / "values.json").write_text(json.dumps(values))
     block, count = re.subn(
@@ -155,7 +156,7 @@ def test_the_commands_of_the_readme_train_a_job_and_fetch_its_model(
 
 
 @pytest.mark.parametrize("namespaces", [[], ["ml"]], ids=["cluster", "namespaced"])
-def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
+def test_the_operator_starts_and_acts_with_its_granted_rights(
     helm: Helm, site: Site, values: dict[str, Any], namespaces: list[str]
 ) -> None:
     chosen = values | {"namespaces": namespaces}
@@ -180,7 +181,7 @@ def test_the_operator_starts_and_acts_with_the_rights_that_it_is_given(
 
 
 @pytest.mark.timeout(900)
-def test_a_job_trains_to_its_end_by_roles_alone(
+def test_a_job_trains_to_its_end_with_only_roles(
     helm: Helm, site: Site, values: dict[str, Any]
 ) -> None:
     log = site.control_plane.audit_log
@@ -202,17 +203,17 @@ def test_a_job_trains_to_its_end_by_roles_alone(
     kubectl.run("delete", "dlionjob", "digits")
 
 
-def test_what_the_operator_tells_of_itself_is_documented(
+def test_the_metrics_of_the_operator_are_documented(
     helm: Helm, site: Site, values: dict[str, Any]
 ) -> None:
     install(helm, site, values)
     where = f"/api/v1/namespaces/{NAMESPACE}/services/dlion-operator:metrics/proxy/metrics"
     text = site.kubectl.run("get", "--raw", where)
-    told = set(re.findall(r"^# TYPE (dlion_\w+?)(?:_created)? ", text, re.MULTILINE))
-    told = {name + "_total" if f"{name}_total" in text else name for name in told}
+    exported = set(re.findall(r"^# TYPE (dlion_\w+?)(?:_created)? ", text, re.MULTILINE))
+    exported = {name + "_total" if f"{name}_total" in text else name for name in exported}
     documented = set(re.findall(r"^\| `(dlion_\w+)`", DOCUMENT, re.MULTILINE))
-    assert "dlion_operator_loop_lag_seconds" in told
-    assert told <= documented
+    assert "dlion_operator_loop_lag_seconds" in exported
+    assert exported <= documented
 
 
 KEPT = {
@@ -223,7 +224,7 @@ KEPT = {
 AUTHORITY = {f"{kind} {NAMESPACE}/dlion-authority" for kind in ("Secret", "ConfigMap")}
 
 
-def test_an_operator_that_has_run_leaves_nothing_but_the_definition_or_what_is_to_be_kept(
+def test_an_uninstalled_operator_leaves_only_what_is_to_be_kept(
     helm: Helm, site: Site, values: dict[str, Any], before: set[str]
 ) -> None:
     system = replace(site.kubectl, namespace=NAMESPACE)
@@ -232,7 +233,7 @@ def test_an_operator_that_has_run_leaves_nothing_but_the_definition_or_what_is_t
         return everything(site) - before
 
     def is_only(kept: set[str]) -> bool:
-        print(f"besides: {sorted(left() - kept)}")
+        print(f"also left: {sorted(left() - kept)}")
         return left() <= kept
 
     def certificate() -> str:
@@ -242,7 +243,7 @@ def test_an_operator_that_has_run_leaves_nothing_but_the_definition_or_what_is_t
     first = certificate()
     helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
     eventually(lambda: is_only(KEPT | AUTHORITY), within_s=150, what="what is not kept goes")
-    time.sleep(10)  # what garbage is collected goes in a moment
+    time.sleep(10)  # garbage collection takes a moment
     assert left() == KEPT | AUTHORITY
     install(helm, site, values)
     assert certificate() == first

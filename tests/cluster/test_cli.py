@@ -1,16 +1,16 @@
-"""`dlion submit|get|watch|suspend|resume|delete|trust|preflight` against a real API server.
+"""Test `dlion submit|get|watch|suspend|resume|delete|trust|preflight` against a real API server.
 
-Proves, on an API server without nodes, with the test in the operator's place (it writes the status
-through its own path): a manifest is created, unchanged, configured, and its program goes with it; a
-refused change says what was changed and what to do; nothing is sent of a file that is wrong;
-columns and documents are those of kubectl; watch ends with the outcome's exit code, also where its
-connection broke or the job went; wait ends with a condition of the current manifest; describe and
-events show what is wrong, also where pods may not be read; scale changes one number, unless another
-client was faster; revoke and restore change one annotation; suspend, resume and delete do it once.
-A cluster without the definition, a user without rights, a token that is not known, a server that is
-not there: each has its words and its exit code.
+The API server has no nodes. The test writes the status through its subresource in the operator's
+place. A manifest is created, unchanged or configured, with its program. A refused change names the
+changed fields and what to do. Nothing is sent of an invalid file. Columns and documents equal those
+of kubectl. watch ends with the outcome's exit code, also after a broken connection or a deletion.
+wait ends with a condition of the current manifest. describe and events show problems, also without
+the right to read pods. scale changes one number, unless another client was faster. revoke and
+restore change one annotation. suspend, resume and delete are idempotent. Each kind of failure has
+its message and exit code: a cluster without the definition, a user without rights, an unknown
+token, a missing server.
 
-Leaves out: logs and fetch, which need a node (test_cli_pods), and what an operator does.
+Left out: logs and fetch, which need a node (test_cli_pods), and what an operator does.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ ROLE = {
 
 @dataclass
 class Shell:
-    """The command line with one cluster; `said` and `complained` are of its last command."""
+    """The command line with one cluster; `stdout` and `stderr` are of its last command."""
 
     kubeconfig: Path
     namespace: str
     folder: Path
     capture: pytest.CaptureFixture[str]
-    said: str = ""
-    complained: str = ""
+    stdout: str = ""
+    stderr: str = ""
 
     def dlion(self, *arguments: str) -> int:
-        """Runs a command; its exit code."""
+        """Run a command and return its exit code."""
         self.capture.readouterr()
         where = ["--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
         code = main([*arguments, *where])
-        self.said, self.complained = self.capture.readouterr()
+        self.stdout, self.stderr = self.capture.readouterr()
         return code
 
     def file(self, *documents: Any) -> str:
-        """A manifest file with these."""
+        """Write a manifest file with these documents."""
         path = self.folder / f"{uuid.uuid4().hex[:8]}.yaml"
         path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
         return str(path)
@@ -97,7 +97,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def bare(control_plane: Kubectl) -> Iterator[Kubectl]:
-    """A namespace of its own, in a cluster that does not know the kind yet."""
+    """A new namespace in a cluster without the definition."""
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     control_plane.run("create", "namespace", namespace)
     yield replace(control_plane, namespace=namespace)
@@ -106,7 +106,7 @@ def bare(control_plane: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def kubectl(bare: Kubectl) -> Iterator[Kubectl]:
-    """The same, with the CRD."""
+    """The same with the CRD."""
     bare.run("create", "-f", str(manifest_schema.CRD))
     try:
         bare.wait_until_known(CRD)
@@ -117,7 +117,7 @@ def kubectl(bare: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def jobs(kubectl: Kubectl) -> Iterator[Jobs]:
-    """The jobs there as the operator would write them."""
+    """The jobs there, as the operator writes them."""
     with jobs_of(kubectl) as made:
         made.wait_until_served()
         yield made
@@ -130,7 +130,7 @@ def shell(bare: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def name(kubectl: Kubectl, jobs: Jobs) -> Iterator[str]:
-    """A job's name; the job is gone afterwards."""
+    """A job's name; the job is removed at the end."""
     made = f"job-{uuid.uuid4().hex[:6]}"
     yield made
     kubectl.run("delete", "dlj", made, "--ignore-not-found", "--wait=false")
@@ -180,9 +180,9 @@ SUCCEEDED = status(
 )
 
 
-def write_status(jobs: Jobs, name: str, said: dict[str, Any]) -> None:
-    """As the operator would."""
-    answer = jobs.replace_status(name, jobs.get(name) | {"status": said}, dry_run=False)
+def write_status(jobs: Jobs, name: str, status_: dict[str, Any]) -> None:
+    """Write the status as the operator does."""
+    answer = jobs.replace_status(name, jobs.get(name) | {"status": status_}, dry_run=False)
     assert answer.accepted, answer.message
 
 
@@ -200,21 +200,21 @@ def in_background(*steps: Callable[[], object], after_s: float = 1.0) -> threadi
 # ---- before the kind is known, and without a cluster ---------------------------------------------
 
 
-def test_a_cluster_without_the_definition_says_how_to_install_it(shell: Shell) -> None:
+def test_without_the_definition_the_install_command_is_printed(shell: Shell) -> None:
     for command in (["get"], ["get", "x"], ["submit", shell.file(manifest("x"))], ["watch", "x"]):
         assert shell.dlion(*command) == ExitCode.UNAVAILABLE, command
-        assert f"{CRD} is not installed" in shell.complained
-        assert "helm install" in shell.complained
+        assert f"{CRD} is not installed" in shell.stderr
+        assert "helm install" in shell.stderr
 
 
-def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = kubeconfig_file(tmp_path, "https://127.0.0.1:9", {"token": "x"})
     begun_s = time.monotonic()
     assert main(["get", "--kubeconfig", str(path)]) == ExitCode.UNAVAILABLE
-    said = capsys.readouterr().err
-    assert "https://127.0.0.1:9" in said
-    assert "nothing listens there" in said
-    assert "context 'it'" in said
+    stderr = capsys.readouterr().err
+    assert "https://127.0.0.1:9" in stderr
+    assert "nothing listens there" in stderr
+    assert "context 'it'" in stderr
     assert time.monotonic() - begun_s < 10
 
 
@@ -238,28 +238,28 @@ def kubeconfig_file(
 # ---- submit --------------------------------------------------------------------------------------
 
 
-def test_submit_creates_leaves_and_configures(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_submit_creates_keeps_and_configures(shell: Shell, jobs: Jobs, name: str) -> None:
     file = shell.file(manifest(name))
     assert shell.dlion("submit", file) == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} created\n"
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} created\n"
     kept = jobs.get(name)
     assert {f["manager"] for f in kept["metadata"]["managedFields"]} == {"dlion-cli"}
     assert load_job(kept).spec == load_job(manifest(name)).spec
     versions = []
-    for _ in range(2):  # at the first the API server still writes a default down
+    for _ in range(2):  # the first time the API server adds a default
         assert shell.dlion("submit", file) == 0
-        assert shell.said == f"dlionjob.dlion.dev/{name} unchanged\n"
+        assert shell.stdout == f"dlionjob.dlion.dev/{name} unchanged\n"
         versions.append(jobs.get(name)["metadata"]["resourceVersion"])
     assert versions[0] == versions[1]
     assert shell.dlion("submit", file, "--set", "maxRestarts=3", "--set", "minSites=1.0") == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} configured\n"
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} configured\n"
     assert jobs.get(name)["spec"]["maxRestarts"] == 3
 
 
-def test_a_program_beside_the_manifest_goes_with_the_job(
+def test_a_program_beside_the_manifest_is_sent_with_the_job(
     shell: Shell, jobs: Jobs, kubectl: Kubectl, name: str
 ) -> None:
-    """And with it when it is deleted: the API server's owner reference says so."""
+    """It is also deleted with the job: the API server's owner reference shows it."""
     project = shell.folder / "project"
     assert main(["init", str(project)]) == 0
     file = str(project / "job.yaml")
@@ -267,11 +267,11 @@ def test_a_program_beside_the_manifest_goes_with_the_job(
     assert not config_maps(kubectl, name)
     refused = ("--set", f"metadata.name={name}", "--set", "metadata.labels={a: '!'}")
     assert shell.dlion("submit", file, *refused) == ExitCode.SPEC
-    assert "the API server rejects it" in shell.complained
+    assert "the API server rejects it" in shell.stderr
     assert not config_maps(kubectl, name)
-    for said in ("created", "unchanged", "unchanged"):
+    for verb in ("created", "unchanged", "unchanged"):
         assert shell.dlion("submit", file, "--set", f"metadata.name={name}") == 0
-        assert shell.said == f"dlionjob.dlion.dev/{name} {said}\n"
+        assert shell.stdout == f"dlionjob.dlion.dev/{name} {verb}\n"
     job = jobs.get(name)
     (stored,) = config_maps(kubectl, name)
     key = job["spec"]["trainer"]["program"]["configMap"]
@@ -289,62 +289,58 @@ def config_maps(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
 def test_a_dry_run_changes_nothing(shell: Shell, jobs: Jobs, name: str) -> None:
     file = shell.file(manifest(name))
     assert shell.dlion("submit", file, "--dry-run") == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} created (server dry run)\n"
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} created (server dry run)\n"
     assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
-    assert f"there is no DLionJob '{name}' here" in shell.complained
+    assert f"there is no DLionJob '{name}' here" in shell.stderr
 
 
-def test_what_get_prints_can_be_submitted_again(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_the_output_of_get_can_be_submitted_again(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     write_status(jobs, name, TRAINING)
     assert shell.dlion("get", name, "-o", "yaml") == 0
-    assert shell.dlion("submit", shell.file(yaml.safe_load(shell.said))) == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} unchanged\n"
+    assert shell.dlion("submit", shell.file(yaml.safe_load(shell.stdout))) == 0
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} unchanged\n"
 
 
-def test_of_a_wrong_file_nothing_is_sent(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_nothing_is_sent_of_an_invalid_file(shell: Shell, jobs: Jobs, name: str) -> None:
     wrong = manifest(name, minSites=65)
     worse = changed(manifest("other"), {"spec.trainer.seeds": 1, "spec.maxRestarts": -1})
     assert shell.dlion("submit", shell.file(manifest(name), wrong, worse)) == ExitCode.SPEC
-    assert "#2: " in shell.complained
-    assert "spec.minSites" in shell.complained
-    assert "#3: 2 problems" in shell.complained
-    assert all(
-        re.search(rf"line \d+: spec.{f}", shell.complained) for f in ("trainer.seeds", "max")
-    )
+    assert "#2: " in shell.stderr
+    assert "spec.minSites" in shell.stderr
+    assert "#3: 2 problems" in shell.stderr
+    assert all(re.search(rf"line \d+: spec.{f}", shell.stderr) for f in ("trainer.seeds", "max"))
     assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
     assert shell.dlion("submit", str(shell.folder / "none.yaml")) == ExitCode.DATA
 
 
-def test_a_change_that_the_rules_refuse_says_what_to_do(
-    shell: Shell, jobs: Jobs, name: str
-) -> None:
+def test_a_refused_change_states_what_to_do(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     other = changed(
         manifest(name), {"spec.trainer.optimizer": {"name": "sgd", "learningRate": 0.5}}
     )
     write_status(jobs, name, TRAINING)
     assert shell.dlion("submit", shell.file(other)) == ExitCode.SPEC
-    assert "trainer may change only together with runId" in shell.complained
-    assert re.search(r"spec\.trainer\.optimizer\.learningRate: \S+ → 0\.5", shell.complained)
-    assert "--set runId=" in shell.complained
-    assert re.search(r"line \d+: spec\.trainer", shell.complained)
+    assert "trainer may change only together with runId" in shell.stderr
+    assert re.search(r"spec\.trainer\.optimizer\.learningRate: \S+ → 0\.5", shell.stderr)
+    assert "--set runId=" in shell.stderr
+    assert re.search(r"line \d+: spec\.trainer", shell.stderr)
     assert shell.dlion("submit", shell.file(other), "--set", "runId=2") == ExitCode.SPEC
-    assert "runId may change only after the job has succeeded or failed" in shell.complained
+    assert "runId may change only after the job has succeeded or failed" in shell.stderr
     write_status(jobs, name, SUCCEEDED)
     assert shell.dlion("submit", shell.file(other), "--set", "runId=2") == 0
-    assert "configured" in shell.said
+    assert "configured" in shell.stdout
 
 
-def test_a_run_that_has_ended_is_said_to_have(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_an_ended_run_is_reported_as_ended(shell: Shell, jobs: Jobs, name: str) -> None:
     file = shell.file(manifest(name))
     assert shell.dlion("submit", file) == 0
     write_status(jobs, name, SUCCEEDED)
     assert shell.dlion("submit", file) == 0
-    assert "has ended (Succeeded)" in shell.complained
+    assert "has ended (Succeeded)" in shell.stderr
 
 
-def test_fields_that_others_have_set_are_not_taken_over(
+def test_fields_of_other_managers_are_not_taken_over(
     shell: Shell, kubectl: Kubectl, name: str
 ) -> None:
     kubectl.run(
@@ -353,21 +349,21 @@ def test_fields_that_others_have_set_are_not_taken_over(
     )  # fmt: skip
     file = shell.file(manifest(name, maxRestarts=3))
     assert shell.dlion("submit", file) == ExitCode.DENIED
-    assert "spec.maxRestarts" in shell.complained
-    assert "other" in shell.complained
+    assert "spec.maxRestarts" in shell.stderr
+    assert "other" in shell.stderr
     assert shell.dlion("submit", file, "--force-conflicts") == 0
 
 
-def test_the_namespace_is_one(shell: Shell, name: str) -> None:
+def test_only_one_namespace_is_used(shell: Shell, name: str) -> None:
     elsewhere = changed(manifest(name), {"metadata.namespace": "elsewhere"})
     assert shell.dlion("submit", shell.file(elsewhere)) == ExitCode.SPEC
-    assert "differs from the namespace of -n" in shell.complained
+    assert "differs from the namespace of -n" in shell.stderr
     shell.namespace = "nowhere"
     assert shell.dlion("submit", shell.file(manifest(name))) == ExitCode.UNAVAILABLE
-    assert "there is no namespace 'nowhere'" in shell.complained
+    assert "there is no namespace 'nowhere'" in shell.stderr
 
 
-def test_several_documents_and_waiting(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_several_documents_are_submitted_and_awaited(shell: Shell, jobs: Jobs, name: str) -> None:
     second = f"{name}-b"
     file = shell.file(manifest(name), manifest(second))
     failed = status("Failed", condition("Failed", "True", "ProgramFailed", "it raised"))
@@ -380,8 +376,8 @@ def test_several_documents_and_waiting(shell: Shell, jobs: Jobs, name: str) -> N
     operator.join()
     jobs.delete(second)
     assert code == ExitCode.PROGRAM
-    assert f"{name} has succeeded: target reached" in shell.said
-    assert "has failed (ProgramFailed): it raised" in shell.complained
+    assert f"{name} has succeeded: target reached" in shell.stdout
+    assert "has failed (ProgramFailed): it raised" in shell.stderr
 
 
 # ---- get -----------------------------------------------------------------------------------------
@@ -393,18 +389,18 @@ def test_get_shows_the_columns_of_kubectl(
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     write_status(jobs, name, TRAINING)
     assert shell.dlion("get") == 0
-    header, *rows = shell.said.splitlines()
+    header, *rows = shell.stdout.splitlines()
     by_kubectl = kubectl.run("get", "dlj").splitlines()[0].split()
     assert header.split() == by_kubectl
     row = next(row for row in rows if row.startswith(name))
     assert row.split()[:7] == [name, "Training", "42", "%", "1/2", "2/4", "3.5"]
     assert shell.dlion("get", "-o", "wide") == 0
-    assert "accuracy" not in shell.said
-    assert {"0.31", "0.92", "1:30"} <= set(shell.said.split())
+    assert "accuracy" not in shell.stdout
+    assert {"0.31", "0.92", "1:30"} <= set(shell.stdout.split())
     assert shell.dlion("get", "-A") == 0
-    assert shell.namespace in shell.said
+    assert shell.namespace in shell.stdout
     assert shell.dlion("get", "-o", "name") == 0
-    assert f"dlionjob.dlion.dev/{name}" in shell.said.splitlines()
+    assert f"dlionjob.dlion.dev/{name}" in shell.stdout.splitlines()
 
 
 def test_get_of_one_job_shows_sites_conditions_and_events(
@@ -412,16 +408,16 @@ def test_get_of_one_job_shows_sites_conditions_and_events(
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert shell.dlion("get", name) == 0
-    assert "No operator has observed this job yet" in shell.said
+    assert "No operator has observed this job yet" in shell.stdout
     write_status(jobs, name, TRAINING)
     kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers\x1b[2J"))
     assert shell.dlion("get", name) == 0
     for words in ("plant-a", "2/3", "m1", "Ready", "all train", "WorkersCreated", "5/6, slowest"):
-        assert words in shell.said, words
-    assert "\x1b[2J" not in shell.said
-    assert "No operator" not in shell.said
+        assert words in shell.stdout, words
+    assert "\x1b[2J" not in shell.stdout
+    assert "No operator" not in shell.stdout
     assert shell.dlion("get", name, "-o", "json") == 0
-    document = json.loads(shell.said)
+    document = json.loads(shell.stdout)
     assert document["status"]["trainerStatus"]["metrics"][1]["value"] == "0.92"
     assert "managedFields" not in document["metadata"]
 
@@ -440,9 +436,9 @@ def event(namespace: str, name: str, reason: str, message: str) -> dict[str, Any
 def test_no_jobs_are_no_error(shell: Shell, jobs: Jobs) -> None:
     shell.namespace = "default"
     assert shell.dlion("get") == 0
-    assert "there are no DLionJobs in namespace default" in shell.complained
+    assert "there are no DLionJobs in namespace default" in shell.stderr
     assert shell.dlion("get", "-o", "json") == 0
-    assert json.loads(shell.said)["items"] == []
+    assert json.loads(shell.stdout)["items"] == []
 
 
 def test_several_contexts_are_joined(shell: Shell, jobs: Jobs, name: str) -> None:
@@ -462,10 +458,12 @@ def test_several_contexts_are_joined(shell: Shell, jobs: Jobs, name: str) -> Non
     command = ["get", name, "--contexts", "away,elsewhere,here", "--kubeconfig", str(path)]
     shell.capture.readouterr()
     assert main(command) == ExitCode.UNAVAILABLE
-    said = shell.capture.readouterr()
-    assert [row.split()[:3] for row in said.out.splitlines()[1:]] == [["here", name, "Succeeded"]]
-    assert "context away: no API server answers" in said.err
-    assert f"context elsewhere: there is no DLionJob '{name}' here" in said.err
+    printed = shell.capture.readouterr()
+    assert [row.split()[:3] for row in printed.out.splitlines()[1:]] == [
+        ["here", name, "Succeeded"]
+    ]
+    assert "context away: no API server answers" in printed.err
+    assert f"context elsewhere: there is no DLionJob '{name}' here" in printed.err
     assert main([*command, "-o", "json"]) == ExitCode.UNAVAILABLE
     listed = json.loads(shell.capture.readouterr().out)
     assert [len(each["items"]) for each in listed] == [0, 0, 1]
@@ -492,32 +490,34 @@ def test_watch_ends_with_the_outcome(
     ended = shell.dlion("watch", name, "--timeout", "30")
     operator.join()
     assert ended == code
-    assert "Ready=True (Training): all train" in shell.said
-    assert "Training, 42 %, ETA 1:30, sites 1/2, workers 2/4, 3.5 steps/s, loss 0.31" in shell.said
-    assert f"has failed ({reason}): why it did" in shell.complained
+    assert "Ready=True (Training): all train" in shell.stdout
+    assert (
+        "Training, 42 %, ETA 1:30, sites 1/2, workers 2/4, 3.5 steps/s, loss 0.31" in shell.stdout
+    )
+    assert f"has failed ({reason}): why it did" in shell.stderr
 
 
-def test_watch_as_json_is_a_document_at_each_change(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_watch_as_json_prints_a_document_at_each_change(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     operator = in_background(
         lambda: write_status(jobs, name, TRAINING), lambda: write_status(jobs, name, SUCCEEDED)
     )
     assert shell.dlion("watch", name, "-o", "json", "--timeout", "30") == 0
     operator.join()
-    states = [json.loads(line)["status"].get("state") for line in shell.said.splitlines()]
+    states = [json.loads(line)["status"].get("state") for line in shell.stdout.splitlines()]
     assert states == ["", "Training", "Succeeded"]
 
 
-def test_watch_gives_up_in_time_and_tells_of_a_deletion(
-    shell: Shell, jobs: Jobs, name: str
-) -> None:
+def test_watch_times_out_and_reports_a_deletion(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert shell.dlion("watch", name, "--timeout", "2") == ExitCode.DEADLINE
-    assert "The job continues" in shell.complained
+    assert "The job continues" in shell.stderr
     operator = in_background(lambda: jobs.delete(name))
     assert shell.dlion("watch", name, "--timeout", "30") == ExitCode.UNAVAILABLE
     operator.join()
-    assert "was deleted during the watch" in shell.complained
+    assert "was deleted during the watch" in shell.stderr
 
 
 def test_ctrl_c_leaves_the_job_running(shell: Shell, jobs: Jobs, name: str) -> None:
@@ -532,13 +532,13 @@ def test_ctrl_c_leaves_the_job_running(shell: Shell, jobs: Jobs, name: str) -> N
         assert watching.stderr is not None
         assert "Ready=True" in watching.stdout.readline()
         watching.send_signal(signal.SIGINT)
-        said = watching.stderr.read()
+        stderr = watching.stderr.read()
     assert watching.returncode == ExitCode.INTERRUPTED
-    assert "The job continues" in said
+    assert "The job continues" in stderr
     assert jobs.get(name)["spec"]["suspend"] is False
 
 
-def test_watch_goes_on_after_its_connection_broke(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_watch_continues_after_a_broken_connection(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     config = yaml.safe_load(shell.kubeconfig.read_text())
     cluster = config["clusters"][0]["cluster"]
@@ -552,19 +552,19 @@ def test_watch_goes_on_after_its_connection_broke(shell: Shell, jobs: Jobs, name
             relay.cut,
             lambda: write_status(jobs, name, TRAINING),
             relay.mend,
-            lambda: time.sleep(4),  # longer than the pauses have grown
+            lambda: time.sleep(4),  # longer than the pauses
             lambda: write_status(jobs, name, SUCCEEDED),
         )
         code = relayed.dlion("watch", name, "--timeout", "40")
         operator.join()
     assert code == 0
-    assert relayed.said.count("connection lost, retrying") == 1
-    assert "Training, 42 %" in relayed.said
-    assert "has succeeded" in relayed.said
+    assert relayed.stdout.count("connection lost, retrying") == 1
+    assert "Training, 42 %" in relayed.stdout
+    assert "has succeeded" in relayed.stdout
 
 
 class Relay:
-    """A way to an API server that can be cut, and mended at the same address."""
+    """A connection to an API server that can be cut, and restored at the same address."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -615,7 +615,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 # ---- describe, events, wait, scale ---------------------------------------------------------------
 
 
-def test_describe_begins_with_what_is_wrong(
+def test_describe_begins_with_the_problems(
     shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
@@ -626,16 +626,16 @@ def test_describe_begins_with_what_is_wrong(
     write_status(jobs, name, degraded)
     kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers"))
     assert shell.dlion("describe", name) == 0
-    lines = shell.said.splitlines()
+    lines = shell.stdout.splitlines()
     assert lines[0] == "PROBLEMS"
     assert lines[1].split()[:2] == ["warning", f"dlionjob/{name}:"]
     assert "2 of 3 workers train here" in lines[1]
-    assert "has no pods at this site" in shell.said
-    assert "WorkersCreated" in shell.said
+    assert "has no pods at this site" in shell.stdout
+    assert "WorkersCreated" in shell.stdout
     assert shell.dlion("events", name, "-o", "json") == 0
-    assert [each["reason"] for each in json.loads(shell.said)] == ["WorkersCreated"]
+    assert [each["reason"] for each in json.loads(shell.stdout)] == ["WorkersCreated"]
     assert shell.dlion("events", name, "--types", "Warning") == 0
-    assert "no such events" in shell.complained
+    assert "no such events" in shell.stderr
 
 
 def test_events_are_watched_until_ctrl_c(
@@ -665,10 +665,10 @@ def test_wait_ends_with_the_condition_of_the_current_manifest(
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     write_status(jobs, name, TRAINING)
     assert shell.dlion("wait", name, "--for=training", "--timeout", "30") == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} condition met\n"
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} condition met\n"
     assert shell.dlion("wait", name, "--for=condition=Ready", "--timeout", "30") == 0
     assert shell.dlion("submit", shell.file(manifest(name, maxRestarts=3))) == 0
-    # The condition is of the manifest before.
+    # The condition is of the earlier manifest.
     assert shell.dlion("wait", name, "--for=condition=Ready", "--timeout", "2") == ExitCode.DEADLINE
     operator = in_background(lambda: write_status(jobs, name, SUCCEEDED))
     assert shell.dlion("wait", name, "--timeout", "30") == 0
@@ -689,23 +689,21 @@ def test_scale_changes_one_number_while_workers_train(shell: Shell, jobs: Jobs, 
     command = ["scale", name, "--site", site["name"], "--group", group["name"], "--workers"]
     wanted = str(group["workers"] + 2)
     assert shell.dlion(*command, wanted) == 0
-    assert f"{site['name']}/{group['name']} {group['workers']} → {wanted}" in shell.said
+    assert f"{site['name']}/{group['name']} {group['workers']} → {wanted}" in shell.stdout
     after = jobs.get(name)["spec"]
     assert after["sites"][0]["groups"][0]["workers"] == group["workers"] + 2
     after["sites"][0]["groups"][0]["workers"] = group["workers"]
     assert after == before
     assert shell.dlion(*command, wanted) == 0
-    assert "unchanged" in shell.said
+    assert "unchanged" in shell.stdout
     assert shell.dlion("submit", shell.file(manifest(name))) == ExitCode.DENIED
-    assert "workers" in shell.complained
+    assert "workers" in shell.stderr
     edited = manifest(name)
     edited["spec"]["sites"][0]["groups"][0]["workers"] = group["workers"] + 2
     assert shell.dlion("submit", shell.file(edited)) == 0
 
 
-def test_scale_of_a_number_that_was_changed_meanwhile_is_refused(
-    shell: Shell, jobs: Jobs, name: str
-) -> None:
+def test_scale_is_refused_after_a_concurrent_change(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     stored = jobs.get(name)
     site = stored["spec"]["sites"][0]
@@ -735,7 +733,7 @@ def revoked_in(jobs: Jobs, name: str) -> Any:
     )
 
 
-def test_revoke_and_restore_do_it_once_and_change_nothing_else(
+def test_revoke_and_restore_are_idempotent_and_change_nothing_else(
     shell: Shell, jobs: Jobs, name: str
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
@@ -744,21 +742,21 @@ def test_revoke_and_restore_do_it_once_and_change_nothing_else(
     site, group = spec["sites"][0]["name"], spec["sites"][0]["groups"][0]["name"]
     worker = f"{site}/{group}-0"
     assert shell.dlion("trust", "revoke", name, worker, "--reason", "stolen") == 0
-    assert shell.said == f"{name}: {worker} is revoked\n"
+    assert shell.stdout == f"{name}: {worker} is revoked\n"
     assert revoked_in(jobs, name) == [{"name": worker, "reason": "stolen"}]
     assert shell.dlion("trust", "revoke", name, worker, "--reason", "stolen") == 0
-    assert "nothing changed" in shell.said
+    assert "nothing changed" in shell.stdout
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert revoked_in(jobs, name) == [{"name": worker, "reason": "stolen"}]
     assert jobs.get(name)["spec"] == spec
     assert shell.dlion("trust", "restore", name, worker) == 0
-    assert shell.said == f"{name}: {worker} is trusted again\n"
+    assert shell.stdout == f"{name}: {worker} is trusted again\n"
     assert revoked_in(jobs, name) is None
     assert shell.dlion("trust", "restore", name, worker) == 0
-    assert "nothing changed" in shell.said
+    assert "nothing changed" in shell.stdout
 
 
-def test_a_quarantine_is_lifted_so_that_the_operator_does_not_repeat_it(
+def test_a_lifted_quarantine_is_not_repeated_by_the_operator(
     shell: Shell, jobs: Jobs, name: str
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
@@ -770,7 +768,7 @@ def test_a_quarantine_is_lifted_so_that_the_operator_does_not_repeat_it(
     assert revoked_in(jobs, name) == [{"name": worker, "trusted": True}]
 
 
-def test_a_revocation_of_nobody_of_all_or_after_the_end_is_refused(
+def test_a_revocation_of_none_of_all_or_after_the_end_is_refused(
     shell: Shell, jobs: Jobs, name: str
 ) -> None:
     document = manifest(name)
@@ -778,10 +776,10 @@ def test_a_revocation_of_nobody_of_all_or_after_the_end_is_refused(
     assert shell.dlion("submit", shell.file(document)) == 0
     for target in ("plant-x", "plant-a/small-2", "plant-a/", "../plant-a", "small-0", "\x1b[2J"):
         assert shell.dlion("trust", "revoke", name, target) == ExitCode.SPEC
-        assert "the manifest has no such name" in shell.complained
-        assert "\x1b" not in shell.complained
+        assert "the manifest has no such name" in shell.stderr
+        assert "\x1b" not in shell.stderr
     assert shell.dlion("trust", "revoke", name, "plant-a") == ExitCode.SPEC
-    assert "no worker of the job would be left" in shell.complained
+    assert "no worker of the job would be left" in shell.stderr
     assert shell.dlion("trust", "revoke", name, "plant-a/small-0", "--reason", "x" * 201) == 65
     assert shell.dlion("trust", "revoke", name, "plant-a/small-0") == 0
     assert shell.dlion("trust", "revoke", name, "plant-a/small-1") == ExitCode.SPEC
@@ -789,20 +787,20 @@ def test_a_revocation_of_nobody_of_all_or_after_the_end_is_refused(
     assert shell.dlion("trust", "revoke", f"{name}-x", "plant-a") == ExitCode.UNAVAILABLE
     write_status(jobs, name, SUCCEEDED)
     assert shell.dlion("trust", "revoke", name, "plant-a/small-0") == ExitCode.SPEC
-    assert "has ended" in shell.complained
+    assert "has ended" in shell.stderr
 
 
 # ---- suspend, resume, delete ---------------------------------------------------------------------
 
 
-def test_suspend_and_resume_do_it_once(shell: Shell, jobs: Jobs, name: str) -> None:
+def test_suspend_and_resume_are_idempotent(shell: Shell, jobs: Jobs, name: str) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     write_status(jobs, name, TRAINING)
     assert shell.dlion("suspend", name) == 0
     assert jobs.get(name)["spec"]["suspend"] is True
     version = jobs.get(name)["metadata"]["resourceVersion"]
     assert shell.dlion("suspend", name) == 0
-    assert "already suspended" in shell.said
+    assert "already suspended" in shell.stdout
     assert jobs.get(name)["metadata"]["resourceVersion"] == version
     suspended = status("Suspended", condition("Suspended", "True", "Suspended"))
     operator = in_background(lambda: write_status(jobs, name, suspended))
@@ -814,31 +812,31 @@ def test_suspend_and_resume_do_it_once(shell: Shell, jobs: Jobs, name: str) -> N
     assert shell.dlion("resume", name, "--wait", "--timeout", "30") == 0
     write_status(jobs, name, SUCCEEDED)
     assert shell.dlion("suspend", name) == 0
-    assert "its run has ended" in shell.said
+    assert "its run has ended" in shell.stdout
     assert jobs.get(name)["spec"]["suspend"] is False
 
 
-def test_delete_is_sure_and_waits(
+def test_delete_asks_and_waits(
     shell: Shell, jobs: Jobs, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert shell.dlion("delete", name) == ExitCode.USAGE
-    assert "--yes" in shell.complained
+    assert "--yes" in shell.stderr
     assert shell.dlion("delete", name, "--yes", "--timeout", "60") == 0
-    assert shell.said == f"dlionjob.dlion.dev/{name} deleted\n"
+    assert shell.stdout == f"dlionjob.dlion.dev/{name} deleted\n"
     assert shell.dlion("get", name) == ExitCode.UNAVAILABLE
     assert shell.dlion("delete", name, "--yes") == ExitCode.UNAVAILABLE
     assert shell.dlion("delete", name, "--yes", "--ignore-not-found") == 0
 
 
-def test_a_deletion_that_waits_for_somebody_names_him(
+def test_a_blocked_deletion_names_the_finalizer(
     shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     kubectl.run("patch", "dlj", name, "--type=merge", "-p", finalizers(["example.com/slow"]))
     assert shell.dlion("delete", name, "--yes", "--timeout", "2") == ExitCode.DEADLINE
-    assert "example.com/slow" in shell.complained
+    assert "example.com/slow" in shell.stderr
     kubectl.run("patch", "dlj", name, "--type=merge", "-p", finalizers([]))
 
 
@@ -853,7 +851,7 @@ def finalizers(names: list[str]) -> str:
 def as_reader(
     kubectl: Kubectl, shell: Shell, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Shell:
-    """The command line of somebody who may look at jobs and at nothing else."""
+    """The command line of a user who may only read jobs."""
     account = f"reader-{uuid.uuid4().hex[:6]}"
     kubectl.run("create", "serviceaccount", account)
     kubectl.apply(ROLE)
@@ -866,24 +864,24 @@ def as_reader(
     return replace(shell, kubeconfig=path)
 
 
-def test_a_right_that_is_missing_is_named(as_reader: Shell, jobs: Jobs, name: str) -> None:
+def test_a_missing_right_is_reported(as_reader: Shell, jobs: Jobs, name: str) -> None:
     assert jobs.create(manifest(name), dry_run=False).accepted
-    assert as_reader.dlion("get", name) == 0  # events are left out without a word
+    assert as_reader.dlion("get", name) == 0  # events are left out silently
     assert as_reader.dlion("suspend", name) == ExitCode.DENIED
-    assert "may not patch dlionjobs.dlion.dev" in as_reader.complained
-    assert "kubectl create role NAME --verb=patch" in as_reader.complained
+    assert "may not patch dlionjobs.dlion.dev" in as_reader.stderr
+    assert "kubectl create role NAME --verb=patch" in as_reader.stderr
     assert as_reader.dlion("submit", as_reader.file(manifest(name))) == ExitCode.DENIED
     assert as_reader.dlion("delete", name, "--yes") == ExitCode.DENIED
-    assert "may not delete" in as_reader.complained
+    assert "may not delete" in as_reader.stderr
     assert as_reader.dlion("get", "-A") == ExitCode.DENIED
-    assert "clusterrole" in as_reader.complained
+    assert "clusterrole" in as_reader.stderr
     assert as_reader.dlion("describe", name) == 0
-    assert "without pods: user " in as_reader.said
-    assert "without events: user " in as_reader.said
+    assert "without pods: user " in as_reader.stdout
+    assert "without events: user " in as_reader.stdout
     assert as_reader.dlion("events", name) == ExitCode.DENIED
     assert as_reader.dlion("top", name) == ExitCode.DENIED
     assert as_reader.dlion("logs", name) == ExitCode.DENIED
-    assert "may not list pods" in as_reader.complained
+    assert "may not list pods" in as_reader.stderr
 
 
 def test_options_of_the_connection_choose_server_credentials_and_user(
@@ -893,13 +891,13 @@ def test_options_of_the_connection_choose_server_credentials_and_user(
     reader = yaml.safe_load(as_reader.kubeconfig.read_text())
     server, token = admin["clusters"][0]["cluster"]["server"], reader["users"][0]["user"]["token"]
     with_token = ["--token", token, "--request-timeout=30s"]
-    assert shell.dlion("get", *with_token) == 0  # the admin's certificate would come first
+    assert shell.dlion("get", *with_token) == 0  # the admin's certificate takes precedence
     assert shell.dlion("get", "-A", *with_token) == ExitCode.DENIED
     assert shell.dlion("get", "--as", "jane") == ExitCode.DENIED
-    assert "user 'jane' may not list dlionjobs.dlion.dev" in shell.complained
+    assert "user 'jane' may not list dlionjobs.dlion.dev" in shell.stderr
     assert shell.dlion("get", "--as", "jane", "--as-group", "system:masters") == 0
     assert as_reader.dlion("get", "--as", "jane") == ExitCode.DENIED
-    assert "may not act as user 'jane' (--as, 403)" in as_reader.complained
+    assert "may not act as user 'jane' (--as, 403)" in as_reader.stderr
     authority = as_reader.folder / "ca.pem"
     authority.write_bytes(
         base64.b64decode(admin["clusters"][0]["cluster"]["certificate-authority-data"])
@@ -914,20 +912,20 @@ def test_options_of_the_connection_choose_server_credentials_and_user(
     assert "--certificate-authority" in capsys.readouterr().err
 
 
-def test_a_token_that_is_not_known(as_reader: Shell) -> None:
+def test_an_unknown_token_is_reported(as_reader: Shell) -> None:
     text = as_reader.kubeconfig.read_text()
     as_reader.kubeconfig.write_text(re.sub(r"token: .*", "token: nonsense", text))
     assert as_reader.dlion("get") == ExitCode.DENIED
-    assert "rejects your credentials" in as_reader.complained
+    assert "rejects your credentials" in as_reader.stderr
 
 
-def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> None:
+def test_an_exec_plugin_authenticates_the_user(as_reader: Shell, jobs: Jobs) -> None:
     config = yaml.safe_load(as_reader.kubeconfig.read_text())
     version = "client.authentication.k8s.io/v1"
     token = config["users"][0]["user"].pop("token")
-    said = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": token}}
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": token}}
     config["users"][0]["user"]["exec"] = {
-        "apiVersion": version, "command": "echo", "args": [json.dumps(said)],
+        "apiVersion": version, "command": "echo", "args": [json.dumps(credential)],
         "interactiveMode": "Never",
     }  # fmt: skip
     as_reader.kubeconfig.write_text(yaml.safe_dump(config))
@@ -935,36 +933,34 @@ def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> 
     config["users"][0]["user"]["exec"] |= {"command": "false"}
     as_reader.kubeconfig.write_text(yaml.safe_dump(config))
     assert as_reader.dlion("get") == ExitCode.DATA
-    assert "exec: process returned 1" in as_reader.complained
+    assert "exec: process returned 1" in as_reader.stderr
 
 
-def test_what_others_need_of_a_site_takes_one_right(
-    as_reader: Shell, kubectl: Kubectl, jobs: Jobs
-) -> None:
+def test_trust_show_needs_one_right(as_reader: Shell, kubectl: Kubectl, jobs: Jobs) -> None:
     bundle = CertificateAuthority(SiteName("plant-a")).bundle_pem.decode()
     kubectl.apply({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "dlion-authority"},
         "data": {"ca.crt": bundle},
     })  # fmt: skip
     assert as_reader.dlion("trust", "show") == ExitCode.DENIED
-    assert "may not get configmaps" in as_reader.complained
+    assert "may not get configmaps" in as_reader.stderr
     rule = ["--verb=get", "--resource=configmaps", "--resource-name=dlion-authority"]
     kubectl.run("create", "role", "trust", *rule)
     everybody = f"--group=system:serviceaccounts:{kubectl.namespace}"
     kubectl.run("create", "rolebinding", "trust", "--role=trust", everybody)
     deadline_s = time.monotonic() + 30
-    while as_reader.dlion("trust", "show") == ExitCode.DENIED:  # until the API server knows it
-        assert time.monotonic() < deadline_s, as_reader.complained
-    (entry,) = yaml.safe_load(as_reader.said)["sites"]
+    while as_reader.dlion("trust", "show") == ExitCode.DENIED:  # until the API server applies it
+        assert time.monotonic() < deadline_s, as_reader.stderr
+    (entry,) = yaml.safe_load(as_reader.stdout)["sites"]
     assert entry["name"] == "plant-a"
     assert entry["bundle"] == bundle
     assert as_reader.dlion("trust", "show", "--authority", "other") == ExitCode.DENIED
 
 
-def test_a_preflight_finds_what_an_api_server_tells(
+def test_preflight_checks_what_an_api_server_reports(
     shell: Shell, kubectl: Kubectl, jobs: Jobs, tmp_path: Path
 ) -> None:
-    """First of a cluster that knows the kind alone, then of one with the chart and no node."""
+    """First check a cluster with only the kind, then one with the chart and no node."""
     program = helm_program()
     assert program is not None
     helm = Helm(program, tmp_path, kubectl)
@@ -974,7 +970,7 @@ def test_a_preflight_finds_what_an_api_server_tells(
 
     def found() -> dict[str, dict[str, Any]]:
         assert shell.dlion(*command) == ExitCode.UNAVAILABLE
-        return {each["check"]: each for each in json.loads(shell.said)["checks"]}
+        return {each["check"]: each for each in json.loads(shell.stdout)["checks"]}
 
     before = found()
     assert before["definition"]["outcome"] == "ok", before["definition"]
@@ -1002,9 +998,9 @@ def test_jobs_without_pods_have_neither_logs_nor_results(
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert shell.dlion("logs", name) == ExitCode.UNAVAILABLE
-    assert "has no pods of workers at this site" in shell.complained
+    assert "has no pods of workers at this site" in shell.stderr
     assert shell.dlion("fetch", name) == ExitCode.UNAVAILABLE
-    assert "has no keeper pod here" in shell.complained
+    assert "has no keeper pod here" in shell.stderr
 
 
 def test_names_are_completed(shell: Shell, jobs: Jobs, name: str) -> None:

@@ -1,16 +1,15 @@
-"""`dlion logs`, `fetch`, `describe` and `top` with real pods, made and labelled as by the operator.
+"""Test `dlion logs`, `fetch`, `describe` and `top` with real pods, labelled as by the operator.
 
-Proves: lines of all workers come with their workers' names, of one group or worker where that is
-asked for, the last so many of each; -f goes on over a container that is started again and a worker
-that comes late, shows no line twice, and ends with the run; a container that has not started is
-told. A tar stream comes through exec whole, in many pieces, and is checked; what the command in the
-pod says is told, and a container without it; a broken fetch leaves what was there; a signed model
-is verified by the authority in the cluster. Scheduler, kubelet and Job controller word their
-refusals so that describe finds each cause; top reads metrics of a pod through the API server's
-proxy.
+logs prints the lines of all workers with their names, or of one group or worker, and the last lines
+of each. -f continues across a restarted container and a late worker, shows no line twice, and ends
+with the run. A container that has not started is reported. fetch gets a tar stream through exec
+completely, in many chunks, and checks it. It reports the errors of the command in the pod, and a
+container without that command. A broken fetch keeps the existing files. A signed model is verified
+by the authority in the cluster. describe finds each cause in the messages of scheduler, kubelet and
+Job controller. top reads metrics of a pod through the API server's proxy.
 
-Leaves out: the keeper itself. A shell script stands where Python would, which sends what the real
-`pack` has written; the project's own image and its keeper are tested as a whole elsewhere.
+Left out: the keeper itself. In place of Python a shell script sends what the real `pack` has
+written; other tests cover the project's image and its keeper.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def _submit(cluster: Kubectl) -> None:
     while True:
         try:
             cluster.apply(manifest)
-        except UnavailableError:  # the API server serves a new kind some time later
+        except UnavailableError:  # the API server serves a new kind after a delay
             assert time.monotonic() < deadline_s
             time.sleep(0.2)
         else:
@@ -163,7 +162,7 @@ def test_logs_of_all_workers_and_of_some(
     assert "no pods of workers of group none" in capsys.readouterr().err
 
 
-def test_following_survives_a_restart_takes_up_late_workers_and_ends_with_the_run(
+def test_following_survives_restarts_and_includes_late_workers(
     job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     restarts = (
@@ -182,21 +181,21 @@ def test_following_survives_a_restart_takes_up_late_workers_and_ends_with_the_ru
     late = worker(busybox, "small", 1, "echo late; sleep 600")
     job.apply(late)
     wait_for_phase(job, "Running", late)
-    said, give_up_s = "", time.monotonic() + 90
-    while "line 6" not in said:  # after the restart's back-off of ten seconds
-        assert time.monotonic() < give_up_s, said
+    printed, give_up_s = "", time.monotonic() + 90
+    while "line 6" not in printed:  # after the restart's back-off of ten seconds
+        assert time.monotonic() < give_up_s, printed
         time.sleep(0.5)
-        said += capsys.readouterr().out
+        printed += capsys.readouterr().out
     write_status(job, ENDED)
     following.join(timeout=30)
     assert ended == [0]
-    lines = (said + capsys.readouterr().out).splitlines()
+    lines = (printed + capsys.readouterr().out).splitlines()
     of_first = [line for line in lines if line.startswith("small-0")]
     assert of_first == [f"small-0 | line {i}" for i in range(1, 7)]
     assert lines.count("small-1 | late") == 1
 
 
-def test_a_container_that_has_not_started_is_told(
+def test_a_container_that_has_not_started_is_reported(
     job: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.apply(worker("dlion.test/none:0", "small", 0, "true"))
@@ -212,7 +211,7 @@ def test_a_container_that_has_not_started_is_told(
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """What the keeper would have."""
+    """The files of a keeper."""
     folder = tmp_path / "kept" / "1" / "models" / "plant-a"
     folder.mkdir(parents=True)
     (folder / "model.keras").write_bytes(MODEL)
@@ -251,7 +250,7 @@ BEGINNING = "head -c 300000 /bin2/stream"
 
 
 def signed_statement(folder: Path, authority: CertificateAuthority, job: JobKey, uid: str) -> bytes:
-    """What that site's keeper makes of the statement of a worker."""
+    """Return the statement of a worker as that site's keeper signs it."""
     saver = WorkerIdentity(Rank(0), authority.site, "small", 0)
     provenance = ModelProvenance(
         run=StatedRun(job.namespace, job.name, job.run_id),
@@ -276,7 +275,7 @@ def signed_statement(folder: Path, authority: CertificateAuthority, job: JobKey,
 EXPECTED = "-m dlion_worker.artifact_server.pack --run 1 models/plant-a"
 
 
-def test_a_model_is_fetched_whole(
+def test_a_model_is_fetched_completely(
     job: Kubectl, busybox: str, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = f'[ "$*" = "{EXPECTED}" ] || {{ echo "asked for $*" >&2; exit 66; }}; cat /bin2/stream'
@@ -316,8 +315,8 @@ def test_a_signed_model_is_verified_by_the_authority_in_the_cluster(
 
     def fetch(*arguments: str) -> tuple[int, str, str]:
         code = dlion(job, "fetch", JOB, "--out", str(out), *arguments)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     code, _, problem = fetch()
     assert (code, "--trust FILE" in problem) == (ExitCode.UNAVAILABLE, True), problem
@@ -353,7 +352,7 @@ def test_a_signed_model_is_verified_by_the_authority_in_the_cluster(
     ],
     ids=["cut off", "failing", "damaged", "no tar"],
 )
-def test_a_broken_fetch_leaves_what_was_there(
+def test_a_broken_fetch_keeps_the_existing_files(
     job: Kubectl,
     busybox: str,
     kept: Path,
@@ -367,12 +366,12 @@ def test_a_broken_fetch_leaves_what_was_there(
     out.mkdir()
     (out / "model.keras").write_text("old")
     ended = dlion(job, "fetch", JOB, "--out", str(out))
-    said = capsys.readouterr().err
-    assert (ended, words in said) == (code, True), said
+    stderr = capsys.readouterr().err
+    assert (ended, words in stderr) == (code, True), stderr
     assert {p.name: p.read_text() for p in out.iterdir()} == {"model.keras": "old"}
 
 
-def test_a_keeper_without_python_is_told(
+def test_a_keeper_without_python_is_reported(
     job: Kubectl, busybox: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = pod(busybox, names.KEEPER, "sleep 600")
@@ -386,7 +385,7 @@ def test_a_keeper_without_python_is_told(
 
 
 def named(pod: dict[str, Any]) -> dict[str, Any]:
-    """That pod with a name as its Job would give, by which its events are found."""
+    """Rename that pod as its Job does; its events are found by that name."""
     group = pod["metadata"]["labels"][names.GROUP_LABEL]
     made = names.group_job_name(JobKey("", JOB, "1"), group)
     pod["metadata"]["name"] = f"{made}-0-{uuid.uuid4().hex[:5]}"
@@ -394,7 +393,7 @@ def named(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems(kubectl: Kubectl, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    """What describe finds, by reason."""
+    """Return the problems that describe finds, by reason."""
     capsys.readouterr()
     assert dlion(kubectl, "describe", JOB, "-o", "json") == 0
     return {each["reason"]: each for each in json.loads(capsys.readouterr().out)["problems"]}
@@ -403,7 +402,7 @@ def problems(kubectl: Kubectl, capsys: pytest.CaptureFixture[str]) -> dict[str, 
 def test_describe_finds_why_pods_do_not_run(
     job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each cause in the words of this Kubernetes."""
+    """The messages are those of this version of Kubernetes."""
     nowhere, greedy, unset, unmounted = (
         named(worker(busybox, group, 0, "true")) for group in ("labels", "cpu", "map", "secret")
     )
@@ -423,7 +422,7 @@ def test_describe_finds_why_pods_do_not_run(
     }  # fmt: skip
     deadline_s = time.monotonic() + 90
     found, images = problems(job, capsys), set[str]()
-    # A pull that is tried again has no error for a moment.
+    # During a retry a pull has no error for a moment.
     while not images or not {*wanted, "CrashLoopBackOff"} <= found.keys():
         assert time.monotonic() < deadline_s, sorted(found)
         time.sleep(1)
@@ -438,10 +437,10 @@ def test_describe_finds_why_pods_do_not_run(
     assert found["CrashLoopBackOff"]["command"].startswith(f"dlion logs {JOB} --group raises")
 
 
-def test_describe_finds_why_no_pod_is_made(
+def test_describe_finds_why_no_pod_is_created(
     job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A quota, by the Job controller's event."""
+    """It is a quota, from the Job controller's event."""
     made = worker(busybox, "small", 0, "true")
     quota = {
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
@@ -473,7 +472,7 @@ def test_describe_finds_why_no_pod_is_made(
 def test_top_reads_metrics_of_a_pod(
     job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A shell script counts steps, where a sidecar would."""
+    """In the sidecar's place a shell script counts steps."""
     script = """mkdir /www; cd /www; n=0
 while :; do n=$((n+10)); echo "dlion_steps_total $n
 dlion_capacity_samples_per_second 813

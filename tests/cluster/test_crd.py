@@ -1,13 +1,13 @@
-"""A real API server and the model accept and refuse the same manifests, and the same changes.
+"""Test that a real API server and the model accept and refuse the same manifests and changes.
 
-Proves, on an API server of its own: the CRD is established and structural; `kubectl explain`, the
-short name and the columns work; a fresh object has a status. The table of manifests, every bound of
-the schema just kept and just broken, and documents changed at random are judged by it as by the
-model; it names the field and says a rule's message; what it accepts is for the model, once it has
-filled in its defaults, the same job. So are changes to a job that runs and to one that has ended.
-Every rule and every bound has an accepted and a refused document.
+The CRD is established and structural. `kubectl explain`, the short name and the columns work. A
+fresh object has a status. The API server and the model judge the same documents: the table of
+manifests, every bound kept and broken, and randomly changed documents. The API server names the
+field and prints a rule's message. What it accepts is the same job for the model after its defaults.
+The same holds for changes to a running and an ended job. Every rule and every bound has an accepted
+and a refused document.
 
-Leaves out: what the operator makes of an accepted manifest.
+Left out: what the operator makes of an accepted manifest.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ RULES = [
 ]
 TRANSITIONS = {rule["message"] for rule in RULES if "oldSelf" in rule["rule"]}
 ROUTED = ("apiVersion", "kind")
-"""Of these an API server says no more than that the object is not what the address is for."""
+"""For these an API server reports only that the object does not match the address."""
 ENDED = CONDITION | {"type": "Succeeded", "reason": "Completed"}
 
 
 def wait_until_established(kubectl: Kubectl) -> None:
-    """`kubectl wait` fails on a definition that has no conditions yet."""
+    """`kubectl wait` fails on a definition without conditions."""
     deadline_s = time.monotonic() + 30
     while "Established" not in {
         each["type"]
@@ -72,7 +72,7 @@ def wait_until_established(kubectl: Kubectl) -> None:
 
 @pytest.fixture(scope="module")
 def kubectl(control_plane: Kubectl) -> Iterator[Kubectl]:
-    """A namespace of its own in a cluster with the CRD."""
+    """A new namespace in a cluster with the CRD."""
     control_plane.run("create", "-f", str(manifest_schema.CRD))
     namespace = f"dlion-test-{uuid.uuid4().hex[:8]}"
     try:
@@ -94,8 +94,10 @@ def jobs(kubectl: Kubectl) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def keep(jobs: Jobs) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Yields a job with this spec that the API server keeps, made at the first call. Its workers
-    train."""
+    """Yield a function that returns a stored job with this spec, created at its first call.
+
+    Its workers train.
+    """
     kept: dict[str, dict[str, Any]] = {}
 
     def found(spec: dict[str, Any]) -> dict[str, Any]:
@@ -112,16 +114,16 @@ def keep(jobs: Jobs) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def trains(jobs: Jobs, name: str) -> dict[str, Any]:
-    """That job, once its status says that the workers of its run train."""
+    """Return that job once its status reports that the workers of its run train."""
     kept = jobs.get(name)
-    said = {"runId": kept["spec"]["runId"], "trainingStartTime": "2026-01-31T12:00:00Z"}
-    assert jobs.replace_status(name, kept | {"status": said}, dry_run=False).accepted
+    status = {"runId": kept["spec"]["runId"], "trainingStartTime": "2026-01-31T12:00:00Z"}
+    assert jobs.replace_status(name, kept | {"status": status}, dry_run=False).accepted
     return jobs.get(name)
 
 
 @pytest.fixture
 def running(jobs: Jobs) -> Iterator[dict[str, Any]]:
-    """A job that is kept, as the API server has it; its workers train."""
+    """A stored job as the API server has it; its workers train."""
     answer = jobs.create(document(), dry_run=False)
     assert answer.accepted, answer.message
     yield trains(jobs, "digits")
@@ -129,7 +131,7 @@ def running(jobs: Jobs) -> Iterator[dict[str, Any]]:
 
 
 def problems(manifest: object) -> tuple[Problem, ...]:
-    """What the model says against a manifest and its status."""
+    """Return the errors of the model about a manifest and its status."""
     found: tuple[Problem, ...] = ()
     try:
         load_job(manifest)
@@ -139,7 +141,7 @@ def problems(manifest: object) -> tuple[Problem, ...]:
 
 
 def status_problems(manifest: dict[str, Any]) -> tuple[Problem, ...]:
-    """What the model says against a status."""
+    """Return the errors of the model about a status."""
     try:
         parse(Status, manifest["status"], root="status")
     except SpecError as error:
@@ -148,9 +150,9 @@ def status_problems(manifest: dict[str, Any]) -> tuple[Problem, ...]:
 
 
 def sent(manifest: Any) -> Any:
-    """As kubectl sends it to the test's namespace: 2.0 as 2, and no namespace of its own.
+    """Return the document as kubectl sends it: 2.0 as 2, in the test's namespace.
 
-    (Of an integer that arrives as 2.0 an API server says that it is none where a rule reads it.)
+    (An API server calls an integer that arrives as 2.0 no integer where a rule reads it.)
     """
     match manifest:
         case {"metadata": {"namespace": "default" | "ml", **rest}}:
@@ -166,7 +168,7 @@ def sent(manifest: Any) -> Any:
 
 
 def is_json(manifest: object) -> bool:
-    """Whether it can be sent at all: NaN cannot."""
+    """Report whether it can be sent: NaN cannot."""
     try:
         json.dumps(manifest, allow_nan=False)
     except ValueError:
@@ -175,7 +177,7 @@ def is_json(manifest: object) -> bool:
 
 
 def names(answer: Answer, path: str) -> bool:
-    """Whether the field is blamed, or something in it, or what it is an item of."""
+    """Report whether the error names the field, a field inside it, or the list that contains it."""
     last = re.sub(r"\[[0-9]+\]", "", path).rsplit(".", 1)[-1]
     blamed = [field for field in answer.fields if field]
     near = [f for f in blamed if path.startswith(f) or f.startswith(path)]
@@ -183,7 +185,7 @@ def names(answer: Answer, path: str) -> bool:
 
 
 def explained(kubectl: Kubectl, *what: str) -> str:
-    """What `kubectl explain` says; the API server publishes a new kind's schema some time later."""
+    """Return the output of `kubectl explain`; a new schema is published after a delay."""
     deadline_s = time.monotonic() + 30
     while True:
         try:
@@ -200,12 +202,12 @@ def test_the_definition_is_established_and_structural(kubectl: Kubectl) -> None:
     assert conditions["Established"] == conditions["NamesAccepted"] == "True"
     assert "NonStructuralSchema" not in conditions
     assert len(json.dumps(found["spec"])) < 200_000
-    # Nothing was dropped or added: it is kept as it is written in the repository.
+    # Nothing was dropped or added: it is stored as it is in the repository.
     kept = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert kept == manifest_schema.openapi()
 
 
-def test_explain_knows_every_field(kubectl: Kubectl, jobs: Jobs) -> None:
+def test_explain_describes_every_field(kubectl: Kubectl, jobs: Jobs) -> None:
     assert jobs
     text = explained(kubectl, "dlionjob.spec", "--recursive")
     for name in manifest_schema.openapi()["properties"]["spec"]["properties"]:
@@ -214,23 +216,21 @@ def test_explain_knows_every_field(kubectl: Kubectl, jobs: Jobs) -> None:
     assert "Size of a step." in rate
 
 
-def test_a_fresh_job_is_said_not_to_have_been_looked_at(running: dict[str, Any]) -> None:
+def test_a_fresh_job_is_reported_as_not_observed(running: dict[str, Any]) -> None:
     assert running["status"]["observedGeneration"] == -1
     assert running["metadata"]["generation"] == 1
-    assert running["status"]["conditions"] == []  # what was sent with the manifest is not taken
+    assert running["status"]["conditions"] == []  # conditions in the manifest are ignored
     assert running["spec"] == load_job(smallest()).to_document()["spec"]
     assert load_job(running).spec == load_job(smallest()).spec
 
 
-def test_columns_show_what_the_status_says(
-    kubectl: Kubectl, jobs: Jobs, running: dict[str, Any]
-) -> None:
+def test_columns_show_the_status(kubectl: Kubectl, jobs: Jobs, running: dict[str, Any]) -> None:
     header, fresh = kubectl.run("get", "dlj").splitlines()
     assert header.split() == [
         "NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE",
     ]  # fmt: skip
     assert fresh.split()[0] == "digits"
-    said = {
+    status = {
         "observedGeneration": 1, "state": "Training", "readySites": "2/2", "readyWorkers": "4/4",
         "stepsPerSecond": "3.5",
         "trainerStatus": {
@@ -244,7 +244,7 @@ def test_columns_show_what_the_status_says(
              "lastTransitionTime": "2026-01-31T12:00:00Z", "message": ""},
         ],
     }  # fmt: skip
-    assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
+    assert jobs.replace_status("digits", running | {"status": status}, dry_run=False).accepted
     row = kubectl.run("get", "dlionjobs").splitlines()[1].split()
     assert row[:6] == ["digits", "Training", "42", "2/2", "4/4", "3.5"]
     assert re.fullmatch(r"[0-9]+s", row[6])
@@ -256,7 +256,9 @@ def test_columns_show_what_the_status_says(
     assert jobs.get("digits")["metadata"]["generation"] == 1
 
 
-def test_the_status_is_written_by_its_own_path_only(jobs: Jobs, running: dict[str, Any]) -> None:
+def test_the_status_is_written_only_through_its_subresource(
+    jobs: Jobs, running: dict[str, Any]
+) -> None:
     both = changed(running, {"status.state": "Failed", "spec.suspend": True})
     spec = jobs.replace("digits", both).document
     assert (spec["spec"]["suspend"], spec["status"]["state"]) == (True, "")
@@ -276,8 +278,8 @@ def test_the_table_is_judged_as_by_the_model(jobs: Jobs, case: Case) -> None:
         assert problems(case.document)[0].message in answer.message
 
 
-def test_metadata_that_an_api_server_keeps_is_read(jobs: Jobs) -> None:
-    """Nothing that others write there may keep the operator from its job."""
+def test_metadata_that_an_api_server_stores_is_read(jobs: Jobs) -> None:
+    """Metadata of others must not keep the operator from its job."""
     others = {
         "metadata.labels": {f"example.com/l{i}": "v" * 63 for i in range(100)},
         "metadata.annotations": {f"example.com/a{i}": "v" * 2000 for i in range(100)}
@@ -294,7 +296,7 @@ def test_metadata_that_an_api_server_keeps_is_read(jobs: Jobs) -> None:
     assert not jobs.create(changed(smallest(), too_much)).accepted
 
 
-def test_a_name_that_an_api_server_makes_up_is_held_to_its_bounds(jobs: Jobs) -> None:
+def test_a_generated_name_is_within_its_bounds(jobs: Jobs) -> None:
     made_up = changed(smallest(), {"metadata.name": GONE, "metadata.generateName": "j" * 27})
     assert jobs.create(made_up).accepted
     answer = jobs.create(changed(made_up, {"metadata.generateName": "j" * 28}))
@@ -310,12 +312,12 @@ def test_kubectl_sends_an_integral_float_as_an_integer(kubectl: Kubectl, jobs: J
 
 @pytest.fixture(scope="module")
 def agreed() -> set[str]:
-    """Manifests that were accepted as a trial's: most trials begin with the same one."""
+    """Manifests accepted in a trial: most trials begin with the same one."""
     return set()
 
 
 def to_be_refused(trial: Trial) -> list[dict[str, Any]]:
-    """Its refused documents; of the values of wrong types a share, drawn anew for each bound."""
+    """Return its refused documents, with a random share of values of wrong types for each bound."""
     if trial.keyword != "type":
         return list(trial.refused)
     share = max(1, round(len(trial.refused) * min(factor(), 1)))
@@ -424,7 +426,7 @@ KEPT = {
     "with an encoder, training starts from a new model and its data do not grow": "sensors and a"
     " decoder",
 }
-"""By a rule's message: the accepted manifest of the table that the rule is about."""
+"""Accepted manifests of the table by the message of the rule that they test."""
 
 
 def test_every_rule_has_an_accepted_and_a_refused_manifest() -> None:
@@ -435,13 +437,13 @@ def test_every_rule_has_an_accepted_and_a_refused_manifest() -> None:
 
 
 def largest(class_count: int, entries: int) -> dict[str, Any]:
-    """A manifest in which as much stands as the schema lets, where a rule looks at it."""
+    """Return a manifest with as much as the schema allows in the fields that rules read."""
     names = [f"{i:x>40}" for i in range(bounds.MAX_SITES)]
     mapping = {f"example.com/k{k}": "1" * 32 for k in range(entries)}
     group = {"workers": 1, "resources": {"limits": mapping, "requests": mapping},
              "nodeSelector": mapping}  # fmt: skip
     groups = [group | {"name": f"{g:x>16}"} for g in range(bounds.MAX_GROUPS_PER_SITE)]
-    # The rule on failure rules looks at every group of every site before it finds theirs.
+    # The rule on failure rules reads every group of every site before it finds theirs.
     last = [each | {"name": f"{g:y>16}"} for g, each in enumerate(groups)]
     rule = {"onEnds": list(ENDS), "groups": [each["name"] for each in last[:MAX_GROUPS_PER_RULE]],
             "action": "FailRun"}  # fmt: skip
@@ -458,10 +460,10 @@ def largest(class_count: int, entries: int) -> dict[str, Any]:
     })  # fmt: skip
 
 
-def test_the_largest_manifest_is_within_what_rules_may_cost(jobs: Jobs) -> None:
+def test_the_largest_manifest_is_within_the_cost_limit_of_rules(jobs: Jobs) -> None:
     answer = jobs.create(largest(bounds.MAX_CLASSES, 16))
     assert answer.accepted, answer.message
-    answer = jobs.create(largest(100, 4), dry_run=False)  # etcd keeps no more than 1.5 MiB
+    answer = jobs.create(largest(100, 4), dry_run=False)  # etcd stores at most 1.5 MiB
     assert answer.accepted, answer.message
     answer = jobs.replace("digits", answer.document)
     jobs.delete("digits")
@@ -480,7 +482,7 @@ def test_documents_changed_at_random_are_judged_as_by_the_model(jobs: Jobs, mani
 
 @given(values)
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_anything_that_is_no_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
+def test_a_document_that_is_no_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
     assert problems(anything)
     assert not jobs.create(anything).accepted
 
@@ -499,7 +501,7 @@ ORDERED = {
     "spec.sites": smallest()["spec"]["sites"],
     "spec.sites.0.groups": [{"name": "g", "workers": 1}, {"name": "h", "workers": 1}],
 }
-"""Lists that API servers take for sets and maps; their order is part of what the sites agree on."""
+"""Lists that API servers treat as sets and maps; the sites agree on their order."""
 FREE = [
     ("spec.exchange.parameters", {}, {"a": 1}),
     ("spec.exchange.parameters", {"a": {"b": 1}}, {"a": {"b": 2}}),
@@ -508,7 +510,7 @@ FREE = [
     ("spec.podTemplate", {"spec": {"a": 1}}, {"spec": {"a": 2}}),
     ("spec.sites.0.groups.0.podTemplate", {"spec": {"a": 1}}, {"spec": {"a": 2}}),
 ]
-"""Where the schema says nothing of what is inside."""
+"""Fields whose content the schema leaves open."""
 
 
 def _differing(path: str, before: Any, after: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -540,13 +542,13 @@ CHANGES += [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_a_running_job_changes_as_far_as_the_model_says(
+def test_a_running_job_allows_the_changes_of_the_model(
     jobs: Jobs,
     keep: Callable[[dict[str, Any]], dict[str, Any]],
     old: dict[str, Any],
     new: dict[str, Any],
 ) -> None:
-    """Every field, from one valid value to another, while the run lasts."""
+    """Change every field from one valid value to another during the run."""
     kept = keep(old["spec"])
     name = kept["metadata"]["name"]
     before, after = (load_job(changed(d, {"metadata.name": name})) for d in (old, new))
@@ -573,15 +575,15 @@ def test_a_running_job_changes_as_far_as_the_model_says(
         ("Ready", "True", False),
     ],
 )
-def test_a_new_run_begins_only_once_the_last_has_ended(
+def test_a_new_run_begins_only_after_the_end_of_the_last(
     jobs: Jobs, running: dict[str, Any], type_: str, status: str, free: bool
 ) -> None:
-    said = running["status"] | {"conditions": [ENDED | {"type": type_, "status": status}]}
-    assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
+    ended = running["status"] | {"conditions": [ENDED | {"type": type_, "status": status}]}
+    assert jobs.replace_status("digits", running | {"status": ended}, dry_run=False).accepted
     kept = jobs.get("digits")
     fresh = changed(kept, {"spec.runId": "2"})
     assert jobs.replace("digits", fresh).accepted == free
-    # With a new run everything may change, and without one no more than before.
+    # With a new run everything may change, without one no more than before.
     everything = {
         "spec.trainer.seed": 7, "spec.exchange.codec": "int8", "spec.tls.mode": "Disabled",
         "spec.sites.0.name": "elsewhere",
@@ -589,12 +591,12 @@ def test_a_new_run_begins_only_once_the_last_has_ended(
     assert jobs.replace("digits", changed(fresh, everything)).accepted == free
     same_run = jobs.replace("digits", changed(kept, everything))
     assert {"spec.trainer", "spec.exchange", "spec.tls", "spec.sites"} == set(same_run.fields)
-    # A status is never in the way of the next one.
+    # A status never blocks the next one.
     assert jobs.replace_status("digits", kept | {"status": {"observedGeneration": 2}}).accepted
 
 
 @pytest.mark.parametrize(
-    "said",
+    "status",
     [
         {"observedGeneration": -1},
         {"runId": "1", "conditions": [CONDITION | {"type": "Stalled", "status": "True"}]},
@@ -602,13 +604,11 @@ def test_a_new_run_begins_only_once_the_last_has_ended(
     ],
     ids=["not looked at", "stalled", "an earlier run trained"],
 )
-def test_until_its_workers_train_everything_of_a_job_may_change(
-    jobs: Jobs, said: dict[str, Any]
-) -> None:
-    """One commit corrects a wrong manifest at every site, whatever each has made of it."""
+def test_all_fields_may_change_until_workers_train(jobs: Jobs, status: dict[str, Any]) -> None:
+    """One commit corrects a wrong manifest at every site, whatever its state there."""
     assert jobs.create(document(), dry_run=False).accepted
     kept = jobs.get("digits")
-    assert jobs.replace_status("digits", kept | {"status": said}, dry_run=False).accepted
+    assert jobs.replace_status("digits", kept | {"status": status}, dry_run=False).accepted
     kept = jobs.get("digits")
     everything = {
         "spec.trainer.seed": 7, "spec.exchange.codec": "int8", "spec.tls.mode": "Disabled",
@@ -630,7 +630,7 @@ def test_every_rule_about_changes_is_broken_by_some_change() -> None:
     assert broken == TRANSITIONS
 
 
-def test_workers_suspension_and_deadlines_change_while_the_run_lasts(
+def test_workers_suspension_and_deadlines_change_during_a_run(
     jobs: Jobs, running: dict[str, Any]
 ) -> None:
     changes = {"spec.sites.0.groups.0.workers": 5, "spec.suspend": True, "spec.minSites": 2,

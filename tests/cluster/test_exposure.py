@@ -1,18 +1,21 @@
-"""Workers of two sites train together by each exposure, behind firewalls that let in what
-docs/several-sites.md says, and nothing else.
+"""Test that workers of two sites train together by each exposure, behind firewalls.
 
-Proves, with the chart and real pods, on sites whose pods do not reach each other (but in the last
-part): through one port of a gateway, operators too, which HAProxy serves as the cluster's own
-TLSRoutes (at one site) or IngressRouteTCPs (at the other) say, by ports of nodes, by ports of a
-load balancer, and over a network that joins the pods, the job trains in lock step. Each site's
-status shows both sites' workers and all links; nobody tries another port of the other site; of a
-site with a gateway no other one takes a connection; what leads to workers goes with them; neither
-operator asked for what the chart does not grant. Where a firewall is not opened, events name the
-address that is not reached, the job is Stalled after five minutes, and trains once it is. Prints
-how long it took. All of it is slow: in `make test` workers exchange messages through a gateway
-(tests/local/test_gateway), and operators have routes made and deleted (test_federation).
-What stands for load balancer and gateway: tests/support, testbed/load_balancer.py, site_gateway.py.
-Left out: clouds' load balancers, other proxies, network policies.
+The firewalls admit only what docs/several-sites.md lists. The chart and the pods are real, on sites
+whose pods do not reach each other except in the last test. The exposures are: one port of a
+gateway, also for operators; ports of nodes; ports of a load balancer; a network that joins the
+pods. HAProxy serves the gateway by the cluster's own TLSRoutes at one site, and IngressRouteTCPs at
+the other.
+
+The job trains in lock step. Each site's status shows both sites' workers and all links. No process
+tries another port of the other site, and a site with a gateway accepts no other connection. Routes
+and Services of workers are removed with them. Neither operator makes a request that the chart does
+not grant. While a firewall is closed, events name the unreachable address. The job is Stalled after
+five minutes, and trains once the firewall opens. The test prints the times.
+
+All of it is slow. In `make test` workers exchange messages through a gateway
+(tests/local/test_gateway), and operators create and delete routes (test_federation). Stand-ins for
+load balancer and gateway: tests/support, testbed/load_balancer.py, site_gateway.py. Left out:
+clouds' load balancers, other proxies, network policies.
 """
 
 from __future__ import annotations
@@ -47,12 +50,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.ma
 
 NODE_PORTS = (30000, 32767)
 ITERATIONS = 10
-"""Each takes gradients of all workers."""
+"""Each applies gradients of all workers."""
 TRAINING = [("Training", "2/2", "3/3", 4), ("Training", "2/2", "3/3", 2)]
-"""What the sites' statuses say then. A site tells of the links of its own workers."""
+"""The sites' statuses then. A site reports the links of its own workers."""
 WORKERS = ("-l", "app.kubernetes.io/component=worker")
 STREAMS = (("watch", "digits", "-o", "json"), ("logs", "digits", "--follow"))
-"""What is asked of both clusters with one command, until the run ends."""
+"""Commands that follow both clusters until the run ends."""
 GATEWAYS: Mapping[str, dict[str, Any]] = {
     "site-a": {"route": "TLSRoute", "parent": PARENT},
     "site-b": {"route": "IngressRouteTCP", "entryPoints": [ENTRY_POINT]},
@@ -69,12 +72,12 @@ class TwoSites(InstalledSites):
         self.operators_come_in: dict[str, Opening] = {}
 
     def federate(self) -> None:
-        """Operators hear each other: as they do, if they do, else at ports of nodes."""
+        """Connect the operators: as before if they are connected, else at ports of nodes."""
         if not self.operators_come_in:
             self._federate(AT_NODES, FEDERATION_PORT)
 
     def federate_by_gateways(self) -> None:
-        """They do so through the one port of each site's gateway."""
+        """Connect the operators through the one port of each site's gateway."""
         for site in self.sites:
             site.kubectl.apply(*self.gateways[site.name].documents())
             self.gateways[site.name].take_up()
@@ -96,19 +99,21 @@ class TwoSites(InstalledSites):
     def job(
         self, exposure: str, opening: Callable[[Site], Opening], *, max_seconds: int = 120
     ) -> Iterator[None]:
-        """A job of two workers and one that trains, while each site takes connections of the other
-        to that opening, and to where operators come in; deleted at the end."""
+        """Run a job of two workers and one until it trains; delete it at the end.
+
+        Each site admits connections of the other to that opening and to the operators' ports.
+        """
         firewalls = self.open(opening)
         with self.applied(exposure, max_seconds=max_seconds):
             self.wait_for_training(exposure)
             taken = [firewall.taken_bytes()[0] for firewall in firewalls]
-            print(f"{exposure}: bytes that came in to each site's workers: {taken}")
+            print(f"{exposure}: bytes received by each site's workers: {taken}")
             assert all(taken)
             assert [firewall.refused() for firewall in firewalls] == [0, 0]
             yield
 
     def open(self, opening: Callable[[Site], Opening] | None) -> list[Firewall]:
-        """Each site takes connections of the other to that, and to where operators come in."""
+        """Let each site admit the other's connections to that opening and to operators."""
         firewalls = [Firewall(site.layout) for site in self.sites]
         for site, firewall in zip(self.sites, firewalls, strict=True):
             workers = [opening(site)] if opening else []
@@ -117,7 +122,7 @@ class TwoSites(InstalledSites):
 
     @contextmanager
     def applied(self, exposure: str, *, max_seconds: int) -> Iterator[None]:
-        """That job at both sites; deleted at the end."""
+        """Apply that job at both sites; delete it at the end."""
         began_s = time.monotonic()
         try:
             for kubectl in self.jobs:
@@ -132,10 +137,10 @@ class TwoSites(InstalledSites):
                 within_s=120,
                 what="nothing left",
             )
-            print(f"{exposure}: gone after {time.monotonic() - began_s:.0f} s")
+            print(f"{exposure}: removed after {time.monotonic() - began_s:.0f} s")
 
     def wait_for_training(self, exposure: str) -> None:
-        """Each site says so of both, and all workers take steps together."""
+        """Wait until each site reports it of both, and all workers take steps together."""
         began_s = time.monotonic()
         eventually(lambda: self._shown(exposure) == TRAINING, within_s=240, what=exposure)
         print(f"{exposure}: trains after {time.monotonic() - began_s:.0f} s")
@@ -148,8 +153,9 @@ class TwoSites(InstalledSites):
         )
 
     def _shown(self, exposure: str) -> list[tuple[str, str, str, int]]:
-        """What each site's status says of the whole job, once load balancers and gateways have
-        done their part for what there is by now."""
+        """Return each site's status of the whole job, once load balancers and gateways have applied
+        the present objects.
+        """
         for site in self.sites:
             if exposure == "LoadBalancer":
                 balance(site)
@@ -162,7 +168,7 @@ class TwoSites(InstalledSites):
 def two_sites(
     testbed_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoSites]:
-    """Both know the kinds of routes; their operators have made their authorities."""
+    """Two sites with the kinds of routes, whose operators have created their authorities."""
     assert testbed_possible is None
     folder = tmp_path_factory.mktemp("sites")
     with TwoSites.up(f"e{os.getpid()}", folder, flat=False, prepare=route_kinds.install) as made:
@@ -170,7 +176,7 @@ def two_sites(
 
 
 def _documents(exposure: str, max_seconds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A program, and its job with two workers at the first site, one at the second."""
+    """Return a program, and its job with two workers at the first site, one at the second."""
     document = manifest({"small": 500}, workers=2, network={"exposure": exposure})
     (alone,) = manifest({"small": 500})["spec"]["sites"]
     document["spec"]["sites"].append(alone | {"name": "site-b"})
@@ -190,13 +196,13 @@ def _shown(kubectl: Kubectl) -> tuple[str, str, str, int]:
 
 
 def _standing(kubectl: Kubectl) -> tuple[str, str]:
-    """Why the job is as it is, and whether somebody has to help."""
+    """Return the reason of the job's state, and whether it is Stalled."""
     conditions = {each["type"]: each for each in status_of(kubectl).get("conditions", ())}
     return conditions["Ready"]["reason"], conditions["Stalled"]["status"]
 
 
-def _told(kubectl: Kubectl, reason: str) -> str:
-    """What the job's events of that reason say."""
+def _messages_of(kubectl: Kubectl, reason: str) -> str:
+    """Return the messages of the job's events of that reason."""
     events = kubectl.get("events", "--field-selector", f"reason={reason}")["items"]
     return "\n".join(event["message"] for event in events)
 
@@ -216,7 +222,7 @@ def _job() -> Job:
 
 
 def _check_watched(lines: list[str]) -> None:
-    """Both sites' documents, each to the end of the run."""
+    """Check the documents of both sites, each to the end of the run."""
     states: dict[str, list[str]] = {}
     for line in lines:
         one = json.loads(line)
@@ -226,7 +232,7 @@ def _check_watched(lines: list[str]) -> None:
 
 
 def _check_followed(lines: list[str]) -> None:
-    """Each line bears its cluster and its worker, and all workers have some."""
+    """Check that each line names its cluster and worker, and that all workers have lines."""
     workers = {line.split(" | ")[0].strip() for line in lines}
     assert workers == {"site-a/small-0", "site-a/small-1", "site-b/small-0"}, lines[:20]
 
@@ -250,7 +256,7 @@ def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.check_rights()
 
 
-def test_ports_that_are_closed_are_told_and_training_begins_once_they_are_open(
+def test_closed_ports_are_reported_and_training_begins_once_open(
     two_sites: TwoSites,
 ) -> None:
     two_sites.federate()
@@ -260,10 +266,11 @@ def test_ports_that_are_closed_are_told_and_training_begins_once_they_are_open(
         nodes = [site.nodes[0].layout.address for site in two_sites.sites]
         for kubectl, other in zip(two_sites.jobs, nodes[::-1], strict=True):
             where = f"(not reached at {other}:"
-            eventually(lambda k=kubectl, w=where: w in _told(k, "PeersUnreached"), within_s=240)
-            print(
-                f"told after {time.monotonic() - began_s:.0f} s: {_told(kubectl, 'PeersUnreached')}"
+            eventually(
+                lambda k=kubectl, w=where: w in _messages_of(k, "PeersUnreached"), within_s=240
             )
+            reported_s = time.monotonic() - began_s
+            print(f"reported after {reported_s:.0f} s: {_messages_of(kubectl, 'PeersUnreached')}")
         assert all(firewall.refused() for firewall in firewalls)
         stuck = [("NotLinked", "True")] * 2
         eventually(lambda: [*map(_standing, two_sites.jobs)] == stuck, within_s=420)
@@ -287,7 +294,7 @@ def test_by_a_load_balancer(two_sites: TwoSites) -> None:
 
 
 def _dns_pod(site: Site) -> str:
-    """The address of a pod there that answers at port 53."""
+    """Return the address of a pod there that answers at port 53."""
     chosen = ("pods", "-l", "k8s-app=kube-dns")
     (pod,) = replace(site.kubectl, namespace="kube-system").get(*chosen)["items"]
     return str(pod["status"]["podIP"])
@@ -304,7 +311,7 @@ def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
         for site, other in (two_sites.sites, two_sites.sites[::-1]):
             assert _service_types(site.kubectl, "--all-namespaces") == {"ClusterIP"}
             taken = two_sites.gateways[site.name].taken_bytes()
-            print(f"{site.name}: bytes that came in by name: {taken}")
+            print(f"{site.name}: bytes received by name: {taken}")
             for worker in job.workers():
                 if worker.site == site.name:
                     assert taken[worker.dns_name(job.key)]

@@ -1,11 +1,13 @@
-"""What a real API server and its Job controller make of failure rules and retries, without pods.
+"""Test failure rules and retries with a real API server and its Job controller, without pods.
 
-Proves: it takes the `podFailurePolicy` of every rule; each action after a pod that failed, in a
-kubelet's place: another pod that is counted, another that is not, none, or the end of the run; an
-evicted and a killed pod is not counted; the next attempt at a run has new Jobs of the same names,
-whatever moment the operator is killed at, and none is made after the last. A manifest that asks for
-what is not allowed is refused, and rules are fixed once workers train. Left out: the decisions one
-by one (tests/unit/operator/test_run_ends), workers that train (tests/local/test_drained_workers).
+The API server accepts the `podFailurePolicy` of every rule. In the kubelet's place the test ends a
+pod, and each action has its result: another pod that is counted, another that is not, none, or the
+end of the run. An evicted and killed pod is not counted. The next attempt at a run has new Jobs of
+the same names, whenever the operator is killed, and there is none after the last. An invalid
+manifest is refused, and rules are fixed once workers train.
+
+Left out: single decisions (tests/unit/operator/test_run_ends), workers that train
+(tests/local/test_drained_workers).
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from trained_jobs import eventually
 if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_running_pods")]
 LATEST = "2026-01-31T12:00:00Z"
 SIGKILL = 137
 
 
 def alone(**changes: Any) -> dict[str, Any]:
-    """A job of one group of two workers."""
+    """Return a job of one group of two workers."""
     document = manifest(**changes)
     document["spec"]["sites"][0]["groups"].pop()
     return document
 
 
 def training(kubectl: Kubectl, document: dict[str, Any], pods: int) -> None:
-    """Its workers have trained, as an operator writes it."""
+    """Record that its workers have trained, as an operator does."""
     kubectl.apply(document)
     eventually(lambda: len(workers(kubectl)) == pods)
     status = {"status": {"trainingStartTime": LATEST}}
@@ -52,7 +54,7 @@ def pods_of(kubectl: Kubectl, group: str, index: int) -> list[dict[str, Any]]:
 
 
 def fail(kubectl: Kubectl, group: str, index: int, code: int, *, evicted: bool = False) -> None:
-    """In a kubelet's place: the trainer of the living pod of that worker has ended so."""
+    """In the kubelet's place, end the trainer of that worker's running pod with this code."""
     (pod,) = [p for p in pods_of(kubectl, group, index) if p["status"]["phase"] != "Failed"]
     terminated = {"exitCode": code, "reason": "Error", "startedAt": LATEST, "finishedAt": LATEST}
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
@@ -66,7 +68,7 @@ def fail(kubectl: Kubectl, group: str, index: int, code: int, *, evicted: bool =
 
 
 def replaced(kubectl: Kubectl, group: str, index: int, *, counted: int, ignored: int) -> None:
-    """Another pod is there, with so many failures of its index before it."""
+    """Wait for another pod that records this many earlier failures of its index."""
 
     def is_there() -> bool:
         living = [p for p in pods_of(kubectl, group, index) if p["status"]["phase"] != "Failed"]
@@ -86,7 +88,7 @@ def failed_indexes(kubectl: Kubectl, group: str) -> str:
 
 
 def end_living(kubectl: Kubectl) -> None:
-    """In a kubelet's place: the other workers have ended in order."""
+    """In the kubelet's place, end the other workers in order."""
     ended = json.dumps({"status": {"phase": "Succeeded"}})
     for pod in workers(kubectl):
         if pod["status"]["phase"] != "Failed":
@@ -116,7 +118,7 @@ def test_each_action_has_its_result(kubectl: Kubectl) -> None:
     replaced(kubectl, "small", 1, counted=0, ignored=1)
     fail(kubectl, "small", 1, SIGKILL, evicted=True)
     replaced(kubectl, "small", 1, counted=0, ignored=2)
-    # FailWorker: the others go on.
+    # FailWorker: the others continue.
     fail(kubectl, "large", 0, SIGKILL)
     eventually(lambda: failed_indexes(kubectl, "large") == "0")
     time.sleep(3.0)
@@ -125,7 +127,7 @@ def test_each_action_has_its_result(kubectl: Kubectl) -> None:
     fail(kubectl, "small", 0, 139)
     eventually(lambda: failed_indexes(kubectl, "small") == "0")
     time.sleep(3.0)
-    assert not is_over(kubectl), "the others save what they have first"
+    assert not is_over(kubectl), "the others save their state first"
     end_living(kubectl)
     eventually(lambda: is_over(kubectl))
     status, reason, message = conditions(kubectl)["Failed"]
@@ -135,7 +137,7 @@ def test_each_action_has_its_result(kubectl: Kubectl) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_a_drained_worker_is_never_counted(kubectl: Kubectl) -> None:
-    """With no restarts at all: neither an eviction nor an end on request is one."""
+    """Without any restarts, neither an eviction nor a requested end counts."""
     training(kubectl, alone(small=1, maxRestarts=0), 1)
     fail(kubectl, "small", 0, 130, evicted=True)
     replaced(kubectl, "small", 0, counted=0, ignored=1)
@@ -145,7 +147,7 @@ def test_a_drained_worker_is_never_counted(kubectl: Kubectl) -> None:
 
 
 def attempts(kubectl: Kubectl) -> dict[str, str]:
-    """The attempt of each Job that is not being deleted, by its UID."""
+    """Return the attempt of each Job that is not being deleted, by its UID."""
     return {
         job["metadata"]["uid"]: job["metadata"]["annotations"].get("dlion.dev/attempt", "1")
         for job in jobs(kubectl)
@@ -153,7 +155,7 @@ def attempts(kubectl: Kubectl) -> dict[str, str]:
     }
 
 
-def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
+def test_a_failed_run_is_retried_until_its_last_attempt(
     kubectl: Kubectl, shared_operator: OperatorProcess
 ) -> None:
     training(kubectl, manifest(small=1, maxRestarts=0, maxRetries=1), 2)
@@ -166,7 +168,7 @@ def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
     status = kubectl.get("dlj", "digits")["status"]
     assert status["attempt"]["number"] == 2
     assert status["attempt"]["lastFailure"].startswith("RestartsExceeded: ")
-    assert attempts(kubectl) == first, "the failed pods stay"
+    assert attempts(kubectl) == first, "the failed pods are kept"
     shared_operator.kill()
     shared_operator.start()
     eventually(lambda: sorted(attempts(kubectl).values()) == ["2", "2"])
@@ -189,7 +191,7 @@ def test_a_failed_run_begins_again_and_ends_after_its_last_attempt(
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_waiting_run_may_be_given_up_for_another(kubectl: Kubectl) -> None:
+def test_a_waiting_run_may_be_replaced_by_another(kubectl: Kubectl) -> None:
     training(kubectl, alone(small=1, maxRestarts=0, maxRetries=5), 1)
     fail(kubectl, "small", 0, SIGKILL)
     eventually(lambda: conditions(kubectl)["Ready"][1] == "Retrying")
@@ -204,7 +206,7 @@ def test_a_waiting_run_may_be_given_up_for_another(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_rules_are_refused_where_they_mean_nothing_and_fixed_while_workers_train(
+def test_rules_without_effect_are_refused_and_rules_are_fixed_in_training(
     kubectl: Kubectl,
 ) -> None:
     unknown = alone(failureRules=[rule("Killed", "FailRun", "medium")])

@@ -1,18 +1,19 @@
-"""Two operators and a third beside as many real API servers, federated over loopback; the same
-manifest at all.
+"""Test two federated operators and a third one, each with a real API server, over loopback.
 
-Proves: sites trust each other once their bundles are exchanged, without a restart; each site's
-status shows both, and one command asks both clusters; workers that prove themselves by their pods'
-tokens hear at their own site who has joined at both, and get both bundles; by exposure they hear of
-the other site's workers at ports of nodes or of a load balancer that the API server there chose, or
-at a gateway that was told of them, and all that goes when nobody runs; other counts at one site are
-no drift and are taken over; a differing manifest is named at all three sites within ten seconds,
-also by one that it does not concern, and another image at one site is no drift; an operator that is
-killed is missed, what it said stands, and it is heard again once it is back; `dlion trust revoke`
-at a worker's own site reaches the workers of all three sites in ten seconds, outlives operators,
-acts at another site there alone, and is lifted by `restore`. Prints how long each took.
-Left out: pods that run and train, links between machines; node, load balancer and gateway,
-in whose place the test speaks.
+All sites have the same manifest. Sites trust each other once their bundles are exchanged, without a
+restart. Each site's status shows both, and one command reads both clusters. Workers authenticate
+with their pods' tokens. From their own site they get the members and the bundles of both. By
+exposure they reach the other site's workers at ports of nodes, of a load balancer, or at a gateway
+with their routes. All of that is removed with the workers.
+
+Other counts at one site are no drift and are adopted. A differing manifest is reported at all three
+sites within ten seconds, and another image at one site is no drift. A killed operator is reported
+missing, its reports are kept, and it is heard again after its return. `dlion trust revoke` at a
+worker's own site reaches the workers of all three sites in ten seconds, and survives restarts of
+operators. At another site it applies only there. `restore` lifts it. The test prints the times.
+
+Left out: pods that run and train, links between machines; the test stands in for node, load
+balancer and gateway.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ ROUTES: dict[str, dict[str, Any]] = {
     "plant-b": {"route": "IngressRouteTCP", "entryPoints": ["dlion"]},
     "plant-c": {"route": "TLSRoute", "parent": {"name": "edge", "namespace": "gateways"}},
 }
-"""What tells each site's gateway of workers."""
+"""The kind of route by which each site's gateway reaches workers."""
 
 
 def gateway_of(site: str) -> str:
-    """Where others reach its gateway."""
+    """Return the address at which others reach its gateway."""
     return f"{site}.example:443"
 
 
@@ -78,13 +79,13 @@ class OperatedSite:
     kubectl: Kubectl
     operator: OperatorProcess
     bundle_file: Path
-    """Where the other site looks for this one's bundle."""
+    """Where the other site reads this one's bundle."""
 
     def status(self) -> dict[str, Any]:
         return dict(self.kubectl.get("dlj", "digits").get("status") or {})
 
     def site(self, name: str) -> dict[str, Any]:
-        """What this site says of that one."""
+        """Return this site's status of that one."""
         return next((s for s in self.status().get("sites") or () if s["name"] == name), {})
 
     def consistent(self) -> tuple[str, str, str]:
@@ -105,36 +106,36 @@ class OperatedSite:
 
     @property
     def address(self) -> str:
-        """Of its node, and of its load balancer."""
+        """Return the address of its node and of its load balancer."""
         return f"192.0.2.{1 + SITES.index(self.name)}"
 
     def place_pods(self) -> None:
-        """Says in a kubelet's place that they are on a node."""
-        said = {"status": {"hostIP": self.address, "hostIPs": [{"ip": self.address}]}}
-        self._say("pod", self.pods(), said)
+        """In the kubelet's place, report that they are on a node."""
+        status = {"status": {"hostIP": self.address, "hostIPs": [{"ip": self.address}]}}
+        self._write_status("pod", self.pods(), status)
 
     def balance(self) -> None:
-        """Says in a load balancer's place that it takes what comes for the workers."""
-        said = {"status": {"loadBalancer": {"ingress": [{"ip": self.address}]}}}
-        self._say("service", self.exposed("LoadBalancer"), said)
+        """In the load balancer's place, report its address for the workers."""
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": self.address}]}}}
+        self._write_status("service", self.exposed("LoadBalancer"), status)
 
-    def _say(self, kind: str, found: list[dict[str, Any]], said: dict[str, Any]) -> None:
+    def _write_status(self, kind: str, found: list[dict[str, Any]], status: dict[str, Any]) -> None:
         for each in found:
             self.kubectl.run("patch", kind, each["metadata"]["name"], "--subresource=status",
-                             "--type=merge", "-p", json.dumps(said))  # fmt: skip
+                             "--type=merge", "-p", json.dumps(status))  # fmt: skip
 
     def exposed(self, exposure: str) -> list[dict[str, Any]]:
-        """The workers' Services as that exposure has them, by name and so by index."""
+        """Return the workers' Services for that exposure, by name and so by index."""
         found = self.kubectl.get("services", "-l", "app.kubernetes.io/component=worker")["items"]
         ready = [each for each in found if each["spec"]["type"] == SERVICE_TYPES[exposure]]
         return sorted(ready, key=lambda each: str(each["metadata"]["name"]))
 
     def routes(self) -> list[dict[str, Any]]:
-        """What tells its gateway of workers."""
+        """Return the routes of its gateway."""
         return list(self.kubectl.get("tlsroutes,ingressroutetcps")["items"])
 
     def far_addresses(self, exposure: str, index: int) -> tuple[str, ...]:
-        """Where other sites reach that worker of its group."""
+        """Return the addresses at which other sites reach that worker of its group."""
         if exposure == "Gateway":
             return (gateway_of(self.name),) * 2
         ports = self.exposed(exposure)[index]["spec"]["ports"]
@@ -142,7 +143,7 @@ class OperatedSite:
         return tuple(f"{self.address}:{port[key]}" for port in ports)
 
     def join(self, worker: WorkerIdentity, spec_hash: str) -> Joined:
-        """That worker, as its pod would: signed and joined."""
+        """Sign and join that worker as its pod does."""
         index = {"dlion.dev/group": worker.group,
                  "batch.kubernetes.io/job-completion-index": str(worker.index)}  # fmt: skip
         pod = next(p for p in self.pods() if index.items() <= p["metadata"]["labels"].items())
@@ -187,8 +188,8 @@ class Joined:
         )
         self._updates = stub.Join(request, timeout=120)
 
-    def told(self, count: int) -> Any:
-        """The first membership with so many members."""
+    def membership_of(self, count: int) -> Any:
+        """Read the first membership with this many members."""
         return next(update for update in self._updates if len(update.members) == count)
 
 
@@ -200,7 +201,7 @@ def csr_pem() -> bytes:
 
 @pytest.fixture(scope="module")
 def control_planes(testbed_possible: None) -> Iterator[dict[str, Kubectl]]:
-    """Of each site an API server that knows DLionJobs, and nothing that runs pods."""
+    """For each site an API server with the DLionJob definition and no kubelet."""
     with Testbed.up(name=f"f{os.getpid()}", sites=len(ALL_SITES), nodes=0) as made:
         there = ("site-a", "site-b", "site-c")
         found = dict(zip(ALL_SITES, (made.site(each).kubectl for each in there), strict=True))
@@ -224,7 +225,7 @@ def sites(
 def three_sites(
     control_planes: dict[str, Kubectl], tmp_path: Path
 ) -> Iterator[tuple[OperatedSite, OperatedSite, OperatedSite]]:
-    """The same with a third one."""
+    """The same with a third site."""
     with _operated(control_planes, tmp_path) as made:
         yield made[0], made[1], made[2]
 
@@ -281,7 +282,7 @@ def manifest(seed: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 def eventually(what: str, look: Callable[[], Any], *, within_s: float = 30.0) -> Any:
-    """What `look` yields once it is true."""
+    """Return the result of `look` once it is true."""
     began_s = time.monotonic()
     while not (found := look()):
         assert time.monotonic() - began_s < within_s, f"{what}: not within {within_s:g} s"
@@ -290,7 +291,7 @@ def eventually(what: str, look: Callable[[], Any], *, within_s: float = 30.0) ->
     return found
 
 
-def test_two_sites_see_the_whole_job(
+def test_two_sites_show_the_whole_job(
     sites: tuple[OperatedSite, OperatedSite], tmp_path: Path
 ) -> None:
     a, b = sites
@@ -315,7 +316,7 @@ def test_two_sites_see_the_whole_job(
     joined = [by_name[worker.site].join(worker, job.hash()) for worker in job.workers()]
     for worker in joined:
         assert worker.bundles == {site.name: site.bundle() for site in sites}
-        update = worker.told(3)
+        update = worker.membership_of(3)
         assert sorted(member.worker.site for member in update.members) == ["plant-a", *SITES]
         assert {member.state for member in update.members} == {"Ready"}
     eventually("all are ready", lambda: {s.status()["readySites"] for s in sites} == {"2/2"})
@@ -329,7 +330,7 @@ def test_two_sites_see_the_whole_job(
 
 
 def _one_command_shows_both(a: OperatedSite, b: OperatedSite, folder: Path) -> None:
-    """`dlion get --contexts`, of one file with a context of each cluster."""
+    """Run `dlion get --contexts` with one file that has a context of each cluster."""
     both = SeveralContexts({site.name: site.kubectl for site in (b, a)}, folder)
     _, *rows = (line.split() for line in both.output("get", "digits"))
     assert [row[:2] for row in rows] == [["plant-b", "digits"], ["plant-a", "digits"]]
@@ -346,16 +347,17 @@ def _scaled_is_no_drift(a: OperatedSite, b: OperatedSite) -> None:
 def _a_killed_operator_is_missed(a: OperatedSite, b: OperatedSite) -> None:
     b.operator.kill()
     eventually("it is missed", lambda: a.site("plant-b").get("state") == "Unreachable", within_s=45)
-    assert a.site("plant-b")["readyWorkers"] == 1  # as it said last
+    assert a.site("plant-b")["readyWorkers"] == 1  # from its last report
     b.operator.start()
     eventually("it is heard again", lambda: a.site("plant-b").get("state") != "Unreachable")
 
 
-def test_every_site_names_the_one_that_drifted(
+def test_every_site_names_the_drifted_one(
     three_sites: tuple[OperatedSite, OperatedSite, OperatedSite],
 ) -> None:
-    """A site that has changed nothing and is not the one that differs says so, too; what need not
-    be the same at all sites is no drift; once the manifests are the same again, all is well."""
+    """An unchanged site that does not differ reports it, too. Fields that may differ between sites
+    are no drift. Once the manifests are equal again, all sites are consistent.
+    """
     a, b, c = three_sites
 
     def document(seed: int = 1, **trainer: Any) -> dict[str, Any]:
@@ -399,14 +401,14 @@ def test_every_site_names_the_one_that_drifted(
         events = a.kubectl.get("events", "--field-selector=reason=SpecDiffers")["items"]
         return [event["message"] for event in events]
 
-    assert eventually("an event says so", messages) == [words]
+    assert eventually("an event of the drift", messages) == [words]
     b.kubectl.run("delete", "dlj", "digits")
     b.kubectl.apply(document())
     eventually("all is well", lambda: {each[0] for each in verdicts()} == {"True"})
 
 
 @pytest.mark.parametrize("exposure", SERVICE_TYPES)
-def test_other_sites_workers_are_known_by_what_leads_to_them(
+def test_workers_of_other_sites_have_the_addresses_of_their_exposure(
     sites: tuple[OperatedSite, OperatedSite], exposure: str
 ) -> None:
     exposed = manifest(network={"exposure": exposure})
@@ -428,12 +430,12 @@ def test_other_sites_workers_are_known_by_what_leads_to_them(
     by_name = {site.name: site for site in sites}
     joined = {each: by_name[each.site].join(each, job.hash()) for each in job.workers()}
     for worker, stream in joined.items():
-        members = {member.worker.rank: member for member in stream.told(3).members}
+        members = {member.worker.rank: member for member in stream.membership_of(3).members}
         for other in job.workers():
-            told = members[other.rank].exchange_address, members[other.rank].measuring_address
+            addresses = members[other.rank].exchange_address, members[other.rank].measuring_address
             near = f"10.0.0.{other.rank}:7440", f"10.0.0.{other.rank}:7441"
             far = by_name[other.site].far_addresses(exposure, other.index)
-            assert told == (near if other.site == worker.site else far)
+            assert addresses == (near if other.site == worker.site else far)
     for site in sites:
         site.kubectl.apply(manifest(network={"exposure": exposure}, suspend=True))
     for stream in joined.values():
@@ -448,7 +450,7 @@ REVOKED_WITHIN_S = 10.0
 
 
 class Listener:
-    """A joined worker, and the newest membership that it has heard."""
+    """A joined worker, and the newest membership that it received."""
 
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
@@ -456,17 +458,17 @@ class Listener:
         self.latest: Any = next(self.call)
 
     def revoked(self) -> list[str]:
-        """The names that no worker may accept, as this one hears."""
+        """Return the names that no worker may accept, in its newest membership."""
         members = self.latest.members
         return [f"{m.worker.site}/{m.worker.group}-{m.worker.index}" for m in members if m.revoked]
 
     def hear(self) -> None:
-        """Take the next membership."""
+        """Read the next membership."""
         self.latest = next(self.call)
 
 
 def hear_until(listener: Listener, names: list[str], began_s: float) -> float:
-    """Seconds until that worker has heard that just these are revoked."""
+    """Return the seconds until that worker has received exactly these revocations."""
     while listener.revoked() != names:
         listener.hear()
         assert time.monotonic() - began_s < REVOKED_WITHIN_S, listener.latest
@@ -503,7 +505,7 @@ def test_a_revocation_reaches_all_sites_in_ten_seconds(
     began_s = time.monotonic()
     for name in ("plant-a", "plant-c"):
         took_s = hear_until(listeners[name], ["plant-b/small-0"], began_s)
-        print(f"a worker of {name} hears of it after {took_s:.1f} s")
+        print(f"a worker of {name} is informed after {took_s:.1f} s")
     list(listeners["plant-b"].call)  # its stream ends
     with pytest.raises(grpc.RpcError) as refused:
         b.join(workers[b.name], job.hash())  # type: ignore[index]

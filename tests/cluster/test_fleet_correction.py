@@ -1,8 +1,8 @@
-"""A wrong manifest is corrected at all sites of a fleet by one commit.
+"""Test that one commit corrects a wrong manifest at all sites of a fleet, under one run id.
 
-Proves: under one run id, whether the wrong one had come to Jobs at a site, or was denied there; a
-site that joins later takes part by the same manifest. The sites are three namespaces of one API
-server with an operator each. Left out: federation, workers that run, other ends (test_run_ends).
+At one site the wrong one has created Jobs; at another it was denied. A site that joins later uses
+the same manifest. The sites are three namespaces of one API server with an operator each. Left out:
+federation, workers that run, other ends (test_run_ends).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SITES = ("plant-a", "plant-b", "plant-c")
 
 
 def commit(**changes: Any) -> dict[str, Any]:
-    """One manifest for all sites, under one run id."""
+    """Apply one manifest at all sites, under one run id."""
     document = manifest()
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in SITES]
     document["spec"] |= {"sites": sites, "minSites": 2}
@@ -41,7 +41,7 @@ def commit(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def sites(api: Kubectl, tmp_path: Path) -> Iterator[list[Kubectl]]:
-    """Each with its operator, which knows nothing of the others."""
+    """Start each with its operator, without knowledge of the others."""
     made = []
     with ExitStack() as stack:
         for name in SITES:
@@ -59,19 +59,18 @@ def sites(api: Kubectl, tmp_path: Path) -> Iterator[list[Kubectl]]:
 
 
 def images(kubectl: Kubectl) -> set[str]:
-    """Of the containers of Jobs that stay."""
+    """Return the images of the containers of Jobs that are not being deleted."""
     found = [each for each in jobs(kubectl) if "deletionTimestamp" not in each["metadata"]]
     containers = [c for job in found for c in job["spec"]["template"]["spec"]["containers"]]
     return {str(each["image"]) for each in containers}
 
 
 def test_one_commit_corrects_a_fleet_under_one_run_id(sites: list[Kubectl]) -> None:
-    """The wrong one gets as far as it may at each site: Jobs at one, a denial at another; the third
-    joins later."""
+    """The wrong one reaches Jobs at one site and a denial at another; the third joins later."""
     first, second, _ = sites
     policy, binding = label_policy(second)
     second.apply(policy, binding)
-    time.sleep(2.0)  # a policy is in force a moment after it was made
+    time.sleep(2.0)  # a policy takes effect a moment after its creation
     bad = commit(**{"trainer.image": "no-such-trainer:1", "trainer.seed": 1})
     for kubectl in (first, second):
         kubectl.apply(bad)

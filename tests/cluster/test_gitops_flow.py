@@ -1,12 +1,13 @@
-"""The GitOps kit by Flux' own controllers, from a git repository to a trained model.
+"""Test the GitOps kit with Flux' own controllers, from a git repository to a trained model.
 
-Proves: with one GitRepository and one Kustomization in the cluster, a commit brings the operator by
-the kit's HelmRelease and its job by the kit's Kustomization, which is ready once real pods train;
-a commit with another `runId` leaves a run that lasts alone, says why, and runs the job again, with
-all that it changes, when the run has ended. Prints how long each step took.
-Left out: several sites, what Flux makes of other situations (tests/chart/test_gitops_verdicts.py),
-Argo CD and Fleet. Stand-ins: the controllers are processes beside the cluster, the mirror's images
-lie on the node, and a volume stands for the keeper's storage class.
+The cluster has one GitRepository and one Kustomization. A commit installs the operator by the kit's
+HelmRelease and its job by the kit's Kustomization, which is ready once real pods train. A commit
+with another `runId` does not touch a run in progress, and its status has the reason. When the run
+has ended, the job runs again with all its changes. The test prints the times.
+
+Left out: several sites, Flux' verdicts in other states (tests/chart/test_gitops_verdicts.py), Argo
+CD and Fleet. Stand-ins: the controllers are processes beside the cluster, the mirror's images are
+on the node, and a volume replaces the keeper's storage class.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ JOBS = ("kustomizations", "dlion-jobs")
 
 @pytest.fixture(scope="module")
 def flux_folder() -> Path:
-    """What is built of Flux."""
+    """The build of Flux."""
     folder = flux.built()
     if folder is None:
         pytest.skip("Flux is not built yet: run `tools/testbed build-flux`")
@@ -74,7 +75,7 @@ def kubectl(testbed_possible: None) -> Iterator[Kubectl]:
 
 
 def storage(node: str) -> dict[str, Any]:
-    """What the values of plant-a ask for, on that node's disk."""
+    """The storage class of plant-a's values, on that node's disk."""
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     return {
         "apiVersion": "v1",
@@ -92,13 +93,13 @@ def storage(node: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A repository with the chart and the kit, as somebody with one site would have them."""
+    """A repository with the chart and the kit, as a user with one site has it."""
 
     repository: GitRepository
 
     @classmethod
     def new(cls, folder: Path, url: str) -> Fleet:
-        """With this in place of the kit's address."""
+        """Create it with this in place of the kit's address."""
         made = cls(GitRepository.new(folder / "dlion.git"))
         for part in ("helm", KIT):
             shutil.copytree(ROOT / part, made.repository.folder / part)
@@ -108,7 +109,7 @@ class Fleet:
         return made
 
     def commit(self, run_id: str, *, seconds: int) -> str:
-        """Commits the job with that `runId`, to train so long; the revision."""
+        """Commit the job with that `runId`, to train for this long; return the revision."""
         path = self.repository.folder / KIT / "jobs/base/job.yaml"
         job = yaml.safe_load(path.read_text(encoding="utf-8"))
         job["spec"] |= {"runId": run_id, "sites": job["spec"]["sites"][:1]}
@@ -118,7 +119,7 @@ class Fleet:
 
 
 def beginning(url: str) -> list[dict[str, Any]]:
-    """What `flux bootstrap` and the page's `flux create kustomization` leave in the cluster."""
+    """Return the objects of `flux bootstrap` and of the page's `flux create kustomization`."""
     source = {
         "apiVersion": "source.toolkit.fluxcd.io/v1",
         "kind": "GitRepository",
@@ -140,17 +141,17 @@ def beginning(url: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an object of Flux says of itself."""
+class Reconciled:
+    """The reported state of an object of Flux."""
 
     ready: str
     message: str
     revision: str
-    """That it was applied from, if it was."""
+    """The revision that it was applied from, if any."""
 
     @classmethod
-    def by(cls, kubectl: Kubectl, kind: str, name: str) -> Told:
-        """The one of that kind and name; nothing where it is not there yet."""
+    def by(cls, kubectl: Kubectl, kind: str, name: str) -> Reconciled:
+        """Read the one of that kind and name; its fields are empty while it is missing."""
         for found in kubectl.get(kind)["items"]:
             status = found.get("status") or {}
             for each in status.get("conditions") or ():
@@ -160,17 +161,17 @@ class Told:
         return cls("", "", "")
 
 
-def test_a_commit_trains_a_job_and_another_one_trains_it_again(
+def test_a_commit_trains_a_job_and_another_trains_it_again(
     kubectl: Kubectl, flux_folder: Path, tmp_path: Path
 ) -> None:
     system = replace(kubectl, namespace=flux.NAMESPACE)
     jobs = replace(kubectl, namespace="training")
     began_s = time.monotonic()
 
-    def tell(what: str) -> None:
+    def print_time(what: str) -> None:
         print(f"{what} after {time.monotonic() - began_s:.0f} s")
 
-    def stands(run_id: str, state: str) -> bool:
+    def is_in_state(run_id: str, state: str) -> bool:
         running.check()
         if not jobs.knows("dlj") or not jobs.get("dlj")["items"]:
             return False
@@ -184,26 +185,26 @@ def test_a_commit_trains_a_job_and_another_one_trains_it_again(
         fleet.repository.tag(TAG)
         system.apply(*beginning(url))
         eventually(
-            lambda: Told.by(system, *OPERATOR).ready == "True",
+            lambda: Reconciled.by(system, *OPERATOR).ready == "True",
             within_s=240, what="the operator",
         )  # fmt: skip
-        tell("the operator runs")
-        eventually(lambda: stands("1", "Training"), within_s=240, what="the first run")
+        print_time("the operator runs")
+        eventually(lambda: is_in_state("1", "Training"), within_s=240, what="the first run")
         agree(jobs.get("dlj", "digits"), TRAINING)
-        tell("the first run trains")
-        eventually(lambda: Told.by(system, *JOBS).ready == "True", what="its Kustomization")
-        assert Told.by(system, *JOBS).revision == first
+        print_time("the first run trains")
+        eventually(lambda: Reconciled.by(system, *JOBS).ready == "True", what="its Kustomization")
+        assert Reconciled.by(system, *JOBS).revision == first
         second = fleet.commit("2", seconds=30)
         refusal = "runId may change only after the job has succeeded or failed"
-        eventually(lambda: refusal in Told.by(system, *JOBS).message, what=refusal)
-        assert stands("1", "Training")
-        tell("the second run is refused")
-        eventually(lambda: stands("2", "Training"), within_s=240, what="the second run")
+        eventually(lambda: refusal in Reconciled.by(system, *JOBS).message, what=refusal)
+        assert is_in_state("1", "Training")
+        print_time("the second run is refused")
+        eventually(lambda: is_in_state("2", "Training"), within_s=240, what="the second run")
         assert jobs.get("dlj", "digits")["spec"]["trainer"]["stop"]["maxSeconds"] == 30
-        tell("the second run trains")
-        eventually(lambda: Told.by(system, *JOBS).ready == "True", what="its Kustomization")
-        assert Told.by(system, *JOBS).revision == second
+        print_time("the second run trains")
+        eventually(lambda: Reconciled.by(system, *JOBS).ready == "True", what="its Kustomization")
+        assert Reconciled.by(system, *JOBS).revision == second
         jobs.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=120)
         agree(jobs.get("dlj", "digits"), SUCCEEDED)
         assert status_of(jobs)["runId"] == "2"
-        tell("the second run has succeeded")
+        print_time("the second run has succeeded")

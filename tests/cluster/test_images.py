@@ -1,12 +1,13 @@
-"""Proves of the images that the Dockerfile gives, in pods of a namespace that enforces the
-`restricted` pod security: they run as uid 65532 on a read-only root file system and write where
-they may; they bring no compiler and no pip, the small ones no TensorFlow; all that their programs
-import is there; the codecs' machine code is taken up, not compiled; a training step and the digits
-work; SIGTERM ends a process within a second or two; sizes stay within their bounds. The lock
-resolves for 64-bit ARM, and for NVIDIA's GPUs, with hashes.
+"""Test the images of the Dockerfile in pods of a namespace with pod security `restricted`.
 
-Leaves out: images of other architectures and a GPU (nothing here runs them); the programs' own
-work in a cluster (other tests of this folder).
+They run as uid 65532 on a read-only root file system and write where they may. They have no
+compiler and no pip; the small ones have no TensorFlow. All imports of their programs are present.
+The codecs' machine code is loaded, not compiled. A training step and the digits work. SIGTERM ends
+a process within two seconds. Sizes are within their bounds. The lock resolves with hashes for
+64-bit ARM and for NVIDIA's GPUs.
+
+Left out: images of other architectures and a GPU (nothing here runs them); the work of the programs
+in a cluster (other tests of this folder).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 UID = 65532
-MOST_BYTES = {
+MAX_BYTES = {
     Target.OPERATOR: 350_000_000,
     Target.SIDECAR: 350_000_000,
     Target.WORKER: 1_550_000_000,
@@ -171,7 +172,7 @@ def restricted(pods_cluster: Kubectl) -> Iterator[Kubectl]:
 
 
 def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) -> dict[str, Any]:
-    """As the operator's pods are: `restricted`, the root file system read-only."""
+    """Return a pod like the operator's: `restricted`, with a read-only root file system."""
     container: dict[str, Any] = {
         "name": "main",
         "image": image.reference,
@@ -202,13 +203,13 @@ def pod(image: ProjectImage, command: list[str] | None, arguments: list[str]) ->
 
 
 def script(image: ProjectImage, text: str, *arguments: str) -> dict[str, Any]:
-    """A pod with that script in the image's Python."""
+    """Return a pod that runs that script in the image's Python."""
     return pod(image, ["python", "-c", text], list(arguments))
 
 
 @pytest.fixture(scope="module")
 def pods(images: dict[Target, ProjectImage], restricted: Kubectl) -> dict[str, dict[str, Any]]:
-    """Those that have nothing to wait for, started all at once, by what they tell."""
+    """Start all pods that wait for nothing at once, by their purpose."""
     made = {f"surroundings of {t}": script(images[t], SURROUNDINGS, *WRITABLE) for t in Target}
     made |= {f"imports of {t}": script(images[t], IMPORTS, *ROOTS[t]) for t in Target}
     made |= {f"help of {t} {words[0]}": pod(images[t], None, words) for t, words, _ in PROGRAMS}
@@ -217,35 +218,37 @@ def pods(images: dict[Target, ProjectImage], restricted: Kubectl) -> dict[str, d
 
 
 def printed(kubectl: Kubectl, document: dict[str, Any]) -> str:
-    """What the pod printed, which is started if it was not; it has to succeed."""
+    """Return what the pod printed; start it if needed; it has to succeed."""
     name = document["metadata"]["name"]
     kubectl.apply(document)
     until_s = time.monotonic() + 180
     while (phase := kubectl.get("pod", name)["status"].get("phase")) not in {"Succeeded", "Failed"}:
         assert time.monotonic() < until_s, kubectl.run("describe", "pod", name)
         time.sleep(0.3)
-    said = kubectl.run("logs", name)
+    output = kubectl.run("logs", name)
     kubectl.run("delete", "pod", name, "--wait=false")
-    assert phase == "Succeeded", said[-4000:]
-    return said
+    assert phase == "Succeeded", output[-4000:]
+    return output
 
 
 def answer(kubectl: Kubectl, document: dict[str, Any]) -> dict[str, Any]:
-    """What the pod's script says, its last line being JSON."""
-    said = printed(kubectl, document)
-    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    """Return the JSON document in the last line of the pod's output."""
+    output = printed(kubectl, document)
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("target", list(Target))
-def test_it_is_no_larger_than_it_may_be(images: dict[Target, ProjectImage], target: Target) -> None:
+def test_an_image_is_within_its_size_bound(
+    images: dict[Target, ProjectImage], target: Target
+) -> None:
     size = images[target].unpacked_bytes
     print(f"{target}: {size / 1e6:.0f} MB unpacked")
-    assert 50_000_000 < size < MOST_BYTES[target]
+    assert 50_000_000 < size < MAX_BYTES[target]
 
 
 @pytest.mark.parametrize("target", list(Target))
-def test_it_runs_restricted_and_holds_what_it_needs_alone(
+def test_an_image_runs_restricted_and_has_only_what_it_needs(
     pods: dict[str, dict[str, Any]], restricted: Kubectl, target: Target
 ) -> None:
     found = answer(restricted, pods[f"surroundings of {target}"])
@@ -262,7 +265,7 @@ def test_it_runs_restricted_and_holds_what_it_needs_alone(
 
 
 @pytest.mark.parametrize("target", list(Target))
-def test_everything_that_its_programs_import_is_there(
+def test_all_imports_of_the_programs_are_present(
     pods: dict[str, dict[str, Any]], restricted: Kubectl, target: Target
 ) -> None:
     found = answer(restricted, pods[f"imports of {target}"])
@@ -282,15 +285,15 @@ def test_the_worker_image_trains_and_compiles_nothing(
     assert found["misses"] == [0] * 4
 
 
-@pytest.mark.parametrize(("target", "words", "said"), PROGRAMS)
-def test_its_entry_point_is_the_program(
+@pytest.mark.parametrize(("target", "words", "text"), PROGRAMS)
+def test_the_entry_point_is_the_program(
     pods: dict[str, dict[str, Any]],
     restricted: Kubectl,
     target: Target,
     words: list[str],
-    said: str,
+    text: str,
 ) -> None:
-    assert said in printed(restricted, pods[f"help of {target} {words[0]}"])
+    assert text in printed(restricted, pods[f"help of {target} {words[0]}"])
 
 
 def test_sigterm_ends_a_process_that_waits_for_its_coordinator(
@@ -312,7 +315,7 @@ def test_sigterm_ends_a_process_that_waits_for_its_coordinator(
     )
     restricted.wait("--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", timeout_s=20)
     state = restricted.get("pod", name)["status"]["containerStatuses"][0]["state"]["terminated"]
-    ended_s = datetime.fromisoformat(state["finishedAt"]).timestamp()  # rounded down to seconds
+    ended_s = datetime.fromisoformat(state["finishedAt"]).timestamp()  # whole seconds, rounded down
     print(f"SIGTERM at {killed_s % 60:.1f} s, ended in the second from {ended_s % 60:.0f} s")
     assert ended_s - killed_s < 1
     restricted.run("delete", "pod", name, "--wait=false")
@@ -340,10 +343,10 @@ WORKER = ["--omit=click", "--omit=libclang"]
         ),
     ],
 )
-def test_packages_are_to_be_had_with_their_hashes(
+def test_packages_are_available_with_their_hashes(
     tmp_path: Path, extra: str, platform: str, options: list[str]
 ) -> None:
-    """The index is asked for a wheel of each; nothing is built, nothing installed."""
+    """Ask the index for a wheel of each; build and install nothing."""
     tool = [sys.executable, "tools/image_requirements.py", f"--extra={extra}"]
     picked = subprocess.run([*tool, *options], cwd=ROOT, capture_output=True, text=True, check=True)
     (tmp_path / "picked.lock").write_text(picked.stdout)

@@ -1,13 +1,13 @@
-"""Downloads of a job in a cluster.
+"""Test the downloads of a job in a cluster.
 
-Proves, with a real API server and in a kubelet's place: it takes the Job of a group with
-initializers; an end that no retry helps fails the job at once with the container's message, and
-after another one there is a new pod, which is counted; a rule for failed downloads decides instead,
-whatever the exit code. With pods: a job trains on an archive that it gets from a server in the
-cluster, and one with a wrong digest has failed and names it.
+With a real API server and the test in the kubelet's place: the Job of a group with initializers is
+accepted. An end that no retry helps fails the job at once with the container's message. Another end
+leads to a new pod, which is counted. A rule for failed downloads overrides both, for any exit code.
+With pods: a job trains on an archive from a server in the cluster, and one with a wrong digest
+fails and names it.
 
-Left out: the decisions one by one (tests/unit/operator), how a file is downloaded (tests/unit),
-rights to a download's Secret (test_tenancy).
+Left out: single decisions (tests/unit/operator), the download of a file (tests/unit), rights to a
+download's Secret (test_tenancy).
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def trainer(url: str, sha256: str = SHA256) -> dict[str, Any]:
 
 
 def fail(kubectl: Kubectl, code: int, message: str, *groups: str) -> None:
-    """In a kubelet's place: the initializers of all living pods, or of these groups', have ended
-    so."""
+    """In the kubelet's place, end the initializers of all running pods, or of these groups'."""
     ended = {"exitCode": code, "reason": "Error", "message": message, "startedAt": TIME,
              "finishedAt": TIME}  # fmt: skip
     status = {"phase": "Failed", "initContainerStatuses": [
@@ -67,8 +66,8 @@ def living(kubectl: Kubectl, *groups: str) -> list[dict[str, Any]]:
     return [pod for pod in pods if not groups or pod["metadata"]["labels"][GROUP_LABEL] in groups]
 
 
-@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
-def test_a_retry_gets_another_pod_and_a_wrong_address_none(kubectl: Kubectl) -> None:
+@pytest.mark.usefixtures("no_running_pods", "shared_operator")
+def test_a_retry_gets_another_pod_and_a_wrong_address_does_not(kubectl: Kubectl) -> None:
     kubectl.apply(manifest(small=1, trainer=trainer("https://example.com/d.tar.gz")))
     eventually(lambda: len(living(kubectl)) == 2)
     first = {pod["metadata"]["uid"] for pod in living(kubectl)}
@@ -89,8 +88,8 @@ def test_a_retry_gets_another_pod_and_a_wrong_address_none(kubectl: Kubectl) -> 
     assert f"{DATASET} ended with 66 (DATA): https://example.com/d.tar.gz: HTTP 404" in message
 
 
-@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
-def test_a_rule_decides_what_follows_a_failed_download(kubectl: Kubectl) -> None:
+@pytest.mark.usefixtures("no_running_pods", "shared_operator")
+def test_a_rule_decides_about_a_failed_download(kubectl: Kubectl) -> None:
     rules = [
         {"onEnds": ["InitializerFailed"], "groups": ["small"], "action": "Ignore"},
         {"onEnds": ["InitializerFailed"], "action": "FailRun"},
@@ -117,7 +116,7 @@ def test_a_rule_decides_what_follows_a_failed_download(kubectl: Kubectl) -> None
 
 
 def archive() -> bytes:
-    """The digits, in a folder."""
+    """The digits in a folder."""
     images, labels = load_digits(return_X_y=True)
     data, packed = io.BytesIO(), io.BytesIO()
     np.savez_compressed(data, x=images.reshape(-1, 8, 8, 1).astype(np.uint8), y=labels)
@@ -129,7 +128,7 @@ def archive() -> bytes:
 
 
 def serve(kubectl: Kubectl, image: str, content: bytes) -> str:
-    """Serve that file in a pod; its URL. Workers may reach it."""
+    """Serve that file in a pod and return its URL. Workers may reach it."""
     served = {"name": "www", "configMap": {"name": "www"}}
     kubectl.apply(
         {
@@ -180,7 +179,7 @@ def serve(kubectl: Kubectl, image: str, content: bytes) -> str:
 
 @pytest.mark.root
 @pytest.mark.timeout(600)
-def test_a_job_trains_on_what_it_downloads(
+def test_a_job_trains_on_its_download(
     restricted: Kubectl, images: dict[Target, ProjectImage]
 ) -> None:
     content = archive()

@@ -1,17 +1,20 @@
-"""Twenty causes of slowness or failure, each made for real, and the command that names it.
+"""Test twenty real causes of slowness or failure, and the command that names each.
 
-Proves: `dlion describe`, `preflight`, `doctor` or `run` names cause and object, in a command of at
-most 30 s: a resolver that does not answer, a certificate of another authority, a clock ahead,
-a smaller MTU on the way, a firewall that closes one direction, a slow and a full disk, a CPU quota,
-lost packets, a trainer that is stopped, data that are not there, numbers that are not finite, too
-little memory, an image that does not exist or needs a Secret, a used up ResourceQuota, an evicted
-pod, a token that has expired, a worker of another release, sites that do not reach each other. What
-happens to something that runs is named within 30 s from its beginning, and not before. Prints a
-table (`make causes`).
+`dlion describe`, `preflight`, `doctor` or `run` names cause and object within 30 s. A cause during
+a run is named within 30 s of its start, and not before.
 
-A certificate from the future stands for a site's clock: the machine has one clock for all. The
-path with a smaller MTU has a TLS server of its own. Left out: networks' devices, real disks that
-fail, time that passes until a token ends.
+On networks: a resolver without answers, a certificate of another authority, a clock ahead, and a
+smaller MTU on the path. Also a firewall that blocks one direction, lost packets, and sites that do
+not reach each other.
+
+On machines: a slow and a full disk, a CPU quota, a stopped trainer, too little memory.
+In jobs: missing data, infinite numbers, an image that does not exist or needs a Secret, an
+exhausted ResourceQuota, an evicted pod, an expired token, a worker of another release. The test
+prints a table (`make causes`).
+
+A certificate from the future stands for a site's clock, since the machine has one clock. The path
+with a smaller MTU has its own TLS server. Left out: network devices, real disk errors, the time
+until a token expires.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ UNSCALED = """
 def load_data(split, site, worker_index):
     return np.full((240, 8), 1e18, np.float32), np.zeros(240, np.int64)
 """
-"""Inputs whose gradients become infinite after some steps."""
+"""Inputs whose gradients become infinite after several steps."""
 OTHER_RELEASE = "import dlion_core.links.framing as framing; framing.PROTOCOL = 99\n"
 """A line of a `.pth` file, which Python executes at its start."""
 SITE_PACKAGES = "/opt/dlion/lib/python3.11/site-packages"
@@ -94,9 +97,9 @@ def causes() -> Iterator[Causes]:
 
 
 def job(name: str, sites: dict[str, dict[str, int]], **spec: Any) -> dict[str, Any]:
-    """A job of that program whose workers mostly wait; the numbers of workers by site and group.
+    """Return a job of that program whose workers mostly wait, with workers by site and group.
 
-    `trainer`, `limits` and what else `spec` has replace defaults.
+    `trainer`, `limits` and the other fields of `spec` replace defaults.
     """
     trainer = {
         "program": {"configMap": {"name": "wide", "key": "job.py"}},
@@ -160,7 +163,7 @@ AS_ANOTHER_RELEASE = {
 
 
 def broken_jobs(registry: str) -> list[dict[str, Any]]:
-    """Jobs of site-a that fail or do not start, by their names."""
+    """Return jobs of site-a that fail or do not start, by name."""
     return [
         job("no-data", ALONE, **ONCE, trainer={
             "program": {"builtin": "digits"},
@@ -182,12 +185,12 @@ QUOTA = {
     "spec": {"hard": {"pods": "0"}},
 }  # fmt: skip
 NO_PODS = "no-pods"
-"""A namespace whose quota is used up."""
+"""A namespace whose quota is exhausted."""
 
 
 @dataclass
 class Scene:
-    """Two sites, one job of both that trains, and broken ones."""
+    """Two sites, one job of both that trains, and broken jobs."""
 
     sites: InstalledSites
     listed: dict[str, dict[str, str]]
@@ -198,11 +201,11 @@ class Scene:
         return f"--kubeconfig={self.sites.folder / 'several-contexts.yaml'}"
 
     def kubectl(self, site: SiteName) -> Kubectl:
-        """In the jobs' namespace there."""
+        """Return kubectl for the jobs' namespace there."""
         return self.sites.jobs[[A, B].index(site)]
 
     def list_file(self, folder: Path, **changed: dict[str, str]) -> str:
-        """A list of both sites; `changed` replaces fields of some, by name with `_`."""
+        """Write a list of both sites; `changed` replaces fields of some, by name with `_`."""
         entries = [
             entry | changed.get(name.replace("-", "_"), {}) for name, entry in self.listed.items()
         ]
@@ -211,7 +214,7 @@ class Scene:
         return str(file)
 
     def pod(self, site: SiteName, index: int) -> dict[str, Any]:
-        """The running pod of the worker of that index there, of the job that trains."""
+        """Return the running pod of the worker of that index there, of the job that trains."""
         chosen = f"dlion.dev/job-name=trains,batch.kubernetes.io/job-completion-index={index}"
         pods = self.kubectl(site).get("pods", "-l", chosen)["items"]
         (found,) = (
@@ -266,7 +269,7 @@ def scene(testbed_possible: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def training(scene: Scene) -> Scene:
-    """The job of both sites trains; those that were meant to fail are gone."""
+    """The job of both sites trains; the failing jobs are removed."""
     for site in (A, B):
         wait_until_trains(scene.kubectl(site), "trains")
         scene.kubectl(site).run("delete", "dlj", "--wait=false", "--ignore-not-found",
@@ -324,7 +327,7 @@ def test_mtu(causes: Causes, tmp_path: Path) -> None:
         talk = presents(tmp_path, authority.operator_identity())
 
         def talk_in_time(connection: socket.socket) -> None:
-            connection.settimeout(LIMIT_S / 2)  # what is lost on the way never comes
+            connection.settimeout(LIMIT_S / 2)  # lost packets never arrive
             talk(connection)
 
         with listening(talk_in_time, server):
@@ -370,16 +373,16 @@ def test_a_full_disk(causes: Causes, tmp_path: Path) -> None:
                 file.write(bytes(1 << 16))
         assert run.finish() == ExitCode.STORAGE
         took_s = time.monotonic() - began_s
-        *_, said = (line for line in run.terminal().splitlines() if "No space left" in line)
-        assert str(out) in said
-        causes.add("full disk", "dlion run", took_s, took_s, ExitCode.STORAGE.name, said.strip())
+        *_, error = (line for line in run.terminal().splitlines() if "No space left" in line)
+        assert str(out) in error
+        causes.add("full disk", "dlion run", took_s, took_s, ExitCode.STORAGE.name, error.strip())
 
 
 # ---- sites ---------------------------------------------------------------------------------------
 
 
 def test_tls(causes: Causes, scene: Scene, tmp_path: Path) -> None:
-    """The list has the bundle of an authority that the site had before."""
+    """The list has the bundle of an earlier authority of the site."""
     before = {"bundle": CertificateAuthority(A).bundle_pem.decode()}
     file = scene.list_file(tmp_path, site_a=before)
     causes.named(
@@ -420,7 +423,7 @@ def test_an_expired_token(causes: Causes, scene: Scene, tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """What describe says of a broken job: patterns of kind, object and sentence."""
+    """What describe prints about a broken job: patterns of kind, object and sentence."""
 
     cause: str
     name: str
@@ -449,7 +452,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda each: each.cause)
-def test_a_job_that_is_broken(causes: Causes, scene: Scene, broken: Broken) -> None:
+def test_a_broken_job(causes: Causes, scene: Scene, broken: Broken) -> None:
     causes.named(
         broken.cause, *scene.describe(broken.name, *broken.more), kind=broken.kind,
         about=broken.about, text=broken.text, within_s=STARTS_WITHIN_S,
@@ -545,15 +548,15 @@ def test_an_evicted_pod(causes: Causes, training: Scene) -> None:
         within_s=90,
         what="the evicted pod is gone",
     )
-    # Nothing tells of it any more but the operator's event.
-    said = causes.named(
+    # Only the operator's event still reports it.
+    named = causes.named(
         "evicted pod, gone",
         *training.describe("trains", BOTH),
         kind="PodEvicted",
         about="dlionjob/trains",
         text=f"pod {name} was evicted: EvictionByEvictionAPI",
     )
-    assert name in said.text
+    assert name in named.text
 
 
 # ---- links between sites -------------------------------------------------------------------------
@@ -596,8 +599,8 @@ def test_a_partition(causes: Causes, scene: Scene) -> None:
 
 
 def test_all_causes_are_named(causes: Causes, request: pytest.FixtureRequest) -> None:
-    """The last one: it holds where the whole module was run."""
+    """It runs last, and needs a run of the whole module."""
     named = {row.cause.partition(",")[0] for row in causes.rows}
     if len(named) < 20 and request.config.option.keyword:
-        pytest.skip("some were left out")
+        pytest.skip("not all causes ran")
     assert len(named) == 20, sorted(named)

@@ -1,13 +1,13 @@
-"""What a user sees of a run whose pods and events are gone, in a real cluster.
+"""Test the records of runs whose pods and events are gone, in a real cluster.
 
-Proves, for jobs that an operator of this tree runs: of a job that failed, and then lost its pods of
-workers and all its events, `dlion logs` still prints the traceback, `events` why it failed and
-`describe` its figures, and that they are lost with the keeper's pod where there is no claim.
-`fetch` brings the logs, which `dlion logs DIR` prints. Of a job that is suspended and resumed, the
-keeper has the logs of both pods. Metrics of a program's `compile()` are in the status, and with all
-records in the Python client's data frame once the pods of workers are gone. After
-ttlSecondsAfterFinished the commands say what is gone; the pod that docs/keeper.md shows then reads
-the claim for `fetch`, `logs`, `events` and `describe`.
+The operator is of this tree. A job failed and then lost its workers' pods and all events. `dlion
+logs` still prints the traceback, `events` the failure and `describe` its figures. Without a claim
+they are lost with the keeper's pod. `fetch` gets the logs, which `dlion logs DIR` prints. For a job
+that is suspended and resumed, the keeper has the logs of both pods. Metrics of a program's
+`compile()` are in the status. With all records they are in the Python client's data frame after the
+workers' pods are gone. After ttlSecondsAfterFinished the commands report what is gone. The pod in
+docs/keeper.md then reads the claim for `fetch`, `logs`, `events` and `describe`.
+
 Left out: bounds and hostile input (tests/local/test_kept_logs.py, tests/unit/cli).
 """
 
@@ -67,7 +67,7 @@ def site(operated_site: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture
 def dlion(site: Kubectl, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs a command there; its code and all that it prints."""
+    """Run a command there; return its code and all its output."""
 
     def run(*arguments: str) -> tuple[int, str]:
         where = ["--kubeconfig", str(site.kubeconfig), "-n", site.namespace]
@@ -80,7 +80,7 @@ def dlion(site: Kubectl, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
 
 
 def failing(**spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A ConfigMap with a program that raises, and a job of it."""
+    """Return a ConfigMap with a program that raises, and a job with it."""
     document = manifest({"a": 500}, **spec)
     document["spec"]["trainer"]["program"] = {"configMap": {"name": "mine", "key": "job.py"}}
     config_map = {
@@ -91,7 +91,7 @@ def failing(**spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def reading_pod(image: str, claim: str) -> dict[str, Any]:
-    """The pod that the page shows, with that image and claim."""
+    """Return the pod on the page, with that image and claim."""
     (block,) = re.findall(
         r"```yaml\n(apiVersion: v1\nkind: Pod\n.*?)```", PAGE.read_text(), re.DOTALL
     )
@@ -106,7 +106,7 @@ def reading_pod(image: str, claim: str) -> dict[str, Any]:
 
 
 def on_claim(testbed: Testbed, kubectl: Kubectl, results: Path, claim: str) -> None:
-    """That folder as run 1 on a claim: a disk that every node of the site has."""
+    """Put that folder as run 1 on a claim: a disk that every node of the site has."""
     nodes = testbed.site(SITE).nodes
     for node in nodes:
         shutil.copytree(results, node.machine.folder / "lib" / f"{kubectl.namespace}-{claim}" / "1")
@@ -132,7 +132,7 @@ def on_claim(testbed: Testbed, kubectl: Kubectl, results: Path, claim: str) -> N
     )  # fmt: skip
 
 
-def test_a_failed_run_is_explained_after_its_pods_its_events_and_its_keeper(
+def test_a_failed_run_is_explained_without_its_pods_events_and_keeper(
     site: Kubectl,
     dlion: Callable[..., tuple[int, str]],
     images: dict[Target, ProjectImage],
@@ -218,7 +218,7 @@ def test_logs_of_a_suspended_job_and_of_both_its_pods_are_kept(
 
     eventually(has_both, within_s=90, what="logs of both pods")
     lost = site.get("pods", "-l", WORKERS)["items"][0]["metadata"]["name"]
-    assert "the next pod" not in dlion("logs", "digits")[1], "its pod is there"
+    assert "the next pod" not in dlion("logs", "digits")[1], "its pod exists"
     site.run("delete", "pod", lost, timeout_s=60)
     eventually(partial(three_lives, dlion), within_s=120, what="the log of the deleted pod")
 
@@ -238,7 +238,7 @@ def load_data(split, site, worker_index):
 
 
 def test_metrics_of_a_program_are_in_the_status_and_with_the_keeper(site: Kubectl) -> None:
-    """Its status has those of `compile()`; its records outlive the pods of workers."""
+    """The status has those of `compile()`; the records remain after the workers' pods are gone."""
     config_map, document = failing()
     config_map["data"]["job.py"] = f"import keras\nimport numpy\n{METRICS}"
     del document["spec"]["trainer"]["dataset"]
@@ -258,5 +258,5 @@ def test_metrics_of_a_program_are_in_the_status_and_with_the_keeper(site: Kubect
 
 
 def three_lives(dlion: Callable[..., tuple[int, str]]) -> bool:
-    """Whether the keeper has what three pods of a worker printed."""
+    """Report whether the keeper has the output of three pods of a worker."""
     return dlion("logs", "digits", "--run", "1")[1].count(NEXT_POD.decode().strip()) == 2

@@ -50,7 +50,7 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator(
-    nobody_runs_pods: None, proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path
+    no_running_pods: None, proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path
 ) -> Iterator[OperatorProcess]:
     with proxied_operator(proxy, kubectl, tmp_path) as process:
         yield process

@@ -1,7 +1,7 @@
-"""Facts: kubectl finds the installed `kubectl-dlion` and runs it as `kubectl dlion`, with its
-arguments and exit code; help and refusals are in the words that the user typed.
+"""Test that kubectl runs the installed `kubectl-dlion` as `kubectl dlion`.
 
-kubectl itself, and no cluster: what the commands do there stands in test_cli.
+Arguments and exit codes pass through. Help and errors name the command as the user typed it. The
+test uses kubectl itself without a cluster; test_cli tests the commands there.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     return run
 
 
-def test_it_is_found_among_the_plugins(kubectl: Kubectl) -> None:
+def test_the_plugin_is_listed(kubectl: Kubectl) -> None:
     done = kubectl("plugin", "list")
     assert str(SCRIPTS / "kubectl-dlion") in done.stdout.split()
 
 
-def test_it_is_the_same_command(kubectl: Kubectl) -> None:
+def test_the_plugin_is_the_same_command(kubectl: Kubectl) -> None:
     done = kubectl("dlion", "--version")
     alone = subprocess.run(
         [SCRIPTS / "dlion", "--version"], capture_output=True, text=True, check=True
@@ -54,7 +54,7 @@ def test_it_is_the_same_command(kubectl: Kubectl) -> None:
     assert (done.returncode, done.stdout) == (0, alone.stdout)
 
 
-def test_help_names_it_as_it_was_typed(kubectl: Kubectl) -> None:
+def test_help_names_the_command_as_typed(kubectl: Kubectl) -> None:
     assert "Usage: kubectl dlion [OPTIONS] COMMAND" in kubectl("dlion", "--help").stdout
     done = kubectl("dlion", "get", "--help")
     assert done.returncode == 0

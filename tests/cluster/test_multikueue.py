@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
     from testbed.sites import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_running_pods")]
 WORKLOADS = "workloads.kueue.x-k8s.io"
 
 

@@ -1,11 +1,11 @@
-"""The operator beside a real API server and its controllers, with nodes that keep no pods.
+"""Test the operator with a real API server and its controllers, without kubelets.
 
-Proves: what it makes is accepted and owned; deleting a job takes everything along, also with the
-operator gone; lines of its log name the job that they are of; a status of which kstatus, Flux and
-Argo CD say what docs/conditions.md says; 301 jobs at rest cost little memory and no request that
-changes anything; killing the operator at any time leaves no child twice; refusals become
-conditions; a change of the run id starts a new run; what an API server accepts never crashes it.
-Prints its memory.
+Its objects are accepted and owned. Deleting a job removes all of them, also without the operator.
+Lines of its log name their job. kstatus, Flux and Argo CD report a status as docs/conditions.md
+lists it. 301 idle jobs take little memory and cause no write. Killing the operator at any time
+creates no child twice. Refusals become conditions. A change of the run id starts a new run. What an
+API server accepts never crashes the operator. The test prints its memory.
+
 Left out: pods that run (test_training), faults of the API server (test_api_faults), queues
 (test_queueing).
 """
@@ -59,7 +59,7 @@ def manifest(name: str = "digits", **changes: Any) -> dict[str, Any]:
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 30.0, every_s: float = 0.2) -> Any:
-    """What `look` yields once it is true."""
+    """Return the result of `look` once it is true."""
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline_s, f"not within {within_s:g} s"
@@ -68,7 +68,7 @@ def eventually(look: Callable[[], Any], *, within_s: float = 30.0, every_s: floa
 
 
 def children(kubectl: Kubectl) -> set[str]:
-    """Kind and name of everything that belongs to a job and is not on its way out."""
+    """Return kind and name of every object of a job that is not being deleted."""
     chosen = "app.kubernetes.io/managed-by=dlion-operator,dlion.dev/job-name"
     found = kubectl.get(KINDS, "-l", chosen)["items"]
     return {
@@ -79,14 +79,14 @@ def children(kubectl: Kubectl) -> set[str]:
 
 
 def condition(kubectl: Kubectl, type_: str, name: str = "digits") -> dict[str, Any]:
-    """That condition of the job; empty where it has none."""
+    """Return that condition of the job; empty if it has none."""
     status = kubectl.get("dlj", name).get("status") or {}
     found = [each for each in status.get("conditions") or () if each["type"] == type_]
     return found[0] if found else {}
 
 
 def made(kubectl: Kubectl, jobs: int = 2) -> set[str]:
-    """All children, once there are so many Jobs, each with its pods."""
+    """Return all children, once there are this many Jobs, each with its pods."""
 
     def look() -> set[str] | None:
         there = children(kubectl)
@@ -97,13 +97,13 @@ def made(kubectl: Kubectl, jobs: int = 2) -> set[str]:
     return found
 
 
-def test_a_job_gets_its_children_and_goes_with_them(
+def test_a_job_gets_its_children_and_is_deleted_with_them(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     kubectl.apply(manifest())
     there = made(kubectl)
     kinds = sorted(each.partition("/")[0] for each in there)
-    # The keeper's pod is one of the five.
+    # One of the five is the keeper's pod.
     eventually(lambda: sum(each.startswith("Pod/") for each in children(kubectl)) == 5)
     assert [k for k in kinds if k != "Pod"] == [
         "ConfigMap", "Deployment", "Job", "Job", "Service", "Service"
@@ -116,8 +116,8 @@ def test_a_job_gets_its_children_and_goes_with_them(
     job = kubectl.get("jobs")["items"][0]
     assert job["metadata"]["ownerReferences"][0]["kind"] == "DLionJob"
     assert "finalizers" not in kubectl.get("dlj", "digits")["metadata"]
-    said = [json.loads(line) for line in operator.log.read_text().splitlines() if line[0] == "{"]
-    (served,) = [each for each in said if each["message"].endswith("is served")]
+    records = [json.loads(line) for line in operator.log.read_text().splitlines() if line[0] == "{"]
+    (served,) = [each for each in records if each["message"].endswith("is served")]
     assert (served["object"]["namespace"], served["object"]["name"]) == (
         kubectl.namespace,
         "digits",
@@ -126,7 +126,7 @@ def test_a_job_gets_its_children_and_goes_with_them(
     eventually(lambda: not children(kubectl))
 
 
-def test_deleting_leaves_nothing_though_the_operator_is_gone(
+def test_deletion_without_the_operator_leaves_nothing(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     kubectl.apply(manifest())
@@ -137,7 +137,7 @@ def test_deleting_leaves_nothing_though_the_operator_is_gone(
     operator.start()
 
 
-def test_killed_at_any_time_the_operator_makes_nothing_twice(
+def test_an_operator_killed_at_any_time_creates_nothing_twice(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     rng = random.Random(5)
@@ -153,7 +153,7 @@ def test_killed_at_any_time_the_operator_makes_nothing_twice(
     eventually(lambda: not children(kubectl))
 
 
-def test_what_the_api_server_refuses_is_said_in_the_status(
+def test_a_refusal_of_the_api_server_is_in_the_status(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     document = manifest()
@@ -171,14 +171,12 @@ def test_what_the_api_server_refuses_is_said_in_the_status(
     made(kubectl)
 
 
-@pytest.mark.usefixtures("nobody_runs_pods")
-def test_at_rest_the_operator_costs_little_and_changes_nothing(
-    kubectl: Kubectl, tmp_path: Path
-) -> None:
-    """With 60 suspended jobs and one whose pods fit nowhere, for a minute by the time that the API
-    server's answers bear; also after a restart.
+@pytest.mark.usefixtures("no_running_pods")
+def test_an_idle_operator_uses_little_and_writes_nothing(kubectl: Kubectl, tmp_path: Path) -> None:
+    """There are 60 suspended jobs and one whose pods fit on no node. It lasts a minute by the times
+    in the API server's answers, also after a restart.
 
-    benchmarks/operator_at_rest.py measures it with 300.
+    benchmarks/operator_at_rest.py measures 300 jobs.
     """
     namespaces, looks = (kubectl.namespace,), "dlion_operator_reconciles_total"
     with (
@@ -214,12 +212,12 @@ def test_at_rest_the_operator_costs_little_and_changes_nothing(
 
 
 def suspended(kubectl: Kubectl) -> int:
-    """How many jobs say that they are."""
+    """Return the number of jobs whose status is suspended."""
     found = kubectl.get("dlj")["items"]
     return sum((each.get("status") or {}).get("state") == "Suspended" for each in found)
 
 
-def test_jobs_of_another_controller_and_of_other_sites_are_left_alone(
+def test_jobs_of_another_controller_and_of_other_sites_are_ignored(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     elsewhere = manifest("elsewhere")
@@ -236,7 +234,7 @@ def test_jobs_of_another_controller_and_of_other_sites_are_left_alone(
     assert not [each for each in children(kubectl) if any(name in each for name in names)]
 
 
-def test_the_site_keeps_its_authority_over_restarts(
+def test_the_site_keeps_its_authority_across_restarts(
     kubectl: Kubectl, operator: OperatorProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubectl.apply(manifest())

@@ -1,7 +1,7 @@
-"""An operator whose node's clock is two hours ahead, beside a real API server.
+"""Test an operator whose node's clock is two hours ahead, with a real API server.
 
-Proves: a run's deadline is held against the API server's time; its events bear that time.
-Left out: the certificates that such an operator signs, whose times are its own clock's.
+A run's deadline is compared with the API server's time, and its events have that time. Left out:
+the certificates of such an operator, which have the times of its own clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 AHEAD_S = 7200.0
 
 
-def test_a_clock_that_is_ahead_ends_no_run(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_a_clock_ahead_ends_no_run(kubectl: Kubectl, tmp_path: Path) -> None:
     home = kubectl.namespace
     with OperatorProcess(
         tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home, clock_ahead_s=AHEAD_S
@@ -36,5 +36,5 @@ def test_a_clock_that_is_ahead_ends_no_run(kubectl: Kubectl, tmp_path: Path) -> 
         assert waited(lambda: operator.metric("dlion_operator_reconciles_total") >= looks + 2, 40)
         assert state_of(kubectl) not in ("Succeeded", "Failed", "")
         (event, *_) = kubectl.get("events", "--field-selector=reason=WorkersCreated")["items"]
-        told_s = datetime.fromisoformat(event["lastTimestamp"]).timestamp()
-        assert abs(told_s - time.time()) < 120, (event, datetime.now(UTC))
+        event_s = datetime.fromisoformat(event["lastTimestamp"]).timestamp()
+        assert abs(event_s - time.time()) < 120, (event, datetime.now(UTC))

@@ -1,10 +1,10 @@
-"""What a real API server accepts, the operator can decide about, whatever it is.
+"""Test that the operator can decide about every document that a real API server accepts.
 
-Proves: for each of 1,200 manifests changed at random, with a pod template made up at random or
-none, that the API server accepts, a decision is made without an exception, with conditions that
-name a reason, and a second look at the same world says the same. Some of them are stored, each as a
-job of a running operator's site: it gives each a status, ends none of its looks by a defect and
-goes on. Prints how many were accepted. Left out: pods that run (test_training).
+There are 1,200 randomly changed manifests, with a random pod template or none. For each that the
+API server accepts, a decision is made without an exception, with conditions that have a reason. A
+second decision about the same state is equal. Some are stored as jobs of a running operator's site.
+The operator writes a status for each, has no internal error and continues. The test prints how many
+were accepted. Left out: pods that run (test_training).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ POD = st.dictionaries(
 TEMPLATES = st.none() | st.fixed_dictionaries({"metadata": values, "spec": POD}) | values
 OURS = "dlion.dev/operator"
 ALL_WITHIN_S = 600
-"""Until each of them has a status."""
+"""Time until each of them has a status."""
 EXAMPLES = examples(1200)
 accepted = 0
 
 
 @st.composite
 def likely(draw: st.DrawFn) -> Any:
-    """A valid manifest with something changed that a user may change."""
+    """Return a valid manifest with a change that a user may make."""
     document = copy.deepcopy(load_job(draw(st.sampled_from(ACCEPTED)).document).to_document())
     spec = document["spec"]
     spec["suspend"] = draw(st.booleans())
@@ -83,7 +83,7 @@ def jobs(api: Kubectl) -> Iterator[Jobs]:
 
 @given(changed_documents() | likely() | likely() | likely(), TEMPLATES)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, template: Any) -> None:
+def test_every_accepted_document_gets_a_decision(jobs: Jobs, manifest: Any, template: Any) -> None:
     if isinstance(template, dict) and isinstance(manifest.get("spec"), dict):
         manifest["spec"]["podTemplate"] = template
     if isinstance(manifest.get("metadata"), dict):
@@ -91,7 +91,7 @@ def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, templa
     try:
         answer = jobs.create(manifest)
     except ValueError:
-        return  # no JSON
+        return  # not JSON
     if not answer.accepted:
         return
     global accepted
@@ -109,13 +109,13 @@ def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, templa
     assert second.status == first.status
 
 
-@pytest.mark.usefixtures("nobody_runs_pods")
+@pytest.mark.usefixtures("no_running_pods")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
-def test_what_is_accepted_is_served_by_a_running_operator(
+def test_accepted_documents_are_served_by_a_running_operator(
     kubectl: Kubectl, tmp_path: Path, count: int
 ) -> None:
-    """Whatever it asks for: of a job that cannot be, the status says why."""
+    """If a job is impossible, its status has the reason."""
     stored: list[str] = []
 
     with jobs_of(kubectl) as jobs:
@@ -133,7 +133,7 @@ def test_what_is_accepted_is_served_by_a_running_operator(
             document = of_a_small_site(manifest, f"job-{len(stored)}")
             if isinstance(template, dict):
                 document["spec"]["podTemplate"] = template
-            with contextlib.suppress(ValueError):  # no JSON
+            with contextlib.suppress(ValueError):  # not JSON
                 if jobs.create(document, dry_run=False).accepted:
                     stored.append(document["metadata"]["name"])
 
@@ -151,7 +151,7 @@ def test_what_is_accepted_is_served_by_a_running_operator(
 
 
 def states(kubectl: Kubectl) -> dict[str, str]:
-    """Of all jobs there, by name; empty: none yet."""
+    """Return the states of all jobs there by name; empty if there are none."""
     return {
         each["metadata"]["name"]: (each.get("status") or {}).get("state", "")
         for each in kubectl.get("dlj")["items"]
@@ -159,7 +159,7 @@ def states(kubectl: Kubectl) -> dict[str, str]:
 
 
 def of_a_small_site(manifest: Any, name: str) -> Any:
-    """That document under another name, for this operator, at its site, with few workers."""
+    """Return that document under another name, at the site of this operator, with few workers."""
     document = copy.deepcopy(manifest)
     document["metadata"] = {"name": name, "labels": manifest["metadata"].get("labels") or {}}
     document["spec"].pop("managedBy", None)

@@ -1,9 +1,10 @@
-"""What the operator makes of objects that somebody changes or takes away, beside a real API server.
+"""Test how the operator reacts when its objects are changed or deleted, with a real API server.
 
-Proves: a child that loses our label gets it back and the run goes on, also where the label is put
-back at once; a keeper's Deployment or a run's ConfigMap that somebody deletes is there again within
-seconds, and the first is an event.
-Left out: pods that run; which objects are never touched (tests/unit/operator/test_owned_objects).
+A child that loses our label gets it back and the run continues, also if the label is restored at
+once. A deleted keeper's Deployment or run's ConfigMap is created again within seconds, and the
+first causes an event.
+
+Left out: pods that run; which objects are never changed (tests/unit/operator/test_owned_objects).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("is_put_back", [False, True])
-def test_a_job_whose_label_is_taken_off_stays_the_operators(
+def test_a_job_without_its_label_stays_with_the_operator(
     kubectl: Kubectl, *, is_put_back: bool
 ) -> None:
     kubectl.apply(manifest())
@@ -49,7 +50,7 @@ def test_a_job_whose_label_is_taken_off_stays_the_operators(
     if is_put_back:
         kubectl.run("label", "job", name, f"{JOB_LABEL}=digits", "--overwrite")
     assert waited(lambda: children(kubectl) == there, 20), children(kubectl)
-    kubectl.apply(manifest(small=3))  # which takes that the operator sees the Job
+    kubectl.apply(manifest(small=3))  # the operator must find the Job for that
     assert waited(lambda: kubectl.get("job", name)["spec"]["parallelism"] == 3, 20)
     assert kubectl.get("job", name)["metadata"]["uid"] == uid
     assert reasons(kubectl).count("WorkersCreated") == 2
@@ -57,7 +58,7 @@ def test_a_job_whose_label_is_taken_off_stays_the_operators(
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("kind", ["Deployment", "ConfigMap"])
-def test_what_a_run_needs_is_there_again_at_once(kubectl: Kubectl, kind: str) -> None:
+def test_deleted_objects_of_a_run_are_created_again(kubectl: Kubectl, kind: str) -> None:
     kubectl.apply(manifest())
     there = settled(kubectl, pods=3)
     (name,) = (each.partition("/")[2] for each in there if each.startswith(f"{kind}/"))
@@ -71,7 +72,7 @@ def test_what_a_run_needs_is_there_again_at_once(kubectl: Kubectl, kind: str) ->
 
 
 def reasons(kubectl: Kubectl) -> list[str]:
-    """Of all events of the job."""
+    """Return the reasons of all events of the job."""
     events = kubectl.get("events", "--field-selector=involvedObject.name=digits")["items"]
     return [each["reason"] for each in events]
 

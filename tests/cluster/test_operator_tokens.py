@@ -1,9 +1,11 @@
-"""The operator under an account as in a pod, whose token is refused, exchanged, or runs out.
+"""Test an operator whose account's token is refused, exchanged, or expires.
 
-Proves: with a token that is exchanged in time, as a kubelet does, the operator goes on over the
-true end of the old one, in the same process and with no answer 401; with one that has run out, or
-whose account was made anew, it acts again once there is a new one (a restart is allowed).
-Minutes, since no API server gives a token for less than ten. Left out: the kubelet's own exchange.
+A kubelet exchanges a token in time. The operator then continues past the end of the old one, in the
+same process and without an answer 401. If the token expired or its account was
+created again, the operator acts once it has a new token (a restart is allowed).
+
+The tests take minutes, since an API server grants no token for less than ten. Left out: the
+kubelet's own exchange.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ pytestmark = [
 ]
 NAME = "operator"
 LIFE_S = 600
-"""The least that an API server gives."""
+"""The shortest life of a token that an API server grants."""
 EXCHANGED_AFTER_S = 480
-"""A kubelet exchanges a token when four fifths of its life are over."""
+"""A kubelet exchanges a token after four fifths of its life."""
 ACTS_WITHIN_S = 180
 UNAUTHORIZED = 'dlion_operator_api_errors_total{code="401"}'
 
 
 @pytest.fixture
 def homes(api: Kubectl) -> Iterator[list[Kubectl]]:
-    """Two namespaces with an account each that may do everything."""
+    """Two namespaces, each with an account that has all rights."""
     made = []
     for number in range(2):
         name = f"dlion-test-{uuid.uuid4().hex[:8]}"
@@ -59,13 +61,13 @@ def homes(api: Kubectl) -> Iterator[list[Kubectl]]:
 
 
 def under(account: Account, kubectl: Kubectl, folder: Path) -> OperatorProcess:
-    """An operator of that namespace under that account."""
+    """Start an operator of that namespace under that account."""
     namespaces = (kubectl.namespace,)
     return OperatorProcess(folder, account, namespaces=namespaces, namespace=kubectl.namespace)
 
 
 def account_of(kubectl: Kubectl, folder: Path, *, seconds: int = 3600) -> Account:
-    """The namespace's account with a token of that life."""
+    """Return the namespace's account with a token of that life."""
     folder.mkdir()
     account = Account.of(kubectl, NAME, folder / "account")
     account.take(token_of(kubectl, NAME, seconds=seconds))
@@ -73,31 +75,29 @@ def account_of(kubectl: Kubectl, folder: Path, *, seconds: int = 3600) -> Accoun
 
 
 def is_refused(kubectl: Kubectl, token: str) -> bool:
-    """Whether the API server believes that token no more."""
+    """Report whether the API server refuses that token."""
     review = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
         "spec": {"token": token},
     }
     url = "/apis/authentication.k8s.io/v1/tokenreviews"
-    said = json.loads(kubectl.run("create", "--raw", url, "-f", "-", text=json.dumps(review)))
-    return not said["status"].get("authenticated")
+    answer = json.loads(kubectl.run("create", "--raw", url, "-f", "-", text=json.dumps(review)))
+    return not answer["status"].get("authenticated")
 
 
 def acts(kubectl: Kubectl, operator: OperatorProcess) -> Callable[[], bool]:
-    """Whether a job has its pods; an operator that has ended is started anew."""
+    """Report whether a job has its pods; restart the operator if it has ended."""
 
     def look() -> bool:
         if not operator.is_running():
-            operator.start()  # as a kubelet would
+            operator.start()  # as a kubelet does
         return len(workers(kubectl)) == 3
 
     return look
 
 
-def test_a_token_that_is_refused_gives_way_to_the_next(
-    homes: list[Kubectl], tmp_path: Path
-) -> None:
+def test_a_refused_token_is_replaced_by_the_next(homes: list[Kubectl], tmp_path: Path) -> None:
     home = homes[0]
     account = account_of(home, tmp_path / "one")
     with under(account, home, tmp_path / "one") as operator:
@@ -117,13 +117,11 @@ def test_a_token_that_is_refused_gives_way_to_the_next(
 
 
 def is_refusing(operator: OperatorProcess) -> bool:
-    """Whether it has met the refusal: it says so, or has ended of it."""
+    """Report whether the operator met the refusal: it logs it, or has ended."""
     return not operator.is_running() or operator.metric(UNAUTHORIZED) > 0
 
 
-def test_the_end_of_a_token_is_survived_by_an_exchange_before_or_after_it(
-    homes: list[Kubectl], tmp_path: Path
-) -> None:
+def test_the_operator_survives_the_end_of_a_token(homes: list[Kubectl], tmp_path: Path) -> None:
     intime, late = (
         account_of(home, tmp_path / name, seconds=LIFE_S)
         for home, name in zip(homes, ("intime", "late"), strict=True)

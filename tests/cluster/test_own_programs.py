@@ -1,13 +1,13 @@
-"""Programs of the user's own, of each shape, at two real sites: the same folders as in other tiers.
+"""Test user programs of each kind at two real sites, with the folders of the other tests.
 
-Proves: a folder with a manifest, a program and a package beside it passes `dlion validate`, is sent
-to both sites by `dlion submit`, and trains there, in pods of this tree's images; both sites have
-the same ConfigMap, whose keys are the modules' names; the model that `dlion fetch` brings from the
-second site predicts: better than chance, or than the mean of the targets; a part that came with
-weights has them still. A site that is sent another module is named as one with another program.
-Prints how long it took.
-Left out: what is wrong with programs (tests/unit), links that are slow or exposed (test_exposure).
-The same folders train in tests/local and tests/simulated, which `make test` runs.
+A folder with a manifest, a program and a package beside it passes `dlion validate`. `dlion submit`
+sends it to both sites, where it trains in pods of this tree's images. Both sites have the same
+ConfigMap, whose keys are the modules' names. The model that `dlion fetch` gets from the second site
+predicts better than chance, or than the mean of the targets. A part with given weights keeps them.
+A site that gets another module is reported as one with another program. The test prints the times.
+
+Left out: errors of programs (tests/unit), slow or exposed links (test_exposure). The same folders
+train in tests/local and tests/simulated, which `make test` runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(600), p
 
 SHAPES = {own.name: own for own in (TWO_INPUTS, FROZEN, PROBABILITIES, REGRESSION, CUSTOM_LOSS)}
 AT_ONCE = 3
-"""Jobs. Each has two workers, which take 0.6 GB each."""
+"""Jobs at once. Each has two workers, which need 0.6 GB each."""
 STEPS = 300
 KEYS = {
     "program.py", "parts.__init__.py", "parts.sampling.py", "parts.weights.learnt.py"
@@ -54,7 +54,7 @@ KEYS = {
 def two_sites(
     testbed_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[InstalledSites]:
-    """They trust each other, and their pods reach each other."""
+    """Two sites that trust each other and whose pods reach each other."""
     assert testbed_possible is None
     began_s = time.monotonic()
     folder = tmp_path_factory.mktemp("sites")
@@ -67,7 +67,7 @@ def two_sites(
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each shape's, and for its model."""
+    """A folder for each kind's project, and for its model."""
     return tmp_path_factory.mktemp("projects")
 
 
@@ -75,7 +75,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def at_once(
     two_sites: InstalledSites, projects: Path, request: pytest.FixtureRequest
 ) -> Iterator[SideBySide]:
-    """The jobs of the chosen tests, begun."""
+    """The jobs of the chosen tests, started."""
     places = Semaphore(AT_ONCE)
 
     def begin(own: OwnProgram) -> None:
@@ -93,7 +93,7 @@ def at_once(
 
 
 def trained(sites: InstalledSites, own: OwnProgram, folder: Path) -> None:
-    """Submit the project at both sites; its model is below `folder` when this returns."""
+    """Submit the project at both sites; on return its model is below `folder`."""
     began_s = time.monotonic()
     manifest = str(own.project(folder / "project", steps=STEPS))
     for name in NAMES:
@@ -113,7 +113,7 @@ def trained(sites: InstalledSites, own: OwnProgram, folder: Path) -> None:
 
 
 def program_map(kubectl: Kubectl, name: str) -> dict[str, Any]:
-    """The ConfigMap that the job names."""
+    """Return the ConfigMap that the job names."""
     program = kubectl.get("dlj", name)["spec"]["trainer"]["program"]
     return dict(kubectl.get("configmap", program["configMap"]["name"]))
 
@@ -128,9 +128,7 @@ def test_a_program_of_each_shape_trains_at_two_sites_and_its_model_predicts(
     SHAPES[shape].judge(folder / "project", folder / "model" / "model.keras")
 
 
-def test_a_site_that_is_sent_another_module_is_named(
-    two_sites: InstalledSites, tmp_path: Path
-) -> None:
+def test_a_site_with_another_module_is_reported(two_sites: InstalledSites, tmp_path: Path) -> None:
     """The programs themselves are the same."""
     manifest = PROBABILITIES.project(tmp_path)
     arguments = ["submit", str(manifest), "--set", "metadata.name=differing"]

@@ -1,8 +1,8 @@
-"""What the operator says of pod security `restricted`, an API server that enforces it says as well.
+"""Test that an API server with pod security `restricted` agrees with the operator.
 
-Proves: a worker's pod as it is made is taken; each pod that the operator calls forbidden is refused
-for its pod security; each of them is taken where nothing is enforced, so that nothing but that is
-the reason. Asked by dry runs. Left out: pods of a Job, which are refused one by one, later.
+The present pod of a worker is accepted. Each pod that the operator calls forbidden is refused for
+its pod security, and accepted without enforcement, so there is no other reason. The tests use dry
+runs. Left out: pods of a Job, which are refused one by one, later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENFORCES = "pod-security.kubernetes.io/enforce"
 
 
 def refusal(kubectl: Kubectl, spec: dict[str, Any]) -> str:
-    """What the API server says against a pod of that spec; empty: nothing."""
+    """Return why the API server refuses a pod of that spec; empty if it accepts it."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asked"}, "spec": spec}
     try:
         kubectl.run("create", "--dry-run=server", "-f", "-", text=json.dumps(pod))
@@ -37,7 +37,7 @@ def enforce(kubectl: Kubectl, level: str) -> None:
     kubectl.run("label", "--overwrite", "namespace", kubectl.namespace, f"{ENFORCES}={level}")
 
 
-def test_it_refuses_what_the_operator_calls_forbidden_and_nothing_else(kubectl: Kubectl) -> None:
+def test_the_api_server_refuses_exactly_what_the_operator_forbids(kubectl: Kubectl) -> None:
     enforce(kubectl, "restricted")
     kubectl.wait("--for=create", "serviceaccount/default")
     assert waited(lambda: bool(refusal(kubectl, forbidden("host path"))), 30)
@@ -45,7 +45,7 @@ def test_it_refuses_what_the_operator_calls_forbidden_and_nothing_else(kubectl: 
     asked = [name for name in FORBIDDEN if name not in UNHEARD_OF]
     refused = {name: refusal(kubectl, forbidden(name)) for name in asked}
     words = 'violates PodSecurity "restricted'
-    assert {name: said for name, said in refused.items() if words not in said} == {}
+    assert {name: message for name, message in refused.items() if words not in message} == {}
     enforce(kubectl, "privileged")
     assert waited(lambda: not refusal(kubectl, forbidden(asked[0])), 30)
-    assert {name: said for name in asked if (said := refusal(kubectl, forbidden(name)))} == {}
+    assert {name: message for name in asked if (message := refusal(kubectl, forbidden(name)))} == {}

@@ -1,6 +1,8 @@
-"""Facts: a token that a real API server gives for a pod, checked with the keys and the issuer that
-it publishes, is that pod's worker's; one for another audience, bound to no pod, or to a pod with
-the same labels that is of no Job, is not.
+"""Test tokens that a real API server issues for pods.
+
+A token is checked with the published keys and issuer. A pod's token is valid for that pod's worker.
+It is not valid for another audience, without a pod, or for a pod with the same labels without a
+Job.
 
 Left out: hostile tokens (tests/unit/operator/pki/test_pod_tokens.py), pods that run.
 """
@@ -48,7 +50,7 @@ class Cluster:
         return SigningKeys(jwks.encode(), about["issuer"])
 
 
-def test_a_token_of_the_api_server_is_its_pods(kubectl: Kubectl) -> None:
+def test_a_token_of_the_api_server_is_valid_for_its_pod(kubectl: Kubectl) -> None:
     job = JobKey(kubectl.namespace, "digits", "1")
     kubectl.run("create", "serviceaccount", "worker")
     kubectl.apply(indexed_job(group_job_name(job, WORKER.group), expected_labels(WORKER, job)))
@@ -81,7 +83,7 @@ def token(kubectl: Kubectl, audience: str, pod_name: str | None) -> str:
 
 
 def indexed_job(name: str, labels: Mapping[str, str]) -> dict[str, object]:
-    """Two workers, each with its index."""
+    """Create a Job of two workers, each with its index."""
     given = {key: value for key, value in labels.items() if key != INDEX_LABEL}
     template = pod("any", given)
     counts = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}

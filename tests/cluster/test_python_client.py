@@ -1,10 +1,11 @@
-"""Proves: `dlion.Client(backend="kubernetes")` against a real API server, with the test in the
-operator's place: a job is submitted with its program, read, listed, awaited across its states and
-deleted; its figures are those of the status; a failed job and one that is deleted meanwhile are
-raised; what is wrong is refused with the errors of the command line and leaves nothing; a worker's
-pod is found by the job's rank, at this site alone.
+"""Test `dlion.Client(backend="kubernetes")` against a real API server.
 
-Leaves out: lines of logs and the keeper's records, which need a node: the commands' own tests read
+The test writes the status in the operator's place. A job is submitted with its program, read,
+listed, awaited across its states and deleted. Its figures are those of the status. A failed and a
+concurrently deleted job raise an error. Invalid input is refused with the errors of the command
+line and leaves nothing. A worker's pod is found by the job's rank, only at this site.
+
+Left out: lines of logs and the keeper's records, which need a node: the commands' own tests read
 them by the same code (test_cli_pods).
 """
 
@@ -65,7 +66,7 @@ def condition(type_: str, status: str, reason: str, message: str = "") -> dict[s
 
 
 def write_status(jobs: Jobs, state: str, *conditions: dict[str, Any], run_id: str = "1") -> None:
-    """As the operator would."""
+    """Write the status as the operator does."""
     status = {
         "observedGeneration": 100, "state": state, "runId": run_id,
         "conditions": list(conditions),
@@ -110,19 +111,19 @@ def test_a_job_from_its_start_to_its_end(client: dlion.Client, jobs: Jobs) -> No
     assert [(each.rank, each.name) for each in job.workers] == [
         (0, "plant-a/small-0"), (1, "plant-b/large-0"), (2, "plant-a/small-1"),
     ]  # fmt: skip
-    seen: list[dlion.Job] = []
+    observed: list[dlion.Job] = []
 
-    def training_once_waiting_is_seen() -> None:
-        while not seen or seen[-1].state != "Waiting":
+    def train_after_waiting() -> None:
+        while not observed or observed[-1].state != "Waiting":
             time.sleep(0.05)
         write_status(jobs, "Training", READY)
 
     thread = later(
         lambda: write_status(jobs, "Waiting", condition("Ready", "False", "WaitingForPeers")),
-        training_once_waiting_is_seen,
+        train_after_waiting,
     )
     training = client.wait_for_job_status(
-        "digits", {"Training"}, timeout_s=60, callback=seen.append
+        "digits", {"Training"}, timeout_s=60, callback=observed.append
     )
     thread.join()
     assert (training.reason, training.message) == ("Training", "all train")
@@ -130,7 +131,7 @@ def test_a_job_from_its_start_to_its_end(client: dlion.Client, jobs: Jobs) -> No
     assert (training.loss, training.accuracy, training.metrics) == (0.31, 0.92, {"auc": 0.5})
     assert [each.state for each in training.workers] == ["training", "starting", "training"]
     thread = later(lambda: write_status(jobs, "Succeeded", SUCCEEDED))
-    ended = client.wait_for_job_status("digits", timeout_s=60, callback=seen.append)
+    ended = client.wait_for_job_status("digits", timeout_s=60, callback=observed.append)
     thread.join()
     assert (ended.state, ended.reason, ended.message) == (
         "Succeeded",
@@ -139,7 +140,7 @@ def test_a_job_from_its_start_to_its_end(client: dlion.Client, jobs: Jobs) -> No
     )
     assert ended.eta_s is None
     assert {each.state for each in ended.workers} == {"finished"}
-    assert [*dict.fromkeys(each.state for each in seen)] == [
+    assert [*dict.fromkeys(each.state for each in observed)] == [
         "Pending", "Waiting", "Training", "Succeeded",
     ]  # fmt: skip
     assert client.list_jobs() == [ended]
@@ -173,7 +174,7 @@ def test_a_failed_or_deleted_job_is_raised(
             method("digits")
 
 
-def test_a_program_goes_with_the_job(
+def test_a_program_is_submitted_with_the_job(
     client: dlion.Client, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text("def build_model():\n    pass\n")
@@ -191,7 +192,7 @@ def test_a_program_goes_with_the_job(
     assert stored["metadata"]["ownerReferences"][0]["name"] == "digits"
 
 
-def test_what_is_wrong_is_refused_and_leaves_nothing(client: dlion.Client, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_and_leaves_nothing(client: dlion.Client, tmp_path: Path) -> None:
     for changes, message in (
         ({"trainer.stop": {}}, "needs a stop rule"),
         ({"metadata.namespace": "elsewhere"}, "differs from the namespace"),

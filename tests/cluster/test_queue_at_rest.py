@@ -1,10 +1,11 @@
-"""Queued jobs that wait, beside a real API server with Kueue's own definitions.
+"""Test queued jobs that wait, with a real API server and Kueue's own definitions.
 
-Proves: while fifty jobs wait, the operator asks for nothing on behalf of any of them, and changes
-nothing, for longer than a round of its lists; the admission of one starts its Jobs without waiting
-for the next pass; while Workloads cannot be listed or watched for a minute, as where Kueue's
-webhook is down, the operator goes on, starts anew and serves other jobs, and then queued ones.
-Leaves out: Kueue itself, in whose place the test admits (test_queueing), and pods.
+While fifty jobs wait, the operator makes no request for any of them and changes nothing, for longer
+than a round of its lists. The admission of one starts its Jobs without the next pass. For a minute
+Workloads cannot be listed or watched, as when Kueue's webhook is down. The operator continues,
+restarts and serves other jobs, and then queued ones.
+
+Left out: Kueue itself, in whose place the test admits (test_queueing), and pods.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.usefixtures("nobody_runs_pods"),
+    pytest.mark.usefixtures("no_running_pods"),
 ]
 JOBS = 50
 REST_S = 65.0
@@ -41,8 +42,8 @@ REST_S = 65.0
 ADMITTED = tuple(f"job-{number:02}" for number in range(0, JOBS, 7))
 OUTAGE_S = 65.0
 """Longer than kopf tries by default."""
-MOST_S = 3.0
-"""On a busy machine. Without an event it would be five: a waiting job has a pass every ten."""
+MAX_S = 3.0
+"""Bound on a busy machine. Without an event it is five: a waiting job has a pass every ten."""
 
 
 def queued(name: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def queued(name: str) -> dict[str, Any]:
 
 
 def waiting(kubectl: Kubectl) -> int:
-    """How many jobs say that they wait in their queue."""
+    """Return the number of jobs whose status is waiting in their queue."""
     statuses = (each.get("status") or {} for each in kubectl.get("dlj")["items"])
     conditions = (each for status in statuses for each in status.get("conditions") or ())
     return sum((each["type"], each["reason"]) == ("Ready", "Queued") for each in conditions)
@@ -64,7 +65,7 @@ def jobs_of(kubectl: Kubectl, name: str) -> list[dict[str, Any]]:
 
 
 def starts(proxy: FaultProxy, name: str, since: int) -> list[Request]:
-    """The patches of that job's Jobs."""
+    """Return the patches of that job's Jobs."""
     return [
         each
         for each in proxy.requests[since:]
@@ -73,8 +74,7 @@ def starts(proxy: FaultProxy, name: str, since: int) -> list[Request]:
 
 
 def delay_s(kubectl: Kubectl, proxy: FaultProxy, name: str) -> float:
-    """From the request that admits a job until that by which the operator starts one of its
-    Jobs."""
+    """Return the time from the admission of a job to the request that starts one of its Jobs."""
     since = len(proxy.requests)
     kueue.admit(replace(kubectl, kubeconfig=proxy.kubeconfig), name, "arm")
     found = eventually(lambda: starts(proxy, name, since), what=f"{name} started")
@@ -88,7 +88,7 @@ def delay_s(kubectl: Kubectl, proxy: FaultProxy, name: str) -> float:
 
 @pytest.fixture
 def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
-    """Before an API server that knows Kueue's kinds, and a flavor."""
+    """A proxy before an API server with Kueue's kinds and a flavor."""
     if not kubectl.knows("workloads.kueue.x-k8s.io"):
         kueue.install(kubectl)
     kubectl.apply(kueue.resource_flavor("arm", {"arch": "arm"}))
@@ -110,7 +110,7 @@ def operator(proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path) -> Iterator[Op
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
-def test_fifty_queued_jobs_ask_for_nothing_and_start_when_they_are_admitted(
+def test_fifty_queued_jobs_cause_no_request_and_start_when_admitted(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     alone_mb = operator.memory_mb()
@@ -130,10 +130,10 @@ def test_fifty_queued_jobs_ask_for_nothing_and_start_when_they_are_admitted(
 
     delays_s = sorted(delay_s(kubectl, proxy, name) for name in ADMITTED)
     print("admission to start, s: " + ", ".join(f"{each:.2f}" for each in delays_s))
-    assert statistics.median(delays_s) < MOST_S
+    assert statistics.median(delays_s) < MAX_S
 
 
-def test_an_outage_of_kueues_webhook_ends_nothing_and_hides_no_later_admission(
+def test_an_outage_of_kueues_webhook_ends_no_run(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     kubectl.apply(queued("job-00"))

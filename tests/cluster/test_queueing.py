@@ -1,14 +1,15 @@
-"""Queued jobs beside a real API server with Kueue's own definitions, and with Kueue itself.
+"""Test queued jobs with a real API server and Kueue's own definitions, and with Kueue itself.
 
-Proves: the API server takes the Workload, and what an admission makes of Jobs and keeper; without
-Kueue's definitions a job says so, and is queued once they are there, when the operator asks to be
-restarted for its watch; nothing runs before the
-admission; an evicted run ends its pods before its quota, and starts where the next flavors are; a
-suspended job leaves its queue; with Kueue's own manager (slow) two jobs for one quota run one after
-the other, the higher priority first, a job that is over frees its quota, a deactivated Workload
-waits, and Kueue leaves the Jobs to the operator.
-Leaves out: pods that run, so that the test says in a kubelet's place that they have ended; Kueue's
-webhooks.
+The API server accepts the Workload, and the Jobs and keeper after an admission. Without Kueue's
+definitions a job reports that. It is queued once they exist, when the operator requests a restart
+for its watch. Nothing runs before the admission. An evicted run ends its pods before it frees its
+quota, and starts with the next flavors. A suspended job leaves its queue.
+
+With Kueue's own manager (slow) two jobs for one quota run one after the other, the higher priority
+first. A finished job frees its quota, a deactivated Workload waits, and Kueue leaves the Jobs to
+the operator.
+
+Left out: pods that run (the test reports their end in the kubelet's place); Kueue's webhooks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nobody_runs_pods")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_running_pods")]
 KEEPER = "app.kubernetes.io/component=keeper"
 
 
@@ -49,7 +50,7 @@ def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
 
 
 def queued(name: str = "digits", *, cpu: str = "1", **labels: str) -> dict[str, Any]:
-    """A job in queue `edge` whose three workers request that much each."""
+    """Return a job in queue `edge` whose three workers request this much each."""
     document = manifest(name)
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge", **labels}
     for group in document["spec"]["sites"][0]["groups"]:
@@ -58,8 +59,9 @@ def queued(name: str = "digits", *, cpu: str = "1", **labels: str) -> dict[str, 
 
 
 def install_kueue(kubectl: Kubectl, operator: OperatorProcess) -> None:
-    """Has the API server know its kinds. An operator that has started without them asks for a
-    restart, and gets it as from a kubelet."""
+    """Install Kueue's kinds. An operator that started without them requests a restart, and gets it
+    as from a kubelet.
+    """
     if kubectl.knows("workloads.kueue.x-k8s.io"):
         return
     kueue.install(kubectl)
@@ -71,26 +73,26 @@ def install_kueue(kubectl: Kubectl, operator: OperatorProcess) -> None:
 
 
 def ready(kubectl: Kubectl, name: str = "digits") -> tuple[str, str]:
-    """Reason and message."""
+    """Return reason and message."""
     conditions = (kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
     found = [(c["reason"], c["message"]) for c in conditions if c["type"] == "Ready"]
     return found[0] if found else ("", "")
 
 
 def reserved(kubectl: Kubectl, name: str = "digits") -> bool:
-    """Whether quota is reserved for the job."""
+    """Report whether quota is reserved for the job."""
     return "admission" in ((workload_of(kubectl, name) or {}).get("status") or {})
 
 
 def condition(kubectl: Kubectl, type_: str, name: str = "digits") -> tuple[str, str]:
-    """Status and reason of that condition of the job's Workload."""
+    """Return status and reason of that condition of the job's Workload."""
     found = ((workload_of(kubectl, name) or {}).get("status") or {}).get("conditions") or ()
-    said = [(each["status"], each["reason"]) for each in found if each["type"] == type_]
-    return said[0] if said else ("", "")
+    found_conditions = [(each["status"], each["reason"]) for each in found if each["type"] == type_]
+    return found_conditions[0] if found_conditions else ("", "")
 
 
 def live_workers(kubectl: Kubectl, name: str = "digits") -> list[dict[str, Any]]:
-    """Those that have not ended."""
+    """Return the workers that have not ended."""
     return [pod for pod in workers(kubectl, name) if pod["status"]["phase"] == "Pending"]
 
 
@@ -157,7 +159,7 @@ def test_a_run_is_admitted_evicted_and_admitted_elsewhere_as_a_whole(
     eventually(lambda: workload_of(kubectl, "digits") is None, what="the Workload gone")
 
 
-def test_more_groups_than_a_workload_takes_are_refused(
+def test_more_groups_than_a_workload_allows_are_refused(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     install_kueue(kubectl, operator)
@@ -221,4 +223,4 @@ def test_kueue_itself_runs_two_jobs_one_after_the_other(
             each["metadata"]["ownerReferences"][0]["kind"]
             for each in kubectl.get("workloads.kueue.x-k8s.io")["items"]
         }
-        assert owners == {"DLionJob"}, "Kueue made Workloads for Jobs"
+        assert owners == {"DLionJob"}, "Kueue created Workloads for Jobs"

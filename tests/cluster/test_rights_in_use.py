@@ -1,9 +1,9 @@
-"""The rights that the chart grants, held against what the API server's audit log says is asked for.
+"""Test that the chart grants exactly the rights that the API server's audit log shows in use.
 
-Proves, with a ClusterRole and with Roles alone: over a job's whole life - made, its pod on a silent
-node released, trained to its end, run again, suspended, deleted - with the operator under the
-chart's own account, nothing is refused, and every right is used but for those that stand here with
-a reason. Left out: pods that run (test_chart_on_a_node); the test stands in for their node.
+Both modes are tested: a ClusterRole and only Roles. The operator has the chart's own account. A job
+is created, its pod on a silent node released, trained to its end, run again, suspended and deleted.
+No request is refused, and every right is used except those listed here with a reason. Left out:
+pods that run (test_chart_on_a_node); the test stands in for their node.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ HOME = "ml"
 USER = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
 MODES: dict[str, tuple[str, ...]] = {"cluster": (), "namespaced": (HOME,)}
 TLS_VALUES = {"secretNames": ["plant-ca"], "certManager": cert_manager.built() is not None}
-"""Without cert-manager's definitions (`make testbed-setup`) there is nothing to ask for."""
+"""Without cert-manager's definitions (`make testbed-setup`) there is nothing to request."""
 TLS_SCOPES = ("Secret", "CertManager") if TLS_VALUES["certManager"] else ("Secret",)
 
 
 @pytest.fixture
 def sites(testbed_possible: None) -> Iterator[list[Site]]:
-    """An API server for each mode, with nothing that runs pods."""
+    """An API server without a kubelet for each mode."""
     assert testbed_possible is None
     with Testbed.up(name=f"r{os.getpid()}", sites=len(MODES), nodes=0) as made:
         yield list(made.sites.values())
@@ -69,7 +69,7 @@ POLICY = f"{RELEASE}-{NAMESPACE}-tenancy"
 
 @dataclass
 class Life:
-    """An operator with the chart's rights at one site, and what it goes through."""
+    """An operator with the chart's rights at one site, and the life of its jobs."""
 
     site: Site
     namespaces: tuple[str, ...]
@@ -77,12 +77,12 @@ class Life:
 
     @property
     def kubectl(self) -> Kubectl:
-        """Of the jobs' namespace."""
+        """Return kubectl for the jobs' namespace."""
         return replace(self.site.kubectl, namespace=HOME)
 
     @property
     def system(self) -> Kubectl:
-        """Of the operator's."""
+        """Return kubectl for the operator's namespace."""
         return replace(self.site.kubectl, namespace=NAMESPACE)
 
     def install(self) -> OperatorProcess:
@@ -114,13 +114,13 @@ class Life:
                 "authority": {"ownerService": "dlion-operator"},
                 "kueue": True,
                 "networkPolicies": {"enabled": True},
-                # Belongs to the cluster: the chart makes it where all namespaces are watched.
+                # It belongs to the cluster: the chart creates it if all namespaces are watched.
                 "tenancy": {"admissionPolicy": "" if self.namespaces else POLICY},
             },
         )
 
     def begin(self, operator: OperatorProcess) -> None:
-        """Two jobs, the first by a runtime; a pod of the first is on a node that says nothing."""
+        """Create two jobs, the first by a runtime; a pod of the first is on a silent node."""
         operator.kill()
         self._age_the_authority()
         operator.start()
@@ -168,9 +168,10 @@ class Life:
         conditions = (self.kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
         return next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
 
-    def go_on(self, operator: OperatorProcess) -> None:
-        """The site has another authority. The second trains to its end and is run again; all go
-        once the lost pod is released."""
+    def finish(self, operator: OperatorProcess) -> None:
+        """Replace the site's authority. Train the second job to its end and run it again; delete
+        all once the lost pod is released.
+        """
         eventually(lambda: self._has_pods("second"), what="pods of the second job")
         known_by = self._known_by()
         operator.kill()
@@ -192,7 +193,7 @@ class Life:
         eventually(lambda: not self.kubectl.get("leases")["items"], what="the Lease let go")
 
     def _age_the_authority(self) -> None:
-        """So that its certificate is due to be renewed."""
+        """Make its certificate due for renewal."""
         long_ago = datetime.now(UTC) - AUTHORITY_LIFE + timedelta(days=30)
         kept = CertificateAuthority(SiteName(SITE["site"]["name"]), now=long_ago).to_stored()
         files = {"tls.crt": kept.certificate_pem, "tls.key": kept.key_pem}
@@ -201,14 +202,14 @@ class Life:
         self.system.run("patch", "secret", "dlion-authority", "--type=merge", "-p", patch)
 
     def _take_label_off(self, kind: str) -> None:
-        """It is put back."""
+        """Wait until the operator restores it."""
         chosen = (kind, "-l", "dlion.dev/job-name=second")
         (found,) = self.kubectl.get(*chosen)["items"]
         self.kubectl.run("label", kind, found["metadata"]["name"], f"{JOB_LABEL}-")
         eventually(lambda: self.kubectl.get(*chosen)["items"], what=f"the label of {kind}")
 
     def _known_by(self) -> set[str]:
-        """What the pods of the jobs know the operator by."""
+        """Return how the pods of the jobs identify the operator."""
         found = self.kubectl.get("configmaps", "-l", "dlion.dev/job-name=second")["items"]
         return {each["data"]["ca.pem"] for each in found}
 
@@ -216,7 +217,7 @@ class Life:
         return len(workers(self.kubectl, name)) == 3
 
     def _runs(self, name: str) -> set[str]:
-        """The runs that something is left of."""
+        """Return the runs with remaining objects."""
         kinds = "jobs,deployments,services,configmaps"
         found = self.kubectl.get(kinds, "-l", f"dlion.dev/job-name={name}")["items"]
         return {each["metadata"]["labels"]["dlion.dev/run-id"] for each in found}
@@ -226,19 +227,19 @@ class Life:
 
 
 def live(life: Life) -> None:
-    """From the chart's installation to the last job's end."""
+    """Run from the chart's installation to the last job's end."""
     with life.install() as operator:
         life.begin(operator)
         life.queue()
-        life.go_on(operator)
+        life.finish(operator)
 
 
-def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: Path) -> None:
+def test_the_granted_rights_are_those_of_a_jobs_life(sites: list[Site], tmp_path: Path) -> None:
     lives = {}
     for (mode, namespaces), site in zip(MODES.items(), sites, strict=True):
         lives[mode] = Life(site, namespaces, tmp_path / mode)
         lives[mode].folder.mkdir()
-    with ThreadPoolExecutor() as pool:  # most of a life is the minute after which a pod is lost
+    with ThreadPoolExecutor() as pool:  # most of the time is the minute until a pod is lost
         list(pool.map(live, lives.values()))
     for mode, life in lives.items():
         asked = requests_of(USER, life.site.control_plane.audit_log)

@@ -1,10 +1,10 @@
-"""What happens to a cluster ends no run that could go on: on real API servers, without pods.
+"""Test that events in a cluster end no run that can continue: real API servers, no pods.
 
-Proves: a matrix of how a run stands and what happens to it (a few cells here, all of them in
-`make slow`); there also: a degraded run goes on for 50 s after its operator restarts and the failed
-worker is scaled away; an admission policy that denies and then allows. Left out: the decisions one
-by one (tests/unit/operator/plan/test_run_outcome.py), several sites (test_fleet_correction), an API
-server that is restored (test_api_restore), workers that train (test_run_ends_with_pods).
+A matrix of run states and events is tested (a few cells here, all of them in `make slow`). There
+also: a degraded run continues for 50 s after its operator restarts and the failed worker is scaled
+away; an admission policy denies and then allows. Left out: single decisions
+(tests/unit/operator/plan/test_run_outcome.py), several sites (test_fleet_correction), an API server
+that is restored (test_api_restore), workers that train (test_run_ends_with_pods).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def small(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def have_trained(kubectl: Kubectl) -> None:
-    """As an operator writes it once its workers train."""
-    said = {"status": {"trainingStartTime": LATEST, "trainerStatus": {"progressPercentage": 12}}}
+    """Record that its workers train, as an operator does."""
+    trained = {"status": {"trainingStartTime": LATEST, "trainerStatus": {"progressPercentage": 12}}}
     kubectl.run("patch", "dlj", "digits", "--subresource=status", "--type=merge",
-                "-p", json.dumps(said))  # fmt: skip
+                "-p", json.dumps(trained))  # fmt: skip
 
 
 def fail(kubectl: Kubectl, index: int) -> None:
-    """Says in a kubelet's place that a worker of group small has failed for good."""
+    """In the kubelet's place, report that a worker of group small has failed for good."""
     of_index = f"dlion.dev/group=small,batch.kubernetes.io/job-completion-index={index}"
     (pod,) = kubectl.get("pods", "-l", of_index)["items"]
     terminated = {"exitCode": 67, "reason": "Error", "startedAt": LATEST, "finishedAt": LATEST}
@@ -63,10 +63,10 @@ def degraded(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.slow
-def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
+def test_a_degraded_run_survives_its_operator_and_scaling(
     kubectl: Kubectl, shared_operator: OperatorProcess
 ) -> None:
-    """By the 45 s after which an operator takes it that every worker has called."""
+    """After 45 s the operator assumes that every worker has called."""
     degraded(kubectl)
     shared_operator.kill()
     shared_operator.start()
@@ -82,12 +82,12 @@ def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
 
 
 @pytest.mark.parametrize("way_out", ["label", "policy"])
-def test_what_a_policy_denies_is_named_and_made_once_it_allows_it(
+def test_a_denied_object_is_reported_and_created_once_allowed(
     kubectl: Kubectl, shared_operator: OperatorProcess, way_out: str
 ) -> None:
     policy, binding = label_policy(kubectl)
     kubectl.apply(policy, binding)
-    time.sleep(2.0)  # a policy is in force a moment after it was made
+    time.sleep(2.0)  # a policy takes effect a moment after its creation
     try:
         kubectl.apply(manifest())
         eventually(lambda: conditions(kubectl).get("Stalled", ("",))[0] == "True")
@@ -109,7 +109,7 @@ def test_what_a_policy_denies_is_named_and_made_once_it_allows_it(
         kubectl.run("delete", BINDING, binding["metadata"]["name"])
 
 
-# ---- the matrix: how a run stands x what happens to it
+# ---- the matrix: state of a run x event
 
 
 def healthy(kubectl: Kubectl) -> None:
@@ -160,7 +160,7 @@ def scaled(workers_wanted: int) -> Callable[[Kubectl, OperatorProcess], None]:
 
 
 def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
-    """A defaulted field comes back with the next write, as in the documented order of upgrades."""
+    """A defaulted field is added with the next write, as in the documented order of upgrades."""
     path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/exchange/properties"
     value = {"type": "string", "default": "clip"}
     added = {"op": "add", "path": f"{path}/laterField", "value": value}
@@ -178,7 +178,7 @@ def newer_crd(kubectl: Kubectl, _: OperatorProcess) -> None:
 
 
 def rolled_back(kubectl: Kubectl, shared_operator: OperatorProcess) -> None:
-    """What a newer operator has left is not touched."""
+    """Objects of a newer operator are not changed."""
     shared_operator.kill()
     for job in jobs(kubectl):
         kubectl.run("annotate", "job", job["metadata"]["name"], "dlion.dev/of-a-later-version=x")
@@ -245,7 +245,7 @@ CORE = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("nobody_runs_pods")
+@pytest.mark.usefixtures("no_running_pods")
 @pytest.mark.parametrize(
     ("state", "event"),
     [
@@ -259,7 +259,7 @@ CORE = {
         for event in EVENTS
     ],
 )
-def test_a_run_goes_on(
+def test_a_run_continues(
     kubectl: Kubectl,
     shared_operator: OperatorProcess,
     state: Callable[[Kubectl], None],
@@ -276,7 +276,7 @@ def test_a_run_goes_on(
     assert started == (None if state is waiting else LATEST)
 
 
-@pytest.mark.usefixtures("nobody_runs_pods", "shared_operator")
+@pytest.mark.usefixtures("no_running_pods", "shared_operator")
 def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
     healthy(kubectl)
     end_workers(kubectl)
@@ -284,5 +284,5 @@ def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
     assert conditions(kubectl)["Succeeded"][:2] == ("True", "Completed")
     status = kubectl.get("dlj", "digits")["status"]
     assert (status["readySites"], status["readyWorkers"]) == ("1/1", "3/3")
-    # No pod has reported why it ended: no progress is claimed.
+    # No pod has reported why it ended: the status has no progress.
     assert status["trainerStatus"]["progressPercentage"] == 12

@@ -1,11 +1,10 @@
-"""Workers that train while things happen to their operator, by real pods: the run goes on, and its
-end is told as it was.
+"""Test that a run with real pods continues whatever happens to its operator, and ends correctly.
 
-Proves, for a job of two workers of which one fails for good: it trains on while the operator is
-restarted, the keeper's Deployment and the run's ConfigMap are deleted, it is suspended over a
-restart, and the failed worker is scaled away; it never says 100 % before its end, which names the
-stop rule. With the failed worker still wanted it ends as Partial. Prints what happened and how long
-each took. Left out: what needs no pods (test_run_ends).
+A job has two workers, of which one fails for good. It continues while the operator restarts, the
+keeper's Deployment and the run's ConfigMap are deleted, it is suspended across a restart, and the
+failed worker is scaled away. Before its end it never reports 100 %; the end names the stop rule. If
+the failed worker is still wanted, the run ends as Partial. The test prints each event and its
+duration. Left out: tests without pods (test_run_ends).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OPERATOR = "app.kubernetes.io/component=operator"
 
 
 def fail_for_good(kubectl: Kubectl, index: int) -> None:
-    """With `maxRestarts: 0` one failed pod is one too many."""
+    """With `maxRestarts: 0` one failed pod exceeds the limit."""
     chosen = f"dlion.dev/group=a,batch.kubernetes.io/job-completion-index={index}"
     (pod,) = [each["metadata"]["name"] for each in kubectl.get("pods", "-l", chosen)["items"]]
     kill = (
@@ -65,7 +64,7 @@ def restart_operator(kubectl: Kubectl) -> None:
 
 
 def trains_on(kubectl: Kubectl, seconds: float, *, what: str) -> None:
-    """The run is not over, claims no end and goes on, for so long."""
+    """Check for this long that the run is not over, reports no end and makes iterations."""
     before, began_s = iteration(kubectl), time.monotonic()
     while time.monotonic() - began_s < seconds or iteration(kubectl) <= before:
         assert time.monotonic() - began_s < seconds + 120, f"no iteration after: {what}"
@@ -79,8 +78,8 @@ def trains_on(kubectl: Kubectl, seconds: float, *, what: str) -> None:
 
 
 def patch(kubectl: Kubectl, *changes: tuple[str, Any]) -> None:
-    said = [{"op": "replace", "path": path, "value": value} for path, value in changes]
-    kubectl.run("patch", "dlj", "digits", "--type=json", "-p", json.dumps(said))
+    operations = [{"op": "replace", "path": path, "value": value} for path, value in changes]
+    kubectl.run("patch", "dlj", "digits", "--type=json", "-p", json.dumps(operations))
 
 
 def small_job(seconds: float) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def ready(kubectl: Kubectl) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_degraded_run_goes_on_whatever_happens_to_what_keeps_it(restricted: Kubectl) -> None:
+def test_a_degraded_run_continues_through_all_events(restricted: Kubectl) -> None:
     kubectl = restricted
     kubectl.apply(small_job(420))
     wait_until_trains(kubectl)
@@ -140,7 +139,7 @@ def test_a_degraded_run_goes_on_whatever_happens_to_what_keeps_it(restricted: Ku
     assert (status["readySites"], status["readyWorkers"]) == ("1/1", "1/1")
 
 
-def test_a_run_that_lacks_a_wanted_worker_ends_as_partial(restricted: Kubectl) -> None:
+def test_a_run_without_a_wanted_worker_ends_as_partial(restricted: Kubectl) -> None:
     kubectl = restricted
     kubectl.apply(small_job(90))
     wait_until_trains(kubectl)

@@ -1,10 +1,11 @@
-"""DLionRuntimes beside a real API server, with an operator and no pods.
+"""Test DLionRuntimes with a real API server, an operator and no pods.
 
-Proves: the API server accepts and refuses the specs that the model does, and fills in defaults; a
-job waits for its runtime, then for limits that allow it, and each time goes on by itself; the
-objects that a runtime makes are accepted, of workers and keeper; a run that has begun keeps its
-runtime, and the next one takes what is there; an operator beside a cluster without the definition
-says so and runs other jobs.
+The API server accepts and refuses the same specs as the model, and sets defaults. A job waits for
+its runtime, then for limits that allow it, and each time continues by itself. The objects of a
+runtime are accepted, for workers and keeper. A run that has begun keeps its runtime, and the next
+one uses the present runtime. In a cluster without the definition the operator reports that and runs
+other jobs.
+
 Left out: pods that run (tests/cluster/test_shaped_pods), the chart's rights (test_rights_in_use).
 """
 
@@ -53,14 +54,14 @@ def operator(kubectl: Kubectl, tmp_path: Path) -> Iterator[OperatorProcess]:
 
 @pytest.fixture
 def defined(kubectl: Kubectl) -> Kubectl:
-    """The same, where the definition is known."""
+    """The same with the definition installed."""
     kubectl.run("apply", "-f", DEFINITION)
     kubectl.wait_until_known("dlr")
     return kubectl
 
 
 def ready(kubectl: Kubectl) -> tuple[str, str]:
-    """Reason and message."""
+    """Return reason and message."""
     conditions = (kubectl.get("dlj", "digits").get("status") or {}).get("conditions") or ()
     found = next((each for each in conditions if each["type"] == "Ready"), {})
     return str(found.get("reason", "")), str(found.get("message", ""))
@@ -86,7 +87,7 @@ def images(kubectl: Kubectl, kind: str = "jobs") -> set[str]:
 
 
 @pytest.mark.usefixtures("operator")
-def test_an_operator_beside_an_older_definition_says_so(kubectl: Kubectl) -> None:
+def test_an_operator_with_an_older_definition_reports_it(kubectl: Kubectl) -> None:
     kubectl.run("delete", "--ignore-not-found", "-f", DEFINITION)
     kubectl.apply(manifest(runtime="edge"))
     until_ready(kubectl, "RuntimeUnavailable", "apply crds/dlionruntime.yaml")
@@ -114,7 +115,7 @@ def test_the_api_server_judges_runtimes_as_the_model_does(defined: Kubectl) -> N
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_job_waits_for_its_runtime_and_its_limits_and_goes_on_by_itself(
+def test_a_job_waits_for_its_runtime_and_its_limits(
     defined: Kubectl,
 ) -> None:
     kubectl = defined
@@ -142,12 +143,12 @@ def test_a_job_waits_for_its_runtime_and_its_limits_and_goes_on_by_itself(
     assert keeper["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
 
     events = kubectl.get("events", "--field-selector=involvedObject.name=digits")["items"]
-    told = [each["reason"] for each in events if each["reason"].startswith("Runtime")]
-    assert set(told) == {Reason.RUNTIME_UNAVAILABLE, Reason.RUNTIME_LIMIT_EXCEEDED}
+    reasons = [each["reason"] for each in events if each["reason"].startswith("Runtime")]
+    assert set(reasons) == {Reason.RUNTIME_UNAVAILABLE, Reason.RUNTIME_LIMIT_EXCEEDED}
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_run_keeps_its_runtime_and_the_next_takes_what_is_there(defined: Kubectl) -> None:
+def test_a_run_keeps_its_runtime_and_the_next_uses_the_present_one(defined: Kubectl) -> None:
     kubectl = defined
     kubectl.apply(runtime_document({"image": "site/worker:1", "limits": {"maxWorkers": 4}}))
     kubectl.apply(manifest(small=2, runtime="edge"))
@@ -167,7 +168,7 @@ def test_a_run_keeps_its_runtime_and_the_next_takes_what_is_there(defined: Kubec
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_corrected_runtime_is_tried_at_once(defined: Kubectl) -> None:
+def test_a_corrected_runtime_is_used_at_once(defined: Kubectl) -> None:
     kubectl = defined
     bad = {"podTemplate": {"spec": {"containers": [{"name": "trainer", "env": "none"}]}}}
     kubectl.apply(runtime_document(bad))

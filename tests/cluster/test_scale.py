@@ -1,9 +1,9 @@
-"""The scale benchmark works, at a thirtieth of its size (`benchmarks/scale.py`).
+"""Test the scale benchmark at a thirtieth of its size (`benchmarks/scale.py`).
 
-Proves, on an API server of its own with nodes that KWOK keeps: thirty jobs with 150 workers' pods
-are created, train, rest, are changed, and go on with an operator that was killed and started anew;
-at rest the operator asks for next to nothing, and writes nothing; no pass has a defect, no worker
-is refused. Leaves out: the bars, which hold for a thousand jobs on a quiet machine (`make scale`).
+It uses its own API server with nodes that KWOK simulates. Thirty jobs with 150 workers' pods are
+created, train, idle, are changed, and continue with an operator that was killed and restarted. An
+idle operator makes almost no request and no write. No pass has an internal error, and no worker is
+refused. Left out: the bounds, which hold for a thousand jobs on a quiet machine (`make scale`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ pytestmark = [
 
 SIZE = Size(jobs=30, workers=5, rest_s=20.0, probes=6)
 LISTS_AND_LEASES = 40
-"""At most, in twenty seconds: two rounds of lists of eight kinds, and a Lease each five seconds."""
+"""Maximum in twenty seconds: two rounds of lists of eight kinds, and a Lease each five seconds."""
 
 
 @pytest.mark.usefixtures("testbed_possible")
-def test_thirty_jobs_train_rest_and_outlive_their_operator() -> None:
+def test_thirty_jobs_train_idle_and_survive_their_operator() -> None:
     code = {"PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("api", "operator"))}
     figures = measure(SIZE, code=code, definition=ROOT / "crds" / "dlionjob.yaml")
     assert len(figures.made_at_s) == SIZE.jobs
@@ -40,7 +40,7 @@ def test_thirty_jobs_train_rest_and_outlive_their_operator() -> None:
     writes = {k: n for k, n in figures.rest_requests.items() if k.startswith("patch")}
     assert writes.keys() <= {"patch leases"}
     assert sum(figures.rest_requests.values()) <= LISTS_AND_LEASES
-    # A process that starts anew has nothing to look up: it lists.
+    # A restarted process has nothing cached: it lists.
     assert not any(kind.startswith("get jobs") for kind in figures.restart_requests)
     assert not any(kind.startswith("create jobs") for kind in figures.restart_requests)
     assert figures.defects == 0

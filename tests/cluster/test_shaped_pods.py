@@ -1,10 +1,11 @@
-"""A job on a cluster of two unequal, tainted nodes, with an image and a template for a group.
+"""Test a job on a cluster of two unequal, tainted nodes, with an image and a template for a group.
 
-Proves: without tolerations workers and keeper find no node, and the status says so; corrected under
-the same runId, each group's workers run on their own kind of node, by their own image and template,
-the keeper where the job's template leads it, and they train together to the end. Prints who runs
-where. Left out: what the pods of a template hold (tests/unit/operator/children), the chart's values
-for keepers (tests/chart), images of another architecture and GPUs (nothing here has any).
+Without tolerations workers and keeper fit on no node, and the status reports it. After a correction
+under the same runId, each group's workers run on their own kind of node, with their own image and
+template. The keeper runs where the job's template places it, and all train together to the end. The
+test prints where each pod runs. Left out: the pods of a template (tests/unit/operator/children),
+the chart's values for keepers (tests/chart), images of another architecture and GPUs (nothing here
+has any).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def pools(
     testbed_alone: None,
     testbed: Testbed,
 ) -> Iterator[dict[str, str]]:
-    """The site's nodes by their pool: tainted, and the second with an image of its own."""
+    """Taint the site's nodes by their pool; give the second one its own image."""
     nodes = testbed.site(SITE).nodes
     names = dict(zip(POOLS, (node.layout.name for node in nodes), strict=True))
     nodes[1].name_image(images[Target.WORKER].reference, OWN_IMAGE)
@@ -61,7 +62,7 @@ def tolerating(*pools: str) -> list[dict[str, str]]:
 
 
 def pods(kubectl: Kubectl) -> dict[str, dict[str, Any]]:
-    """Each pod of the job by its group; the keeper's by that name."""
+    """Return each pod of the job by its group; the keeper has that name."""
     found = kubectl.get("pods", "-l", "dlion.dev/job-name=digits")["items"]
     there = [each for each in found if not each["metadata"].get("deletionTimestamp")]
     return {each["metadata"]["labels"].get("dlion.dev/group", "keeper"): each for each in there}
@@ -117,8 +118,8 @@ def test_groups_and_keeper_run_on_their_own_kinds_of_nodes(
         assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == (CLASS, 7)
     trainer = there["gpu"]["spec"]["containers"][0]
     assert trainer["image"] == OWN_IMAGE != there["small"]["spec"]["containers"][0]["image"]
-    said = kubectl.run("exec", there["gpu"]["metadata"]["name"], "-c", "trainer", "--", "env")
-    assert "POOL=gpu" in said.splitlines()
+    printed = kubectl.run("exec", there["gpu"]["metadata"]["name"], "-c", "trainer", "--", "env")
+    assert "POOL=gpu" in printed.splitlines()
     kubectl.wait("--for=condition=Succeeded", "dlj/digits", timeout_s=300)
     wide = kubectl.run("get", "dlj", "-o", "wide").splitlines()
     print("\n".join(wide))

@@ -1,8 +1,8 @@
-"""Sensors and a decoder as pods of one site, from `kubectl apply` to the fetched model.
+"""Test sensors and a decoder as pods of one site, from `kubectl apply` to the fetched model.
 
-Proves: the operator accepts and runs a staged job, whose pods read the encoder from a ConfigMap;
-features reach the decoder; the keeper signs the decoder's model, the statement names the decoder as
-its only replica, and the model takes images. Left out: a decoder that is lost (tests/local), rules
+The operator accepts and runs a staged job, whose pods read the encoder from a ConfigMap. Features
+reach the decoder. The keeper signs the decoder's model, the statement names the decoder as its only
+replica, and the model takes images. Left out: a decoder that is lost (tests/local), rules
 (tests/unit/core/policies/test_staged.py).
 """
 
@@ -34,7 +34,7 @@ MOUNTS = {
 
 
 def staged_job() -> dict[str, Any]:
-    """One decoder, and two sensors."""
+    """Return a job of one decoder and two sensors."""
     document = manifest(
         {"decoder": 500, "sensors": 500},
         exchange={"topology": "staged", "policy": "staged"},
@@ -77,7 +77,7 @@ def test_a_decoder_trains_in_a_pod_on_the_features_of_others(
 
 
 def provenance(envelope: str) -> dict[str, Any]:
-    """The predicate of a signed statement."""
+    """Return the predicate of a signed statement."""
     payload = base64.b64decode(json.loads(envelope)["payload"])
     predicate: dict[str, Any] = json.loads(payload)["predicate"]
     return predicate

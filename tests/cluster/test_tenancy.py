@@ -1,13 +1,13 @@
-"""What a user who may create DLionJobs gets by podTemplate, with a real API server.
+"""Test what a user with the right to create DLionJobs gets by podTemplate, on a real API server.
 
-Proves: the chart's ValidatingAdmissionPolicy denies a job whose writer has no right to a Secret or
-a service account that it uses, wherever in a template that stands, and names both; it admits one
-whose writer has the right, or that the chart's lists allow; a later writer is compared as well,
-unless `spec` stays; malformed templates are admitted or denied, never by an error of the server. An
-operator makes pods of an admitted job only if the job is younger than the policy, and never of a
-job that has what no right allows. The server takes the NetworkPolicies of a run.
+The chart's ValidatingAdmissionPolicy denies a job whose writer has no right to a Secret or service
+account that it uses, in any field of a template, and names both. It admits a job whose writer has
+the right, or that the chart's lists allow. A later writer is checked as well, unless `spec` stays
+the same. Malformed templates are admitted or denied, never by an internal error. An operator
+creates pods of an admitted job only if the job is younger than the policy, and never of a job that
+has what no right allows. The API server accepts the NetworkPolicies of a run.
 
-Left out: pods that run, and that a network enforces a policy (the testbed's does not).
+Left out: pods that run, and the enforcement of a NetworkPolicy (the testbed's network has none).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
 pytestmark = pytest.mark.cluster
-NOBODY, READER, EDITOR = "nobody", "reader", "editor"
-"""May write jobs; also get the Secret db and impersonate runner; also all that `edit` may."""
+WRITER, READER, EDITOR = "writer", "reader", "editor"
+"""May write jobs; also get the Secret db and impersonate runner; also all that `edit` allows."""
 SETTLED_S = 31
 RIGHTS = [
     {"apiGroups": ["dlion.dev"], "resources": ["dlionjobs"],
@@ -62,45 +62,45 @@ def variables(field: str, **entry: Any) -> dict[str, Any]:
 
 KEY = {"name": "K", "valueFrom": {"secretKeyRef": {"name": "db", "key": "k"}}}
 TOKEN = {"automountServiceAccountToken": True}
-SECRET_TOLD, RUNNER_TOLD = "uses Secret db", "uses service account runner"
-DEFAULT_TOLD = "uses service account default or its token"
+USES_SECRET, USES_RUNNER = "uses Secret db", "uses service account runner"
+USES_DEFAULT = "uses service account default or its token"
 CASES: dict[str, tuple[dict[str, Any] | None, str, str, str]] = {
-    # the job's template, and what nobody, the reader and the editor are told (empty: admitted)
+    # the job's template, and the message for writer, reader and editor (empty: admitted)
     "nothing": (None, "", "", ""),
     "placement": ({"nodeSelector": {"a": "b"}, "volumes": None}, "", "", ""),
-    "mounted": (mounted("db"), SECRET_TOLD, "", ""),
-    "mounted twice": (mounted("db", "db"), SECRET_TOLD, "", ""),
-    "another": (mounted("db", "other"), SECRET_TOLD, "uses Secret other", ""),
+    "mounted": (mounted("db"), USES_SECRET, "", ""),
+    "mounted twice": (mounted("db", "db"), USES_SECRET, "", ""),
+    "another": (mounted("db", "other"), USES_SECRET, "uses Secret other", ""),
     "listed": (mounted("open", "team-a"), "", "", ""),
     "nearly listed": (mounted("opened"), "uses Secret opened", "uses Secret opened", ""),
     "too many": (mounted(*(f"s{n}" for n in range(9))), "uses Secret s0", "uses Secret s0",
                  "more than 8 Secrets"),
     "projected": (projected({"configMap": {"name": "c"}}, {"secret": {"name": "db"}}),
-                  SECRET_TOLD, "", ""),
-    "variable": (variables("containers", env=[{"name": "A", "value": "b"}, KEY]), SECRET_TOLD,
+                  USES_SECRET, "", ""),
+    "variable": (variables("containers", env=[{"name": "A", "value": "b"}, KEY]), USES_SECRET,
                  "", ""),
-    "variables": (variables("containers", envFrom=[{"secretRef": {"name": "db"}}]), SECRET_TOLD,
+    "variables": (variables("containers", envFrom=[{"secretRef": {"name": "db"}}]), USES_SECRET,
                   "", ""),
-    "of the sidecar": (variables("initContainers", env=[KEY]), SECRET_TOLD, "", ""),
-    "account": ({"serviceAccountName": "runner"}, RUNNER_TOLD, "", ""),
-    "account, old name": ({"serviceAccount": "runner"}, RUNNER_TOLD, "", ""),
+    "of the sidecar": (variables("initContainers", env=[KEY]), USES_SECRET, "", ""),
+    "account": ({"serviceAccountName": "runner"}, USES_RUNNER, "", ""),
+    "account, old name": ({"serviceAccount": "runner"}, USES_RUNNER, "", ""),
     "listed account": ({"serviceAccountName": "shared"}, "", "", ""),
-    "its token": ({"serviceAccountName": "runner", **TOKEN}, RUNNER_TOLD, "", ""),
-    "default token": (TOKEN, DEFAULT_TOLD, DEFAULT_TOLD, ""),
-    "projected token": (projected({"serviceAccountToken": {"path": "t"}}), DEFAULT_TOLD,
-                        DEFAULT_TOLD, ""),
+    "its token": ({"serviceAccountName": "runner", **TOKEN}, USES_RUNNER, "", ""),
+    "default token": (TOKEN, USES_DEFAULT, USES_DEFAULT, ""),
+    "projected token": (projected({"serviceAccountToken": {"path": "t"}}), USES_DEFAULT,
+                        USES_DEFAULT, ""),
     "no token": ({"automountServiceAccountToken": False}, "", "", ""),
 }  # fmt: skip
 
 
 class Users:
-    """Users of one namespace, and what the API server tells them."""
+    """Users of one namespace, and the answers of the API server to them."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
 
     def write(self, user: str, document: dict[str, Any], *, dry_run: bool = False) -> str:
-        """What it is told; empty: it is admitted."""
+        """Return the message of a denial; empty if the job is admitted."""
         return self._jobs.create(document, dry_run=dry_run, user=user).message
 
     def ask(self, user: str, document: dict[str, Any]) -> str:
@@ -115,7 +115,7 @@ def users(kubectl: Kubectl) -> Iterator[Users]:
 
 @pytest.fixture
 def policy(kubectl: Kubectl, users: Users, tmp_path: Path) -> Iterator[str]:
-    """The chart's policy, for this namespace alone, in force; its name."""
+    """Install the chart's policy for this namespace only; return its name."""
     program = helm_program()
     if program is None:
         pytest.skip("no helm: run `make testbed-setup`")
@@ -136,7 +136,7 @@ def policy(kubectl: Kubectl, users: Users, tmp_path: Path) -> Iterator[str]:
     grant(kubectl)
     try:
         probe = manifest(podTemplate={"spec": mounted("db")})
-        assert waited(lambda: bool(users.ask(NOBODY, probe)), 30), "the policy is not in force"
+        assert waited(lambda: bool(users.ask(WRITER, probe)), 30), "the policy has no effect"
         yield name
     finally:
         for each in documents:
@@ -148,9 +148,9 @@ def changed_secret(document: dict[str, Any], part: str, name: str) -> dict[str, 
 
 
 def grant(kubectl: Kubectl) -> None:
-    """The users have their rights."""
+    """Grant the users their rights."""
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    roles = {"jobs": (RIGHTS, (NOBODY, READER, EDITOR)), "reads": (READERS_RIGHTS, (READER,))}
+    roles = {"jobs": (RIGHTS, (WRITER, READER, EDITOR)), "reads": (READERS_RIGHTS, (READER,))}
     made: list[dict[str, Any]] = [
         {**rbac, "kind": "Role", "metadata": {"name": name}, "rules": rules}
         for name, (rules, _) in roles.items()
@@ -167,17 +167,17 @@ def grant(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_a_writer_gets_what_it_has_the_right_to(users: Users) -> None:
+def test_a_writer_gets_only_what_it_has_the_right_to(users: Users) -> None:
     wrong = []
-    for name, (spec, *told) in CASES.items():
+    for name, (spec, *messages) in CASES.items():
         document = manifest(podTemplate=None if spec is None else {"spec": spec})
         in_a_group = manifest()
         in_a_group["spec"]["sites"][0]["groups"][1]["podTemplate"] = {"spec": spec}
-        for user, words in zip((NOBODY, READER, EDITOR), told, strict=True):
-            said = [users.ask(user, document)]
+        for user, words in zip((WRITER, READER, EDITOR), messages, strict=True):
+            answers = [users.ask(user, document)]
             if spec is not None and user != EDITOR:
-                said.append(users.ask(user, in_a_group))
-            for each in said:
+                answers.append(users.ask(user, in_a_group))
+            for each in answers:
                 is_right = words in each and user in each if words and "more" not in words else (
                     words in each if words else each == "")  # fmt: skip
                 if not is_right:
@@ -193,42 +193,42 @@ def test_a_download_needs_the_right_to_its_secret(users: Users) -> None:
     trainer["dataset"] = {"path": "d.npz", "format": "npz"}
     for part in ("dataset", "model"):
         trainer |= {"startFrom": "m.keras", "initializer": {part: download}}
-        assert SECRET_TOLD in users.ask(NOBODY, document), part
+        assert USES_SECRET in users.ask(WRITER, document), part
         assert users.ask(READER, document) == users.ask(EDITOR, document) == "", part
-        assert users.ask(NOBODY, changed_secret(document, part, "team-a")) == "", part
+        assert users.ask(WRITER, changed_secret(document, part, "team-a")) == "", part
 
 
 @pytest.mark.usefixtures("policy")
-def test_no_template_takes_a_checked_name_away_and_keeps_the_token(users: Users) -> None:
+def test_no_template_removes_a_checked_name_and_keeps_the_token(users: Users) -> None:
     document = manifest(podTemplate={"spec": {"serviceAccountName": "runner", **TOKEN}})
     group = document["spec"]["sites"][0]["groups"][0]
     for own in ({"serviceAccountName": "default"}, {"serviceAccountName": None},
                 {"$patch": "replace", "serviceAccountName": "runner"}):  # fmt: skip
         group["podTemplate"] = {"spec": own}
-        assert DEFAULT_TOLD in users.ask(READER, document), own
+        assert USES_DEFAULT in users.ask(READER, document), own
     group["podTemplate"] = {"spec": {"serviceAccountName": "runner"}}
     assert users.ask(READER, document) == ""
 
 
 @pytest.mark.usefixtures("policy")
 def test_malformed_templates_are_answered(users: Users) -> None:
-    """They are denied where they cannot be read, and never by an error that helps nobody."""
+    """They are denied if they cannot be read, never by an internal error."""
     malformed: list[dict[str, Any]] = [
         {"volumes": "x"}, {"volumes": [None]}, {"volumes": [3]}, {"containers": {}},
         {"containers": [{"env": [None]}]}, {"serviceAccountName": 3}, mounted("db,other"),
         {"volumes": [{"secret": {"secretName": ["db"]}}]},
     ]  # fmt: skip
     for spec in malformed:
-        said = users.ask(NOBODY, manifest(podTemplate={"spec": spec}))
-        assert "panic" not in said
-        assert "Internal" not in said
-        assert said == "" or "denied request" in said, said
+        message = users.ask(WRITER, manifest(podTemplate={"spec": spec}))
+        assert "panic" not in message
+        assert "Internal" not in message
+        assert message == "" or "denied request" in message, message
     many = [{"name": f"n{n}", "env": [{"name": "a", "value": "b"}] * 10} for n in range(40)]
-    assert users.ask(NOBODY, manifest(podTemplate={"spec": {"containers": many}})) == ""
+    assert users.ask(WRITER, manifest(podTemplate={"spec": {"containers": many}})) == ""
 
 
 @pytest.mark.usefixtures("policy")
-def test_who_changes_a_job_is_compared_as_well(kubectl: Kubectl, users: Users) -> None:
+def test_the_rights_of_a_later_writer_are_checked(kubectl: Kubectl, users: Users) -> None:
     assert users.write(EDITOR, manifest(podTemplate={"spec": mounted("db")})) == ""
     labels = json.dumps({"metadata": {"labels": {"team": "edge"}}})
     pause = json.dumps({"spec": {"suspend": True}})
@@ -240,8 +240,8 @@ def test_who_changes_a_job_is_compared_as_well(kubectl: Kubectl, users: Users) -
             return str(error)
         return ""
 
-    assert patch(NOBODY, labels) == ""
-    assert SECRET_TOLD in patch(NOBODY, pause)
+    assert patch(WRITER, labels) == ""
+    assert USES_SECRET in patch(WRITER, pause)
     assert patch(READER, pause) == ""
 
 
@@ -251,7 +251,7 @@ def ready(kubectl: Kubectl, name: str) -> tuple[str, str]:
     return (found[0]["reason"], found[0]["message"]) if found else ("", "")
 
 
-def test_an_operator_believes_a_policy_that_is_older_than_the_job(
+def test_an_operator_trusts_a_policy_that_is_older_than_the_job(
     kubectl: Kubectl, users: Users, policy: str, tmp_path: Path
 ) -> None:
     began_s = time.monotonic()
@@ -271,7 +271,7 @@ def test_an_operator_believes_a_policy_that_is_older_than_the_job(
         assert waited(lambda: ready(kubectl, "early")[0] == "TemplateNotAllowed", 30)
         assert "delete the job and create it again" in ready(kubectl, "early")[1]
         assert (
-            users.write(NOBODY, manifest("pinned", podTemplate={"spec": {"nodeName": "n"}})) == ""
+            users.write(WRITER, manifest("pinned", podTemplate={"spec": {"nodeName": "n"}})) == ""
         )
         assert waited(lambda: ready(kubectl, "pinned")[0] == "TemplateNotAllowed", 30)
         assert not [each for each in children(kubectl) if not each.startswith("Pod/")]

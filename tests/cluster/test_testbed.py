@@ -1,10 +1,14 @@
-"""Proves on real clusters: a pod runs to its end under a hard CPU limit; names resolve and services
-answer; a killed `up` leaves nothing that `down` does not take away; another cluster is used only
-where it is marked; `tools/testbed` says what is up and what is missing. In the slow tier: pods of
-different sites reach each other at the rate that was set, and not past a cut; a node that loses its
-power or its cable is seen to be gone, and comes back; images are brought to nodes of one site.
+"""Test the testbed on real clusters.
 
-Leaves out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
+A pod runs to its end under a hard CPU limit. Names resolve and services answer. `down` removes
+everything that a killed `up` leaves. Another cluster is used only if it is marked. `tools/testbed`
+lists running testbeds and missing programs.
+
+Slow tests: pods of different sites reach each other at the configured rate, and not past a cut. A
+node without power or cable is detected as gone, and returns. Images are loaded on nodes of one
+site.
+
+Left out: NetworkPolicy (nothing here enforces it), LoadBalancer, latency and loss (no netem).
 """
 
 from __future__ import annotations
@@ -45,11 +49,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root]
 RATE_MBIT = 40.0
 PAYLOAD_BYTES = 20_000_000
 KNOCK = "nc -w 3 {} </dev/null 2>/dev/null && echo through || echo cut"
-"""What a pod does to find out whether it can connect to that address and port."""
+"""Command by which a pod checks whether it can connect to that address and port."""
 
 
 def pod(name: str, script: str, *, node: str = "", cpu: str = "", port: int = 0) -> dict[str, Any]:
-    """A pod that runs a shell script once."""
+    """Return a pod that runs a shell script once."""
     container: dict[str, Any] = {
         "name": "main",
         "image": BUSYBOX_IMAGE,
@@ -69,7 +73,7 @@ def pod(name: str, script: str, *, node: str = "", cpu: str = "", port: int = 0)
 
 
 def output(kubectl: Kubectl, document: dict[str, Any], timeout_s: float = 60) -> str:
-    """What the pod printed; it must succeed. It is deleted afterwards."""
+    """Return the output of the pod, which must succeed; delete it afterwards."""
     name = document["metadata"]["name"]
     kubectl.apply(document)
     try:
@@ -80,7 +84,7 @@ def output(kubectl: Kubectl, document: dict[str, Any], timeout_s: float = 60) ->
 
 
 def until(true: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until it is so; the test fails where it does not come about."""
+    """Return the seconds until the condition holds; fail if it does not."""
     began_s = time.monotonic()
     while not true():
         assert time.monotonic() - began_s < timeout_s, f"not so after {timeout_s:g} s"
@@ -103,7 +107,7 @@ def server(testbed: Testbed) -> str:
 
 
 def test_a_pod_runs_to_its_end_under_a_hard_cpu_limit(cluster: Kubectl, busybox: str) -> None:
-    """The only one that any cluster will do for."""
+    """This is the only test here that any cluster can run."""
     look = "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cat /sys/fs/cgroup/cpu.max"
     made = pod("limited", look, cpu="500m")
     made["spec"]["containers"][0]["image"] = busybox
@@ -119,7 +123,7 @@ def test_a_service_is_found_by_its_name_from_every_node(testbed: Testbed, server
         "metadata": {"name": "payload"},
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
     })  # fmt: skip
-    # Nodes learn of a new Service a moment after its creation.
+    # Nodes apply a new Service a moment after its creation.
     ask = "until wget -q -O - http://payload.default.svc.cluster.local/payload > /tmp/found; do"
     ask += " sleep 1; done 2>/dev/null; wc -c < /tmp/found"
     for node in testbed.site("site-a").nodes:
@@ -139,7 +143,7 @@ def test_pods_of_two_sites_reach_each_other_at_the_rate_that_was_set(
     )
 
     def rate_mbit(enough: float) -> float:
-        """The most of three fetches: whatever else the machine does can only slow one down."""
+        """Return the maximum of three fetches: other load can only slow one down."""
         most = 0.0
         for _ in range(3):
             began_s, ended_s = map(float, output(kubectl, pod("fetch", fetch)).split())
@@ -163,7 +167,7 @@ def test_pods_of_two_sites_reach_each_other_at_the_rate_that_was_set(
 
 
 @pytest.mark.slow
-def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
+def test_nothing_passes_a_cut_until_it_is_restored(
     testbed: Testbed, other_site: Site, server: str
 ) -> None:
     kubectl = other_site.kubectl
@@ -173,7 +177,7 @@ def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
         (lambda: testbed.cut_site("site-b"), lambda: testbed.mend_site("site-b")),
     ):
         cut()
-        assert output(kubectl, pod("ask", ask)) == "cut\n"  # and the tests still reach site-b
+        assert output(kubectl, pod("ask", ask)) == "cut\n"  # the tests still reach site-b
         mend()
         assert output(kubectl, pod("ask", ask)) == "through\n"
 
@@ -181,20 +185,18 @@ def test_nothing_passes_a_cut_and_everything_again_once_it_is_mended(
 def test_a_host_path_belongs_to_one_node(testbed: Testbed) -> None:
     kubectl = testbed.site("site-a").kubectl
     volumes = [{"name": "disk", "hostPath": {"path": "/var/lib/mine", "type": "DirectoryOrCreate"}}]
-    seen = []
+    outputs = []
     for node in testbed.site("site-a").nodes:
         made = pod(f"disk-{node.layout.name}", "ls /disk | wc -l; touch /disk/a",
                    node=node.layout.name)  # fmt: skip
         made["spec"]["volumes"] = volumes
         made["spec"]["containers"][0]["volumeMounts"] = [{"name": "disk", "mountPath": "/disk"}]
-        seen.append(output(kubectl, made))
-    assert seen == ["0\n", "0\n"]
+        outputs.append(output(kubectl, made))
+    assert outputs == ["0\n", "0\n"]
 
 
 @pytest.mark.slow
-def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(
-    testbed: Testbed, other_site: Site
-) -> None:
+def test_a_node_without_power_is_detected_and_returns(testbed: Testbed, other_site: Site) -> None:
     site, name = other_site, "site-b-n1"
     node = testbed.node(name)
     testbed.kill_node(name)
@@ -207,7 +209,7 @@ def test_a_node_without_power_is_seen_to_be_gone_and_comes_back(
 
 
 @pytest.mark.slow
-def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> None:
+def test_a_node_without_its_cable_keeps_running_and_returns(testbed: Testbed) -> None:
     site, name = testbed.site("site-a"), "site-a-n1"
     before = testbed.node(name).machine.programs()
     testbed.cut_node(name)
@@ -218,7 +220,7 @@ def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> No
 
 
 @pytest.mark.slow
-def test_virtual_nodes_take_pods_that_do_not_run(other_site: Site) -> None:
+def test_virtual_nodes_accept_pods_that_do_not_run(other_site: Site) -> None:
     other_site.add_virtual_nodes(50)
     assert len(other_site.ready_nodes()) == 50 + len(other_site.nodes)
     made = pod("nowhere", "false", node="virtual-7")
@@ -254,34 +256,34 @@ def test_another_cluster_is_used_only_if_it_is_marked(testbed: Testbed, tmp_path
         existing_cluster({KUBECONFIG: str(named)}, program=program)
 
 
-def said(testbed: Testbed, *words: str) -> str:
-    """What `tools/testbed` prints of that one."""
+def stdout_of(testbed: Testbed, *words: str) -> str:
+    """Return the output of `tools/testbed` for that testbed."""
     done = CliRunner().invoke(command, ["--name", testbed.layout.name, *words])
     assert done.exit_code == 0, done.output
     return done.output
 
 
-def test_the_command_says_what_is_up_and_what_it_is_called(testbed: Testbed) -> None:
-    told = json.loads(said(testbed, "status", "--output", "json"))
-    assert [site["name"] for site in told["sites"]] == list(testbed.sites)
-    for site in told["sites"]:
+def test_the_command_lists_running_testbeds(testbed: Testbed) -> None:
+    status = json.loads(stdout_of(testbed, "status", "--output", "json"))
+    assert [site["name"] for site in status["sites"]] == list(testbed.sites)
+    for site in status["sites"]:
         programs = {**site["programs"], **site["nodes"][0]["programs"]}
         assert {"kube-apiserver", "kubelet", "containerd"} <= set(programs)
         assert all(Path(f"/proc/{number}").exists() for number in programs.values())
-        assert said(testbed, "kubeconfig", site["name"]).strip() == site["kubeconfig"]
-        assert f"  {site['name']}  {site['apiServer']}" in said(testbed, "status")
-    assert testbed.layout.name in said(testbed, "list").split()
+        assert stdout_of(testbed, "kubeconfig", site["name"]).strip() == site["kubeconfig"]
+        assert f"  {site['name']}  {site['apiServer']}" in stdout_of(testbed, "status")
+    assert testbed.layout.name in stdout_of(testbed, "list").split()
 
 
 @pytest.mark.slow
-def test_an_image_is_brought_to_the_nodes_of_one_site(
+def test_an_image_is_loaded_on_the_nodes_of_one_site(
     testbed: Testbed, other_site: Site, tmp_path: Path
 ) -> None:
-    """A pod that never pulls runs there; at the other site it finds no image."""
+    """A pod that never pulls runs there; at the other site it has no image."""
     (shell,) = [i for i in own_images(testbed.binaries) if i.reference == BUSYBOX_IMAGE]
     brought = replace(shell, reference=f"dlion.test/brought:{os.getpid()}")
     archive = brought.write(tmp_path / "brought.tar")
-    said(testbed, "load-image", str(archive), "--site", "site-a")
+    stdout_of(testbed, "load-image", str(archive), "--site", "site-a")
     document = pod("brought", "echo here")
     container = document["spec"]["containers"][0]
     container |= {"image": brought.reference, "imagePullPolicy": "Never"}
@@ -295,7 +297,7 @@ def test_an_image_is_brought_to_the_nodes_of_one_site(
         other.run("delete", "pod", "brought", "--wait=true")
 
 
-def test_what_a_machine_lacks_is_said_with_how_to_get_it(
+def test_missing_programs_are_reported_with_how_to_get_them(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert testbed
@@ -307,8 +309,10 @@ def test_what_a_machine_lacks_is_said_with_how_to_get_it(
 
 
 def machine_traces() -> set[str]:
-    """What a testbed of any name could have left on this machine, but for those that other sessions
-    of tests keep just now, and what they run."""
+    """Return everything that a testbed of any name could have left on this machine.
+
+    Testbeds of other sessions and their processes are left out.
+    """
     found = {f"netns {path.name}" for path in Path("/run/netns").iterdir()}
     found |= {f"interface {path.name}" for path in Path("/sys/class/net").iterdir()}
     found |= {f"cgroup {p}" for root in hierarchies() for p in root.iterdir() if p.is_dir()}
@@ -325,11 +329,11 @@ def machine_traces() -> set[str]:
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
-                said = (path / "cmdline").read_bytes().decode(errors="replace")
+                stdout_of = (path / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            is_kept = any(f"dlion-testbed/{name}/" in said for name in kept)
-            if "dlion-testbed" in said and not is_kept and not is_anothers(int(path.name)):
+            is_kept = any(f"dlion-testbed/{name}/" in stdout_of for name in kept)
+            if "dlion-testbed" in stdout_of and not is_kept and not is_anothers(int(path.name)):
                 found.add(f"process {path.name}")
     others = [r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]"]  # of `dlion run`
     for name in kept:
@@ -340,10 +344,10 @@ def machine_traces() -> set[str]:
 
 
 def kept_by_others() -> list[str]:
-    """Testbeds of other sessions, which live."""
+    """Return running testbeds of other sessions."""
     found = []
     for name in known_names():
-        with contextlib.suppress(UnavailableError):  # half made, or gone
+        with contextlib.suppress(UnavailableError):  # incomplete or removed
             owner = State.load(name).owner
             if owner is not None and owner.pid != os.getpid() and owner.alive():
                 found.append(name)
@@ -351,14 +355,14 @@ def kept_by_others() -> list[str]:
 
 
 def is_anothers(pid: int) -> bool:
-    """Whether that process came from another session of tests."""
+    """Report whether that process belongs to another session of tests."""
     while pid > 1 and pid != os.getpid():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if any(word.rpartition(b"/")[2] == b"pytest" for word in words):
                 return True
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended
             return True
     return False
 
@@ -370,7 +374,7 @@ def is_anothers(pid: int) -> bool:
 def test_down_leaves_nothing_behind_when_up_was_killed(
     testbed: Testbed, after: str, tmp_path: Path
 ) -> None:
-    """`up` is killed once the named thing is there: it cannot clean up."""
+    """`up` is killed once the named object exists, so it cannot clean up."""
     name = f"k{os.getpid()}"
     before = machine_traces()
     with (tmp_path / "log").open("w") as log:
@@ -390,7 +394,7 @@ def test_down_leaves_nothing_behind_when_up_was_killed(
     starting.send_signal(signal.SIGKILL)
     assert starting.wait(10) == -signal.SIGKILL, (tmp_path / "log").read_text()
     if after == "kubelet":
-        time.sleep(1)  # let it go on making things
+        time.sleep(1)  # let it create more objects
     assert traces(name, folder)
     began_s = time.monotonic()
     subprocess.run(
@@ -406,7 +410,7 @@ def test_down_leaves_nothing_behind_when_up_was_killed(
 
 @pytest.mark.slow
 def test_pods_of_separate_sites_reach_each_other_by_node_port_only(testbed: Testbed) -> None:
-    """And taking that testbed away, with pods that ignore SIGTERM, leaves nothing behind."""
+    """Removing that testbed leaves nothing behind, though pods ignore SIGTERM."""
     assert testbed
     before = machine_traces()
     name = f"s{os.getpid()}"
@@ -434,7 +438,7 @@ def test_pods_of_separate_sites_reach_each_other_by_node_port_only(testbed: Test
     assert machine_traces() - before == set()
 
 
-def test_what_a_killed_test_session_left_is_taken_away_by_the_next_command(
+def test_the_next_command_removes_what_a_killed_session_left(
     testbed: Testbed,
 ) -> None:
     before = machine_traces()
@@ -445,7 +449,7 @@ def test_what_a_killed_test_session_left_is_taken_away_by_the_next_command(
     )
     until(lambda: bool(processes_in(groups_of(name))), 60)
     with exclusive():
-        assert remove_orphans() == []  # its owner lives, and so does the session's
+        assert remove_orphans() == []  # its owner runs, and so does the session's
     owner.kill()
     owner.wait(10)
     with exclusive():

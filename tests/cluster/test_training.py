@@ -1,13 +1,14 @@
-"""What becomes of a job of real pods: it goes on, or says why not.
+"""Test jobs of real pods through losses and errors.
 
-Proves: a killed worker process, a deleted pod and a killed operator are no end of the run; a
-suspended job goes on where it was, on another node; a missing image or Secret, a node that there is
-none of, a program that raises and too little memory are said with a reason and an event; kstatus,
-Flux and Argo CD say of each what docs/conditions.md says; a run that takes too long is ended, and
-what it was made of goes after its time, but for the job. Prints how long it took to each of these.
-All of it happens at once, each in a namespace of its own, since most of the time is waiting.
+A killed worker process, a deleted pod and a killed operator do not end the run. A suspended job
+continues where it was, on another node. A missing image or Secret, a missing node, a program that
+raises and too little memory cause a reason and an event. kstatus, Flux and Argo CD report each as
+docs/conditions.md lists it. A run over its deadline is ended, and its objects are removed after
+their time to live, except the job. The test prints the times. All cases run at once, each in its
+own namespace, since most of the time is waiting.
+
 Left out: a whole job (test_unequal_workers), several sites (federation), faults of the API server,
-workers that are lost while they train (test_worker_losses).
+workers that are lost during training (test_worker_losses).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 def at_once(
     operated_site: Kubectl, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SideBySide]:
-    """What the chosen tests of this file look at, begun."""
+    """The checks of the chosen tests of this file, started."""
 
     def begin(name: str) -> None:
         with restricted_namespace(operated_site) as kubectl:
@@ -111,29 +112,29 @@ def what_goes_wrong(kubectl: Kubectl, _: Path) -> None:
         kubectl.wait(f"--for=condition={type_}", f"dlj/{name}", timeout_s=180)
         document = kubectl.get("dlj", name)
         agree(document, STUCK if type_ == "Stalled" else FAILED)
-        (said,) = [each for each in document["status"]["conditions"] if each["type"] == type_]
-        assert said["reason"] == reason
-        assert words in said["message"], said["message"]
-        eventually(partial(is_told, kubectl, name, reason), what=f"an event {reason} of {name}")
-        after_s = seconds(said["lastTransitionTime"]) - seconds(
+        (condition,) = [each for each in document["status"]["conditions"] if each["type"] == type_]
+        assert condition["reason"] == reason
+        assert words in condition["message"], condition["message"]
+        eventually(partial(has_event, kubectl, name, reason), what=f"an event {reason} of {name}")
+        after_s = seconds(condition["lastTransitionTime"]) - seconds(
             document["metadata"]["creationTimestamp"]
         )
-        print(f"| {name} | {type_} | {reason} | {after_s:.0f} s | {said['message']} |")
+        print(f"| {name} | {type_} | {reason} | {after_s:.0f} s | {condition['message']} |")
 
 
-def is_told(kubectl: Kubectl, name: str, reason: str) -> bool:
-    """Whether there is an event of that reason about that job."""
+def has_event(kubectl: Kubectl, name: str, reason: str) -> bool:
+    """Report whether there is an event of that reason about that job."""
     chosen = f"--field-selector=involvedObject.kind=DLionJob,involvedObject.name={name}"
     return reason in {each["reason"] for each in kubectl.get("events", chosen)["items"]}
 
 
 def seconds(stamp: str) -> float:
-    """Of a time as the API server writes it."""
+    """Parse a time as the API server writes it."""
     return datetime.fromisoformat(stamp).timestamp()
 
 
 def named(document: dict[str, Any], name: str, trainer: dict[str, Any]) -> dict[str, Any]:
-    """That manifest under another name, with these fields of its trainer."""
+    """Return that manifest under another name, with these fields of its trainer."""
     if "program" in trainer:
         del document["spec"]["trainer"]["program"]
     document["metadata"]["name"] = name
@@ -142,7 +143,7 @@ def named(document: dict[str, Any], name: str, trainer: dict[str, Any]) -> dict[
 
 
 def too_little_memory(document: dict[str, Any], limit: str) -> dict[str, Any]:
-    """That manifest with less memory than TensorFlow takes."""
+    """Return that manifest with less memory than TensorFlow needs."""
     (group,) = document["spec"]["sites"][0]["groups"]
     group["resources"]["limits"]["memory"] = limit
     return named(document, "no-memory", {})
@@ -175,7 +176,7 @@ def a_break(kubectl: Kubectl, tmp_path: Path) -> None:
     config_map, document = mostly_waiting(manifest({"a": 500}))
     one, *others = open_nodes(kubectl)
     if not others:
-        pytest.skip(f"there is no node but {one} that takes pods")
+        pytest.skip(f"only node {one} accepts pods")
     try:
         kubectl.run("cordon", *others)
         kubectl.apply(config_map, document)
@@ -206,7 +207,7 @@ def a_break(kubectl: Kubectl, tmp_path: Path) -> None:
 
 
 def too_long(kubectl: Kubectl, _: Path) -> None:
-    """It is kept for its time to live; then nothing is left but the job, which says why."""
+    """It is kept for its time to live; then only the job is left, with the reason."""
     kubectl.apply(
         manifest({"a": 500}, activeDeadlineSeconds=DEADLINE_S, ttlSecondsAfterFinished=TTL_S)
     )
@@ -218,7 +219,7 @@ def too_long(kubectl: Kubectl, _: Path) -> None:
         "DeadlineExceeded",
         True,
     )
-    eventually(partial(is_told, kubectl, "digits", "DeadlineExceeded"), what="an event")
+    eventually(partial(has_event, kubectl, "digits", "DeadlineExceeded"), what="an event")
     began = seconds(document["metadata"]["creationTimestamp"])
     assert seconds(failed["lastTransitionTime"]) - began >= DEADLINE_S
     ours = "app.kubernetes.io/managed-by=dlion-operator"
@@ -232,7 +233,7 @@ def too_long(kubectl: Kubectl, _: Path) -> None:
 
 
 def workers(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """Pods of workers that there are."""
+    """Return the pods of workers."""
     found: list[dict[str, Any]] = kubectl.get("pods", "-l", "app.kubernetes.io/component=worker")[
         "items"
     ]
@@ -240,7 +241,7 @@ def workers(kubectl: Kubectl) -> list[dict[str, Any]]:
 
 
 def open_nodes(kubectl: Kubectl) -> list[str]:
-    """Those that take any pod, in order of their names."""
+    """Return the nodes that accept any pod, in order of their names."""
     shut = ("NoSchedule", "NoExecute")
     return sorted(
         each["metadata"]["name"]
@@ -266,5 +267,5 @@ SCENARIOS: dict[str, Callable[[Kubectl, Path], None]] = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_becomes_of_a_job(at_once: SideBySide, scenario: str) -> None:
+def test_a_job_through_losses_and_errors(at_once: SideBySide, scenario: str) -> None:
     at_once.outcome(scenario)

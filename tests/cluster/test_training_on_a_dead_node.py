@@ -1,8 +1,8 @@
-"""A node loses its power while a worker trains there.
+"""Test a node that loses its power while a worker trains there.
 
-Proves: the others go on and the job is called Degraded; the dead node's pod is released, its worker
-comes back on another node and all train again, though the dead node never says a word. Prints how
-long each took. Left out: a keeper or an operator on the dead node.
+The other workers continue and the job is Degraded. The dead node's pod is released and its worker
+returns on another node. All train again, though the dead node never reports anything. The test
+prints the times. Left out: a keeper or an operator on the dead node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_a_worker_on_a_dead_node_is_released_and_trains_elsewhere(
     stays = operator["spec"]["nodeName"]
     (dies,) = {node.layout.name for node in testbed.site(SITE).nodes} - {stays}
     kubectl.run("cordon", dies)
-    # This testbed has one CoreDNS, without which nobody finds anybody.
+    # This testbed has one CoreDNS, without which no name resolves.
     system = replace(kubectl, namespace="kube-system")
     system.run("delete", "pod", "--all", "--wait=true")
     system.wait("--for=condition=Available", "deployment", "--all", timeout_s=90)
@@ -67,7 +67,7 @@ def test_a_worker_on_a_dead_node_is_released_and_trains_elsewhere(
 
 
 def wait_until_trains_on(kubectl: Kubectl, node: str, within_s: float = 180.0) -> None:
-    """Returns once group b's worker runs on that node and all train."""
+    """Return once group b's worker runs on that node and all train."""
 
     def look() -> bool:
         pods = kubectl.get("pods", "-l", "dlion.dev/group=b")["items"]

@@ -1,8 +1,9 @@
-"""Two operators that see the same jobs, beside a real API server.
+"""Test two operators with the same jobs and a real API server.
 
-Proves: one alone writes, and a status that is written stands; where that one is killed the other
-takes over within 20 s and the run goes on with the same children; one that ends in order is
-followed within seconds; the metric and the log say who acts.
+Only one writes, and its status is kept. After it is killed, the other takes over within 20 s and
+the run continues with the same children. After an orderly end the other follows within seconds. The
+metric and the log name the active one.
+
 Left out: pods that run; outages and clocks (tests/unit/operator/kubernetes/test_lease.py).
 """
 
@@ -30,7 +31,7 @@ STANDS_S = 12.0
 
 @pytest.fixture
 def proxies(kubectl: Kubectl, tmp_path: Path) -> Iterator[list[FaultProxy]]:
-    """By which it is counted what each of two operators asks."""
+    """Proxies that count the requests of each of two operators."""
     folders = [tmp_path / "one", tmp_path / "other"]
     for each in folders:
         each.mkdir()
@@ -48,7 +49,7 @@ def operator_behind(proxy: FaultProxy, kubectl: Kubectl) -> OperatorProcess:
 
 
 @pytest.mark.timeout(240)
-def test_one_of_two_operators_acts_and_the_other_follows_when_it_is_killed(
+def test_the_second_operator_takes_over_when_the_first_is_killed(
     kubectl: Kubectl, proxies: list[FaultProxy]
 ) -> None:
     first, second = proxies
@@ -92,5 +93,5 @@ def test_one_of_two_operators_acts_and_the_other_follows_when_it_is_killed(
 
 
 def _is_own(request: object) -> bool:
-    """Whether it is of the operator's authority, which both keep in one namespace here."""
+    """Report whether it is of the operators' authority, which share one namespace here."""
     return "dlion-authority" in str(request) or str(request).endswith("/secrets")

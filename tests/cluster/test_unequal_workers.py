@@ -1,16 +1,19 @@
-"""A job of workers with CPU limits of 4:2:1, from `kubectl apply` to the model.
+"""Test a job of workers with CPU limits of 4:2:1, from `kubectl apply` to the model.
 
-Proves: three groups with hard limits train together from images of this tree; their shares of the
-batch follow what each gets (in `make slow`: its limit); `kubectl wait` sees the end; the fetched
-model, judged by Keras alone on images that the job was not trained on, knows them, and says the
-same as SavedModel (in `make slow`: as TensorFlow Lite, too), loaded by TensorFlow alone; its keeper
-has signed whose updates it holds, and `fetch` refuses a model or description that was changed
-later, without changing what it brought before; deleting leaves nothing;
-kstatus, Flux and Argo CD say of it what docs/conditions.md says. In `make test` the job is
-`digits`, a model so small that what a step costs whatever its batch weighs: there shares only keep
-the limits' order. In `make slow` it is `cipher` on CIFAR-10 as well, where ../shared/data/cifar10
-is at hand and the nodes are the testbed's: its steps are as long for each worker, too. Prints what
-`kubectl get dlj` shows, the shares and the time to each worker's first step.
+Three groups with hard limits train together from images of this tree. Their shares of the batch
+follow their CPU (in `make slow`: their limits). `kubectl wait` returns at the end. The fetched
+model classifies images that the job did not train on, evaluated only by Keras. It predicts the same
+as SavedModel (in `make slow`: also as TensorFlow Lite), loaded only by TensorFlow. Its keeper has
+signed whose updates it holds. `fetch` refuses a model or description that was changed later,
+without changing what it wrote before. Deletion leaves nothing. kstatus, Flux and Argo CD report it
+as docs/conditions.md lists it.
+
+In `make test` the job is `digits`. In such a small model the fixed cost of a step dominates, so
+shares only keep the order of the limits. In `make slow` it is also `cipher` on CIFAR-10, if
+../shared/data/cifar10 exists and the nodes are the testbed's. Its steps also take equally long for
+each worker. The test prints the output of `kubectl get dlj`, the shares and the time to each
+worker's first step.
+
 Left out: quotas that change, several sites.
 """
 
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 LONGEST_STEP = 1.3
-"""Times the shortest worker's step."""
+"""Multiple of the shortest worker's step."""
 CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 KINDS = "jobs,services,configmaps,deployments,pvc,pods"
 CPU = {"large": 800, "medium": 400, "small": 200}
@@ -97,20 +100,20 @@ for image, wanted in zip(x, logits):
     numpy.testing.assert_allclose(lite.get_tensor(given["index"])[0], wanted, rtol=1e-3, atol=1e-3)
 """
 FORMS = {"savedmodel": "saved_model", "tflite": "model.tflite"}
-"""What `dlion fetch --format` makes of a model."""
+"""Forms of a model by `dlion fetch --format`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: the manifest, Python that gives images `x` and labels `y`, and the bars."""
+    """A task to learn: manifest, Python code that gives images `x` and labels `y`, and bounds."""
 
     document: dict[str, Any]
     images: str
     least_accuracy: float
     share_within: float | None
-    """Of the limits' own shares, relative, and steps of one length; None: only in their order."""
+    """Relative bound on shares and step times; None: only their order is checked."""
     forms: tuple[str, ...]
-    """In which the model is fetched, too: tests/unit/worker/training has each of a small one."""
+    """Other forms that are fetched; tests/unit/worker/training has each of a small model."""
 
     @property
     def name(self) -> str:
@@ -123,8 +126,8 @@ def task(
 ) -> Task:
     """The digits, or CIFAR-10 on the nodes of the testbed's first site, where its files are.
 
-    Beside other tests the largest worker may not get its limit: cgroups weigh groups of processes,
-    and `nice` counts only inside one. So shares are held against the limits in `make slow`.
+    Beside other tests the largest worker may not reach its limit: cgroups weight groups of
+    processes, and `nice` applies only within one. So `make slow` compares shares with the limits.
     """
     if request.param == "digits":
         document = manifest(CPU)
@@ -149,8 +152,10 @@ def task(
 
 
 def guaranteed(document: dict[str, Any]) -> dict[str, Any]:
-    """That manifest with groups that request their limits: where the machine has too little for
-    all, it goes to them in the same proportions."""
+    """Return that manifest with groups that request their limits.
+
+    If the machine has too little for all, they get it in the same proportions.
+    """
     for group in document["spec"]["sites"][0]["groups"]:
         group["resources"]["requests"]["cpu"] = group["resources"]["limits"]["cpu"]
     return document
@@ -174,7 +179,7 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     results = fetched(kubectl, tmp_path / "all", "--all", name=task.name)
     report_starts(starts, results, applied_s)
     model = fetched(kubectl, tmp_path / "model", name=task.name)
-    print(f"has ended and is fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
+    print(f"ended and fetched {time.monotonic() - applied_s:.0f} s after kubectl apply")
     forms = [
         fetched(kubectl, tmp_path / form, "--format", form, name=task.name) / FORMS[form]
         for form in task.forms
@@ -190,7 +195,7 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
 
 
 def assert_signed(kubectl: Kubectl, task: Task, out: Path) -> None:
-    """Its files at the keeper are changed as anybody can who may `exec` into that pod."""
+    """Change its files at the keeper, as a user with `exec` into that pod can."""
     signed = fetch(kubectl, out, name=task.name)
     shown = signed.stderr.splitlines()
     assert signed.returncode == 0, signed.stderr
@@ -212,14 +217,15 @@ def assert_signed(kubectl: Kubectl, task: Task, out: Path) -> None:
 
 
 def progress(kubectl: Kubectl, task: Task) -> int:
-    """Percent of the way to the end, as the status has it."""
+    """Return the percentage of the way to the end in the status."""
     trainer = status_of(kubectl, task.name).get("trainerStatus") or {}
     return int(trainer.get("progressPercentage") or 0)
 
 
 def accuracy(task: Task, *files: Path) -> float:
-    """Of a saved model, judged by Keras and TensorFlow alone, which have nothing of ours; its other
-    forms must say the same."""
+    """Return the accuracy of a saved model, evaluated only by Keras and TensorFlow; its other forms
+    must agree.
+    """
     lite = JUDGE_LITE if "tflite" in task.forms else ""
     code = f"import sys, keras, numpy{task.images}{JUDGE}{lite}\nprint(accuracy)"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -232,7 +238,7 @@ def accuracy(task: Task, *files: Path) -> float:
 
 
 def assert_shares(task: Task, results: Path) -> None:
-    """Of the batch, mean over the last half of each worker's steps."""
+    """Check shares of the batch, mean over the last half of each worker's steps."""
     steps = records(results, "step")
     limits = [cpu / sum(CPU.values()) for cpu in CPU.values()]
     shares, medians_s = [], []

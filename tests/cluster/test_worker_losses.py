@@ -1,15 +1,16 @@
-"""Workers that are lost, come and go while a job trains, by real pods.
+"""Test workers that are lost, added and removed during training, with real pods.
 
-Proves: a killed trainer (by a signal, or by the kernel for want of memory), a deleted and an
-evicted pod make the job Degraded, each with an event not older than a minute (the same is not told
-again sooner), and it trains with all again by itself, no index failed for good, an eviction not
-counted against it; a group grows from two workers to four and shrinks to two, each with its share
-of the batch: those who were there before throw no iteration away; none becomes longer than
-twice the median by waiting for those who go, and for each who comes one at most: two at once may
-hold them for a moment (docs/faults.md). (By waiting alone, as the records tell it: how long
-computing takes is the quota's and the machine's business.) Prints a table of how long each took,
-and what they waited. Left out: pods that never start, a program that ends for good, too little
-memory to start (test_training), a node without power (test_training_on_a_dead_node).
+A killed trainer (by a signal, or by the kernel for lack of memory), a deleted and an evicted pod
+make the job Degraded. Each causes an event at most a minute old (the same event is not repeated
+sooner). The job then trains with all workers again. No index fails for good, and an eviction is not
+counted. A group grows from two workers to four and shrinks to two, each with its share of the
+batch. The other workers discard no iteration. No iteration exceeds twice the median by waiting for
+removed workers, and at most one for each new worker: two at once may delay them for a moment
+(docs/faults.md). Only waits in the records count, since computing depends on the quota and the
+machine. The test prints a table of the times and waits.
+
+Left out: pods that never start, a program that ends for good, too little memory to start
+(test_training), a node without power (test_training_on_a_dead_node).
 """
 
 from __future__ import annotations
@@ -67,26 +68,26 @@ others = [p for p in os.listdir("/proc") if p.isdigit() and int(p) not in (1, os
 (pid,) = filter(trains, others)
 open(f"/proc/{pid}/oom_score_adj", "w").write("1000")
 while trains(pid):
-    told, tells = os.pipe()
+    done, write = os.pipe()
     if not os.fork():
         held = b"x" * (64 << 20)
-        os.write(tells, b".")
+        os.write(write, b".")
         while trains(pid):
             time.sleep(0.05)
         os._exit(0)
-    os.close(tells)
-    os.read(told, 1)
-    os.close(told)
+    os.close(write)
+    os.read(done, 1)
+    os.close(done)
 """
-"""Takes what memory the container may have until the kernel has killed the trainer for it: by many
-small processes, as among those whose scores are alike it chooses the largest."""
+"""Allocate the container's memory in many small processes until the kernel kills the trainer: among
+processes of equal scores it chooses the largest."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 CAME = 2
-"""Workers, in the growing group."""
+"""New workers in the growing group."""
 
 
 def pod_of(kubectl: Kubectl, index: int) -> str:
-    """The name of that worker's pod."""
+    """Return the name of that worker's pod."""
     pods = kubectl.get("pods", "-l", f"dlion.dev/group=a,{INDEX}={index}")["items"]
     (name,) = [p["metadata"]["name"] for p in pods if p["status"]["phase"] == "Running"]
     return str(name)
@@ -119,7 +120,7 @@ LOSSES: dict[str, Callable[[Kubectl], None]] = {
 
 
 def scale(kubectl: Kubectl, workers: int) -> float:
-    """Another count of the group; seconds until as many train."""
+    """Scale the group; return the seconds until this many workers train."""
     path = "/spec/sites/0/groups/0/workers"
     patch = [{"op": "replace", "path": path, "value": workers}]
     began_s = time.monotonic()
@@ -134,25 +135,25 @@ def scale(kubectl: Kubectl, workers: int) -> float:
 
 
 def train_on(kubectl: Kubectl) -> int:
-    """Returns after some more iterations; the one that it began with."""
+    """Return after several more iterations, with the first of them."""
     before = iteration(kubectl)
     eventually(lambda: iteration(kubectl) >= before + 10, what="iterations")
     return before
 
 
-def is_told(kubectl: Kubectl, reason: str, since: datetime) -> bool:
-    """Whether an event of that reason has been posted since then."""
+def has_event(kubectl: Kubectl, reason: str, since: datetime) -> bool:
+    """Report whether an event of that reason has been posted since then."""
     events = kubectl.get("events", "--field-selector", f"reason={reason}")["items"]
     return any(datetime.fromisoformat(each["lastTimestamp"]) >= since for each in events)
 
 
 def failures(kubectl: Kubectl) -> int:
-    """How often the worker of index 0 has failed in the eyes of its Job."""
+    """Return how often the worker of index 0 has failed according to its Job."""
     annotations = kubectl.get("pod", pod_of(kubectl, 0))["metadata"]["annotations"]
     return int(annotations["batch.kubernetes.io/job-index-failure-count"])
 
 
-def test_workers_are_lost_come_and_go_while_a_job_trains(
+def test_workers_are_lost_added_and_removed_during_training(
     restricted: Kubectl, tmp_path: Path
 ) -> None:
     kubectl = restricted
@@ -161,7 +162,7 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
         "stop": {"maxSeconds": 3000},
         "evaluation": {"everySamples": 100_000},
     }
-    # Iterations of many of the quota's periods: one period more or less is not an iteration then.
+    # An iteration takes many periods of the quota, so that one period does not matter.
     document["spec"]["batching"]["globalBatchSize"] = {"initial": 4800, "max": 4800}
     kubectl.apply(document)
     wait_until_trains(kubectl)
@@ -175,11 +176,13 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
         wait_until_trains(kubectl)
         print(f"| {name} | {degraded_s:.0f} s | {time.monotonic() - began_s:.0f} s |")
         for reason in ("PeersLost", "Training"):
-            told = partial(is_told, kubectl, reason, began - timedelta(seconds=REPEAT_AFTER_S))
-            eventually(told, what=f"an event {reason}, {name}")
+            is_posted = partial(
+                has_event, kubectl, reason, began - timedelta(seconds=REPEAT_AFTER_S)
+            )
+            eventually(is_posted, what=f"an event {reason}, {name}")
         if name == "pod evicted":
             assert failures(kubectl) == charged
-    assert is_told(kubectl, "PeerLost", began - timedelta(seconds=3600))
+    assert has_event(kubectl, "PeerLost", began - timedelta(seconds=3600))
     scaled_at = train_on(kubectl)
     print(f"| 2 to 4 workers | | {scale(kubectl, 4):.0f} s |")
     grown_at = train_on(kubectl) + 5
@@ -197,8 +200,10 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
 
 
 def assert_none_lost(recorded: list[ProgressRecord], scaled_at: int, shrunk_at: int) -> None:
-    """Worker 1 threw nothing away by all of it, nor did worker 0 by coming and going of others;
-    nobody waited an iteration's time for those who went, and for each who came at most once."""
+    """Check that worker 1 discarded nothing, and worker 0 nothing during the scaling.
+
+    No worker waited an iteration's time for removed workers, and at most once for each new one.
+    """
     judged = [each for each in recorded if each.rank == 1 or each.iteration > scaled_at]
     losses = iteration_losses(judged, killed=[Rank(2), Rank(3)])
     for rank, loss in losses.items():
@@ -215,7 +220,7 @@ def assert_none_lost(recorded: list[ProgressRecord], scaled_at: int, shrunk_at: 
 
 
 def assert_shares(recorded: list[ProgressRecord], iteration: int) -> None:
-    """From about that iteration on four equal workers shared the batch, once all had come in."""
+    """Check that four equal workers shared the batch from about that iteration on."""
     shares: dict[int, dict[Rank, float]] = {}
     for each in recorded:
         if isinstance(each, StepRecord) and each.iteration >= iteration:

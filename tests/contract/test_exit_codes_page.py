@@ -107,7 +107,7 @@ CASES = {
         ),
     ),
     (ExitCode.DENIED, "fields that others have set (409)"): (
-        ("cluster/test_cli.py", "test_fields_that_others_have_set_are_not_taken_over"),
+        ("cluster/test_cli.py", "test_fields_of_other_managers_are_not_taken_over"),
     ),
     (ExitCode.ENDED_EARLY, "before `trainer.stop` was met"): (
         (
