@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import ProgramError
 from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.programs.shape_mismatch import input_mismatch
 
 _SAMPLES = 16
 """Enough to tell probabilities from logits."""
@@ -73,6 +75,7 @@ def build_model(
         program,
         f"calling the model on a sample of shape {shape}",
         "The model's input must have the shape of the data, without the batch dimension",
+        partial(input_mismatch, samples, model),
     ):
         outputs = as_float32(model(samples, **call_arguments(model, training=False)))
     return BuiltModel(model, samples, outputs)

@@ -351,15 +351,8 @@ class FlatModel:
         except tf.errors.ResourceExhaustedError:
             raise
         except tf.errors.OpError as error:
-            text, advice = "a batch", "Check the data, the loss and the accuracy"
-            if self.class_count:
-                text += f" with labels from {y_B.min()} to {y_B.max()} ({self.class_count} classes)"
-                advice = "Check that labels count from 0 and that the model's last layer has one "
-                advice += "output per class"
             message = without_escapes(str(error.message))[:400]
-            raise DataError(
-                f"program {self.program.name}: TensorFlow rejected {text}: {message}. {advice}"
-            ) from error
+            raise DataError(self._scoring.rejection(y_B, message)) from error
 
     def _train(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:

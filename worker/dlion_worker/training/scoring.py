@@ -6,6 +6,7 @@ or a dict of arrays for several outputs. Shape suffixes: B batch, C classes.
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dlion_worker.training.building import BuiltModel
 from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.compiled import CompiledMetrics
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.programs.shape_mismatch import loss_mismatch, sample_shapes
 
 Sums = tuple[NDArray[Any], ...]
 """What the evaluations of batches add up to."""
@@ -52,7 +54,7 @@ class Scoring:
         self._has_logits = False
         """Whether Keras keeps logits with the outputs."""
         self.metrics = metrics
-        outputs = built.outputs
+        self._outputs = outputs = built.outputs
         self._compiled_accuracy = "" if program.accuracy is not None else metrics.accuracy
         """Name of the metric that is the accuracy, if one is."""
         self._adds_up = program.accuracy is not None or not metrics.accuracy
@@ -66,7 +68,9 @@ class Scoring:
     def mean_loss(self, y_B: Any, outputs: Any) -> Any:
         """The batch's mean loss, a scalar tensor."""
         if self._program.loss is not None:
-            with user_code(self._program, self._program.loss_name, "It takes and yields tensors"):
+            advice = "It takes and yields tensors"
+            mismatch = partial(loss_mismatch, y_B, outputs)
+            with user_code(self._program, self._program.loss_name, advice, mismatch):
                 value = tf.convert_to_tensor(self._program.loss(y_B, outputs))
                 return tf.reduce_mean(tf.cast(value, tf.float32))
         if not self._class_count:
@@ -88,7 +92,8 @@ class Scoring:
             return ()
         if self._program.accuracy is not None:
             advice = "It takes tensors and returns a value from 0 to 1, or one for each sample"
-            with user_code(self._program, "accuracy(y_true, y_pred)", advice):
+            mismatch = partial(loss_mismatch, y_B, outputs)
+            with user_code(self._program, "accuracy(y_true, y_pred)", advice, mismatch):
                 value = tf.convert_to_tensor(self._program.accuracy(y_B, outputs))
             mean = tf.reduce_mean(tf.cast(value, tf.float64))
             counted = tf.where(tf.math.is_finite(mean), tf.cast(count, tf.float64), 0.0)
@@ -137,6 +142,23 @@ class Scoring:
             accuracy = float(correct_C.sum() / max(1, total_C.sum()))
             classes = tuple(float(a) for a in correct_C / np.maximum(1, total_C))
         return EvaluationResult(accuracy, loss, classes, samples, figures)
+
+    def rejection(self, y_B: NDArray[Any], message: str) -> str:
+        """Why TensorFlow rejects a batch, with its message last."""
+        name, advice = self._program.name, "Check the data, the loss and the accuracy"
+        if not self._class_count:
+            return f"program {name}: TensorFlow rejected a batch: {message}. {advice}"
+        least, most = int(y_B.min()), int(y_B.max())
+        labels = f"labels from {least} to {most} ({self._class_count} classes)"
+        last = self._outputs.shape[-1] if tf.is_tensor(self._outputs) else None
+        if last is None or (least >= 0 and most < last):
+            advice += ", and that labels count from 0"
+            return f"program {name}: TensorFlow rejected a batch with {labels}: {message}. {advice}"
+        return (
+            f"program {name}: y has {labels}, and the model returns {sample_shapes(self._outputs)} "
+            f"for one sample. Give the last layer at least {self._class_count} outputs, or correct "
+            f"the labels: they count from 0. TensorFlow rejected a batch: {message}"
+        )
 
     def _check(self, built: BuiltModel, target_shape: Sequence[int] | None) -> None:
         program, outputs = self._program, built.outputs

@@ -4,8 +4,9 @@ The loss and the optimizer become the program's. The metrics are computed over t
 by Keras' own code, with their state outside, so that evaluations may run in several threads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dlion_api.errors import ProgramError
@@ -13,6 +14,7 @@ from dlion_api.protocol.progress import MAX_METRICS
 from dlion_api.spec import Optimizer
 from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.programs.shape_mismatch import loss_mismatch
 
 _ACCURACIES = tuple(
     getattr(keras.metrics, name)
@@ -86,13 +88,15 @@ class CompiledMetrics:
         """Whether that one is the share of labels that the largest output meets."""
         if not model.compiled:
             return
+        mismatch = partial(loss_mismatch, targets_B, outputs)
         if program.loss_name != TrainingProgram.loss_name:
-            with user_code(program, program.loss_name, f"{_ADVICE}loss(y_true, y_pred)"):
+            advice = f"{_ADVICE}loss(y_true, y_pred)"
+            with user_code(program, program.loss_name, advice, mismatch):
                 model._compile_loss(targets_B, outputs)  # noqa: SLF001 - it creates its variables
         metrics = model._compile_metrics  # noqa: SLF001 - no public name
         if metrics is None:
             return
-        with self._user_code():
+        with self._user_code(mismatch):
             metrics.update_state(targets_B, outputs)
             found = metrics.result()
             self._figures(found)
@@ -148,8 +152,9 @@ class CompiledMetrics:
             "that for it, return a dict from its result(), or remove it"
         )
 
-    def _user_code(self) -> Any:
-        return user_code(self._program, "a metric of compile()", f"{_ADVICE}accuracy")
+    def _user_code(self, mismatch: Callable[[], str] | None = None) -> Any:
+        advice = f"{_ADVICE}accuracy"
+        return user_code(self._program, "a metric of compile()", advice, mismatch)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlion_api.errors import DLionError, ProgramError
 from dlion_api.plain_text import error_text
+from dlion_worker.training.programs.shape_mismatch import is_about_shapes
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,12 @@ class TrainingProgram:
 
 
 @contextmanager
-def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[None]:
+def user_code(
+    program: TrainingProgram, doing: str, advice: str, mismatch: Callable[[], str] | None = None
+) -> Iterator[None]:
     """Turn any exception of user code into one error with location and advice.
+
+    `mismatch` names what to correct if the exception is about shapes: it comes first then.
 
     Raises: ProgramError; DLion's own errors pass unchanged.
     """
@@ -55,9 +60,10 @@ def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[Non
         kind, text = type(error).__name__, error_text(error)
         if text.startswith("in user code:"):  # TensorFlow puts a traceback before the message
             text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
-        raise ProgramError(
-            f"program {program.name}: {doing} failed{location}: {kind}: {text[:1000]}. {advice}"
-        ) from error
+        failure = f"{doing} failed{location}: {kind}: {text[:1000]}"
+        if mismatch is not None and is_about_shapes(text):
+            failure, advice = mismatch(), f"The error: {failure}"
+        raise ProgramError(f"program {program.name}: {failure}. {advice}") from error
 
 
 def _location(error: BaseException, sources: tuple[Path, ...]) -> str:

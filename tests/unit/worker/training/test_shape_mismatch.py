@@ -1,0 +1,122 @@
+"""Facts: where labels, outputs and loss, or data and input, do not fit, the program's author reads
+both shapes and a remedy first, and the text of Keras or TensorFlow after it; any other error of a
+program has no such sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import DLionError
+from dlion_worker.training.framework import keras
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs.program import TrainingProgram
+
+LABELS = np.arange(12).astype(np.int32) % 6
+ONE_HOT = np.eye(6, dtype=np.float32)[LABELS]
+SPARSE, CATEGORICAL = "sparse_categorical_crossentropy", "categorical_crossentropy"
+X = np.zeros((12, 4), np.float32)
+
+
+def error_of(
+    y: Any, outputs: int, loss: Any, *, own: bool = False, inputs: int = 4, **settings: Any
+) -> str:
+    """The error of a model that is built, trained and evaluated on one batch.
+
+    `own`: `loss` is a function of the program, not of compile().
+    """
+
+    def build(*_: Any) -> Any:
+        model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(outputs, "softmax")])
+        if not own:
+            model.compile(loss=loss, **{"metrics": ["accuracy"], **settings})
+        return model
+
+    program = TrainingProgram("mine", build, loss=loss if own else None)
+    classes = 6 if y.dtype == np.int32 else 0
+
+    def train() -> None:
+        FlatModel(
+            program, input_shape=(4,), class_count=classes, seed=1, target_shape=y.shape[1:]
+        ).step(X, y)
+
+    with pytest.raises(DLionError) as caught:
+        train()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes", "remedy", "of_keras"),
+    [
+        (
+            (ONE_HOT, 6, SPARSE),
+            "y has shape [6] of float32, and the model returns [6]",
+            "use CategoricalCrossentropy", "ValueError: Argument `output` must have rank",
+        ),
+        (
+            (LABELS, 6, CATEGORICAL),
+            "y has one int32, and the model returns [6]",
+            "use SparseCategoricalCrossentropy", "must have the same rank",
+        ),
+        (
+            (ONE_HOT, 4, CATEGORICAL),
+            "y has shape [6] of float32, and the model returns [4]",
+            "Give the last layer 6 outputs, or return 4 values in y", "must have the same shape",
+        ),
+        (
+            (ONE_HOT[:, :3], 2, "mse"),
+            "y has shape [3] of float32, and the model returns [2]",
+            "Give the last layer 3 outputs", "Incompatible shapes",
+        ),
+        (
+            (LABELS, 4, SPARSE),
+            "y has labels from 0 to 5 (6 classes), and the model returns [4]",
+            "Give the last layer at least 6 outputs", "TensorFlow rejected a batch",
+        ),
+        (
+            (LABELS - 1, 6, SPARSE),
+            "y has labels from -1 to 4 (6 classes), and the model returns [6]",
+            "correct the labels: they count from 0", "TensorFlow rejected a batch",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_with_a_remedy_before_the_text_of_keras(
+    given: tuple[Any, int, Any], shapes: str, remedy: str, of_keras: str
+) -> None:
+    message = error_of(*given)
+    assert message.startswith(f"program mine: {shapes}")
+    assert 0 < message.index(remedy) < message.index(of_keras)
+
+
+def test_a_metric_that_does_not_fit_is_named_too() -> None:
+    metric = keras.metrics.CategoricalCrossentropy()
+    message = error_of(LABELS, 6, SPARSE, metrics=[metric])
+    assert message.startswith("program mine: y has one int32, and the model returns [6]")
+    assert "The error: a metric of compile() failed" in message
+
+
+def test_a_loss_of_the_program_has_the_shapes_of_its_batch() -> None:
+    message = error_of(ONE_HOT, 6, lambda y, p: keras.losses.get(SPARSE)(y, p), own=True)
+    assert message.startswith("program mine: y has shape [6] of float32")
+    assert "The error: loss(y_true, y_pred) failed" in message
+
+
+def test_a_wrong_input_has_both_shapes() -> None:
+    message = error_of(LABELS, 6, SPARSE, inputs=5)
+    assert message.startswith(
+        "program mine: x has the shape [4] for one sample, and the model takes [5]. Give "
+        "keras.Input() the shape of the data"
+    )
+    assert "The error: calling the model on a sample" in message
+
+
+def test_an_error_about_something_else_comes_without_shapes() -> None:
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        return {}[y_pred.dtype]
+
+    message = error_of(LABELS, 6, loss)
+    assert message.startswith("program mine: the loss of compile() failed at ")
+    assert "the model returns" not in message
