@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dlion_api.document import shapes
 from dlion_api.document.rendering import render
 from dlion_api.document.scalars import bounds
 from dlion_api.document.schemas import description
 from dlion_api.errors import Problem, SpecError
-from dlion_api.suggestions import did_you_mean
+from dlion_api.suggestions import did_you_mean, nearest
+
+_NEARLY_EQUAL: Final = 0.85
+"""Likeness of names in other objects, among which some is always a little alike."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
 
     Raises: SpecError: There is no such path; suggests the nearest field.
     """
-    explanation = _explain_object(cls)
+    root = explanation = _explain_object(cls)
     walked: list[str] = []
-    for name in [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]:
+    parts = [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]
+    for name in parts:
         child = next((child for child in explanation.children if child.name == name), None)
         if child is None:
             names = [child.name for child in explanation.children]
@@ -45,12 +50,30 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
                 path=".".join([*walked, name]),
                 message="there is no such field",
                 allowed=", ".join(names) or "nothing: it has no fields",
-                advice=did_you_mean(name, names),
+                advice=did_you_mean(name, names)
+                or _elsewhere(parts[len(walked) :], explanation, root),
             )
             raise SpecError([problem])
         explanation = child
         walked.append(name)
     return explanation
+
+
+def _elsewhere(rest: Sequence[str], *searched: Explanation) -> str:
+    """A question with the first field below `searched` whose path ends as `rest` does, or else
+    whose name is nearly the same; empty: there is none."""
+    end = f".{'.'.join(rest)}".lower()
+    paths = [path for each in searched for path in _paths_below(each)]
+    by_name = {path.rpartition(".")[2]: path for path in reversed(paths)}
+    found = next((path for path in paths if f".{path}".lower().endswith(end)), "")
+    found = found or by_name.get(nearest(rest[-1], by_name, likeness=_NEARLY_EQUAL), "")
+    return f"Did you mean {found}?" if found else ""
+
+
+def _paths_below(explanation: Explanation) -> Iterator[str]:
+    for child in explanation.children:
+        yield child.path
+        yield from _paths_below(child)
 
 
 def _explain_object(cls: type[Any]) -> Explanation:

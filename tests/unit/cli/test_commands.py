@@ -84,6 +84,12 @@ def test_explain_knows_policies_their_parameters_and_the_status(
             "spec.exchange.parameters.sahre: there is no such field; allowed: share, residual.",
         ),
         (["status.trainer"], ExitCode.SPEC, "Did you mean trainerStatus?"),
+        (["status.trainer"], ExitCode.SPEC, "status.trainer: there is no such field"),
+        (["spec.maxSecond"], ExitCode.SPEC, "Did you mean spec.trainer.stop.maxSeconds?"),
+        (["stop.maxSteps"], ExitCode.SPEC, "Did you mean spec.trainer.stop.maxSteps?"),
+        (["spec.trainer.stopp.maxSteps"], ExitCode.SPEC, "Did you mean stop?"),
+        (["sites.groups.dataset"], ExitCode.SPEC, "Did you mean spec.trainer.dataset?"),
+        (["metadat"], ExitCode.SPEC, "Did you mean metadata?"),
     ],
 )
 def test_explain_says_what_it_does_not_know(

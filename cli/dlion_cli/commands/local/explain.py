@@ -112,7 +112,10 @@ def _find(field: str, policy: str | None) -> Explanation:
             return replace(status, path=f"{STATUS}.{status.path}".rstrip("."), required=False)
         return document.explain(Job, path if field else "")
     except SpecError as error:
-        raise SpecError(error.problems, source="explain") from None
+        problems = error.problems
+        if first == STATUS:
+            problems = tuple(replace(one, path=f"{STATUS}.{one.path}") for one in problems)
+        raise SpecError(problems, source="explain") from None
 
 
 def _find_in_runtime(field: str) -> Explanation:
