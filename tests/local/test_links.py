@@ -146,6 +146,19 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert record.header_bytes >= by_kind.header_bytes + later.sent.header_bytes
 
 
+def test_what_is_sent_to_a_worker_that_is_no_neighbour_counts(start: Start) -> None:
+    a, b = start(A), start(B)
+    membership = Membership(1, JOB, 2, (a.member(), b.member()))
+    for worker in (a, b):
+        worker.exchange.set_members(membership, linked=())
+    b.exchange.pull_state(TO_A)
+    a.exchange.count_probe(TO_B, 77)
+    record = reported(a)
+    assert (record.neighbour, record.connected) == (False, False)
+    assert record.probe_bytes == 77
+    assert record.state_bytes >= len(a.state.payload) > 0
+
+
 def test_cpu_includes_the_threads_of_grpc_and_never_falls(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)

@@ -106,6 +106,8 @@ class LinkRecord:
     """Beside `sent_bytes`: whole states that the peer pulled."""
     probe_bytes: int = 0
     """Beside `sent_bytes`: what the sidecar sent to the peer's sidecar, probes and capacities."""
+    neighbour: bool = True
+    """Whether the workers are linked. States and probes go to others, too."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class WorkerRow:
                 self._add_step(record)
             case EvaluationRecord():
                 self.accuracy = record.accuracy
-            case LinkRecord():
+            case LinkRecord() if record.neighbour or record.peer in self.links:
                 self.links.setdefault(record.peer, LinkRow()).add(record)
                 if record.time_s >= self._spark_s + 1:
                     self._spark_s = record.time_s

@@ -116,6 +116,8 @@ class RunProgress:
                 self._remaining.take(record)
                 if (compared := self._drifting.add(record)) is not None:
                     self._drift = compared[1] if math.isfinite(compared[1]) else None
+            case LinkRecord(neighbour=False):
+                self._links.pop((record.rank, record.peer), None)
             case LinkRecord() if record.peer < self._max_rank:
                 self._links[record.rank, record.peer] = record
             case EventRecord(reason=EventReason.TRAINING_STARTED):

@@ -69,6 +69,15 @@ def picture(view, console):
     return console.export_text()
 
 
+def test_a_link_to_a_worker_that_is_no_neighbour_is_not_shown_as_down():
+    record = next(each for each in records(STORY) if isinstance(each, LinkRecord))
+    away = dataclasses.replace(record, connected=False, neighbour=False)
+    view, console, _ = view_of(given=[away])
+    assert "down" not in picture(view, console)
+    view, console, _ = view_of(given=[dataclasses.replace(away, neighbour=True)])
+    assert "down" in picture(view, console)
+
+
 def test_the_clock_of_a_resumed_run_goes_on():
     view, console, clock = view_of(terminal=False, given=[], elapsed_s=3_600.0)
     clock.now_s = 5.0

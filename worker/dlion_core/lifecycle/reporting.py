@@ -33,6 +33,9 @@ _NOTHING_SENT = LinkCounters(
 )
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
+DISTANT_INTERVAL_S = 30.0
+"""The same for workers that are no neighbours, of which there are many. States, which are large and
+rare, do not wait."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,10 @@ class Reporter:
         """False for an unused link that was reported without change a short while ago. Headers, as
         of heartbeats, are no change."""
         last = self._reported.get(record.peer)
+        if last is not None and not (last.neighbour or record.neighbour):
+            is_due = record.time_s >= last.time_s + DISTANT_INTERVAL_S
+            others = record.sent_bytes or record.probe_bytes
+            return bool(record.state_bytes or (is_due and others))
         if last is None or state.sent_total or record.state_bytes or record.probe_bytes:
             return True
         if record.time_s >= last.time_s + self._unused_links_every_s:
@@ -222,6 +229,7 @@ class Reporter:
             header_bytes=state.header_total - before.header_total,
             state_bytes=state.state_total - before.state_total,
             probe_bytes=state.probe_total - before.probe_total,
+            neighbour=state.neighbour,
         )
 
 

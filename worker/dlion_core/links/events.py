@@ -106,6 +106,8 @@ class LinkCounters:
     """Beside `sent_total`: what the sidecar sent to the peer's sidecar."""
     problem: str = ""
     """Why the link is not up, for people; empty if it is."""
+    neighbour: bool = True
+    """Whether the link is kept; else only states and probes are sent to this peer."""
 
     @property
     def wire_sent_bytes(self) -> int:

@@ -181,8 +181,10 @@ class PeerExchange:
         return {rank for rank, link in list(self._links.by_rank.items()) if link.quarantined}
 
     def link_counters(self) -> dict[Rank, LinkCounters]:
+        """The counters of links that are or were kept, and of peers that anything was sent to."""
         links = list(self._links.by_rank.items())
-        return {rank: link.state() for rank, link in links if link.was_wanted}
+        states = ((rank, link.was_wanted, link.state()) for rank, link in links)
+        return {rank: s for rank, kept, s in states if kept or s.by_kind != SentBytes()}
 
     def wire_bytes(self) -> int:
         """Bytes sent and received so far, on all current and former links."""

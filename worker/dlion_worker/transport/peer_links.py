@@ -94,7 +94,7 @@ class PeerLink:
         self.is_revoked = False
         """Whether the membership lets no start of this peer take part."""
         self.was_wanted = False
-        """Whether streams are or were kept: their counters still count."""
+        """Whether streams are or were kept."""
         self.incoming: LinkStream | None = None
         self.outgoing: LinkStream | None = None
         self.wire_received_bytes = self.state_bytes = self.probe_bytes = 0
@@ -327,6 +327,7 @@ class PeerLink:
             state_total=self.state_bytes,
             probe_total=self.probe_bytes,
             problem=self._problem(),
+            neighbour=self.wanted,
         )
 
     def _problem(self) -> str:

@@ -275,6 +275,10 @@ def test_links_are_those_of_present_workers() -> None:
     links = progress.links(Membership(1, of.key, 3, members))
     assert links is not None
     assert (links.connected, links.expected, links.slowest) == (1, 2, "b to a")
+    progress.take(replace(link(1, 0, 5e6, connected=False), neighbour=False))
+    links = progress.links(Membership(1, of.key, 3, members))
+    assert links is not None
+    assert (links.connected, links.expected) == (1, 1), "no neighbours need no link"
 
 
 def test_links_to_other_sites_are_summed_and_small_rate_changes_are_ignored() -> None:
