@@ -8,20 +8,24 @@ from rich.text import Text
 
 from dlion_cli.terminal.formatting import format_bytes, format_percent, printable
 from dlion_cli.terminal.plain_table import plain_table
-from dlion_results.summary.link_use import KINDS, bytes_by_kind, carried_bytes
+from dlion_results.summary.link_use import KINDS, MESSAGE_KINDS, bytes_by_kind, carried_bytes
 
 MAX_LINKS_SHOWN: Final = 12
 
 
 def kinds_text(by_kind: Mapping[str, float]) -> str:
-    """All bytes, and the share of each kind that there is.
+    """All bytes and their parts: the messages, which tables call sent, and each kind that there is.
 
-    >>> kinds_text({"gradient": 990_000, "header": 10_000, "state": 0})
-    '1 MB: gradient 99.0 %, header 1.0 %'
+    >>> kinds_text({"gradient": 980_000, "control": 10_000, "header": 10_000, "state": 0})
+    '1 MB: sent 990 kB (gradient 980 kB, control 10 kB), header 10 kB'
     """
-    total = sum(by_kind.values())
-    shares = (f"{kind} {format_percent(count / total)}" for kind, count in by_kind.items() if count)
-    return f"{format_bytes(total)}: {', '.join(shares)}" if total else format_bytes(0)
+    texts = {kind: f"{kind} {format_bytes(count)}" for kind, count in by_kind.items() if count}
+    sent = sum(by_kind.get(kind, 0) for kind in MESSAGE_KINDS)
+    messages = [text for kind, text in texts.items() if kind in MESSAGE_KINDS]
+    others = [text for kind, text in texts.items() if kind not in MESSAGE_KINDS]
+    first = [f"sent {format_bytes(sent)} ({', '.join(messages)})"] if messages else []
+    total = format_bytes(sum(by_kind.values()))
+    return f"{total}: {', '.join((*first, *others))}" if texts else total
 
 
 def sent_sentences(summary: Mapping[str, Any]) -> list[str]:

@@ -208,8 +208,8 @@ def test_what_a_running_job_has_sent_is_shown_by_site_and_kind(
     at = lines.index("LINKS")
     assert lines[at + 1].split()[:2] == ["LINKS", "TO"]
     assert lines[at + 2].split() == ["plant-b", "—", "—", "0", "—"]
-    said = "Sent since the sidecars started"
-    assert lines[at + 3] == f"{said}: 1 kB: gradient 75.0 %, state 25.0 %"
+    said = "Bytes on links since the sidecars started"
+    assert lines[at + 3] == f"{said}: 1 kB: sent 750 B (gradient 750 B), state 250 B"
     budget = 'dlion_link_budget_bytes{peer_site="plant-b"} 1000\n'  # nothing is counted yet
     told = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, budget))
     assert main(["describe", "digits", "--kubeconfig", kubeconfig(b=told)]) == 0

@@ -242,6 +242,18 @@ def test_a_target_that_was_reached_has_its_time_and_bytes() -> None:
     assert (tile.values[0].text, tile.values[0].note) == ("45 s", "65 % with 2.5 MB sent")
 
 
+def test_what_was_sent_has_the_total_of_the_links_beside_it() -> None:
+    sending = run(ALONE)
+    sending.summary["sent_bytes"] = 8_000_000
+    sending.summary["bytes"] |= {"weights_bytes": 8_000_000, "probe_bytes": 2_000_000}
+    (sent,) = (tile.values[0] for tile in tiles([sending]) if tile.name == "Sent")
+    assert sent.text == "8 MB"
+    assert sent.note.endswith("10 MB with headers, states and probes")
+    sending.summary["bytes"]["probe_bytes"] = 0
+    (sent,) = (tile.values[0] for tile in tiles([sending]) if tile.name == "Sent")
+    assert "with headers" not in sent.note
+
+
 def test_without_a_step_tiles_say_so_and_many_runs_have_none() -> None:
     empty = run(ALONE)
     notes = [value.note for tile in tiles([empty]) for value in tile.values]

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from dlion_api.protocol.progress import END_PHASES, START_PHASES
+from dlion_cli.terminal.formatting import format_bytes
 from dlion_cli.terminal.sent_bytes import links_parts
 from dlion_cli.terminal.table import print_result
 from dlion_results.summary.summary import Ending, summarise
@@ -84,11 +85,12 @@ def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
     workers = [dict(worker) for worker in summary["workers"]]
     first = {**workers[1]["links"][0], "gradient_bytes": 10**12, "probe_bytes": 7}
     workers[1]["links"] = [first, *workers[1]["links"][1:]]
-    kinds = {"gradient_bytes": 800, "state_bytes": 150, "header_bytes": 50}
+    kinds = {"gradient_bytes": 790, "control_bytes": 10, "state_bytes": 150, "header_bytes": 50}
     changed = {**summary, "workers": workers, "bytes": kinds}
     text = " ".join(printed(changed).split())
     sender, receiver = workers[1]["name"], workers[0]["name"]
-    assert "Bytes on links: 1 kB: gradient 80.0 %, header 5.0 %, state 15.0 %" in text
+    parts = "sent 800 B (gradient 790 B, control 10 B), header 50 B, state 150 B"
+    assert f"Bytes on links: 1 kB: {parts}" in text
     assert f"most from {sender} to {receiver}, 1 TB" in text
     table, *_ = links_parts(changed)
     assert [str(column.header) for column in table.columns] == [
@@ -117,6 +119,14 @@ def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
     text = printed({**changed, "workers": late})
     assert f"Start-up: 1.5 s at {workers[0]['name']}: command 1.5 s\n" in text
     assert "Ending:" not in text
+
+
+def test_the_parts_of_all_bytes_have_the_total_of_the_table(summary):
+    text = " ".join(printed(summary).split())
+    sent = format_bytes(summary["sent_bytes"])
+    row = text.partition("all, mean")[2].partition(" │ averaged")[0]
+    assert f"│ {sent}" in row
+    assert f": sent {sent} (" in text.partition("Bytes on links: ")[2]
 
 
 def test_bytes_that_were_not_counted_are_not_told(summary):

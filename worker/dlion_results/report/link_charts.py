@@ -151,7 +151,7 @@ def byte_map(run: LoadedRun) -> HeatMap | None:
         cells = tuple(MapCell(size(count), count / top) for count in counts)
         name = f"{groups[sender].name} → {groups[receiver].name}"
         rows.append((WorkerGroup(name, groups[sender].ranks, groups[sender].place), cells))
-    caption = "Headers, states and probes come beside what was sent as messages."
+    caption = "Tables call gradient, weights and control sent; the others come beside them."
     if len(pairs) < len(sums):
         caption += f" The {len(pairs)} of {len(sums)} links that carried most."
     return HeatMap("Bytes of each link by kind", caption, KINDS, tuple(rows))

@@ -6,6 +6,7 @@ from typing import Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.link_use import bytes_by_kind
 from dlion_results.summary.privacy import most_spent, unknown_privacy
 
 MAX_TILED_RUNS: Final = 4
@@ -96,8 +97,11 @@ def _rate(run: LoadedRun) -> TileValue:
 
 def _sent(run: LoadedRun) -> TileValue:
     sent, span_s = run.summary["sent_bytes"], run.summary["training_s"]
-    note = f"{size(sent / span_s)}/s by all workers" if span_s else ""
-    return TileValue(size(sent), note)
+    notes = [f"{size(sent / span_s)}/s by all workers"] if span_s else []
+    total = sum(bytes_by_kind(run.summary["bytes"]).values())
+    if total > sent:
+        notes.append(f"{size(total)} with headers, states and probes")
+    return TileValue(size(sent), "; ".join(notes))
 
 
 def _workers(run: LoadedRun) -> TileValue:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-KINDS: Final = ("gradient", "weights", "control", "header", "state", "probe")
-"""Of bytes; the fields of the summary have the suffix `_bytes`."""
+MESSAGE_KINDS: Final = ("gradient", "weights", "control")
+"""Of bytes in messages, which add up to `sent_bytes`; the fields of the summary have the suffix
+`_bytes`."""
+KINDS: Final = (*MESSAGE_KINDS, "header", "state", "probe")
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _links(load: JobLoad | None) -> list[RenderableType]:
     by_kind = {kind: sum(site.sent_bytes.get(kind, 0.0) for site in load.sites) for kind in KINDS}
     parts: list[RenderableType] = [Text("LINKS", style="bold"), *load_tables({"": load})[1:]]
     if any(site.sent_bytes for site in load.sites):
-        parts.append(Text(f"Sent since the sidecars started: {kinds_text(by_kind)}"))
+        parts.append(Text(f"Bytes on links since the sidecars started: {kinds_text(by_kind)}"))
     return [*parts, Text("")]
 
 
