@@ -64,6 +64,8 @@ def test_the_parts_of_the_time_and_the_kinds_of_bytes_add_up(
     summaries: dict[str, Any], name: str
 ) -> None:
     summary = summaries[name]
+    assert summary["ending"]["virtual_time"] is True, "and no process starts or ends"
+    assert [worker["process"] for worker in summary["workers"]] == [None] * 4
     main = ("compute", "wait", "select", "encode", "send", "decode", "apply", "other")
     shares = [summary["time_use"][f"{part}_fraction"] for part in main]
     assert sum(shares) == pytest.approx(1.0, abs=1e-6)

@@ -25,6 +25,7 @@ def finish_failed_run(
     *,
     now: datetime,
     with_report: bool = True,
+    virtual_time: bool = False,
 ) -> None:
     """Write the summary and the report of a run that an error ended; None: a signal.
 
@@ -36,6 +37,7 @@ def finish_failed_run(
         succeeded=False,
         reason=EndReason.INTERRUPTED if error is None else EndReason.of(exit_code_of(error)),
         started_at=now.isoformat(timespec="seconds"),
+        virtual_time=virtual_time,
     )
     try:
         with DeferredSignals():

@@ -270,3 +270,8 @@ def test_a_stored_ending_has_a_commands_time_that_can_be(
     stored: Any, command_s: float | None
 ) -> None:
     assert stored_ending({"ending": {"command_s": stored}}).command_s == command_s
+
+
+@pytest.mark.parametrize(("stored", "known"), [(True, True), (False, False), (1, False)])
+def test_a_stored_ending_keeps_that_time_was_virtual(stored: Any, known: bool) -> None:
+    assert stored_ending({"ending": {"virtual_time": stored}}).virtual_time is known

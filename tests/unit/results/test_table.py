@@ -81,6 +81,13 @@ def test_the_worker_that_others_waited_for_is_named(
     assert said is None or said in text
 
 
+def test_a_simulation_has_no_start_and_end_and_the_account_says_so(summary):
+    ending = {**summary["ending"], "virtual_time": True}
+    told = "Start-up and ending: none, as a simulation starts no processes"
+    assert told in printed({**summary, "ending": ending})
+    assert "Start-up" not in printed(summary)
+
+
 def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
     workers = [dict(worker) for worker in summary["workers"]]
     first = {**workers[1]["links"][0], "gradient_bytes": 10**12, "probe_bytes": 7}

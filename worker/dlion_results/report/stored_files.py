@@ -58,6 +58,7 @@ def stored_ending(summary: Json) -> Ending:
         started_at=text_of(ending.get("started_at")),
         reason=text_of(ending.get("reason")),
         command_s=_duration_s(ending.get("command_s")),
+        virtual_time=ending.get("virtual_time") is True,
         missing=tuple(rank for rank in _list(ending, "missing") if type(rank) is int and rank >= 0),
     )
 

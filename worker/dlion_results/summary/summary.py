@@ -70,6 +70,8 @@ class Ending:
     """Ranks of replicas that a saved model lacks."""
     command_s: float | None = None
     """Seconds from the start of `dlion run` to that of the run; None: it was started otherwise."""
+    virtual_time: bool = False
+    """Whether the run was simulated. No process of it starts or ends."""
 
 
 def summarise(
@@ -163,6 +165,7 @@ def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
         "iteration": max((worker.last_iteration for worker in workers), default=0),
         "missing": list(ending.missing),
         "command_s": finite_or_none(ending.command_s),
+        "virtual_time": ending.virtual_time,
     }
 
 

@@ -39,8 +39,10 @@ def time_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 
 def process_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """How long start and end took at the worker where each took longest. One that no worker has
-    reported is left out, as the end of a run that was killed."""
+    """How long start and end took at the worker where each took longest, or that a simulation has
+    none. One that no worker has reported is left out, as the end of a run that was killed."""
+    if summary["ending"].get("virtual_time"):
+        return ["Start-up and ending: none, as a simulation starts no processes"]
     known = [
         {**process, "name": worker["name"], "command_s": summary["ending"].get("command_s") or 0.0}
         for worker in summary["workers"]

@@ -176,19 +176,23 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
             simulated, (code, ending) = _simulate(request, folder, console)
         except KeyboardInterrupt:
             if folder.has_steps:
-                finish_failed_run(folder, None, interruption, now=now, with_report=False)
+                finish_failed_run(
+                    folder, None, interruption, now=now, with_report=False, virtual_time=True
+                )
             click.echo(f"dlion: interrupted {_interruption_message(folder)}", err=True)
             return ExitCode.INTERRUPTED
         except Exception as error:
             # A diverged run has trained, if only part of a step.
             if folder.has_steps or isinstance(error, DivergedError):
                 finish_failed_run(
-                    folder, error, interruption, now=now, with_report=request.with_report
-                )
+                    folder, error, interruption, now=now, with_report=request.with_report,
+                    virtual_time=True,
+                )  # fmt: skip
             else:
                 folder.discard()
             raise
-        ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
+        started_at = now.isoformat(timespec="seconds")
+        ending = replace(ending, started_at=started_at, virtual_time=True)
         summary = folder.finish(ending)
         text = json.dumps(simulated, indent=2) + "\n"
         write_whole(folder.path / SIMULATION, text.encode())
