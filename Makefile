@@ -85,7 +85,7 @@ cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this 
 
 EXAMPLES ?= 1
 slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, exposures of two sites, Flux, Argo CD, Kueue, variants of local runs (root)
-	tools/testbed-setup qemu-user-static  # for images of arm64
+	tools/testbed-setup chromium qemu-user-static  # for the report's page and images of arm64
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
 	tools/testbed build-kueue

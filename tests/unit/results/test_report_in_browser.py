@@ -3,11 +3,12 @@ width of a desktop and of a phone, in light and dark; each metric has a panel; t
 is a bar of its parts; the legend switches lines; a pointer gets values; a run's details are drawn
 when opened.
 
-Skipped without Chromium (Debian: `apt-get install chromium`), which no user needs.
+Without Chromium, which no user needs, all of this is skipped; in `make slow` it fails.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +21,6 @@ from dlion_results.summary.summary import Ending
 from headless_browser import BrowserPage, browser_page, chromium
 from synthetic_run import Story, description, records
 
-BROWSER = chromium()
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium on the PATH: nothing here can open the page"
-)
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
@@ -59,10 +56,33 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+def require_chromium() -> str:
+    """The browser's path. Skips the test without one, or fails it where $DLION_REQUIRE_TESTBED is
+    set."""
+    if (path := chromium()) is not None:
+        return path
+    missing = "no chromium on the PATH (Debian: `tools/testbed-setup chromium`, as root)"
+    if os.environ.get("DLION_REQUIRE_TESTBED"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
 @pytest.fixture(scope="module")
 def browser():
-    with browser_page(str(BROWSER)) as page:
+    with browser_page(require_chromium()) as page:
         yield page
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)]
+)
+def test_a_missing_browser_fails_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch, required: str, outcome: type[Exception]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("DLION_REQUIRE_TESTBED", required)
+    with pytest.raises(outcome, match="tools/testbed-setup chromium"):
+        require_chromium()
 
 
 def loaded(browser: BrowserPage, path: Path, **how: int | bool) -> BrowserPage:
