@@ -49,34 +49,42 @@ def write_snapshot(folder: Path, replica: ReplicaSnapshot) -> None:
 def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
     """Yield one waiting snapshot of each replica, lowest iteration first, and delete its file.
 
-    The folder is read again for each: while one is evaluated, newer ones replace the others.
+    The folder is read again after each iteration: while one is evaluated, newer ones replace the
+    others. Those of the same iteration are taken together: replicas in lock step have equal weights
+    there, which are evaluated once.
 
     Raises: DataError where a file is not a snapshot: a bug of its writer.
     """
     taken: set[str] = set()
     while True:
         names = ((path, *path.stem.partition("-")) for path in folder.glob("*.npz"))
-        waiting = [
+        waiting = sorted(
             (iteration, rank, path) for path, rank, _, iteration in names if rank not in taken
-        ]
+        )
         if not waiting:
             return
-        _, rank, path = min(waiting)
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                *numbers, time_s = archive["about"].tolist()
-                replica = ReplicaSnapshot(
-                    Rank(int(numbers[0])),
-                    int(numbers[1]),
-                    int(numbers[2]),
-                    float(time_s),
-                    as_array(archive["weights_D"]),
-                    as_array(archive["model_state_S"]),
-                )
-        except FileNotFoundError:  # deleted in favour of a newer one
-            continue
-        except NPZ_ERRORS as error:
-            raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
-        path.unlink(missing_ok=True)
-        taken.add(rank)
-        yield replica
+        together = [(rank, path) for iteration, rank, path in waiting if iteration == waiting[0][0]]
+        replicas = [(rank, _taken(path)) for rank, path in together]
+        taken.update(rank for rank, replica in replicas if replica is not None)
+        yield from (replica for _, replica in replicas if replica is not None)
+
+
+def _taken(path: Path) -> ReplicaSnapshot | None:
+    """The snapshot in this file, which is deleted; None if it gave way to a newer one."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            *numbers, time_s = archive["about"].tolist()
+            replica = ReplicaSnapshot(
+                Rank(int(numbers[0])),
+                int(numbers[1]),
+                int(numbers[2]),
+                float(time_s),
+                as_array(archive["weights_D"]),
+                as_array(archive["model_state_S"]),
+            )
+    except FileNotFoundError:
+        return None
+    except NPZ_ERRORS as error:
+        raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
+    path.unlink(missing_ok=True)
+    return replica

@@ -1,6 +1,6 @@
 """Facts: a snapshot put down comes up whole, once, oldest iteration first; of one replica's waiting
-snapshots the oldest give way; what is no snapshot is named. Left out: the process that evaluates
-(tests/local)."""
+snapshots the oldest give way; those of one iteration come up together; what is no snapshot is
+named. Left out: the process that evaluates (tests/local)."""
 
 from pathlib import Path
 
@@ -42,14 +42,24 @@ def test_a_replicas_older_snapshots_give_way_and_the_others_stay(tmp_path: Path)
 
 
 def test_a_replica_whose_snapshot_is_replaced_meanwhile_is_not_passed_over(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        write_snapshot(tmp_path, _replica(rank, 1))
+    for rank, iteration in ((0, 1), (1, 2)):
+        write_snapshot(tmp_path, _replica(rank, iteration))
     taken = take_snapshots(tmp_path)
     assert next(taken).rank == 0
     for rank in (0, 1):
+        write_snapshot(tmp_path, _replica(rank, 3))
+    assert [(one.rank, one.iteration) for one in taken] == [(1, 3)]
+    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(0, 3)]
+
+
+def test_snapshots_of_an_iteration_do_not_give_way_while_one_is_evaluated(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        write_snapshot(tmp_path, _replica(rank, 1))
+    taken = take_snapshots(tmp_path)
+    assert next(taken).rank == 0
+    for rank in (0, 1, 2):
         write_snapshot(tmp_path, _replica(rank, 2))
-    assert [(one.rank, one.iteration) for one in taken] == [(1, 2)]
-    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(0, 2)]
+    assert [(one.rank, one.iteration) for one in taken] == [(1, 1), (2, 1)]
 
 
 def test_what_is_no_snapshot_is_named(tmp_path: Path) -> None:
