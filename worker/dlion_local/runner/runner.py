@@ -138,6 +138,7 @@ class LocalRunner:
                 self.plan, work_dir=work_dir, privileged=self.privileged
             )
             try:
+                self._group.preload()  # links are set up and measured while it imports TensorFlow
                 with signals.deliver():
                     self._environment.start()
                 try:
@@ -145,7 +146,6 @@ class LocalRunner:
                         self.on_environment((), self._environment.notes)
                         if self.plan.shapes_links:
                             self._environment.measure_links()
-                        self._group.preload()  # not earlier: it would disturb the measurement
                         self._start(work_dir)
                         self._watch()
                 finally:
