@@ -532,7 +532,10 @@ def test_a_job_that_is_not_served_shows_the_states_of_its_other_sites() -> None:
     site.look()
     assert site.runs.asked == ["plant-a", "plant-b"]
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Ready"]
-    site.runs.current_view, site.time_s = RunView(open_s=9.0), 99.0  # a served run reports its own sites
+    site.runs.current_view, site.time_s = (
+        RunView(open_s=9.0),
+        99.0,
+    )  # a served run reports its own sites
     site.look()
     assert [each["state"] for each in site.status()["sites"]] == ["Starting", "Unreachable"]
 
