@@ -104,6 +104,35 @@ def test_a_replica_that_was_shut_out_counts_only_once_it_is_accepted_again():
     assert (resumed["workers"][1]["quarantine"], resumed["accuracy"]["replicas"]) == ("", 2)
 
 
+@pytest.mark.parametrize(
+    ("sessions", "wall_s"),
+    [
+        # Incarnation, first and last second on the run's clock, seconds of training before.
+        pytest.param([(1, 0, 10, 0), (2, 110, 120, 10)], 20.0, id="resumed"),
+        pytest.param([(1, 0, 10, 0), (2, 110, 120, 4)], 20.0, id="killed, six seconds are lost"),
+        pytest.param([(1, 0, 10, 0), (2, 110, 120, 110)], 120.0, id="rejoined, others trained"),
+        pytest.param([(1, 0, 10, 0), (1, 110, 120, 10)], 120.0, id="no other start"),
+        pytest.param([(1, 0, 10, None), (2, 110, 120, None)], 120.0, id="not counted"),
+    ],
+)
+def test_the_pause_before_a_resume_is_no_part_of_a_workers_time(sessions, wall_s):
+    steps = [
+        StepRecord(
+            float(second), Rank(0), start, second, 1.0, 8, 8, 0.1, compute_s=1.0, wall_s=1.0,
+            cpu_s=1.0, exchange_cpu_s=0.0, waited_s=0.0, samples=8,
+            trained_s=None if before is None else float(before + second - first),
+        )
+        for start, first, last, before in sessions
+        for second in range(first + 1, last + 1)
+    ]  # fmt: skip
+    summary = summary_of(steps)
+    worker = summary["workers"][0]
+    assert summary["training_s"] == worker["wall_s"] == wall_s
+    assert worker["samples_per_s"] == 160 / wall_s
+    assert summary["time_use"]["compute_fraction"] == pytest.approx(20 / wall_s)
+    assert worker["other_s"] == wall_s - 20
+
+
 def test_metrics_are_those_of_each_replicas_last_evaluation():
     def evaluation(time_s, rank, metrics, *, final=False):
         return EvaluationRecord(

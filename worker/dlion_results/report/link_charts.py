@@ -99,7 +99,7 @@ def uplink_curves(workers: Sequence[WorkerTally], edges_s: Points) -> UplinkCurv
 
 def link_map(run: LoadedRun) -> HeatMap | None:
     """Mean rate between workers, sender by receiver; None without links."""
-    spans_s = {w.rank: max(w.last_step_s - w.started_s, 1e-9) for w in run.workers}
+    spans_s = {w.rank: max(w.span_s, 1e-9) for w in run.workers}
     rates = _matrix(run, lambda rank, link: (link.sent_bytes / spans_s[rank], 1.0))
     if rates is None:
         return None

@@ -101,6 +101,8 @@ class WorkerTally:
     incarnations: set[int] = field(default_factory=set)
     started_s: float = math.inf
     last_step_s: float = -math.inf
+    paused_s: float = 0.0
+    """Between the end of a run and its resume: what `maxSeconds` does not count."""
     last_iteration: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
@@ -146,15 +148,19 @@ class WorkerTally:
     """Samples, seconds of computing and steps so far."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
     """Relative compute power in samples/s, reported by this worker's sidecar."""
+    _lag_s: float | None = None
+    """The run's clock less its count of training, at the last step."""
 
     @property
     def span_s(self) -> float:
-        """Seconds from the start of the first step to the end of the last; 0 without a step."""
-        return max(0.0, self.last_step_s - self.started_s) if self.steps else 0.0
+        """Seconds from the start of the first step to the end of the last, without pauses; 0
+        without a step."""
+        whole_s = self.last_step_s - self.started_s - self.paused_s
+        return max(0.0, whole_s) if self.steps else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """Samples over wall time from the start of the first step to the end of the last."""
+        """Samples over `span_s`."""
         return self.samples / self.span_s if self.span_s > 0 else 0.0
 
     @property
@@ -174,6 +180,7 @@ class WorkerTally:
         self.batch_last = batch
         self.steps += 1
         self.samples += batch
+        self._count_pause(record)
         self.incarnations.add(record.incarnation)
         self.unreported_starts = 0
         if record.passes is not None:
@@ -201,6 +208,20 @@ class WorkerTally:
             self.loss_curve.append(record.time_s, record.loss)
         self.batch_curve.append(record.time_s, batch)
         self.samples_curve.append(record.time_s, self.samples)
+
+    def _count_pause(self, record: StepRecord) -> None:
+        """Count the time before the first step of a start by which the count of training lags.
+
+        It does not lag if a worker rejoins while others train: it takes their count. Training that
+        was lost makes it lag, too, but took no time here.
+        """
+        if record.trained_s is None:
+            return
+        lag_s = record.time_s - record.trained_s
+        if self._lag_s is not None and record.incarnation not in self.incarnations:
+            away_s = record.began_s - self.last_step_s
+            self.paused_s += max(0.0, min(lag_s - self._lag_s, away_s))
+        self._lag_s = lag_s
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         """Add one evaluation of this replica. A final one, over the whole split, takes
@@ -306,12 +327,14 @@ def first_step_s(workers: Iterable[WorkerTally]) -> float | None:
 
 
 def training_s(workers: Iterable[WorkerTally]) -> float:
-    """Seconds from the first step of any worker to the end of the last; 0 before the first."""
+    """Seconds from the first step of any worker to the end of the last, without pauses before a
+    resume; 0 before the first."""
     trained = [worker for worker in workers if worker.steps]
     began_s = first_step_s(trained)
     if began_s is None:
         return 0.0
-    return max(0.0, max(worker.last_step_s for worker in trained) - began_s)
+    paused_s = max(worker.paused_s for worker in trained)
+    return max(0.0, max(worker.last_step_s for worker in trained) - began_s - paused_s)
 
 
 def _increase(before: int, now: int) -> int:
