@@ -47,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    os.nice(NICENESS)
     try:
         config = WorkerConfig.load(options.config)
         with present(options.snapshots):
@@ -63,7 +62,9 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     trainer = job.spec.trainer
     root = Path(config.data_root)
     program = programs.load(trainer.program, directory=config.program_dir)
-    data = datasets.load(job, job.worker(config.rank), program=program, data_root=root)
+    cache = datasets.SharedDatasetCache(folder)
+    worker = job.worker(config.rank)
+    data = datasets.load(job, worker, program=program, data_root=root, cache=cache)
     model = FlatModel.of_data(program, data, trainer)
     evaluator = Evaluator(
         model,
@@ -73,6 +74,7 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
         max_samples=trainer.evaluation.max_samples,
     )
     final = partial(_final_result, model, evaluator)
+    os.nice(NICENESS)  # not before: trainers wait for the held-out samples that it decodes
     with (folder / RECORDS_FILE).open("a", encoding="utf-8", buffering=1) as records:
         while not ended.wait(POLL_S):
             answer_requests(folder, final)

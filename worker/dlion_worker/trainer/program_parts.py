@@ -1,5 +1,4 @@
-"""What a trainer does with optional parts of the program: callbacks, an earlier model, and parts
-without effect."""
+"""What a trainer starts from: its data and first model, and optional parts of the program."""
 
 import os
 from pathlib import Path
@@ -12,6 +11,7 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.initializers.folders import model_root
+from dlion_worker.training import datasets
 from dlion_worker.training.datasets import BatchStream, DataSet
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.private.model import model_of
@@ -28,6 +28,20 @@ def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart:
     note = unused_optimizer(model.program, job.spec.trainer.optimizer)
     if note and not is_restart and reporter.rank == job.workers()[0].rank:
         reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
+
+
+def load_data(
+    program: TrainingProgram, job: Job, identity: WorkerIdentity, config: WorkerConfig
+) -> DataSet:
+    """This worker's data. With a shared evaluator all workers hold out the same samples: they are
+    decoded once on this machine.
+
+    Raises: ProgramError, DataError.
+    """
+    shared = config.snapshots_dir
+    cache = datasets.SharedDatasetCache(Path(shared)) if shared else datasets.DatasetCache()
+    root = Path(config.data_root)
+    return datasets.load(job, identity, program=program, data_root=root, cache=cache)
 
 
 def first_model(

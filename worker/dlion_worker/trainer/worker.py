@@ -28,6 +28,7 @@ from dlion_worker.evaluator.final_evaluations import ask_evaluator
 from dlion_worker.once_per_key import OncePerKey
 from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.trainer import program_parts
 from dlion_worker.trainer.admission import join_training
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
 from dlion_worker.trainer.background.certificate_renewal import (
@@ -41,12 +42,11 @@ from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
 from dlion_worker.trainer.process_times import ProcessPhase, ProcessTimes
-from dlion_worker.trainer.program_parts import first_model, make_callbacks, report_unused
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.trainer.shutdown import Shutdown, announce_departure
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
-from dlion_worker.training import datasets, programs
+from dlion_worker.training import programs
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
@@ -151,17 +151,17 @@ class Worker:
         self._times.enter(ProcessPhase.DATA)
         trainer, root = self._job.spec.trainer, Path(self._config.data_root)
         program = programs.load(trainer.program, directory=self._config.program_dir)
-        self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
+        self._data = program_parts.load_data(program, self._job, self._identity, self._config)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
         self._times.enter(ProcessPhase.MODEL)
-        model = first_model(program, self._data, trainer, self._rank, root)
+        model = program_parts.first_model(program, self._data, trainer, self._rank, root)
         self._provenance = ProvenanceWriter(
             self._job, self._rank, inbox=self._inbox, membership=self._members, data_root=root
         )
         self._stream = local_stream(self._job, self._rank, self._data, self._config.state_dir)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
-        report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
-        self._callbacks = make_callbacks(
+        program_parts.report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
+        self._callbacks = program_parts.make_callbacks(
             model, self._config, self._identity, stream=self._stream, progress=self._progress
         )
         self._replica = local_replica(self._job, self._rank, model, optimizer, self._stream)

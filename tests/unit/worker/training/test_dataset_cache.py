@@ -1,11 +1,14 @@
-"""All workers of a job in one process: what each holds is what it would hold alone, and files are
-read once.
+"""All workers of a job in one process, or in processes of one run: what each holds is what it would
+hold alone, and files are read once.
 
 Left out: what the shares are (test_loading).
 """
 
 from __future__ import annotations
 
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +18,7 @@ from dlion_worker.training import datasets, programs
 from dlion_worker.training.datasets.tfrecord import TFRecordSource
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from dlion_api.names import WorkerIdentity
     from dlion_api.spec import Job
 
 DIGITS = programs.builtin("digits")
@@ -90,3 +92,72 @@ def test_a_file_is_decoded_at_most_twice_however_many_workers_there_are(
         datasets.load(job, worker, program=DIGITS, data_root=tmp_path, cache=cache)
     assert read.count(str(tmp_path / "test.tfrecord")) == 1
     assert read.count(str(tmp_path / "train.tfrecord")) == 2
+
+
+def test_processes_of_a_run_decode_held_out_samples_and_labels_once(
+    make_job: Any, write_records: Any, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches of one folder stand for processes, which do not have each other's objects."""
+    x, y = images
+    write_records(tmp_path / "train.tfrecord", x, y)
+    write_records(tmp_path / "test.tfrecord", x[:8], y[:8])
+    made: list[str] = []
+    for name in ("read", "_read_labels"):
+        monkeypatch.setattr(TFRecordSource, name, _counted(getattr(TFRecordSource, name), made))
+    paths = {"path": "train.tfrecord", "evaluationPath": "test.tfrecord", "format": "tfrecord"}
+    job, shared = make_job(workers=3, **paths), tmp_path / "shared"
+    shared.mkdir()
+    alone = [datasets.load(job, w, program=DIGITS, data_root=tmp_path) for w in job.workers()]
+    made.clear()
+    caches = [datasets.SharedDatasetCache(shared) for _ in job.workers()]
+
+    def load(worker: WorkerIdentity, cache: datasets.DatasetCache) -> datasets.DataSet:
+        return datasets.load(job, worker, program=DIGITS, data_root=tmp_path, cache=cache)
+
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(load, job.workers(), caches))
+    assert sorted(made) == [
+        "_read_labels test",
+        "_read_labels train",
+        "read test",
+        *len(caches) * ["read train"],
+    ]
+    for own, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(other.held_out_x, own.held_out_x)
+        np.testing.assert_array_equal(other.held_out_y, own.held_out_y)
+        np.testing.assert_array_equal(other.parts["all"][0], own.parts["all"][0])
+        assert not other.held_out_x.flags.writeable, "it is the memory of all"
+
+
+def test_what_a_killed_process_left_half_written_is_made_again(tmp_path: Path) -> None:
+    key, wanted = ("kind", "name"), (np.arange(3), np.ones((2, 2), np.float32))
+    datasets.SharedDatasetCache(tmp_path).arrays(key, lambda: wanted)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (folder / "1.npy").write_bytes(b"half")
+    folder.rename(folder.with_suffix(".partial"))
+    found = datasets.SharedDatasetCache(tmp_path).arrays(key, lambda: wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_process_that_cannot_write_keeps_its_own_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    own = (np.arange(3),)
+    found = datasets.SharedDatasetCache(tmp_path).arrays(("kind", "name"), lambda: own)
+    assert found is own
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    nowhere = datasets.SharedDatasetCache(tmp_path / "none")
+    assert nowhere.arrays(("kind", "name"), lambda: own) is own
+
+
+def _counted(function: Any, calls: list[str]) -> Any:
+    def counted(source: TFRecordSource, *arguments: Any) -> Any:
+        calls.append(f"{function.__name__} {Path(source.name).stem}")
+        return function(source, *arguments)
+
+    return counted

@@ -9,7 +9,7 @@ except those of a program's `load_data`.
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.datasets.loading import load
 from dlion_worker.training.datasets.open_sources import training_set_size_is_known
-from dlion_worker.training.datasets.sources import DatasetCache
+from dlion_worker.training.datasets.sources import DatasetCache, SharedDatasetCache
 from dlion_worker.training.datasets.stream import BatchStream
 from dlion_worker.training.datasets.watch import FileChange, FolderWatch
 
@@ -19,6 +19,7 @@ __all__ = [
     "DatasetCache",
     "FileChange",
     "FolderWatch",
+    "SharedDatasetCache",
     "load",
     "training_set_size_is_known",
 ]

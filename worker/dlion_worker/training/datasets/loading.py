@@ -52,7 +52,7 @@ def load(
     """Return this worker's share and the held-out samples.
 
     Without a name or path in the manifest, the program's `load_data` is called. `cache`: sources
-    already opened for other workers of the same job in this process.
+    already opened for other workers of the same job.
 
     With `trainer.encoder`, the samples are its outputs.
 
@@ -86,11 +86,11 @@ def _load(
     held_out: Samples | None = None
     if evaluation:
         open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)
-        held_out = cache.get(("evaluation", str(evaluation)), open_held_out)
+        held_out = cache.arrays(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
         assert held_out is not None  # required by the manifest's validation
         return load_watched(job, identity, path, held_out, names)
-    open_path = partial(open_sources.open_path, path, spec, names)
+    open_path = partial(open_sources.open_path, path, spec, names, cache=cache)
     source = cache.source(path, open_path, reads_all=_reads_all(job))
     if held_out is None and spec.format == "npz" and path.is_file():
         held_out = cache.get(("held out", str(path)), partial(npz.read_held_out, path))

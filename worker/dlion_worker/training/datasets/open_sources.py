@@ -13,6 +13,7 @@ from dlion_worker.training.datasets import folder, npz, tfrecord
 from dlion_worker.training.datasets.dataset import Labels, Samples, checked
 from dlion_worker.training.datasets.sources import (
     ArraySource,
+    DatasetCache,
     JoinedSource,
     SampleSource,
     data_files,
@@ -59,8 +60,9 @@ def open_path(
     spec: Dataset,
     class_names: Sequence[str] | None,
     read_npz: Callable[[Path], Samples] = npz.read_train,
+    cache: DatasetCache | None = None,
 ) -> SampleSource:
-    """All samples at a path. Raises: DataError."""
+    """All samples at a path. `cache`: of records' labels. Raises: DataError."""
     if spec.format == "images":
         return folder.open_folder(path, class_names)
     if spec.format == "npz":
@@ -68,7 +70,7 @@ def open_path(
             ArraySource(str(p), *read_npz(p)) for p in data_files(path, npz.SUFFIXES)
         ]
     else:
-        sources = [tfrecord.TFRecordSource(p) for p in data_files(path, tfrecord.SUFFIXES)]
+        sources = [tfrecord.TFRecordSource(p, cache) for p in data_files(path, tfrecord.SUFFIXES)]
     return sources[0] if len(sources) == 1 else JoinedSource(str(path), sources)
 
 

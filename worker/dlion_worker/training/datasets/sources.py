@@ -4,10 +4,13 @@ A worker needs all labels to find its own samples, and then reads only those. Th
 the other workers' images.
 """
 
+import fcntl
+import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ MAX_BYTES = 16 * 2**30
 """Memory limit of any set of samples; protects against invalid headers."""
 
 _T = TypeVar("_T")
+_ArraysT = TypeVar("_ArraysT", bound=tuple[NDArray[Any], ...])
 
 
 class SampleSource(Protocol):
@@ -106,8 +110,8 @@ def check_size(count: int, shape: tuple[int, ...], source: str) -> None:
 class DatasetCache:
     """What the workers of one process open together, by key, so that files are read once.
 
-    Only the simulator shares one, with all workers of a job in one process. Callers must not change
-    the values. Not thread-safe.
+    The simulator shares one, with all workers of a job in one process. Callers must not change the
+    values. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -119,6 +123,10 @@ class DatasetCache:
             self._values[key] = make()
         value: _T = self._values[key]
         return value
+
+    def arrays(self, key: tuple[str, str], make: Callable[[], _ArraysT]) -> _ArraysT:
+        """As `get`, for arrays."""
+        return self.get(key, make)
 
     def source(
         self, path: Path, make: Callable[[], SampleSource], *, reads_all: bool
@@ -134,6 +142,54 @@ class DatasetCache:
         if not (is_shared and reads_all):
             return source
         return self.get(("whole", str(path)), lambda: _whole(source))
+
+
+class SharedDatasetCache(DatasetCache):
+    """Also shares arrays with the other processes of a run on this machine, as files.
+
+    The first process makes them while the others wait; all of them map the same memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: of this run alone, as a file that is there is taken for the right one."""
+        super().__init__()
+        self._folder = folder
+
+    def arrays(self, key: tuple[str, str], make: Callable[[], _ArraysT]) -> _ArraysT:
+        """As `get`, for arrays. A process that cannot write files keeps its own."""
+        return self.get(key, lambda: self._shared(key, make))
+
+    def _shared(self, key: tuple[str, str], make: Callable[[], _ArraysT]) -> _ArraysT:
+        name = hashlib.blake2b("\0".join(key).encode(), digest_size=16).hexdigest()
+        folder = self._folder / name
+        try:
+            file = folder.with_suffix(".lock").open("a")
+        except OSError:
+            return make()
+        with file as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                made = make()
+                if not _written(made, folder):
+                    return made
+        paths = sorted(folder.iterdir(), key=lambda path: int(path.stem))
+        mapped = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
+        return cast("_ArraysT", tuple(np.asarray(each) for each in mapped))
+
+
+def _written(arrays: tuple[NDArray[Any], ...], folder: Path) -> bool:
+    """Whether the arrays are in that folder now, as 0.npy and so on; False: the disk is full."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        partial.mkdir()
+        for number, array in enumerate(arrays):
+            np.save(partial / f"{number}.npy", array, allow_pickle=False)
+        partial.rename(folder)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        return False
+    return True
 
 
 def _whole(source: SampleSource) -> SampleSource:

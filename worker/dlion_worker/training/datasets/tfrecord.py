@@ -17,6 +17,7 @@ from dlion_worker.training.datasets.decoding import (
     reading_options,
     without_autograph,
 )
+from dlion_worker.training.datasets.sources import DatasetCache
 from dlion_worker.training.framework import tf
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".record")
@@ -32,12 +33,14 @@ _MAX_RECORDS = 1024
 class TFRecordSource:
     """The records of one file. Raises: DataError naming file and record, counted from 0."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: DatasetCache | None = None) -> None:
+        """`cache`: where other workers of the job may have put the labels of the same file."""
         self.name = str(path)
         self._path = path
         self._count = record_count(path)
         self._batch = _batch_size(path.stat().st_size / self._count)
-        self.labels = self._read_labels()
+        cache = cache or DatasetCache()
+        (self.labels,) = cache.arrays(("labels", self.name), lambda: (self._read_labels(),))
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         chosen = np.zeros(self._count, bool)
