@@ -11,7 +11,9 @@ hypothesis has no deadline: an example of 0.2 s is due to a busy machine, not to
 `--patience=N` multiplies all waiting times of tests by N, for a busy machine.
 
 Collection creates half a million permanent objects and no garbage. It runs without garbage
-collection, and later collections skip these objects.
+collection, and later collections skip these objects. Half of collection is compiling the tests: the
+bytecode is kept, also under $PYTHONDONTWRITEBYTECODE. Otherwise each process of each session would
+compile them.
 
 A shell's background jobs ignore SIGINT, and so would every process to which a test sends one.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,13 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without garbage collection."""
+    """Collect without garbage collection, and keep the tests' bytecode."""
+    dont_write_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        sys.dont_write_bytecode = dont_write_bytecode
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
