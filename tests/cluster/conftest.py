@@ -12,6 +12,7 @@ mode, namespace and name. No request is outside them. A session of all these tes
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.workermanage import NodeManager  # type: ignore[import-untyped]
 
 import cert_manager
 from audit import (
@@ -62,6 +64,14 @@ USED = pytest.StashKey[set[tuple[str, str, Right]]]()
 LACKING = pytest.StashKey[dict[str, list[str]]]()
 ASKED = pytest.StashKey[list[AuditedRequest]]()
 """Of the whole session: a retry of its last test creates its fixtures again."""
+
+
+def pytest_configure() -> None:
+    """Has SIGTERM end a session as Ctrl-C does: a testbed is taken away by its fixture. What a
+    session leaves that is killed, the next `Testbed.up` takes away."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # xdist kills its processes so long after an interrupt; they take up to 15 s to notice one.
+    NodeManager.EXIT_TIMEOUT = 40
 
 
 @pytest.hookimpl(tryfirst=True)
