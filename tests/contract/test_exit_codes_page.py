@@ -25,7 +25,7 @@ CASES = {
     ),
     (ExitCode.USAGE, "wrong flags"): (("unit/cli/test_commands.py", "test_wrong_usage"),),
     (ExitCode.SPEC, "the manifest or environment is wrong"): (
-        ("unit/cli/test_commands.py", "test_validate_says_every_problem_with_its_line"),
+        ("unit/cli/test_commands.py", "test_validate_prints_every_problem_with_its_line"),
         (
             "unit/cli/test_commands.py",
             "test_validate_refuses_an_environment_that_is_not_alone_in_its_file",
@@ -33,7 +33,7 @@ CASES = {
     ),
     (ExitCode.DATA, "is missing or corrupt"): (
         ("local/test_bad_input.py", "test_missing_or_corrupt_data_is_reported"),
-        ("unit/cli/test_commands.py", "test_validate_speaks_json_of_every_document"),
+        ("unit/cli/test_commands.py", "test_validate_prints_json_for_every_document"),
     ),
     (ExitCode.PROGRAM, "raised, broke its protocol"): (
         ("local/test_bad_input.py", "test_a_failing_program_is_reported"),
@@ -65,12 +65,15 @@ CASES = {
     (ExitCode.UNAVAILABLE, "another run uses the folder"): (
         (
             "unit/cli/test_comparison_folder.py",
-            "test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on",
+            "test_a_second_comparison_in_the_folder_is_refused_and_the_first_continues",
         ),
         ("local/test_resume.py", "assert_refused"),
     ),
     (ExitCode.UNAVAILABLE, "a package is missing"): (
-        ("unit/cli/test_commands.py", "test_without_its_extra_a_command_says_what_to_install"),
+        (
+            "unit/cli/test_commands.py",
+            "test_a_command_without_its_extra_names_the_package_to_install",
+        ),
     ),
     (ExitCode.UNAVAILABLE, "A check of `preflight` or `doctor` failed"): (
         ("unit/cli/test_preflight.py", "test_one_site_that_hangs_hides_no_other"),
@@ -78,7 +81,7 @@ CASES = {
     (ExitCode.UNAVAILABLE, "killed one counts as 69"): (
         (
             "unit/cli/test_child_processes.py",
-            "test_a_process_that_was_killed_is_told_by_its_signal",
+            "test_a_killed_process_is_reported_with_its_signal",
         ),
     ),
     (ExitCode.MODEL_LOST, "the keeper did not get the model"): (
@@ -125,14 +128,14 @@ CASES = {
         ),
     ),
     (ExitCode.DEADLINE, "has waited for its `--timeout`"): (
-        ("unit/cli/test_describe.py", "test_wait_gives_up_in_time_for_all_names"),
+        ("unit/cli/test_describe.py", "test_wait_for_all_names_ends_at_the_time_limit"),
     ),
     (ExitCode.INTERRUPTED, "SIGINT, SIGTERM or SIGHUP, in any command"): (
         ("local/test_interrupts.py", "test_a_signal_ends_everything_within_five_seconds"),
         ("local/test_interrupts.py", "test_a_terminal_hang_up_ends_the_run"),
         (
             "unit/cli/test_interruption.py",
-            "test_a_signal_while_a_command_is_imported_ends_it_with_a_message",
+            "test_a_signal_during_the_import_of_a_command_ends_it_with_a_message",
         ),
     ),
     (ExitCode.INTERRUPTED, "`stop.continuous` job has succeeded"): (

@@ -1,4 +1,6 @@
-"""A child that takes long is named on a terminal, a quick one never.
+"""Test the message about a slow child process.
+
+A slow child is named on a terminal, a quick one never.
 
 Left out: the whole command, which `tests/local` runs.
 """
@@ -16,7 +18,7 @@ WAITS_FOR = "running program.py"
 
 
 def shown_for(code: str, *, quiet_s: float, is_terminal: bool = True) -> tuple[int, str, str]:
-    """Exit code, what the console shows, and what the child printed."""
+    """Return the exit code, the text on the console, and the output of the child."""
     screen = io.StringIO()
     with tempfile.TemporaryFile() as output:
         ended = run_child(

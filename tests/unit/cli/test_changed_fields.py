@@ -1,7 +1,8 @@
-"""The fields that a refused change of a job names.
+"""Test the fields that the refusal of a changed job names.
 
-Proves: only those at or below the refused field, with both values. Left out: what an API server
-refuses (tests/cluster/test_cli).
+It names only fields at or below the refused one, with both values.
+
+Left out: what an API server refuses (tests/cluster/test_cli).
 """
 
 from __future__ import annotations

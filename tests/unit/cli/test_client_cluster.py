@@ -1,9 +1,12 @@
-"""Proves, with a server that answers as an API server does: a followed log has every line of a job
-that has ended, and of one that ends while a slow reader is at it; what can be no job's name reaches
-no server, by the client and by the commands; nothing is deleted without the UID of the job; a
-client connects by keywords as a command does by options, and prints no token.
+"""Test the Python client with a server that answers as an API server does.
 
-Leaves out: a real API server (tests/cluster), and broken streams (test_cluster_streams.py).
+- A followed log has every line of an ended job, and of a job that ends while a slow reader follows
+  it.
+- An invalid job name reaches no server, neither through the client nor through the commands.
+- Nothing is deleted without the UID of the job.
+- A client connects by keywords as a command does by options, and prints no token.
+
+Left out: a real API server (tests/cluster), and broken streams (test_cluster_streams.py).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ STARTED = "2026-01-01T00:00:00Z"
 
 @dataclass
 class Served:
-    """What the server has, and what it was asked for."""
+    """The content of the server, and its requests."""
 
     uid: str = "u"
     has_ended: bool = False
@@ -123,10 +126,10 @@ def test_the_followed_log_of_an_ended_job_is_whole(served: Served, client: dlion
     served.has_ended = True
     assert [*client.get_job_logs("digits", follow=True)] == ALL
     assert [*client.get_job_logs("digits")] == ALL
-    assert not any("follow=true" in each for each in served.asked), "nothing can come after it"
+    assert not any("follow=true" in each for each in served.asked), "an ended log needs no stream"
 
 
-def test_the_log_of_a_job_that_ends_is_whole_for_a_slow_reader(
+def test_a_slow_reader_gets_the_whole_log_of_a_job_that_ends(
     served: Served, client: dlion.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes_backend, "_POLL_S", 0.05)
@@ -135,7 +138,7 @@ def test_the_log_of_a_job_that_ends_is_whole_for_a_slow_reader(
     lines = [next(log)]
     deadline_s = time.monotonic() + 20
     while any(thread.name == "end of digits" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline_s, "the end is seen"
+        assert time.monotonic() < deadline_s, "the end is not noticed"
         time.sleep(0.02)
     assert [*lines, *log] == ALL
     assert any("follow=true" in each for each in served.asked)
@@ -218,7 +221,7 @@ NO_NAMES = ["", ".", "..", "a/b", "a..b", ".a", "-a", "A", "a b", "ä", "a\0", "
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_what_is_no_name_reaches_no_server(served: Served, client: dlion.Client, name: str) -> None:
+def test_an_invalid_name_reaches_no_server(served: Served, client: dlion.Client, name: str) -> None:
     for method in (
         client.get_job, client.delete_job, client.get_job_logs, client.get_job_metrics,
         client.wait_for_job_status,
@@ -243,14 +246,14 @@ def test_a_name_may_have_dots(served: Served, client: dlion.Client) -> None:
         ["suspend", ""],
     ],
 )
-def test_a_command_refuses_what_is_no_name(served: Served, arguments: list[str]) -> None:
-    told = subprocess.run(
+def test_a_command_refuses_an_invalid_name(served: Served, arguments: list[str]) -> None:
+    command = subprocess.run(
         [sys.executable, "-m", "dlion_cli", *arguments, "--kubeconfig", str(served.config)],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert told.returncode == ExitCode.SPEC, told.stderr
-    assert "is no job's name" in told.stderr
-    assert "Traceback" not in told.stderr
+    assert command.returncode == ExitCode.SPEC, command.stderr
+    assert "is no job's name" in command.stderr
+    assert "Traceback" not in command.stderr
     assert served.asked == []
 
 

@@ -1,9 +1,12 @@
-"""Proves: a manifest reaches a job alike as a path, a mapping and as text; fields set by path or by
-keyword are those that the manifest's own reader sees; every problem is raised before a folder or a
-process is made, with the errors of `dlion validate`; programs, sites and workers make manifests;
-and `import dlion` is quick and imports no large package.
+"""Test how the Python client builds manifests.
 
-Leaves out: what is started (test_client_processes.py, tests/local/test_python_client.py).
+- A path, a mapping and a text give the same job. Fields set by path or by keyword are those that
+  the reader of manifests finds.
+- Every problem is raised before a folder or a process is created, with the errors of `dlion
+  validate`.
+- Programs, sites and workers make manifests. `import dlion` is quick and imports no large package.
+
+Left out: the started commands (test_client_processes.py, tests/local/test_python_client.py).
 """
 
 from __future__ import annotations
@@ -55,13 +58,15 @@ try:
 except dlion.DLionError as error:
     print(error, sorted({"tensorflow", "grpc"} & set(sys.modules)))
 """
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "none" in told.stdout
-    assert told.stdout.rstrip().endswith("[]")
+    process = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert "none" in process.stdout
+    assert process.stdout.rstrip().endswith("[]")
 
 
 def test_a_program_is_checked_without_tensorflow(tmp_path: Path) -> None:
-    """Only a model in memory needs it in the caller's process."""
+    """Only a model in memory needs TensorFlow in the caller's process."""
     code = """
 import sys, dlion
 try:
@@ -70,14 +75,14 @@ except dlion.DLionError as error:
     print(error, sorted({"tensorflow", "keras", "dlion.model_project"} & set(sys.modules)))
 """
     command = [sys.executable, "-c", code]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "trainer.stop" in told.stdout
-    assert told.stdout.rstrip().endswith("[]")
+    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "trainer.stop" in process.stdout
+    assert process.stdout.rstrip().endswith("[]")
 
 
-def test_the_three_forms_of_a_manifest_are_one(tmp_path: Path) -> None:
+def test_the_three_forms_of_a_manifest_give_the_same_job(tmp_path: Path) -> None:
     document = smallest()
-    document["spec"]["runId"] = "1e3"  # a text that YAML without quotes takes for a number
+    document["spec"]["runId"] = "1e3"  # YAML reads this text as a number unless it is quoted
     file = tmp_path / "job.yaml"
     file.write_text(text := yaml.safe_dump(document) + "# end\n")
     file.write_text(text := text.replace("runId: 1e3", "runId: '1e3'"))
@@ -105,7 +110,7 @@ def test_the_three_forms_of_a_manifest_are_one(tmp_path: Path) -> None:
         ("x" * 5_000_000 + "\n", "too large"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, manifest: Any, message: str) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, manifest: Any, message: str) -> None:
     client = dlion.Client(root=tmp_path / "runs")
     with pytest.raises((errors.SpecError, errors.DataError), match=message):
         client.train(manifest)
@@ -132,7 +137,7 @@ def test_a_wrong_field_is_raised_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_all_problems_come_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_have_their_lines(tmp_path: Path) -> None:
     text = yaml.safe_dump(smallest()).replace("kind: DLionJob", "kind: Job") + "extra: 1\n"
     with pytest.raises(errors.SpecError) as caught:
         dlion.Client(root=tmp_path).train(text)
@@ -205,12 +210,12 @@ def test_arguments_of_another_back_end_are_refused(arguments: Any, message: str)
         {"a": 1},
     ],
 )
-def test_a_value_that_is_set_arrives_as_it_was(value: Any) -> None:
+def test_a_set_value_arrives_unchanged(value: Any) -> None:
     (assignment,) = manifests.assignments_of({"trainer.seed": value})
     assert apply_set({}, [assignment]) == {"spec": {"trainer": {"seed": value}}}
 
 
-def test_none_removes_a_field_and_texts_are_those_of_the_command() -> None:
+def test_none_removes_a_field_and_texts_are_read_as_by_the_command() -> None:
     assert apply_set({"spec": {"a": 1}}, manifests.assignments_of({"a": None})) == {"spec": {}}
     assert manifests.assignments_of("a=1") == ["a=1"]
     assert manifests.assignments_of(["a=1", "b=2"]) == ["a=1", "b=2"]
@@ -227,7 +232,7 @@ def test_none_removes_a_field_and_texts_are_those_of_the_command() -> None:
         (f"{'long_' * 9}name.py", {"file": str(Path(f"{'long_' * 9}name.py").resolve())}),
     ],
 )
-def test_a_program_makes_a_manifest(program: str, field: dict[str, str]) -> None:
+def test_a_program_gives_a_manifest(program: str, field: dict[str, str]) -> None:
     assert manifests.is_program(program)
     made = manifests.program_manifest(program, {"plant-a": 2, "plant-b": 1}, None)
     made = manifests.with_fields(
@@ -256,7 +261,7 @@ def test_sites_are_a_number_names_or_workers_by_name() -> None:
     assert workers("a", 0) == {"a": 0}, "the manifest's validation refuses it"
 
 
-def test_a_site_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+def test_a_site_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.SpecError, match=r"spec\.sites\[1\]\.name"):
         dlion.train("digits", sites=["a", "a"], stop={"maxSteps": 1}, root=tmp_path)
 
@@ -267,13 +272,13 @@ def test_fields_change_a_manifest_and_keep_the_rest() -> None:
     before, after = given.document.value, made.document.value
     assert after["spec"]["trainer"]["stop"] == {"maxSeconds": 60, "maxSteps": 5}
     assert [site["groups"][0]["workers"] for site in after["spec"]["sites"]] == [2, 2]
-    assert before["spec"]["trainer"]["stop"] == {"maxSeconds": 60}, "the given one stays"
+    assert before["spec"]["trainer"]["stop"] == {"maxSeconds": 60}, "the given manifest stays"
     assert after["spec"]["exchange"] == before["spec"]["exchange"]
     assert made.file == given.file
     assert manifests.changed(given, {}, workers=None) is given
 
 
-def test_a_program_without_an_end_says_what_to_give(tmp_path: Path) -> None:
+def test_a_program_without_an_end_names_the_missing_argument(tmp_path: Path) -> None:
     with pytest.raises(errors.SpecError, match=r"manifest: .*\n  spec\.trainer\.stop: is missing"):
         dlion.train("digits", sites=2, root=tmp_path)
     with pytest.raises(errors.SpecError, match=r"spec\.unheardOf"):
@@ -286,8 +291,8 @@ def test_a_program_without_an_end_says_what_to_give(tmp_path: Path) -> None:
 HARD = "\x00\x1f\x7f\x80\x85\x9f\xa0\u2028\u2029\ufeff\ufffd\ufffe\uffff\U0001f600"
 
 
-def test_every_character_arrives_in_the_run_as_it_was(tmp_path: Path) -> None:
-    """YAML refuses some unless they are escaped, and folds others."""
+def test_every_character_arrives_in_the_run_unchanged(tmp_path: Path) -> None:
+    """YAML requires escapes for some characters and folds others."""
     document = smallest()
     document["metadata"]["annotations"] = {"note": HARD, HARD: ""}
     given = manifests.read_manifest(document)
@@ -316,7 +321,7 @@ def test_a_failed_job_has_the_exit_code_of_its_command(reason: str, code: ExitCo
     assert errors.JobEndedError(job, "Succeeded").exit_code == code
 
 
-def test_what_is_no_assignment_name_or_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_an_invalid_assignment_name_or_folder_is_a_dlion_error(tmp_path: Path) -> None:
     client = dlion.Client("local", root=tmp_path)
     wrong: Any = [1]
     with pytest.raises(errors.SpecError, match="must be path=value"):
@@ -351,7 +356,7 @@ def test_arguments_of_a_wrong_type_are_named(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_data_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_data_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.DataError, match=r"data_root: .*there is no such folder"):
         dlion.train("digits", stop={"maxSteps": 1}, root=tmp_path, data_root=tmp_path / "none")
     assert not [*tmp_path.iterdir()]
@@ -367,7 +372,7 @@ def test_fields_to_set_are_a_dict_or_a_list(tmp_path: Path) -> None:
     ("name", "hint"),
     [("digitz", "Did you mean digits?"), ("jobyaml", "Did you mean job.yaml?"), ("x" * 9, "")],
 )
-def test_a_misspelt_program_is_refused_at_once(
+def test_a_misspelt_program_is_refused_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
 ) -> None:
     (tmp_path / "job.yaml").touch()
@@ -378,7 +383,7 @@ def test_a_misspelt_program_is_refused_at_once(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_module_that_is_there_is_a_programs_name(
+def test_an_existing_module_is_a_valid_program_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "digitz.py").touch()

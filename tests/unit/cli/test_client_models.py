@@ -1,10 +1,13 @@
-"""Proves: a Keras model that workers cannot load without its code, or that does not fit its data,
-and data of wrong types, lengths, values or sizes are refused with what to do, before a folder or a
-process is made, and leave the model and what is registered as they were; every form of data gives
-the same samples; workers share all that is not held out, by the manifest's partition, and read it
-from the run's folder as it was given, bytes too; a tenth is held out by the seed.
+"""Test training a Keras model in memory with the Python client.
 
-Leaves out: training (tests/local/test_python_client.py, tests/simulated/test_given_models.py).
+- A model that workers cannot load without its code, or that does not fit its data, is refused. So
+  are data of wrong types, lengths, values or sizes. The refusal names the remedy, precedes any
+  folder or process, and leaves the model and the Keras registry unchanged.
+- Every form of data gives the same samples. A tenth is held out by the seed.
+- Workers share the other samples under the manifest's partition. They read them from the run's
+  folder unchanged, bytes too.
+
+Left out: training (tests/local/test_python_client.py, tests/simulated/test_given_models.py).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from dlion_worker.training.programs.given_model import check_model
 
 SITES = {"plant-a": 2, "plant-b": 1}
 X = np.arange(600 * 4, dtype=np.float32).reshape(600, 4)
-"""Each row is another."""
+"""Samples whose rows all differ."""
 Y = np.arange(600) % 3
 
 
@@ -91,7 +94,7 @@ def with_own_step() -> Any:
 
 
 def refusal(tmp_path: Path, model: Any, data: Any, **fields: Any) -> errors.DLionError:
-    """The error of `dlion.train`, which has left nothing."""
+    """Return the error of `dlion.train`, which leaves no file."""
     fields = {"sites": SITES, "stop": {"maxSteps": 1}, "root": tmp_path / "runs", **fields}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -125,10 +128,10 @@ def test_a_model_that_needs_its_code_is_refused(tmp_path: Path, make: Any, messa
     assert keras.saving.get_custom_objects() == registered
 
 
-def test_models_that_threads_check_leave_what_is_registered(
+def test_checks_in_several_threads_leave_the_registry_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second begins while the registry is empty for the first, and ends after it."""
+    """The second check begins while the registry is empty for the first, and ends after it."""
     registered = dict(keras.saving.get_custom_objects())
     read, may_go_on = keras.saving.deserialize_keras_object, threading.Event()
 
@@ -170,7 +173,7 @@ def assert_matches(error: Exception, message: str) -> None:
         (model_of(), None, r"data: are needed with a model; allowed: \(x, y\)"),
     ],
 )
-def test_what_is_no_model_with_data_is_refused(
+def test_an_invalid_model_with_data_is_refused(
     tmp_path: Path, model: Any, data: Any, message: str
 ) -> None:
     error = refusal(tmp_path, model, data)
@@ -179,7 +182,7 @@ def test_what_is_no_model_with_data_is_refused(
 
 
 def huge(*shape: int) -> Any:
-    """An array that claims that much memory, and takes none."""
+    """Return an array that claims this much memory and uses none."""
     return np.broadcast_to(np.float32(0), shape)
 
 
@@ -245,7 +248,7 @@ def test_data_that_cannot_be_trained_on_are_refused(
         ({"backend": "simulated"}, "environment: is needed"),
     ],
 )
-def test_fields_that_do_not_go_with_data_are_refused(
+def test_fields_that_conflict_with_data_are_refused(
     tmp_path: Path, fields: Any, message: str
 ) -> None:
     assert_matches(refusal(tmp_path, model_of(), (X, Y), **fields), message)
@@ -276,7 +279,7 @@ def test_a_large_model_is_refused() -> None:
         check_model(model_of(), max_bytes=50)
 
 
-def test_a_cluster_is_told_the_way_out(tmp_path: Path) -> None:
+def test_the_error_for_a_cluster_names_the_alternative(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("""{apiVersion: v1, kind: Config, current-context: c,
 clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}], users: [{name: u, user: {}}],
@@ -327,7 +330,7 @@ def test_a_tenth_is_held_out_by_the_seed(data: Any) -> None:
 
 
 def read_by_workers(project: ModelProject, job: Job, folder: Path) -> dict[str, datasets.DataSet]:
-    """What each worker of the run reads in that folder."""
+    """Return what each worker of the run reads in that folder."""
     project.write(folder, project.shares(job, ""))
     program = programs.load(job.spec.trainer.program, directory=folder)
     return {
@@ -336,7 +339,7 @@ def read_by_workers(project: ModelProject, job: Job, folder: Path) -> dict[str, 
     }
 
 
-def test_workers_share_all_that_is_not_held_out(tmp_path: Path) -> None:
+def test_workers_share_all_samples_that_are_not_held_out(tmp_path: Path) -> None:
     project = model_project(model_of(), (X, Y))
     found = read_by_workers(project, job_of(project), tmp_path / "project")
     assert len(found) == 3
@@ -350,21 +353,21 @@ def test_workers_share_all_that_is_not_held_out(tmp_path: Path) -> None:
     assert sorted(rows) == X[:, 0].tolist(), "each sample once"
 
 
-def test_sites_have_the_classes_that_the_manifest_gives_them(tmp_path: Path) -> None:
+def test_sites_have_the_classes_of_the_manifest(tmp_path: Path) -> None:
     project = model_project(model_of(), (X, Y, X, Y))
     classes = [{"site": "plant-a", "classes": [0, 2]}, {"site": "plant-b", "classes": [1]}]
     job = job_of(project, dataset={"partition": "bySite", "siteClasses": classes})
     found = read_by_workers(project, job, tmp_path / "project")
-    seen = {
+    classes_by_site = {
         name: {int(label) for _, y in each.parts.values() for label in y}
         for name, each in found.items()
     }
-    assert [*seen.values()] == [{0, 2}, {0, 2}, {1}]
+    assert [*classes_by_site.values()] == [{0, 2}, {0, 2}, {1}]
     assert {each.held_out_x.shape for each in found.values()} == {X.shape}
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
-def test_bytes_reach_the_model_as_fit_would_give_them(tmp_path: Path, as_dict: bool) -> None:
+def test_bytes_reach_the_model_as_with_fit(tmp_path: Path, as_dict: bool) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (600, 4), np.uint8)
     if as_dict:
         first, second = keras.Input((4,), name="a"), keras.Input((4,), name="b")
@@ -381,7 +384,7 @@ def test_bytes_reach_the_model_as_fit_would_give_them(tmp_path: Path, as_dict: b
     assert not next(iter(found.values())).scales_pixels
 
 
-def test_the_model_comes_back_as_it_was_and_stays_so(tmp_path: Path) -> None:
+def test_the_model_is_loaded_unchanged_and_stays_unchanged(tmp_path: Path) -> None:
     model = model_of(loss="mse", optimizer=keras.optimizers.Adam(0.002), metrics=["mae"])
     before = model.get_weights()
     project = model_project(model, (X, X[:, :3]))
@@ -402,7 +405,7 @@ def test_the_model_comes_back_as_it_was_and_stays_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit_bytes", [500, 20_000])
 def test_a_full_disk_leaves_no_folder(tmp_path: Path, limit_bytes: int) -> None:
-    """Of the model, or of the samples, which are larger."""
+    """While writing the model, or the samples, which are larger."""
     wide = keras.Sequential([keras.layers.Input((40,)), keras.layers.Dense(3)])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))

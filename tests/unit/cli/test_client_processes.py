@@ -1,12 +1,15 @@
-"""Proves: a command of the client gets its manifest and leaves its output and its process beside
-the results; a command that fails at once makes a failed job with its message and can be deleted; a
-process that heeds no signal is killed with its group within a bound, one that was started with the
-interpreter ends with it, however it ends, and a detached one goes on; a process id that was used
-again is not taken for the run's, nor a process for that of a copied folder; a start that fails or
-is interrupted leaves no process; a command that is interrupted at once, or that is killed by such a
-signal, is an interrupted job; a fork and several threads can start commands.
+"""Test the commands that the Python client starts.
 
-Leaves out: training (tests/local/test_python_client.py).
+- A command gets its manifest. Its output and its process id are kept beside the results.
+- A command that fails immediately makes a failed job with its message, which can be deleted. An
+  interrupted command makes an interrupted job.
+- A process that ignores signals is killed with its group within a time limit. A process of this
+  interpreter ends with it; a detached one continues.
+- A reused process id does not count as the run, nor does a process as that of a copied folder.
+- A start that fails or is interrupted leaves no process. A fork and several threads can start
+  commands.
+
+Left out: training (tests/local/test_python_client.py).
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def group_members(group: int) -> list[int]:
 
 
 def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
-    """The manifest reaches its standard input, and its message the job."""
+    """The manifest reaches its standard input, and its message reaches the job."""
     folder = tmp_path / "job-1"
     folder.mkdir()
     text = json.dumps({"kind": "none"})
@@ -102,7 +105,7 @@ def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_interrupted_at_once_is_an_interrupted_job(
+def test_a_command_interrupted_at_its_start_is_an_interrupted_job(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "job-1"
@@ -115,11 +118,11 @@ def test_a_command_that_is_interrupted_at_once_is_an_interrupted_job(
     assert exit_code(folder) == ExitCode.INTERRUPTED
     job = dlion.Client(root=tmp_path).get_job("job-1")
     assert (job.state, job.reason, job.message) == ("Failed", "Interrupted", "interrupted")
-    run_processes.forget(folder)  # as another interpreter sees it
+    run_processes.forget(folder)  # the state that another interpreter finds
     assert dlion.Client(root=tmp_path).get_job("job-1").reason == "Interrupted"
 
 
-def test_a_process_that_heeds_no_signal_is_killed_with_its_group(
+def test_a_process_that_ignores_signals_is_killed_with_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [(signal.SIGINT, 0.3), (signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0)]
@@ -134,8 +137,8 @@ def test_a_process_that_heeds_no_signal_is_killed_with_its_group(
     process.stdout.close()
 
 
-def test_a_process_of_another_group_is_ended_alone(tmp_path: Path) -> None:
-    """As a run in a terminal is: others of its group are none of the client's business."""
+def test_only_the_process_itself_ends_in_another_group(tmp_path: Path) -> None:
+    """A run in a terminal has such a group: the client must not end its other members."""
     first = started(SLEEPER)
     second = subprocess.Popen(
         [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, process_group=first.pid
@@ -150,14 +153,14 @@ def test_a_process_of_another_group_is_ended_alone(tmp_path: Path) -> None:
     second.stdout.close()
 
 
-def test_an_id_that_was_used_again_is_not_the_run(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_the_run(tmp_path: Path) -> None:
     with (tmp_path / "command.log").open("xb") as log:
         process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=log)
     start = process_start(process.pid)
     assert start is not None
     assert RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
     assert not RunCommand("local", process.pid, start - 1, "", ()).is_alive(tmp_path)
-    end_process(tmp_path, process.pid, start - 1)  # of a process that has ended: nothing to do
+    end_process(tmp_path, process.pid, start - 1)  # of an ended process: no effect
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.2)
     process.kill()
@@ -194,13 +197,13 @@ def test_a_process_that_a_file_names_is_not_ended_unless_it_uses_the_folder(tmp_
         '{"backend":"local","pid":1,"started_ticks":1,"created":"","arguments":null}',
     ],
 )  # fmt: skip
-def test_a_damaged_command_file_is_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_command_file_counts_as_missing(tmp_path: Path, content: str) -> None:
     (tmp_path / "command.json").write_text(content)
     assert read_command(tmp_path) is None
 
 
 def children() -> set[int]:
-    """Of this process, by all its threads."""
+    """Return the children of this process, of all its threads."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(pid) for each in lists for pid in each.read_text().split()}
 
@@ -214,7 +217,7 @@ def test_a_start_that_fails_leaves_no_process(tmp_path: Path, detach: bool) -> N
         start_command("local", ["run", "-"], folder, "", tmp_path, detach=detach)
     assert (folder / "command.log").exists(), "the process was started"
     assert children() <= before
-    assert exit_code(folder) is None, "it is forgotten"
+    assert exit_code(folder) is None, "the process is forgotten"
 
 
 PARENT = """
@@ -272,13 +275,13 @@ print(os.wait()[1] == 0)
 
 @pytest.fixture
 def sleeping_command(tmp_path: Path) -> Iterator[Path]:
-    """A `dlion_cli` for children that sleeps instead of training, in a folder for PYTHONPATH."""
+    """Return a folder for PYTHONPATH with a `dlion_cli` that sleeps instead of training."""
     package = tmp_path / "path" / "dlion_cli"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(
         "import signal, time\n"
-        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"  # as `dlion` does once it handles them
+        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"  # as `dlion` after it starts
         "time.sleep(600)"
     )
     yield package.parent
@@ -319,7 +322,7 @@ def test_a_command_ends_with_its_interpreter_unless_it_is_detached(
     )  # fmt: skip
     assert "started" in parent.stdout, parent.stderr
     assert "Traceback" not in parent.stderr
-    assert "False" not in parent.stdout, "a fork sees the command, and its exit ends nothing"
+    assert "False" not in parent.stdout, "a fork finds the command, and its exit ends no process"
     command = read_command(folder)
     assert command is not None
     if goes_on:
@@ -338,19 +341,19 @@ def test_ctrl_c_during_a_start_leaves_no_process(
     code = INTERRUPTED.replace(
         "folder = Path", f"os.environ['PYTHONPATH'] = {str(sleeping_command)!r}\nfolder = Path", 1
     )
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(folder), how],
         env=os.environ | {"DLION_TEST_SLEEPER": str(tmp_path)},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert told.stdout == "interrupted\n", told.stderr
-    assert "Traceback" not in told.stderr
+    assert process.stdout == "interrupted\n", process.stderr
+    assert "Traceback" not in process.stderr
 
 
-def test_threads_that_start_commands_at_once_share_one_thread(
+def test_threads_that_start_commands_together_share_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second one would end when nothing refers to it, and its process with it."""
+    """A second starter thread would end without a reference, and its process with it."""
     made = []
 
     class SlowExecutor(ThreadPoolExecutor):

@@ -1,10 +1,14 @@
-"""Proves: what the Python client reads from a result folder: each end of a run, a run in progress,
-one that never began, damaged, huge and hostile files; that other folders are neither listed nor
-deleted; that a run which may not be read is damaged, and never deleted; that a folder's records are
-read once, and again after another run has taken it. Figures are held against the summary, which
-other code computes.
+"""Test what the Python client reads from a result folder.
 
-Leaves out: processes (test_client_processes.py), and whole runs (tests/local).
+- The tests cover each end of a run, a run in progress, one that never began, and damaged, huge and
+  hostile files.
+- Other folders are neither listed nor deleted. A run without read permission is damaged, and never
+  deleted.
+- The records of a folder are read once, and again after another run has taken it.
+
+The expected figures are those of the summary, which other code computes.
+
+Left out: processes (test_client_processes.py), and whole runs (tests/local).
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def client(tmp_path: Path) -> dlion.Client:
 
 
 def make(root: Path, ending: Ending | None, name: str = NAME, *, until_s: float = 99) -> Path:
-    """A run of that story, until that time, with that end."""
+    """Write a run with these records up to a time, and with this end."""
     with ResultFolder.create(root / name, description(STORY), now=NOW) as folder:
         for record in records(STORY):
             if record.time_s <= until_s:
@@ -58,7 +62,7 @@ def make(root: Path, ending: Ending | None, name: str = NAME, *, until_s: float 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Path]:
-    """A folder whose lock this process holds, as a run's does."""
+    """Return a folder whose lock this process holds, as that of a run."""
     path = make(tmp_path, None, until_s=15)
     lock = FolderLock(path)
     yield path
@@ -114,7 +118,7 @@ def test_a_run_in_progress_is_read_again_and_each_record_once(
     events = running / "events.jsonl"
     before = events.read_bytes()
     new = EventRecord(15.5, Rank(1), 9, EventReason.WORKER_LOST, "its stream broke", True)
-    # What was read must not be read again: it is overwritten, and its length stays.
+    # Records must not be read twice: they are overwritten with the same length.
     with events.open("r+b") as file:
         file.write(b" " * (len(before) - 1) + b"\n")
     line = record_to_json(new).encode() + b"\n"
@@ -128,7 +132,7 @@ def test_a_run_in_progress_is_read_again_and_each_record_once(
     assert job.message == f"lost: {job.workers[1].name}"
     assert job.workers[1].state == "lost"
     events.write_bytes(b"")
-    assert client.get_job(NAME).state == "Pending", "a file that was cut begins anew"
+    assert client.get_job(NAME).state == "Pending", "a truncated file is read from its start"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_a_resumed_run_is_not_ended_by_its_earlier_summary(
     assert client.get_job(NAME).state == "Failed"
 
 
-def test_a_killed_run_has_failed_and_says_what_to_do(tmp_path: Path, client: dlion.Client) -> None:
+def test_a_killed_run_has_failed_and_names_the_remedy(tmp_path: Path, client: dlion.Client) -> None:
     make(tmp_path, None, until_s=15)
     job = client.get_job(NAME)
     assert (job.state, job.reason) == ("Failed", "Killed")
@@ -238,14 +242,14 @@ def test_a_pipe_in_place_of_a_file_does_not_block(
 
 @pytest.fixture
 def unprivileged(tmp_path: Path) -> Iterator[Path]:
-    """A root in which this process has the rights of no user, though the tests may run as root."""
+    """Return a root for a process without any user's rights, though the tests may run as root."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         if os.geteuid() != 0:
             yield Path(place)
             return
         make(Path(place), Ending("x"), "warm")
-        dlion.Client(root=place).get_job("warm")  # what it imports may be root's alone
+        dlion.Client(root=place).get_job("warm")  # only root may have access to the imports
         shutil.rmtree(Path(place, "warm"))
         yield Path(place)
 
@@ -262,7 +266,7 @@ def without_rights() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "run.lock", "summary.json", "events.jsonl"])
-def test_a_run_that_may_not_be_read_is_damaged(unprivileged: Path, name: str) -> None:
+def test_a_run_without_read_permission_is_damaged(unprivileged: Path, name: str) -> None:
     ending = None if name == "events.jsonl" else Ending("x")
     path = make(unprivileged, ending)
     make(unprivileged, Ending("x"), "other")
@@ -280,7 +284,7 @@ def test_a_run_that_may_not_be_read_is_damaged(unprivileged: Path, name: str) ->
     assert (path / "job.yaml").exists()
 
 
-def test_a_folder_that_may_not_be_entered_is_no_job(unprivileged: Path) -> None:
+def test_a_folder_without_access_is_no_job(unprivileged: Path) -> None:
     make(unprivileged, Ending("x"), "other")
     path = make(unprivileged, Ending("x"))
     path.chmod(0)
@@ -337,7 +341,7 @@ def test_other_folders_are_not_jobs_and_stay(tmp_path: Path, client: dlion.Clien
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../elsewhere/a-run", "/etc", "a\0b"])
-def test_a_path_is_no_name(tmp_path: Path, name: str) -> None:
+def test_a_path_is_not_a_name(tmp_path: Path, name: str) -> None:
     run = make(tmp_path / "elsewhere", Ending("x"))
     client = dlion.Client(root=tmp_path / "root")
     for method in (client.get_job, client.delete_job):
@@ -346,7 +350,7 @@ def test_a_path_is_no_name(tmp_path: Path, name: str) -> None:
     assert run.exists()
 
 
-def test_a_finished_job_is_deleted_with_its_folder_alone(
+def test_a_finished_job_is_deleted_with_only_its_folder(
     tmp_path: Path, client: dlion.Client
 ) -> None:
     victim = tmp_path / "victim"
@@ -365,20 +369,20 @@ def test_a_finished_job_is_deleted_with_its_folder_alone(
 
 
 def test_a_folder_in_use_elsewhere_is_not_deleted(running: Path, client: dlion.Client) -> None:
-    """The lock names this process; another number is one of another machine."""
+    """The lock names this process; another number belongs to another machine."""
     (running / "run.lock").write_text("1\n")
     with pytest.raises(UnavailableError, match="not on this machine"):
         client.delete_job(NAME)
     assert (running / "summary.json").parent.exists()
 
 
-def test_a_root_that_is_not_there_has_no_jobs(tmp_path: Path) -> None:
+def test_a_missing_root_has_no_jobs(tmp_path: Path) -> None:
     assert dlion.Client(root=tmp_path / "none").list_jobs() == []
 
 
 def test_logs_are_read_by_rank(tmp_path: Path, client: dlion.Client) -> None:
     path = make(tmp_path, Ending("x"))
-    (path / "state").mkdir()  # as `dlion run` makes, and a simulation does not
+    (path / "state").mkdir()  # `dlion run` creates it, a simulation does not
     (path / "logs").mkdir()
     (path / "logs" / "worker-1.log").write_bytes(b"one\r\ntw\xffo\n\nlast")
     assert [*client.get_job_logs(NAME, worker=1)] == ["one", "tw�o", "", "last"]
@@ -391,14 +395,14 @@ def test_logs_are_read_by_rank(tmp_path: Path, client: dlion.Client) -> None:
         client.get_job_logs(NAME, worker=None)
 
 
-def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, client: dlion.Client) -> None:
+def test_an_unreadable_log_is_reported(tmp_path: Path, client: dlion.Client) -> None:
     path = make(tmp_path, Ending("x"))
     (path / "state").mkdir()
     (path / "logs").mkdir()
     (path / "logs" / "worker-0.log").write_text("one\n")
     lines = client.get_job_logs(NAME, worker=0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))  # holds for a superuser, too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))  # applies to a superuser, too
     try:
         with pytest.raises(DataError, match=r"worker-0\.log: cannot be read: Too many open"):
             next(lines)
@@ -406,8 +410,8 @@ def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, client: dlion.Client)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_log_that_is_cut_is_followed(running: Path, client: dlion.Client) -> None:
-    (running / "state").mkdir()  # of a run, not a simulation
+def test_a_truncated_log_is_followed(running: Path, client: dlion.Client) -> None:
+    (running / "state").mkdir()  # of a run, not of a simulation
     (running / "logs").mkdir()
     log = running / "logs" / "worker-0.log"
     log.write_text("a longer line\n")
@@ -431,8 +435,8 @@ def test_metrics_are_the_records(tmp_path: Path, client: dlion.Client) -> None:
     assert [*map(str, frame.dtypes)].count("int64") == 3
 
 
-def test_metrics_of_compile_are_columns_of_their_own(tmp_path: Path, client: dlion.Client) -> None:
-    """Also one that has the name of a column, and one that came late."""
+def test_metrics_of_compile_have_their_own_columns(tmp_path: Path, client: dlion.Client) -> None:
+    """Also a metric with the name of a column, and one that started late."""
     path = make(tmp_path, Ending("x"))
     late = EvaluationRecord(
         1e6, Rank(2), 9, 9, 0.5, 1.0, 9, metrics={"auc": 0.75, "loss": 3.0, "metric_loss": 4.0}
@@ -479,16 +483,20 @@ def test_waiting_ends_with_another_end_or_with_the_time(
 
 
 def test_waiting_for_a_running_job_times_out(running: Path, client: dlion.Client) -> None:
-    seen: list[str] = []
+    states: list[str] = []
     with pytest.raises(dlion.JobTimeoutError, match=r"is Training.*within 0\.3 s"):
-        client.wait_for_job_status(NAME, timeout_s=0.3, callback=lambda job: seen.append(job.state))
-    assert len(seen) >= 2
+        client.wait_for_job_status(
+            NAME, timeout_s=0.3, callback=lambda job: states.append(job.state)
+        )
+    assert len(states) >= 2
     with pytest.raises(TimeoutError):
         client.wait_for_job_status(NAME, {"Failed"}, timeout_s=0)
     assert client.wait_for_job_status(NAME, {"Training"}, timeout_s=0).state == "Training"
 
 
-def test_no_model_says_when_there_is_one(tmp_path: Path, client: dlion.Client) -> None:
+def test_the_error_for_a_missing_model_states_when_it_exists(
+    tmp_path: Path, client: dlion.Client
+) -> None:
     make(tmp_path, Ending("x"))
     with pytest.raises(UnavailableError, match="has no model"):
         dlion.load_model(client.get_job(NAME))

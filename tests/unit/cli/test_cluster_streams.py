@@ -1,12 +1,13 @@
-"""What the command line makes of an API server's streams, from a server that says what it is told.
+"""Test how the commands read streams of an API server, with scripted answers.
 
-Proves: a log that is taken up again repeats no line and loses none, though the API server counts
-whole seconds and lines may bear the same time; it ends with its pod, and waits out errors. A watch
-is taken up again after its end, a cut in the midst of a line, and an expired version; a new job of
-the same name is another. What is no API server is told. A
-command in a pod ends as it says, and its connection with it.
+- A resumed log neither repeats nor loses a line, though the API server counts whole seconds and
+  lines may have equal times. It ends with its pod, and retries after errors.
+- A watch resumes after its end, after a cut within a line, and after an expired version. A new job
+  of the same name is another one.
+- A server that is no API server is reported. A command in a pod ends with its exit code and closes
+  its connection.
 
-Leaves out: a real API server (tests/cluster).
+Left out: a real API server (tests/cluster).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STARTING = (400, json.dumps({"message": 'container "trainer" is waiting to start
 
 
 class Script:
-    """Answers in order, and the addresses that were asked for."""
+    """The answers in order, and the requested paths."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str]] = []
@@ -55,7 +56,7 @@ def script() -> Script:
 
 @pytest.fixture
 def cluster(script: Script, tmp_path: Path) -> Iterator[ClusterClient]:
-    """A connection to a server that gives the script's answers."""
+    """Return a connection to a server that gives the script's answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -63,7 +64,7 @@ def cluster(script: Script, tmp_path: Path) -> Iterator[ClusterClient]:
             code, text = script.answers.pop(0) if script.answers else (503, "")
             self.send_response(code)
             self.send_header("Content-Length", str(len(text.encode()) + ("…" in text)))
-            self.end_headers()  # with … one byte less comes than was said: a broken connection
+            self.end_headers()  # with …, one byte is missing: a broken connection
             self.wfile.write(text.encode())
 
         def log_message(self, *_: object) -> None:
@@ -88,7 +89,7 @@ def _port(server: ThreadingHTTPServer) -> int:
 
 
 class NoPause(threading.Event):
-    """Time that passes at once."""
+    """A clock that passes pauses immediately."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
@@ -102,9 +103,7 @@ def texts(cluster: ClusterClient, tail: int | None = None) -> list[str]:
     return [line.text for line in follow_lines(cluster, SOURCE, tail=tail, stop=NoPause())]
 
 
-def test_a_log_that_is_taken_up_again_repeats_nothing(
-    cluster: ClusterClient, script: Script
-) -> None:
+def test_a_resumed_log_repeats_no_line(cluster: ClusterClient, script: Script) -> None:
     script.answers = [
         log("01.1Z a", "01.2Z b", "01.2Z b"),
         log("01.1Z a", "01.2Z b", "01.2Z b", "01.2Z b", "01.3Z c"),
@@ -121,7 +120,7 @@ def test_a_log_that_is_taken_up_again_repeats_nothing(
 
 
 def test_times_are_compared_as_times(cluster: ClusterClient, script: Script) -> None:
-    """A kubelet leaves out zeros at the end, and may count in its node's zone."""
+    """A kubelet omits trailing zeros, and may use the zone of its node."""
     script.answers = [
         log("01.12Z a", "01.125Z b"),
         log("01.12Z a", "01.125Z b", "01.13Z c"),
@@ -148,8 +147,8 @@ def events(*events: tuple[str, dict[str, Any]]) -> tuple[int, str]:
     return 200, "".join(json.dumps({"type": t, "object": o}) + "\n" for t, o in events)
 
 
-def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
-    """Versions that were yielded until the job was gone, and troubles."""
+def followed(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
+    """Return the versions that the watch yields until the job is deleted, and its disconnects."""
     troubles: list[str] = []
     found = [
         each.version
@@ -160,7 +159,7 @@ def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
     return found, troubles
 
 
-def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> None:
+def test_a_watch_resumes(cluster: ClusterClient, script: Script) -> None:
     expired = {"code": 410, "message": "too old"}
     script.answers = [
         (200, json.dumps(job(1))),
@@ -175,7 +174,7 @@ def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> No
         (200, json.dumps(job(8))),
         events(("DELETED", job(9))),
     ]
-    found, troubles = seen(cluster)
+    found, troubles = followed(cluster)
     assert found == ["1", "3", "4", "5", "6", "7", "8"]
     assert len(troubles) == 2
     assert "503" in troubles[0]
@@ -185,23 +184,23 @@ def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> No
 
 def test_a_new_job_of_the_same_name_is_another(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(200, json.dumps(job(1))), events(), (200, json.dumps(job(2, "other")))]
-    assert seen(cluster)[0] == ["1"]
+    assert followed(cluster)[0] == ["1"]
 
 
-def test_at_first_trouble_is_raised(cluster: ClusterClient, script: Script) -> None:
+def test_a_first_failure_is_raised(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(500, "")]
     with pytest.raises(UnavailableError, match="is temporarily unavailable"):
-        seen(cluster)
+        followed(cluster)
     script.answers = [(404, json.dumps({"details": {"kind": "dlionjobs", "name": "j"}}))]
     with pytest.raises(AbsentError, match="no DLionJob 'j'"):
-        seen(cluster)
+        followed(cluster)
 
 
-def test_the_time_is_up_also_while_the_server_is_away(
+def test_the_time_limit_holds_while_the_server_is_unreachable(
     cluster: ClusterClient, script: Script
 ) -> None:
     now_s = [0.0]
-    script.answers = [(200, json.dumps(job(1)))]  # and then 503 for ever
+    script.answers = [(200, json.dumps(job(1)))]  # and then 503 without end
 
     def sleep(seconds: float) -> None:
         now_s[0] += seconds
@@ -214,7 +213,9 @@ def test_the_time_is_up_also_while_the_server_is_away(
 
 
 @pytest.mark.parametrize("answer", ["<html>log in here</html>", "[]", "", "\x00"])
-def test_what_is_no_api_server_is_told(cluster: ClusterClient, script: Script, answer: str) -> None:
+def test_a_server_that_is_no_api_server_is_reported(
+    cluster: ClusterClient, script: Script, answer: str
+) -> None:
     script.answers = [(200, answer)]
     with pytest.raises(DLionError, match="Check that it is a Kubernetes API server"):
         JobClient(cluster).get("j")
@@ -229,7 +230,7 @@ def frame(channel: int, content: bytes) -> bytes:
 
 
 def ran(tmp_path: Path, *frames: bytes) -> bytes:
-    """What a command's output is, from a server that sends these frames and closes."""
+    """Return the output of a command, from a server that sends these frames and closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -272,8 +273,8 @@ CLOSE = b"\x88\x00"
 SUCCESS = frame(3, b'{"status": "Success"}')
 
 
-def test_a_command_ends_as_it_says(tmp_path: Path) -> None:
-    """A connection that stays open would fail this by its warning."""
+def test_a_command_ends_with_its_exit_code(tmp_path: Path) -> None:
+    """An open connection would fail this test by its warning."""
     output = ran(tmp_path, frame(1, b"a"), frame(2, b"w"), frame(1, b"b"), SUCCESS, CLOSE)
     assert output == b"ab"
     failure = frame(3, b'{"status": "Failure", "message": "exit code 1"}')

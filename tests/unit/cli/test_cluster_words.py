@@ -1,11 +1,12 @@
-"""What the cluster's commands say without a cluster: refusals, kubeconfig rules, tables, pictures.
+"""Test messages, kubeconfig rules, tables and live views of the cluster commands without a cluster.
 
-Proves: each answer of an API server has its words, its kind of error and what to do; of several
-kubeconfig files the first counts, as for kubectl; documents with missing, foreign or hostile fields
-are shown nonetheless; the picture says progress, ETA and lost connections; what was changed is
-named. Without the Kubernetes client the commands say how to install it, and loading them is cheap.
+- Each answer of an API server has its message, its kind of error and a remedy. The first of several
+  kubeconfig files counts, as for kubectl.
+- Documents with missing, foreign or hostile fields are shown. The live view shows progress,
+  remaining time and lost connections. Changed fields are named.
+- Without the Kubernetes client the commands name the command that installs it. They load quickly.
 
-Leaves out: a real API server (tests/cluster/test_cli.py).
+Left out: a real API server (tests/cluster/test_cli.py).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ FORBIDDEN = (
         (418, answer("teapot"), UnavailableError, "418"),
     ],
 )
-def test_each_refusal_has_its_words(
+def test_each_refusal_has_its_message(
     code: int, content: bytes, kind: type[DLionError], words: str
 ) -> None:
     error = api_error(code, content, context="here")
@@ -86,7 +87,7 @@ def test_each_refusal_has_its_words(
     assert words in str(error)
 
 
-def test_a_refused_field_is_named_without_its_echo() -> None:
+def test_a_refused_field_is_named_without_its_value() -> None:
     causes = [
         {"field": "spec.trainer", "message": 'Invalid value: "object": once its workers '
          "train, trainer may change only together with runId"},
@@ -107,9 +108,9 @@ def test_a_refused_field_is_named_without_its_echo() -> None:
      ("odd", "odd")],
 )  # fmt: skip
 def test_why_a_server_does_not_answer(text: str, words: str) -> None:
-    said = str(unreachable_error("https://x:1", OSError(text), context="here"))
-    assert words in said
-    assert "https://x:1 (context 'here')" in said
+    message = str(unreachable_error("https://x:1", OSError(text), context="here"))
+    assert words in message
+    assert "https://x:1 (context 'here')" in message
 
 
 # ---- kubeconfig ----------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
         ("contexts: [1, {name: y, context: {}}]", "x", "it has: y"),
     ],
 )
-def test_a_kubeconfig_that_is_wrong(
+def test_an_invalid_kubeconfig_is_refused(
     tmp_path: Path, content: str, context: str | None, words: str
 ) -> None:
     path = tmp_path / "config"
@@ -171,7 +172,7 @@ def test_without_a_file_a_pod_finds_its_own_cluster() -> None:
         choose_context(ConnectionSettings(kubeconfig="/other"), environment)
 
 
-# ---- documents as they are shown -----------------------------------------------------------------
+# ---- documents -----------------------------------------------------------------------------------
 
 
 def condition(type_: str, reason: str, status: str = "True", message: str = "") -> dict[str, Any]:
@@ -207,7 +208,7 @@ ODD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_odd_documents_are_shown(odd: dict[str, Any]) -> None:
+def test_malformed_documents_are_shown(odd: dict[str, Any]) -> None:
     job = JobStatus(odd)
     text = shown(*one_job(job, [{}, {"message": "m"}], NOW))
     text += shown(list_table([job], NOW, wide=True, everywhere=True))
@@ -219,7 +220,7 @@ def test_odd_documents_are_shown(odd: dict[str, Any]) -> None:
     assert "\x1b" not in text
 
 
-def test_a_wide_row_says_run_figures_and_why() -> None:
+def test_a_wide_row_has_run_figures_and_reason() -> None:
     job = JobStatus(
         document(
             state="Degraded",
@@ -250,7 +251,7 @@ def test_the_links_of_each_pair_of_sites_are_shown() -> None:
     assert ["plant-b", "to", "plant-a", "4/4", "—"] in lines
 
 
-def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
+def test_an_outcome_is_that_of_the_requested_run() -> None:
     ended = [condition("Failed", "ProgramFailed", message="it raised")]
     one = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "1"}})
     assert one.outcome is not None
@@ -267,7 +268,7 @@ def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
         ("WorkersFailed", ExitCode.FAILED, "digits has failed"),
     ],
 )
-def test_an_end_that_is_no_success_has_its_code_and_headline(
+def test_an_unsuccessful_end_has_its_code_and_headline(
     reason: str, code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = [condition("Failed", reason, message="worker 2 diverged")]
@@ -277,7 +278,7 @@ def test_an_end_that_is_no_success_has_its_code_and_headline(
     assert f"{words}" in capsys.readouterr().err
 
 
-def test_the_picture_counts_down_and_tells_of_trouble() -> None:
+def test_the_live_view_counts_down_and_shows_failures() -> None:
     now_s = [0.0]
     status = {"trainerStatus": {"progressPercentage": 50, "estimatedRemainingSeconds": 90}}
     job = JobStatus(document(state="Training", **status))
@@ -295,7 +296,7 @@ def test_the_picture_counts_down_and_tells_of_trouble() -> None:
     assert "connection lost" not in shown(view.render(), width=120)
 
 
-def test_a_log_says_each_thing_once() -> None:
+def test_a_log_states_each_fact_once() -> None:
     console = Console(file=io.StringIO(), width=300, highlight=False)
     waiting = JobStatus(document(state="Waiting", conditions=[condition("Ready", "X", "False")]))
     view = JobProgressView(waiting, console, now=lambda: NOW)
@@ -312,11 +313,11 @@ def test_a_log_says_each_thing_once() -> None:
     assert len(lines) == 4
 
 
-def test_what_was_changed_is_named() -> None:
+def test_changed_fields_are_named() -> None:
     before = smallest()
     after = changed(before, {"spec.trainer.stop": {"maxSteps": 7}, "spec.maxRestarts": 3})
-    said = changed_fields(before, after, "spec.trainer")
-    assert said == "spec.trainer.stop.maxSteps: 100 → 7"
+    message = changed_fields(before, after, "spec.trainer")
+    assert message == "spec.trainer.stop.maxSteps: 100 → 7"
     assert changed_fields(before, changed(before, {"spec.runId": "2"}), "spec.runId") == (
         "spec.runId: '1' → '2'"
     )
@@ -324,7 +325,7 @@ def test_what_was_changed_is_named() -> None:
     assert changed_fields({"spec": 1}, after, "spec") == ""
 
 
-def test_without_the_client_it_says_how_to_install_it() -> None:
+def test_without_the_client_the_message_names_the_installation() -> None:
     code = (
         "import sys; sys.modules['kubernetes'] = None;"
         "from dlion_cli.__main__ import main; sys.exit(main(['get']))"
@@ -361,7 +362,7 @@ def test_help_of_the_clusters_commands_loads_neither_client_nor_tensorflow() -> 
         ["delete"],
     ],
 )
-def test_options_that_contradict_each_other(arguments: list[str], tmp_path: Path) -> None:
+def test_conflicting_options_are_refused(arguments: list[str], tmp_path: Path) -> None:
     path = tmp_path / "config"
     cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
     text = yaml.safe_load(config(path, "a", a="x").read_text()) | {"clusters": [cluster]}

@@ -1,9 +1,13 @@
-"""The command line's own part: what it loads, its exit codes, `validate`, `explain`, `init`.
+"""Test the command line itself: its imports, its exit codes, `validate`, `explain` and `init`.
 
-Proves: those three need neither TensorFlow nor gRPC; each kind of error has its documented exit
-code and goes to stderr; validate says all problems of all documents, environments among them, as
-text or JSON; explain knows policies, what each takes, and the status; a command without its extra
-says what to install; what init writes is valid and is the example. Leaves out: `run` and `report`.
+- These three commands need neither TensorFlow nor gRPC. Each kind of error has its documented exit
+  code and is printed to stderr.
+- `validate` prints all problems of all documents, environments among them, as text or JSON.
+- `explain` knows policies, their parameters, and the status. A command without its extra names the
+  package to install.
+- `init` writes a valid manifest, which is the example.
+
+Left out: `run` and `report`.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ def test_light_commands_load_no_heavy_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["exchange.policy"], ["  gaia\n    Updates once they are significant.", "  dlion\n"]),
         (["exchange.parameters"], ["  ako: partitions, mostPartitions", "  full: none"]),
@@ -62,16 +66,16 @@ def test_light_commands_load_no_heavy_packages() -> None:
     ],
 )
 def test_explain_knows_policies_their_parameters_and_the_status(
-    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", *words]) == 0
     out = capsys.readouterr().out
-    for part in said:
+    for part in expected:
         assert part in out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["exchange.parameters", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
         (["trainer", "--policy", "ako"], 2, "--policy is only for exchange.parameters"),
@@ -92,17 +96,17 @@ def test_explain_knows_policies_their_parameters_and_the_status(
         (["metadat"], ExitCode.SPEC, "Did you mean metadata?"),
     ],
 )
-def test_explain_says_what_it_does_not_know(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_explain_refuses_unknown_fields(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", *words]) == code
-    told = capsys.readouterr()
-    assert said in told.err
-    assert not told.out
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
 
 
-def test_the_process_ends_by_its_exit_code_without_taking_the_interpreter_down() -> None:
-    """What was registered to happen last no longer does; what was written is there."""
+def test_the_process_exits_without_finalizing_the_interpreter() -> None:
+    """Handlers registered with atexit do not run; the output is complete."""
     code = (
         "import atexit, sys; atexit.register(print, 'taken down');"
         "from dlion_cli.__main__ import main;"
@@ -153,7 +157,7 @@ sys.exit(main(sys.argv[1:]))
         (["top", "digits"], "cluster"),
     ],
 )
-def test_without_its_extra_a_command_says_what_to_install(
+def test_a_command_without_its_extra_names_the_package_to_install(
     words: list[str], extra: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
@@ -212,7 +216,7 @@ def test_a_disk_error_behind_another_counts_as_storage() -> None:
     assert exit_code_of(error) is ExitCode.STORAGE
 
 
-def test_an_error_of_the_disk_says_what_to_do() -> None:
+def test_a_disk_error_names_the_remedy() -> None:
     bare = message_of(OSError(28, "No space left on device"))
     assert bare.startswith("a file cannot be read or written: [Errno 28]")
     assert "Free some space" in bare
@@ -222,7 +226,7 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["calibrate", "--builtin", "nosuch"], ExitCode.USAGE, "'cipher', 'cnn17', 'digits'"),
         (["calibrate", "--out", "/proc/x.json"], ExitCode.STORAGE, "cannot write x.json"),
@@ -237,11 +241,11 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
         (["init", "/proc/x"], ExitCode.STORAGE, "dlion: /proc/x: the template cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is(
-    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_command_is_refused_before_any_effect(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == code
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["validate"], ["explain", "--nonsense"]])
@@ -252,11 +256,11 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in COMMANDS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
 
 
-def test_validate_says_every_problem_with_its_line(
+def test_validate_prints_every_problem_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path(DIGITS).read_text(encoding="utf-8")
@@ -276,7 +280,7 @@ def test_validate_says_every_problem_with_its_line(
     assert "weighted. Did you mean weighted?" in err
 
 
-def test_validate_speaks_json_of_every_document(
+def test_validate_prints_json_for_every_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two = tmp_path / "two.yaml"
@@ -290,18 +294,16 @@ def test_validate_speaks_json_of_every_document(
     assert none["exitCode"] == ExitCode.DATA
 
 
-def test_validate_takes_environments_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_accepts_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sorted(str(path) for path in (ROOT / "environments").glob("*.yaml"))
     assert main(["validate", *files]) == 0
     assert capsys.readouterr().out.count("is valid") == len(files) >= 13
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\nworkers:\n  - {cores: many}\ninsideSide: {mbitPerS: 1}\n")
     assert main(["validate", "-o", "json", str(bad)]) == ExitCode.SPEC
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["valid"]) == ("environment", False)
-    assert {(one["path"], one["line"]) for one in told["problems"]} == {
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["kind"], report["valid"]) == ("environment", False)
+    assert {(one["path"], one["line"]) for one in report["problems"]} == {
         ("workers[0].cores", 3),
         ("insideSide", 4),
     }
@@ -317,12 +319,12 @@ def test_validate_refuses_an_environment_that_is_not_alone_in_its_file(
     assert main(["validate", "-o", "json", str(both)]) == ExitCode.SPEC
     job, environment = json.loads(capsys.readouterr().out)
     assert job["valid"]
-    told = {one["path"]: one["message"] for one in environment["problems"]}
-    assert "takes a file with one" in told["(document)"]
-    assert "workers[0].cores" in told
+    messages = {one["path"]: one["message"] for one in environment["problems"]}
+    assert "takes a file with one" in messages["(document)"]
+    assert "workers[0].cores" in messages
 
 
-def test_validate_says_for_which_runs_an_environment_is(
+def test_validate_states_for_which_runs_an_environment_is_valid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mixed = tmp_path / "mixed.yaml"
@@ -331,11 +333,11 @@ def test_validate_says_for_which_runs_an_environment_is(
         "changes: [{at: {seconds: 90}, cores: [2]}, {at: {fraction: 0.5}, cores: [1]}]\n"
     )
     assert main(["validate", str(mixed)]) == 0
-    said = capsys.readouterr().out
-    assert "mixed is valid, only for a run of 180 s or longer (trainer.stop.maxSeconds)" in said
+    printed = capsys.readouterr().out
+    assert "mixed is valid, only for a run of 180 s or longer (trainer.stop.maxSeconds)" in printed
 
 
-def test_validate_tells_what_contradicts_an_environment_itself(
+def test_validate_reports_contradictions_within_an_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.yaml"
@@ -350,7 +352,7 @@ def test_validate_tells_what_contradicts_an_environment_itself(
     ]  # fmt: skip
 
 
-def test_validate_takes_a_list_for_no_environment(
+def test_validate_accepts_no_list_as_an_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "list.yaml"
@@ -369,8 +371,8 @@ def test_validate_reads_standard_input(
 
 def test_explain_shows_a_field_and_all_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "knowledgeTransfer.lambda"]) == 0
-    said = capsys.readouterr().out
-    assert "spec.knowledgeTransfer.lambda <number> (default 0.75; 0 to 1)" in said
+    printed = capsys.readouterr().out
+    assert "spec.knowledgeTransfer.lambda <number> (default 0.75; 0 to 1)" in printed
     assert main(["explain", "--recursive"]) == 0
     assert "      targetAccuracy <number>" in capsys.readouterr().out
 
@@ -381,7 +383,7 @@ def test_explain_of_an_unknown_field(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("template", ["image", "digits"])
-def test_what_init_writes_is_valid(
+def test_the_file_that_init_writes_is_valid(
     template: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "new one"
@@ -392,7 +394,7 @@ def test_what_init_writes_is_valid(
     assert "--force" in capsys.readouterr().err
 
 
-def test_the_example_is_what_init_writes(tmp_path: Path) -> None:
+def test_the_example_equals_the_file_that_init_writes(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path)]) == 0
     for name in ("job.yaml", "program.py"):
         example = ROOT / "examples" / "own-model" / name

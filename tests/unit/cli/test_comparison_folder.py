@@ -1,6 +1,10 @@
-"""Proves: one comparison at a time goes on in a folder; what others made below it stays and is
-named; a comparison's own runs, ended or not, are replaced. Leaves out: the runs
-(tests/simulated)."""
+"""Test the folder of a comparison.
+
+One comparison runs in a folder at a time. Files of others below it stay and are named. The
+comparison's own runs are replaced, whether they have ended or not.
+
+Left out: the runs (tests/simulated).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ def refused(out: Path) -> str:
     return str(raised.value)
 
 
-def test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on(
+def test_a_second_comparison_in_the_folder_is_refused_and_the_first_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with lock_folder(tmp_path):
@@ -54,32 +58,32 @@ def test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on(
         before = content(tmp_path)
         assert compare(tmp_path) == ExitCode.UNAVAILABLE
         assert content(tmp_path) == before
-    said = capsys.readouterr().err
-    assert f"{tmp_path}: a run still uses this folder" in said
-    assert "choose another folder with --out" in said
+    message = capsys.readouterr().err
+    assert f"{tmp_path}: a run still uses this folder" in message
+    assert "choose another folder with --out" in message
 
 
-def test_the_lock_goes_with_the_comparison(tmp_path: Path) -> None:
+def test_the_lock_ends_with_the_comparison(tmp_path: Path) -> None:
     for _ in range(2):
         with lock_folder(tmp_path / "new"):
             pass
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_foreign_file_where_a_run_would_go_stays_and_is_named(
+def test_a_foreign_file_in_the_place_of_a_run_stays_and_is_named(
     dry: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / SEED).mkdir(parents=True)
     (tmp_path / SEED / "mine.txt").write_text("precious")
     assert compare(tmp_path, *dry) == ExitCode.SPEC
     assert (tmp_path / SEED / "mine.txt").read_text() == "precious"
-    said = capsys.readouterr().err
-    assert f"{tmp_path / SEED}: was not made by a comparison" in said
-    assert "Choose another folder with --out, or move this" in said
+    message = capsys.readouterr().err
+    assert f"{tmp_path / SEED}: was not made by a comparison" in message
+    assert "Choose another folder with --out, or move this" in message
     assert not list(tmp_path.rglob("compar*"))
 
 
-def test_a_finished_run_where_one_would_go_stays(tmp_path: Path) -> None:
+def test_a_finished_run_in_the_place_of_another_stays(tmp_path: Path) -> None:
     (tmp_path / SEED).mkdir(parents=True)
     for name in ("job.yaml", "events.jsonl", "summary.json", "run.lock"):
         (tmp_path / SEED / name).write_text("{}")
@@ -90,7 +94,7 @@ def test_a_finished_run_where_one_would_go_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "events.jsonl", "summary.json"])
-def test_no_comparison_goes_into_a_runs_own_folder(
+def test_no_comparison_runs_in_the_folder_of_a_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_text("{}")
@@ -99,26 +103,26 @@ def test_no_comparison_goes_into_a_runs_own_folder(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_what_lies_on_the_way_to_a_run_is_named(tmp_path: Path) -> None:
+def test_a_foreign_file_in_the_path_of_a_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "quickstart" / "events.jsonl").write_text("")
     (tmp_path / "quickstart" / "full").write_text("a file")
-    said = refused(tmp_path)
-    assert f"{tmp_path / 'quickstart'}: was not made" in said
-    assert f"{tmp_path / 'quickstart' / 'full'}: was not made" in said
+    message = refused(tmp_path)
+    assert f"{tmp_path / 'quickstart'}: was not made" in message
+    assert f"{tmp_path / 'quickstart' / 'full'}: was not made" in message
 
 
 @pytest.mark.parametrize(
     "name", ["comparison.json", "comparison.svg", "report.html", "quickstart-as-one.yaml"]
 )
-def test_a_foreign_file_of_a_comparisons_name_is_not_written_over(
+def test_a_foreign_file_with_a_comparisons_name_is_not_overwritten(
     name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text("[mine]")
     assert f"{tmp_path / name}: was not made" in refused(tmp_path)
 
 
-def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
+def test_a_comparisons_own_files_are_not_foreign(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": [], "targetAccuracy": 0.5}))
     (tmp_path / "comparison.svg").write_text("<svg/>")
     (tmp_path / "quickstart-as-one.yaml").write_text(yaml.safe_dump({"name": "x-as-one"}))
@@ -129,7 +133,7 @@ def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [Path(), SEED])
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_is_no_lock_is_named_and_stays(
+def test_an_invalid_lock_is_named_and_stays(
     folder: Path, begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock, victim = tmp_path / "out" / folder / "run.lock", tmp_path / "victim"
@@ -150,10 +154,10 @@ def test_what_is_no_lock_is_named_and_stays(
 
 
 @pytest.mark.parametrize("where", ["homo-b", "quickstart"])
-def test_a_foreign_file_of_one_machine_stays_wherever_ideal_runs_are(
+def test_a_foreign_file_of_one_machine_stays_beside_ideal_runs(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Learning rates are tried in an environment that need not be compared."""
+    """Learning rates may be tried in an environment that is not compared."""
     mine = tmp_path / f"{where}-as-one.yaml"
     mine.write_text("mine: precious\n")
     words = ["compare", str(DIGITS), "-e", "homo-b", "--tuned-in", "quickstart", "--seeds", "1"]
@@ -165,13 +169,13 @@ def test_a_foreign_file_of_one_machine_stays_wherever_ideal_runs_are(
     assert mine.read_text() == "mine: precious\n"
 
 
-def test_where_no_column_is_ideal_no_file_of_one_machine_is_in_the_way(tmp_path: Path) -> None:
+def test_without_an_ideal_column_files_of_one_machine_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "quickstart-as-one.yaml").write_text("mine: precious\n")
     assert compare(tmp_path, "--dry-run") == ExitCode.OK
     assert compare(tmp_path, "--dry-run", "--policies", "full,ideal") == ExitCode.SPEC
 
 
-def test_an_unfinished_run_of_a_comparison_is_replaced_and_a_finished_one_is_done(
+def test_an_unfinished_run_is_replaced_and_a_finished_one_is_kept(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / SEED
@@ -190,7 +194,7 @@ def test_an_unfinished_run_of_a_comparison_is_replaced_and_a_finished_one_is_don
     assert content(folder).keys() == {"run.lock", "comparing.json"}
 
 
-def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_not_replaced(tmp_path: Path) -> None:
     begin_run(tmp_path / SEED, "first")
     lock = FolderLock(tmp_path / SEED)
     try:
@@ -201,7 +205,7 @@ def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / SEED / "comparing.json").read_text() == "first"
 
 
-def test_a_run_starts_in_the_folder_that_was_begun(tmp_path: Path) -> None:
+def test_a_run_starts_in_its_prepared_folder(tmp_path: Path) -> None:
     from dlion_results.run_folder import folder
 
     begin_run(tmp_path / SEED, "asked")
@@ -212,21 +216,21 @@ def test_a_run_starts_in_the_folder_that_was_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", "x" * 201])
-def test_a_column_whose_name_is_no_folders_is_refused(
+def test_a_column_with_an_invalid_folder_name_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(tmp_path, "--variant", f"{name}:exchange.policy=none") == ExitCode.SPEC
-    said = capsys.readouterr().err
-    assert "--variant: is no valid folder name" in said
-    assert "allowed: letters, digits" in said
+    message = capsys.readouterr().err
+    assert "--variant: is no valid folder name" in message
+    assert "allowed: letters, digits" in message
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("reason", "counts"), [("Partial", True), ("EndedEarly", False)])
-def test_a_partial_run_counts_and_one_that_ended_early_is_run_again(
+def test_a_partial_run_counts_and_an_early_ended_one_is_repeated(
     tmp_path: Path, reason: str, counts: bool
 ) -> None:
-    """Of a worker that the environment takes away for good every policy's model lacks it."""
+    """The models of every policy lack a worker that the environment removes permanently."""
     (tmp_path / "compared.json").write_text("asked")
     ending = {"ending": {"succeeded": False, "reason": reason}}
     (tmp_path / "summary.json").write_text(json.dumps(ending))

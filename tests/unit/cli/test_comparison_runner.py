@@ -1,6 +1,10 @@
-"""Learning rates are tried once for each policy, from that policy's own grid, and a run that
-diverged is the worst and is not made again. What is wrong is told before anything runs, all at
-once. Runs are real processes in tests/simulated."""
+"""Test the plan of a comparison.
+
+Learning rates are tried once for each policy, from its own grid. A diverged run is the worst and is
+not repeated. All problems are reported together before any run.
+
+Left out: real processes (tests/simulated).
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ def test_rates_are_tried_on_the_first_column_of_each_policy_from_its_own_grid() 
     assert own.run_count() == 5 + 3 * 2 * 2
 
 
-def test_each_environment_chooses_its_own_rates_with_seeds_that_are_not_reported() -> None:
+def test_each_environment_chooses_its_rates_with_unreported_seeds() -> None:
     own = matrix(family_rates={"dlion": (0.05,)}, tuning_seeds=(101, 102))
     assert {(name, place) for name, place, *_ in tried(own)} == {
         ("ako", "homo-a"),
@@ -78,7 +82,7 @@ def test_each_environment_chooses_its_own_rates_with_seeds_that_are_not_reported
     assert stop == "trainer.stop.targetAccuracy=0.5"
 
 
-def test_a_run_that_diverged_has_no_figure_but_that() -> None:
+def test_a_diverged_run_has_no_other_figure() -> None:
     one = diverged(3)
     assert one.diverged
     assert one.seed == 3
@@ -91,7 +95,7 @@ def dry(*flags: str, out: Path) -> None:
     compare.main(words, prog_name="dlion compare", standalone_mode=False)
 
 
-def test_a_dry_run_checks_all_and_leaves_nothing(
+def test_a_dry_run_checks_everything_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -100,13 +104,13 @@ def test_a_dry_run_checks_all_and_leaves_nothing(
         "--learning-rates", "0.1,0.2", "--learning-rates", "ako:0.01,0.02,0.03",
         "--against", "adaptive", "--seeds", "2", out=out,
     )  # fmt: skip
-    # Two for adaptive (and its variant), three for ako, two for the ideal, with three seeds each;
+    # Two for adaptive (and its variant), three for ako and two for ideal, with three seeds each;
     # then four columns.
     assert f"runs: {3 * (2 + 3 + 2) + 4 * 2}," in capsys.readouterr().out
     assert not out.exists()
 
 
-def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
+def test_the_rate_of_a_named_column_is_chosen_separately(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry(
@@ -115,11 +119,11 @@ def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
         "--learning-rates", "0.1,0.2", "--learning-rates", "even:0.01,0.02,0.03",
         "--seeds", "2", "--tuning-seeds", "1", out=tmp_path / "out",
     )  # fmt: skip
-    # Two for adaptive and small, which is adaptive's, three for the column; then three columns.
+    # Two for adaptive and its variant small, three for the column; then three columns.
     assert f"runs: {2 + 3 + 3 * 2}," in capsys.readouterr().out
 
 
-def test_rates_that_print_alike_have_folders_of_their_own() -> None:
+def test_rates_with_equal_labels_have_different_folders() -> None:
     rates = (0.05, 1e-7, 100.0, 0.12345671, 0.12345672, 0.1 + 0.2, 0.3)
     folders = matrix(learning_rates=rates, seeds=(1,)).folders()
     assert len(set(folders)) == len(folders) == (3 + 2) * 2 * len(rates)
@@ -130,7 +134,7 @@ def test_rates_that_print_alike_have_folders_of_their_own() -> None:
 
 
 def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
-    """Though one of them is only for trying learning rates."""
+    """One of the environments serves only for trying learning rates."""
     own = tmp_path / "quickstart.yaml"
     own.write_text((DIGITS.parents[1] / "environments" / "quickstart.yaml").read_text())
     tuned_in = ("--tuned-in", str(own))
@@ -142,7 +146,7 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
         dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
-def test_the_same_environment_may_be_spelled_otherwise_where_rates_are_tried(
+def test_rates_may_be_tried_under_another_spelling_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "places" / "plant.yaml"
@@ -153,7 +157,7 @@ def test_the_same_environment_may_be_spelled_otherwise_where_rates_are_tried(
     dry(*words, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
-def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
+def test_only_columns_without_a_policy_have_their_own_rates() -> None:
     columns = (Variant("full", (), family="full"), Variant("even", ("a=1",), family="full"))
     both = separate_families(columns, ["full", "even"])
     assert [one.family for one in both] == ["full", "even"]
@@ -176,7 +180,7 @@ def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
         (("--calibration", "no/such/file.json"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_an_impossible_comparison_is_refused(
     flags: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception) as raised:  # noqa: PT011 - click's, or ours by its words
@@ -184,19 +188,21 @@ def test_what_cannot_be_compared_is_refused(
     assert words in f"{raised.value}{getattr(raised.value, 'message', '')}"
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["compare", str(DIGITS), "-e", "quickstart", "-e", "nowhere", "--policies", "nonsense"]
     words += ["--variant", "wrong:exchange.codec=morse", "--out", str(tmp_path / "out")]
     assert main(words) == ExitCode.SPEC
-    said = capsys.readouterr().err
-    assert "spec.trainer.stop.targetAccuracy: is not given. Give --target-accuracy" in said
-    assert "--policies: there is no exchange policy of that name here (given: nonsense)" in said
-    assert "topk, twostep, ideal" in said
-    assert "--variant wrong: spec.exchange.codec" in said
-    assert "there is no environment of that name (given: nowhere)" in said
+    printed = capsys.readouterr().err
+    assert "spec.trainer.stop.targetAccuracy: is not given. Give --target-accuracy" in printed
+    assert "--policies: there is no exchange policy of that name here (given: nonsense)" in printed
+    assert "topk, twostep, ideal" in printed
+    assert "--variant wrong: spec.exchange.codec" in printed
+    assert "there is no environment of that name (given: nowhere)" in printed
 
 
-def test_a_problem_of_the_manifest_is_told_once(
+def test_a_problem_of_the_manifest_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["compare", str(DIGITS), "-e", "quickstart", "--set", "exchange.codec=morse"]
@@ -214,12 +220,14 @@ def test_a_problem_of_the_manifest_is_told_once(
         ("--learning-rates", "0.1,nan"),
     ],
 )
-def test_what_is_no_finite_number_is_wrong_usage(option: str, value: str, tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_wrong_usage(
+    option: str, value: str, tmp_path: Path
+) -> None:
     words = ["compare", str(DIGITS), "-e", "quickstart", "--target-accuracy", "0.5"]
     assert main([*words, "--out", str(tmp_path), "--dry-run", option, value]) == ExitCode.USAGE
 
 
-def test_a_dry_run_tells_its_plan_as_json(
+def test_a_dry_run_prints_its_plan_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry("--policies", "dlion,ideal", "--seeds", "2", "-o", "json", out=tmp_path / "out")
@@ -249,7 +257,7 @@ def test_a_dry_run_tells_its_plan_as_json(
         ("trainer.program={file: none.py}", ExitCode.PROGRAM, "no such file: "),
     ],
 )
-def test_a_dry_run_notices_files_that_are_not_there(
+def test_a_dry_run_reports_missing_files(
     setting: str,
     code: ExitCode,
     words: str,
@@ -261,19 +269,21 @@ def test_a_dry_run_notices_files_that_are_not_there(
         ["compare", str(DIGITS), "-e", "quickstart", "--target-accuracy", "0.5", "--dry-run",
          "--out", str(tmp_path / "out"), "--data-root", str(tmp_path), "--set", setting]
     )  # fmt: skip
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert done == code
-    assert words.format(tmp_path) in said
-    assert "plant-a" not in said
+    assert words.format(tmp_path) in printed
+    assert "plant-a" not in printed
 
 
-def test_the_help_says_which_median_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_defines_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--help"]) == ExitCode.OK
-    said = " ".join(capsys.readouterr().out.split())
-    assert "For an even number of seeds, the median is the lower of the two middle values" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "For an even number of seeds, the median is the lower of the two middle values" in printed
+    )
 
 
-def test_figures_go_through_json() -> None:
+def test_figures_survive_json() -> None:
     from dlion_results.comparison import VariantRow
 
     row = VariantRow("homo-b", "dlion", 0.1, (diverged(1), diverged(2)))

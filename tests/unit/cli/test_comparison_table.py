@@ -1,4 +1,4 @@
-"""The table of a comparison fits a terminal and says what was not reached."""
+"""Test the table of a comparison: it fits a terminal and marks targets that were not reached."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_column_has_median_range_and_its_share_of_the_ideal() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_what_few_seeds_reach_has_no_median() -> None:
+def test_a_target_that_few_seeds_reach_has_no_median() -> None:
     times = (30.0, None, None)
     row = VariantRow(
         "homo-b", "gaia", 0.1, tuple(figures(s, t, 0.4) for s, t in enumerate(times, 1))

@@ -1,11 +1,12 @@
-"""Shell completion, the list of commands, and commands that are misspelt.
+"""Test shell completion, the list of commands, and misspelt commands.
 
-Proves: the scripts of `dlion completion` are accepted by their shells, and bash, run for real,
-completes commands, values after `=`, lists with commas and fields level by level; contexts come
-from the kubeconfig, namespaces from the API server; a cluster or kubeconfig that fails completes
-nothing; nothing heavy is imported. A misspelt command is named with the one that was meant.
+- Shells accept the scripts of `dlion completion`. A real bash completes commands, values after `=`,
+  lists with commas, and fields level by level.
+- Contexts come from the kubeconfig, namespaces from the API server. A failing cluster or kubeconfig
+  gives no completion. No large module is imported.
+- The error for a misspelt command names the intended one.
 
-Leaves out: zsh and fish, unless they are installed.
+Left out: zsh and fish, unless they are installed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_takes_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_shell_accepts_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = script(shell, capsys)
     assert "_DLION_COMPLETE" in text
     assert re.search(rf"_DLION_COMPLETE={shell}_complete", text)
@@ -68,7 +69,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def completed(folder: Path, text: str, line: str) -> tuple[list[str], str]:
-    """What bash offers for that line, and its options (nospace)."""
+    """Return what bash offers for the line, and its options (nospace)."""
     dlion = folder / "dlion"
     start = "import sys; sys.argv[0] = 'dlion'; from dlion_cli.__main__ import main; main()"
     dlion.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{start}"\n')
@@ -98,10 +99,10 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert completed(tmp_path, text, line) == (offered, options), line
 
 
-def test_bash_completes_what_follows_a_colon(
+def test_bash_completes_text_after_a_colon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bash takes it for the end of a word, and would write twice what stands before it."""
+    """Bash treats a colon as the end of a word, and would repeat the text before it."""
     config = tmp_path / "config"
     contexts = [{"name": f"arn:aws:eks:us:1:cluster/{each}", "context": {}} for each in "ab"]
     config.write_text(yaml.safe_dump({"contexts": contexts}))
@@ -115,7 +116,7 @@ def names(items: object) -> list[str]:
     return [each if isinstance(each, str) else each.value for each in items]
 
 
-def test_fields_come_level_by_level() -> None:
+def test_fields_are_completed_level_by_level() -> None:
     context = click.Context(get)
     top = names(complete_fields(context, OPTION, ""))
     assert {each.rstrip(".") for each in top} >= {"trainer", "sites", "minSites", "exchange"}
@@ -177,7 +178,7 @@ def test_completion_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("simulat", 'no such command "simulat"; did you mean "simulate"?'),
         ("Describe", 'no such command "Describe"; did you mean "describe"?'),
@@ -186,11 +187,11 @@ def test_completion_imports_nothing_heavy() -> None:
         ("--wrong", "No such option"),
     ],
 )
-def test_a_misspelt_command_is_named_with_the_one_that_was_meant(
-    given: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_the_error_for_a_misspelt_command_names_the_intended_one(
+    given: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([given]) == ExitCode.USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_help_lists_the_commands_in_sections(capsys: pytest.CaptureFixture[str]) -> None:

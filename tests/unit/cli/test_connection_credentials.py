@@ -1,11 +1,11 @@
-"""Where the credentials of a connection go, and what a kubeconfig's user is.
+"""Test which servers get the credentials of a connection, and the user of a kubeconfig.
 
-Proves: credentials follow no redirect, and reach another machine by TLS alone; the user of a
-kubeconfig acts as the one of `as`, with its groups, in commands in pods too, unless `--as` names
-another; values that no header carries are refused. Relative paths of a user's certificate are of
-its own file; an empty file is as none.
+- Credentials follow no redirect, and reach another machine only over TLS.
+- The user of a kubeconfig acts as the one of `as`, with its groups, also for commands in pods,
+  unless `--as` names another. Values that no header can hold are refused.
+- Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 
-Leaves out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
+Left out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_redirect_of_a_command_in_a_pod_is_not_followed(
 
 
 @pytest.mark.parametrize("host", ["plant-a.example:8080", "10.0.0.1", "[2001:db8::1]:80"])
-def test_credentials_are_sent_to_another_machine_by_tls_alone(
+def test_credentials_are_sent_to_another_machine_only_over_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
@@ -73,7 +73,7 @@ def test_credentials_are_sent_to_another_machine_by_tls_alone(
     assert SECRET not in str(raised.value)
     for server in (f"https://{host}", "http://localhost:8080", "http://[::1]:80"):
         connect(ConnectionSettings(server=server, token=SECRET)).close()
-    connect(ConnectionSettings(server=f"http://{host}")).close()  # nothing is secret
+    connect(ConnectionSettings(server=f"http://{host}")).close()  # no credentials
     with served(tmp_path / "config", {"here": Server({}, user={"token": OLD})}) as file:
         text = Path(file).read_text().replace(server_url(file, "here"), f"http://{host}")
         Path(file).write_text(text)
@@ -109,7 +109,7 @@ def test_the_kubeconfigs_user_acts_as_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"as-groups": ["dev"]}, "need as: NAME"),
         ({"as": 7}, "no text in ASCII"),
@@ -121,17 +121,17 @@ def test_the_kubeconfigs_user_acts_as_another(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_impersonation_of_the_kubeconfig_is_refused(
-    tmp_path: Path, given: dict[str, Any], said: str
+    tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
     with (
         served(tmp_path / "config", {"here": Server({}, user=given)}) as file,
-        pytest.raises(DataError, match=said),
+        pytest.raises(DataError, match=message),
     ):
         connect(ConnectionSettings(kubeconfig=file))
 
 
 @pytest.mark.parametrize("options", [{"user": "adm"}, {"user": "adm", "cluster": "c"}])
-def test_a_certificates_path_is_relative_to_the_users_own_file(
+def test_a_certificates_path_is_relative_to_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     (tmp_path / "users").mkdir()
@@ -149,7 +149,9 @@ def test_a_certificates_path_is_relative_to_the_users_own_file(
         assert client.client_certificate() == certificate.read_bytes()
 
 
-def test_an_empty_kubeconfig_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_kubeconfig_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server({"dlionjobs": NONE})
     with served(tmp_path / "config", {"here": server}) as file:
         url = server_url(file, "here")

@@ -1,11 +1,13 @@
-"""kubectl's options of a connection: which server, how it is verified, as whom, for how long.
+"""Test kubectl's connection options: server, verification, user and time limit.
 
-Proves: each option is read before and after the command, and reaches the server, commands in pods
-too; a cluster, server or token of the command line replaces the kubeconfig's, and needs none where
-a server is named; names that the kubeconfig lacks, durations, URLs and combinations that are wrong
-are refused with what to write; refused impersonation is said; no token is printed.
+- Each option is read before and after the command, and reaches the server, also for commands in
+  pods.
+- A cluster, server or token of the command line replaces that of the kubeconfig. A named server
+  needs no kubeconfig.
+- Names that the kubeconfig lacks, and invalid durations, URLs and combinations, are refused with
+  the correct form. Refused impersonation is reported. No token is printed.
 
-Leaves out: what a kubeconfig has by itself (test_connection_credentials); a real API server
+Left out: the kubeconfig itself (test_connection_credentials); a real API server
 (tests/cluster/test_cli.py).
 """
 
@@ -54,7 +56,7 @@ def servers() -> Servers:
 
 @pytest.fixture
 def file(servers: Servers, tmp_path: Path) -> Iterator[str]:
-    """A kubeconfig with a context, a cluster and a user for each of the servers."""
+    """Return a kubeconfig with a context, a cluster and a user for each of the servers."""
     with served(tmp_path / "config", servers) as path:
         yield path
 
@@ -113,7 +115,7 @@ def test_a_pod_needs_a_server_for_other_options(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_token_replaces_all_credentials_of_the_user(tmp_path: Path) -> None:
-    """An API server believes a client certificate before a token; a plugin would be run."""
+    """An API server prefers a client certificate to a token; a plugin would run."""
     server = Server({"dlionjobs": NONE}, user={"username": "jane", "password": "pw"})
     with served(tmp_path / "config", {"here": server}) as file:
         document = yaml.safe_load((tmp_path / "config").read_text())
@@ -163,8 +165,8 @@ def test_the_verification_of_a_certificate_is_chosen(
 
 
 @pytest.mark.parametrize("given_s", [0.2, None])
-def test_the_limit_of_a_request_is_the_users(tmp_path: Path, given_s: float | None) -> None:
-    """A check's own limit stays, if it is shorter."""
+def test_a_request_has_the_users_time_limit(tmp_path: Path, given_s: float | None) -> None:
+    """A check keeps its own limit if it is shorter."""
     server = Server({}, silent={"version"})
     with served(tmp_path / "config", {"here": server}) as file:
         settings = ConnectionSettings(kubeconfig=file, request_timeout_s=given_s)
@@ -175,7 +177,7 @@ def test_the_limit_of_a_request_is_the_users(tmp_path: Path, given_s: float | No
             client.get("/version", timeout_s=60.0 if given_s else 0.2)
 
 
-def test_the_users_limit_holds_for_texts_logs_and_commands(tmp_path: Path) -> None:
+def test_the_users_limit_applies_to_texts_logs_and_commands(tmp_path: Path) -> None:
     server = Server({}, silent={"metrics", "log", "exec"})
     with served(tmp_path / "config", {"here": server}) as file:
         settings = ConnectionSettings(kubeconfig=file, request_timeout_s=0.2)
@@ -192,7 +194,7 @@ def test_the_users_limit_holds_for_texts_logs_and_commands(tmp_path: Path) -> No
                 assert time.monotonic() - began_s < 30
 
 
-def test_a_text_ends_in_time_though_bytes_come_now_and_then(
+def test_a_slow_text_ends_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
@@ -219,7 +221,7 @@ def test_a_text_ends_in_time_though_bytes_come_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--cluster", "plant-c", "get"], "it has: plant-a, plant-b. Did you mean plant-"),
         (["--cluster", "plant-c", "get"], "there is no cluster 'plant-c'"),
@@ -228,16 +230,16 @@ def test_a_text_ends_in_time_though_bytes_come_now_and_then(
         (["get", "--certificate-authority", "{file}"], "has no certificate in PEM form"),
     ],
 )  # fmt: skip
-def test_what_the_files_lack_is_said(
-    file: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+def test_a_name_that_the_files_lack_is_reported(
+    file: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     given = [word.format(file=file) for word in words]
     assert main([*given, "--kubeconfig", file]) == ExitCode.DATA
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--request-timeout", "5 s", "get"], "'5 s' is no duration: write 30s, 1m30s or 0"),
         (["get", "--request-timeout=-1"], "'-1' is no duration"),
@@ -270,11 +272,11 @@ def test_what_the_files_lack_is_said(
     ],
 )
 def test_wrong_options_are_refused_and_no_token_is_printed(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(words) == ExitCode.USAGE
     shown = capsys.readouterr()
-    assert said in " ".join(shown.err.split())
+    assert message in " ".join(shown.err.split())
     assert SECRET not in shown.err + shown.out
 
 
@@ -291,30 +293,30 @@ def test_doctor_checks_the_cluster_of_any_option(
     assert "no kubeconfig file at /nowhere" in capsys.readouterr().out
 
 
-def test_the_help_of_a_namespace_tells_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, said in (
+def test_the_help_of_a_namespace_names_its_object(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, message in (
         ("preflight", "The operators' namespace. Default: dlion"),
         ("doctor", "Namespace of jobs. Default: the context's."),
         ("get", "Namespace. Default: the context's."),
     ):
         assert main([command, "--help"]) == 0
-        assert said in " ".join(capsys.readouterr().out.split())
+        assert message in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_authority_and_none_exclude_each_other(file: str) -> None:
+def test_an_authority_and_no_verification_exclude_each_other(file: str) -> None:
     options = ["--certificate-authority", file, "--insecure-skip-tls-verify"]
     assert main(["get", *options]) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "said"),
+    ("kind", "name", "message"),
     [
         ("users", "jane", "user 'joe' may not act as user 'jane' (--as, 403)"),
         ("groups", "dev", "may not act as group 'dev'"),
     ],
 )
-def test_refused_impersonation_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str, said: str
+def test_refused_impersonation_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str, message: str
 ) -> None:
     refused = (
         f'{kind} "{name}" is forbidden: User "joe" cannot impersonate resource "{kind}" in API '
@@ -324,7 +326,7 @@ def test_refused_impersonation_is_said(
     with served(tmp_path / "config", {"here": server}) as file:
         assert main(["get", "--as", "jane", "--kubeconfig", file]) == ExitCode.DENIED
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "--verb=impersonate --resource=" in error
 
 
@@ -344,7 +346,7 @@ def test_a_token_is_printed_nowhere(
     assert SECRET not in repr(ConnectionSettings(token=SECRET))
 
 
-def test_a_token_of_the_file_that_no_header_carries_is_not_printed(tmp_path: Path) -> None:
+def test_an_invalid_token_of_the_file_is_not_printed(tmp_path: Path) -> None:
     server = Server({}, user={"token": f"{SECRET}\nx"})
     with (
         served(tmp_path / "config", {"here": server}) as file,
@@ -355,13 +357,15 @@ def test_a_token_of_the_file_that_no_header_carries_is_not_printed(tmp_path: Pat
     assert SECRET not in str(raised.value)
 
 
-def test_several_contexts_share_what_is_of_no_server(servers: Servers, file: str) -> None:
+def test_several_contexts_share_the_options_that_name_no_server(
+    servers: Servers, file: str
+) -> None:
     words = ["--as", "jane", "get", "--contexts", "plant-a,plant-b", "--user", "plant-b"]
     assert main([*words, "--kubeconfig", file]) == 0
     assert {server.headers[0]["Impersonate-User"] for server in servers.values()} == {"jane"}
 
 
-def test_a_subcommand_takes_options_before_its_group(servers: Servers, file: str) -> None:
+def test_a_subcommand_accepts_options_before_its_group(servers: Servers, file: str) -> None:
     main(["--cluster", "plant-b", "--kubeconfig", file, "trust", "show"])
     assert servers["plant-b"].asked
     assert not servers["plant-a"].asked
@@ -372,7 +376,7 @@ def test_clusters_and_users_are_completed_from_the_kubeconfig(file: str) -> None
     named = connection_flags(lambda: None)
     options: dict[str, click.Option] = {each.name: each for each in named.__click_params__}
     root = click.Context(bare)
-    root.params["kubeconfig"] = file  # before the command
+    root.params["kubeconfig"] = file  # given before the command
     for parent in (root, click.Context(click.Group("trust"), parent=root)):
         context = click.Context(get, parent=parent)
         for name in ("cluster", "user"):

@@ -1,11 +1,12 @@
-"""`--contexts a,b,c`: several clusters asked together, from servers that say what they are told.
+"""Test `--contexts a,b,c`: requests to several clusters, with scripted servers.
 
-Proves: the jobs of all contexts stand in one table, one list, one log; a context that fails is
-named with its reason, hides no other, and gives the exit code; `watch` ends when all have ended,
-with the first code that is not 0 in the order of the contexts; a terminal gets one picture. A log
-that is followed comes whole to a slow reader.
+- The jobs of all contexts appear in one table, one list, one log.
+- A failing context is named with its reason, hides no other, and determines the exit code.
+- `watch` ends when all jobs have ended, with the first nonzero code in the order of the contexts. A
+  terminal gets one live view.
+- A slow reader gets the whole of a followed log.
 
-Leaves out: real API servers (tests/cluster/test_cli.py).
+Left out: real API servers (tests/cluster/test_cli.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAY_NOT: Answer = (
 
 
 def job(state: str, *, version: int = 1, reason: str = "", workers: str = "2/2") -> dict[str, Any]:
-    """A job; with a reason one that has ended."""
+    """Return a job; with a reason, one that has ended."""
     ended = "Succeeded" if reason == "Completed" else "Failed"
     conditions = [{"type": ended, "status": "True", "reason": reason}] if reason else []
     return {
@@ -64,7 +65,7 @@ def pod(name: str, index: int) -> dict[str, Any]:
 
 
 def training(*jobs: dict[str, Any], **more: Answer) -> Server:
-    """A server with these jobs, the first of which is the one that is asked for by name."""
+    """Return a server with these jobs, the first of which can be read by name."""
     listed = (200, json.dumps({"items": jobs}))
     return Server({"dlionjobs": listed, "digits": (200, json.dumps(jobs[0])), **more})
 
@@ -75,7 +76,7 @@ def watched(*jobs: dict[str, Any]) -> Answer:
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each server that is given."""
+    """Return a file with a context for each given server."""
     with ExitStack() as stack:
 
         def made(**servers: Server | None) -> str:
@@ -104,7 +105,7 @@ def test_a_table_of_all_contexts(
 
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])
-def test_a_context_that_fails_hides_no_other(
+def test_a_failing_context_hides_no_other(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
     file = kubeconfig(
@@ -115,9 +116,9 @@ def test_a_context_that_fails_hides_no_other(
     )
     order = "d,nowhere,a,b,c"
     command = ["get", "digits", "-o", output, "--contexts", order, "--kubeconfig", file]
-    assert main(command) == ExitCode.DENIED  # the first of them
-    said = capsys.readouterr()
-    complaints = said.err.splitlines()
+    assert main(command) == ExitCode.DENIED  # the code of the first of them
+    captured = capsys.readouterr()
+    complaints = captured.err.splitlines()
     assert [line.split(":")[1] for line in complaints] == [
         " context d", " context nowhere", " context a", " context c"
     ]  # fmt: skip
@@ -125,18 +126,18 @@ def test_a_context_that_fails_hides_no_other(
     assert "no DLionJob 'digits'" in complaints[2]
     assert "nothing listens there" in complaints[3]
     if output == "table":
-        assert [row.split()[:3] for row in said.out.splitlines()[1:]] == [
+        assert [row.split()[:3] for row in captured.out.splitlines()[1:]] == [
             ["b", "digits", "Training"]
         ]
         return
-    listed = json.loads(said.out) if output == "json" else yaml.safe_load(said.out)
+    listed = json.loads(captured.out) if output == "json" else yaml.safe_load(captured.out)
     assert [each["context"] for each in listed] == order.split(",")
     assert [len(each["items"]) for each in listed] == [0, 0, 0, 1, 0]
     assert [each["error"] is None for each in listed] == [False, False, False, True, False]
     assert "managedFields" not in listed[3]["items"][0]["metadata"]
 
 
-def test_no_jobs_anywhere_are_no_error(
+def test_no_jobs_in_any_context_are_no_error(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     none = Server({"dlionjobs": (200, json.dumps({"items": []}))})
@@ -172,7 +173,7 @@ def test_watch_ends_with_all_and_with_the_first_failure(
     assert not any("managedFields" in each["job"]["metadata"] for each in found)
 
 
-def test_watch_tells_of_a_context_that_fails_and_of_a_job_that_goes(
+def test_watch_reports_a_failing_context_and_a_deleted_job(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = (200, json.dumps({"type": "DELETED", "object": job("Training")}) + "\n")
@@ -180,13 +181,13 @@ def test_watch_tells_of_a_context_that_fails_and_of_a_job_that_goes(
     command = ["watch", "digits", "--contexts", "a,b,c", "--kubeconfig", file]
     for output in ("text", "json"):
         assert main([*command, "-o", output]) == ExitCode.UNAVAILABLE
-        said = capsys.readouterr()
-        assert "context b: DLionJob 'digits' was deleted" in said.err
-        assert "context c: no API server answers" in said.err
-        assert "Succeeded" in said.out
+        captured = capsys.readouterr()
+        assert "context b: DLionJob 'digits' was deleted" in captured.err
+        assert "context c: no API server answers" in captured.err
+        assert "Succeeded" in captured.out
 
 
-def test_watch_gives_up_in_time_at_each(
+def test_watch_of_each_context_ends_at_the_time_limit(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = kubeconfig(a=ENDED["a"], b=training(job("Training"), watch=(200, "")))
@@ -201,20 +202,20 @@ def test_ctrl_c_ends_the_watch_of_all(kubeconfig: Callable[..., str]) -> None:
     with subprocess.Popen(
         [*command, "--kubeconfig", kubeconfig(a=server, b=server)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # What a shell starts in the background ignores it.
+        # A background process of a shell ignores SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
         assert watching.stderr is not None
-        seen = {watching.stdout.readline().split()[1] for _ in range(2)}
+        contexts = {watching.stdout.readline().split()[1] for _ in range(2)}
         watching.send_signal(signal.SIGINT)
-        said = watching.stderr.read()
-    assert seen == {"a", "b"}
+        message = watching.stderr.read()
+    assert contexts == {"a", "b"}
     assert watching.returncode == ExitCode.INTERRUPTED
-    assert said == "dlion: watch stopped. The job digits continues\n"
+    assert message == "dlion: watch stopped. The job digits continues\n"
 
 
-def test_a_terminal_gets_one_picture() -> None:
+def test_a_terminal_gets_one_live_view() -> None:
     terminal = Console(file=io.StringIO(), width=160, force_terminal=True)
     view = MultiContextView(terminal)
     view.update("b", JobStatus(job("Training")))
@@ -240,7 +241,7 @@ def log(*lines: str) -> Answer:
     return 200, "".join(f"2026-01-31T12:00:{line}\n" for line in lines)
 
 
-def test_logs_of_all_contexts_bear_their_names(
+def test_logs_of_all_contexts_have_their_names(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pods = (200, json.dumps({"items": [pod("w-0", 0)]}))
@@ -257,10 +258,10 @@ def test_logs_of_all_contexts_bear_their_names(
         "a/small-0 | one", "b/small-0 | two", "a/small-0 | three",
     ]  # fmt: skip
     assert main([*command, "a,c,d"]) == ExitCode.DENIED
-    said = capsys.readouterr()
-    assert [line.split(" | ")[1] for line in said.out.splitlines()] == ["one", "three"]
-    assert "context c: " in said.err
-    assert "context d: run 1 of digits has no pods of workers at this site" in said.err
+    captured = capsys.readouterr()
+    assert [line.split(" | ")[1] for line in captured.out.splitlines()] == ["one", "three"]
+    assert "context c: " in captured.err
+    assert "context d: run 1 of digits has no pods of workers at this site" in captured.err
 
 
 def test_logs_of_all_contexts_are_followed_to_the_end(
@@ -274,15 +275,15 @@ def test_logs_of_all_contexts_are_followed_to_the_end(
     )
     command = ["logs", "digits", "-f", "--kubeconfig", file, "--contexts", "a,b"]
     assert main(command) == ExitCode.UNAVAILABLE
-    said = capsys.readouterr()
-    assert "a/small-0 | one" in said.out.splitlines()
-    assert "context b: run 1 of digits has no pods" in said.err
+    captured = capsys.readouterr()
+    assert "a/small-0 | one" in captured.out.splitlines()
+    assert "context b: run 1 of digits has no pods" in captured.err
 
 
-def test_a_long_log_comes_whole_to_a_slow_reader_after_the_end(
+def test_a_slow_reader_gets_a_whole_long_log_after_the_end(
     kubeconfig: Callable[..., str],
 ) -> None:
-    """The reader begins later than a silent worker is waited for."""
+    """The reader begins after the time limit for a silent worker."""
     lines = [f"01.{number:06}Z {number} {'x' * 90}" for number in range(1, 4001)]
     pods = (200, json.dumps({"items": [pod("w-0", 0)]}))
     ended = job("Succeeded", reason="Completed")
@@ -292,8 +293,8 @@ def test_a_long_log_comes_whole_to_a_slow_reader_after_the_end(
         assert process.stdout is not None
         first = process.stdout.readline()
         time.sleep(2 * _DRAIN_S)
-        said = [first, *process.stdout]
-    assert [int(line.split()[2]) for line in said] == [*range(1, 4001)]
+        received = [first, *process.stdout]
+    assert [int(line.split()[2]) for line in received] == [*range(1, 4001)]
     assert process.returncode == 0
 
 
@@ -307,7 +308,7 @@ def test_a_long_log_comes_whole_to_a_slow_reader_after_the_end(
         ["submit", "f", "--contexts", "a"],
     ],
 )
-def test_options_that_contradict_each_other(
+def test_conflicting_options_are_refused(
     kubeconfig: Callable[..., str], arguments: list[str]
 ) -> None:
     file = kubeconfig(a=training(job("Training")))

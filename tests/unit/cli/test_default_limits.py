@@ -1,8 +1,10 @@
-"""`dlion validate` notes what sites refuse by default.
+"""Test the note of `dlion validate` about fields that sites refuse by default.
 
-Proves: the note names the field, of any site and group, and the chart's value; a manifest that
-sites take has none; the manifest stays valid, as a site may allow it; many fields make no long
-note. Left out: what is refused (tests/unit/operator/children/test_template_limits.py).
+The note names the field, of any site and group, and the chart's value. A manifest that sites accept
+has no note. The manifest stays valid, because a site may allow the field. Many fields give a short
+note.
+
+Left out: which fields are refused (tests/unit/operator/children/test_template_limits.py).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def note_of(template: Any) -> str:
         ({"spec": {f"field{n}": 1 for n in range(9)}}, " and 6 more ("),
     ],
 )
-def test_the_note_has_what_is_refused(template: Any, words: str) -> None:
+def test_the_note_names_the_refused_fields(template: Any, words: str) -> None:
     note = note_of(template)
     assert (words in note) if words else (note == "")
     assert len(note) < 400

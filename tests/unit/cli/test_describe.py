@@ -1,12 +1,14 @@
-"""`dlion describe`, `events` and `wait`, from servers that say what they are told.
+"""Test `dlion describe`, `events` and `wait` with scripted servers.
 
-Proves: describe shows problems first, then what `get NAME` shows, pods and events, of one context
-or several; without rights to pods or events it shows the rest and says what is missing; JSON has
-all of it. Events are of the job, its pods, Jobs, keeper and claim, over several pages, and of no
-other job; they can be watched without a repetition. wait takes kubectl's conditions and the words
-of its own, with their exit codes, and refuses what no job has.
+- `describe` shows problems first, then the output of `get NAME`, pods and events, of one or several
+  contexts. Without rights to pods or events it shows the rest and names the missing right. JSON
+  contains all of it.
+- `events` shows events of the job, its pods, Jobs, keeper and claim, over several pages, and of no
+  other job. A watch repeats none.
+- `wait` accepts kubectl's conditions and its own words, with their exit codes, and refuses
+  conditions that no job has.
 
-Leaves out: what is wrong in which case (test_pod_findings.py, test_job_findings.py).
+Left out: which problem has which message (test_pod_findings.py, test_job_findings.py).
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def server(document: dict[str, Any], **more: Any) -> Server:
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each server that is given."""
+    """Return a file with a context for each given server."""
     with ExitStack() as stack:
         yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
 
@@ -155,12 +157,12 @@ def test_describe_of_several_contexts(
     file = kubeconfig(a=quiet, b=Server({"digits": NOT_THERE}), c=server(job(TRAINS)))
     command = ["describe", "digits", "--contexts", "a,b,c", "--kubeconfig", file]
     assert main(command) == ExitCode.UNAVAILABLE
-    said = capsys.readouterr()
-    assert [line for line in said.out.splitlines() if line.startswith("CONTEXT")] == [
+    captured = capsys.readouterr()
+    assert [line for line in captured.out.splitlines() if line.startswith("CONTEXT")] == [
         "CONTEXT a", "CONTEXT c",
     ]  # fmt: skip
-    assert said.out.count("none found") == 1
-    assert "context b: there is no DLionJob 'digits'" in said.err
+    assert captured.out.count("none found") == 1
+    assert "context b: there is no DLionJob 'digits'" in captured.err
     assert main([*command, "-o", "json"]) == ExitCode.UNAVAILABLE
     first, second, third = json.loads(capsys.readouterr().out)
     assert (first["context"], first["error"], first["problems"]) == ("a", None, [])
@@ -185,13 +187,13 @@ def test_describe_names_the_cluster_of_a_dispatched_job(
     document = job(TRAINS)
     document["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
     document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "edge"}
-    told = {"pods": listed(), "digits-dispatch": workload}
-    file = kubeconfig(a=server(document, **told))
+    answers = {"pods": listed(), "digits-dispatch": workload}
+    file = kubeconfig(a=server(document, **answers))
     assert main(["describe", "digits", "--kubeconfig", file]) == 0
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_a_running_job_has_sent_is_shown_by_site_and_kind(
+def test_sent_bytes_of_a_running_job_are_shown_by_site_and_kind(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -202,20 +204,20 @@ def test_what_a_running_job_has_sent_is_shown_by_site_and_kind(
         for peer, kind, count in (("b-0", "gradient", 500), ("b-1", "gradient", 250),
                                   ("b-0", "state", 250))
     )  # fmt: skip
-    told = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, sent))
-    assert main(["describe", "digits", "--kubeconfig", kubeconfig(a=told)]) == 0
+    scripted = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, sent))
+    assert main(["describe", "digits", "--kubeconfig", kubeconfig(a=scripted)]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("LINKS")
     assert lines[at + 1].split()[:2] == ["LINKS", "TO"]
     assert lines[at + 2].split() == ["plant-b", "—", "—", "0", "—"]
-    said = "Bytes on links since the sidecars started"
-    assert lines[at + 3] == f"{said}: 1 kB: sent 750 B (gradient 750 B), state 250 B"
+    heading = "Bytes on links since the sidecars started"
+    assert lines[at + 3] == f"{heading}: 1 kB: sent 750 B (gradient 750 B), state 250 B"
     budget = 'dlion_link_budget_bytes{peer_site="plant-b"} 1000\n'  # nothing is counted yet
-    told = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, budget))
-    assert main(["describe", "digits", "--kubeconfig", kubeconfig(b=told)]) == 0
+    scripted = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, budget))
+    assert main(["describe", "digits", "--kubeconfig", kubeconfig(b=scripted)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("LINKS") + 2].split() == ["plant-b", "1", "kB", "—", "—", "—"]
-    assert not any(said in line for line in lines)
+    assert not any(heading in line for line in lines)
 
 
 def test_describe_as_json(
@@ -223,21 +225,23 @@ def test_describe_as_json(
 ) -> None:
     file = kubeconfig(a=server(job(TRAINS)))
     assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
-    told = json.loads(capsys.readouterr().out)
+    described = json.loads(capsys.readouterr().out)
     names = {"job", "pods", "events", "load", "problems", "culprit", "notes", "summary"}
-    assert set(told) == names
-    assert told["load"] is None
-    assert told["culprit"] is None
-    assert told["summary"] is None, "it has not ended"
-    assert [each["reason"] for each in told["events"]] == [each["reason"] for each in OURS]
-    (problem,) = told["problems"]
+    assert set(described) == names
+    assert described["load"] is None
+    assert described["culprit"] is None
+    assert described["summary"] is None, "the run has not ended"
+    assert [each["reason"] for each in described["events"]] == [each["reason"] for each in OURS]
+    (problem,) = described["problems"]
     assert problem == {
         "severity": "error", "reason": "CrashLoopBackOff", "object": f"pod/{JOB_NAME}-0-x2x7k",
         "message": "container trainer ended 3 times with 67 (PROGRAM): ValueError: no",
         "advice": "The program raised an error or broke its protocol: see the traceback",
         "command": "dlion logs digits --group small --worker 0 -n ml",
     }  # fmt: skip
-    assert not any("managedFields" in each["metadata"] for each in [told["job"], *told["pods"]])
+    assert not any(
+        "managedFields" in each["metadata"] for each in [described["job"], *described["pods"]]
+    )
 
 
 def training(figures: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -253,7 +257,7 @@ WAITING = {
 }  # fmt: skip
 
 
-def test_where_the_time_goes_and_what_to_do(
+def test_the_parts_of_the_step_time_have_advice(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = kubeconfig(a=server(training(WAITING)))
@@ -299,7 +303,7 @@ def test_the_slowest_link_of_an_awaited_site_is_named_with_how_to_measure_it(
     ],
     ids=str,
 )
-def test_figures_of_other_releases_hide_only_the_times(
+def test_unknown_figures_hide_only_the_times(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], figures: dict[str, str]
 ) -> None:
     file = kubeconfig(a=server(training(figures)))
@@ -308,7 +312,7 @@ def test_figures_of_other_releases_hide_only_the_times(
 
 
 @pytest.mark.parametrize(
-    ("told", "target", "eta"),
+    ("trainer_status", "target", "eta"),
     [
         ({"estimatedRemainingSeconds": 90}, False, "1:30"),
         ({"estimatedRemainingSeconds": 90}, True, "≤ 1:30"),
@@ -319,10 +323,10 @@ def test_figures_of_other_releases_hide_only_the_times(
     ],
     ids=str,
 )
-def test_the_time_left_is_a_range_where_an_accuracy_ends_the_run(
-    told: dict[str, Any], target: bool, eta: str
+def test_the_remaining_time_is_a_range_if_an_accuracy_ends_the_run(
+    trainer_status: dict[str, Any], target: bool, eta: str
 ) -> None:
-    document = job(TRAINS, trainerStatus=told)
+    document = job(TRAINS, trainerStatus=trainer_status)
     document["spec"]["trainer"]["stop"] = {"targetAccuracy": 0.9} if target else {"maxSteps": 9}
     assert JobStatus(document).eta() == eta
 
@@ -339,12 +343,12 @@ def test_without_a_right_describe_shows_the_rest(
     assert "STATE" in out
     assert ("LAST SEEN" in out) == (what == "pods")
     assert main([*command, "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told[what] is None
-    assert len(told["notes"]) == 1
+    described = json.loads(capsys.readouterr().out)
+    assert described[what] is None
+    assert len(described["notes"]) == 1
 
 
-def test_describe_of_a_job_that_nobody_runs(
+def test_describe_of_a_job_without_an_operator(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = job(observedGeneration=-1, state="")
@@ -378,7 +382,7 @@ def test_events_of_the_job_and_of_its_objects(
     assert "'bad': allowed: Normal, Warning" in capsys.readouterr().err
 
 
-def test_events_come_in_pages(
+def test_events_are_read_in_pages(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages = iter([listed(*OTHERS, **{"continue": "p2"}), listed(OURS[0], **{"continue": "p3"}),
@@ -388,7 +392,7 @@ def test_events_come_in_pages(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_no_events_and_no_right_to_them(
+def test_missing_events_and_a_missing_right_are_reported(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = kubeconfig(a=server(job(), events=NONE), b=server(job(), events=MAY_NOT))
@@ -397,7 +401,7 @@ def test_no_events_and_no_right_to_them(
     assert main(["events", "digits", "--context", "b", "--kubeconfig", file]) == ExitCode.DENIED
 
 
-def test_watched_events_come_once_each_until_ctrl_c(kubeconfig: Callable[..., str]) -> None:
+def test_watched_events_appear_once_each_until_ctrl_c(kubeconfig: Callable[..., str]) -> None:
     changes = [
         {"type": "ADDED", "object": OTHERS[0]},
         {"type": "MODIFIED", "object": OURS[0]},
@@ -411,7 +415,7 @@ def test_watched_events_come_once_each_until_ctrl_c(kubeconfig: Callable[..., st
     command = [sys.executable, "-m", "dlion_cli", "events", "digits", "-w", "--kubeconfig", file]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # What a shell starts in the background ignores it.
+        # A background process of a shell ignores SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
@@ -439,7 +443,7 @@ MET = "dlionjob.dlion.dev/digits condition met\n"
 
 
 @pytest.mark.parametrize(
-    ("target", "before", "after", "code", "said"),
+    ("target", "before", "after", "code", "printed"),
     [
         ("ended", job(), DONE, 0, "digits has succeeded"),
         ("ended", job(), FAILED, 67, ""),
@@ -461,12 +465,12 @@ def test_wait_ends_as_required(
     before: dict[str, Any],
     after: dict[str, Any],
     code: int,
-    said: str,
+    printed: str,
 ) -> None:
     file = kubeconfig(a=server(before, watch=watched(after)))
     words = ["wait", "digits", "--for", target, "--timeout", "20", "--kubeconfig", file]
     assert main(words) == code
-    assert capsys.readouterr().out.startswith(said)
+    assert capsys.readouterr().out.startswith(printed)
 
 
 def test_wait_is_for_the_end_by_default(
@@ -491,16 +495,16 @@ def test_wait_for_deletion(
     assert "'digits' was deleted while waiting" in capsys.readouterr().err
 
 
-def test_wait_gives_up_in_time_for_all_names(
+def test_wait_for_all_names_ends_at_the_time_limit(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = server(job(), watch=(200, ""), other=(200, json.dumps(DONE)))
-    file = kubeconfig(a=told)
+    scripted = server(job(), watch=(200, ""), other=(200, json.dumps(DONE)))
+    file = kubeconfig(a=scripted)
     words = ["wait", "digits", "other", "--timeout", "0.3", "--kubeconfig", file]
     assert main(words) == ExitCode.DEADLINE
-    said = capsys.readouterr()
-    assert "digits: ended was not reached within 0.3 s. `dlion describe digits`" in said.err
-    assert "other has succeeded" in said.out  # the other is looked at nonetheless
+    captured = capsys.readouterr()
+    assert "digits: ended was not reached within 0.3 s. `dlion describe digits`" in captured.err
+    assert "other has succeeded" in captured.out  # the other job is still checked
 
 
 @pytest.mark.parametrize(
@@ -516,7 +520,7 @@ def test_wait_gives_up_in_time_for_all_names(
         ("", "allowed: training"),
     ],
 )
-def test_wait_refuses_what_no_job_has(
+def test_wait_refuses_conditions_that_no_job_has(
     target: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wait", "digits", f"--for={target}"]) == ExitCode.USAGE

@@ -1,13 +1,13 @@
-"""`dlion describe` of a result folder on this machine.
+"""Test `dlion describe` of a local result folder.
 
-Proves: how the run ended, the replicas that its model lacks, warnings, what held it up and the
-command that continues it come first, with what to do; figures are those of the records; a run that
-goes on (with the time left that `dlion run` shows), one that was killed and one without records
-have their sections; JSON has all of it; a
-path is local, a job's name is not; a comparison, a folder without a run and a misspelt name are
-refused with what to name instead; damaged, foreign and hostile folders do no harm.
+- The end of the run, missing replicas, warnings, delays and the command that continues it come
+  first, with a remedy. Figures are those of the records. JSON contains all of it.
+- A running, a killed and an empty run have their sections. The remaining time is that of `dlion
+  run`.
+- A path is local, a job's name is not. A comparison, a folder without a run and a misspelt name are
+  refused with the correct form. Damaged, foreign and hostile folders do no harm.
 
-Leaves out: jobs of a cluster (test_describe.py), the culprit's rules (test_culprit.py).
+Left out: jobs of a cluster (test_describe.py), the rules for culprits (test_culprit.py).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_a_run_that_succeeded_has_figures_events_and_its_next_command(
     assert found["summary"]["steps"] == json.loads((folder / "summary.json").read_text())["steps"]
 
 
-def test_a_partial_run_names_missing_replicas_and_what_continues_it(
+def test_a_partial_run_names_missing_replicas_and_the_command_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending = Ending("maxSeconds 30 reached", "the saved model lacks workers 1, 3", False,
@@ -124,7 +124,7 @@ def test_a_partial_run_names_missing_replicas_and_what_continues_it(
 
 
 @pytest.mark.parametrize("reason", sorted(EndReason))
-def test_each_bad_end_has_advice(
+def test_each_unsuccessful_end_has_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: EndReason
 ) -> None:
     folder = make(tmp_path / "run", Ending("an error", "it broke", False, reason=reason))
@@ -152,7 +152,7 @@ def test_warnings_are_counted_by_reason_with_the_last_one(
     assert "Free space" in warnings[1]["advice"]
 
 
-def test_a_run_that_goes_on_is_no_failure(
+def test_a_run_in_progress_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make(tmp_path / "run", None)
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_is_no_failure(
 
 @pytest.mark.parametrize("simulated", [False, True])
 @pytest.mark.parametrize("target", [None, 0.65])
-def test_a_run_that_goes_on_has_the_time_left_of_its_live_view(
+def test_a_run_in_progress_has_the_remaining_time_of_its_live_view(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], target: float | None, simulated: bool
 ) -> None:
     story = Story(workers=4, seconds=100, killed=None)
@@ -188,13 +188,13 @@ def test_a_run_that_goes_on_has_the_time_left_of_its_live_view(
     assert shown is not None
     assert shown[2].endswith(" of virtual time") == simulated
     assert f"\n{shown[1]} % done, ETA {shown[2]}\n" in text
-    assert found["secondsLeft"] == pytest.approx(61, abs=2), "it began after a second"
+    assert found["secondsLeft"] == pytest.approx(61, abs=2), "training began after a second"
     assert found["fraction"] == pytest.approx(float(shown[1]) / 100, abs=0.006)
     assert (found["secondsToTarget"] is None) == (target is None)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_killed_run_tells_whether_it_can_continue(
+def test_a_killed_run_states_whether_it_can_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: bool
 ) -> None:
     folder = make(tmp_path / "run", None, checkpoint=checkpoint)
@@ -241,7 +241,7 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
         ("runs/digits/job.yaml", "there is no such folder"),
     ],
 )
-def test_what_has_no_run_is_refused_with_what_to_name(
+def test_a_folder_without_a_run_is_refused_with_the_correct_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     name: str, message: str,
 ) -> None:  # fmt: skip
@@ -257,7 +257,7 @@ def test_what_has_no_run_is_refused_with_what_to_name(
         assert "Traceback" not in error
 
 
-def test_hostile_texts_command_no_terminal(
+def test_hostile_texts_do_not_control_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending = Ending(ESCAPE, ESCAPE * 1000, False, reason=ESCAPE)
@@ -312,9 +312,7 @@ def test_damaged_folders_are_described_as_far_as_they_can_be_read(
         assert found["notes"][0].startswith("without records: ")
 
 
-def test_files_that_are_gone_leave_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files_leave_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make(tmp_path / "run", Ending("maxSeconds 30 reached"))
     (folder / "events.jsonl").unlink()
     text = described(capsys, str(folder))

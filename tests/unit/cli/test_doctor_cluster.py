@@ -1,13 +1,12 @@
-"""`dlion doctor`: what it says of clusters that answer what they are told.
+"""Test the checks of `dlion doctor` for a cluster, with scripted answers.
 
-Proves: a cluster that is right passes; each fault (no kubeconfig, a dead or foreign server, a wrong
-certificate authority, a certificate that is not valid yet or no longer or for another name, expired
-credentials, no or another definition, no, an unready or another operator, a Lease that nobody
-renews, warnings, no storage class, nodes, quotas, missing rights) has its check, its words and what
-to do, and hides no other; what may not be read is unknown; a server or plugin that never answers
-costs no more than the limit; no credential is printed.
+- A correct cluster passes. Each fault has its check, message and remedy, and hides no other. The
+  faults concern the kubeconfig, the server and its certificate, credentials, the definition, the
+  operator and its Lease, warnings, storage, nodes, quotas and rights.
+- A check without the right to read is unknown. A server or plugin that never answers takes at most
+  the time limit. No credential is printed.
 
-Leaves out: the machine (test_doctor_machine.py), the whole command (tests/local/test_doctor.py), a
+Left out: the machine (test_doctor_machine.py), the whole command (tests/local/test_doctor.py), a
 real API server (tests/cluster).
 """
 
@@ -55,7 +54,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlion_cli.preflight_checks.site_cluster._CLOCK_READING_INTERVAL_S", 0.0)
 
 
-def told(document: object) -> Answer:
+def ok(document: object) -> Answer:
     return 200, json.dumps(document)
 
 
@@ -71,7 +70,7 @@ def definition(without: str = "", more: str = "") -> Answer:
         "properties": {"spec": {**spec, "properties": fields}},
         "x-kubernetes-group-version-kind": KINDS,
     }
-    return told({"components": {"schemas": {"dev.dlion.v1alpha1": served_as}}})
+    return ok({"components": {"schemas": {"dev.dlion.v1alpha1": served_as}}})
 
 
 def deployment(*, ready: int = 1, release: str = "", tag: str = "") -> Answer:
@@ -81,15 +80,15 @@ def deployment(*, ready: int = 1, release: str = "", tag: str = "") -> Answer:
     status = {"readyReplicas": ready, "conditions": [] if ready else [unready]}
     spec = {"template": {"spec": {"containers": [{"image": image}]}}}
     metadata = {"name": OPERATOR, "labels": labels}
-    return told({"items": [{"metadata": metadata, "spec": spec, "status": status}]})
+    return ok({"items": [{"metadata": metadata, "spec": spec, "status": status}]})
 
 
 def settings(**keeper: str) -> Answer:
-    return told({"data": {"config.yaml": yaml.safe_dump({"site": "plant-a", "keeper": keeper})}})
+    return ok({"data": {"config.yaml": yaml.safe_dump({"site": "plant-a", "keeper": keeper})}})
 
 
 def lease(renewed: object, holder: str = "plant-a-7f") -> Answer:
-    return told({"spec": {"holderIdentity": holder, "renewTime": renewed}})
+    return ok({"spec": {"holderIdentity": holder, "renewTime": renewed}})
 
 
 def storage_class(name: str, default: str = "true") -> dict[str, Any]:
@@ -109,7 +108,7 @@ def node(name: str, *, unschedulable: bool = False, **conditions: str) -> dict[s
 
 def quota(used: str, hard: str) -> Answer:
     status = {"used": {"pods": used}, "hard": {"pods": hard, "odd": "many"}}
-    return told({"items": [{"status": status}]})
+    return ok({"items": [{"status": status}]})
 
 
 def warning(age_s: float, pod: str = "op-1") -> Answer:
@@ -117,7 +116,7 @@ def warning(age_s: float, pod: str = "op-1") -> Answer:
         "type": "Warning", "reason": "BackOff", "message": "restarting failed container",
         "involvedObject": {"name": pod}, "lastTimestamp": ago(seconds=age_s),
     }  # fmt: skip
-    return told({"items": [event]})
+    return ok({"items": [event]})
 
 
 def forbidden(resource: str) -> Answer:
@@ -126,18 +125,18 @@ def forbidden(resource: str) -> Answer:
 
 
 def right() -> dict[str, Answer]:
-    """A cluster without a fault."""
+    """Return the answers of a cluster without a fault."""
     return {
-        "version": told({"gitVersion": "v1.34.0"}),
+        "version": ok({"gitVersion": "v1.34.0"}),
         "v1alpha1": definition(),
         "deployments": deployment(),
         OPERATOR: settings(size="1Gi"),
         "dlion-operator": lease(ago(seconds=4)),
-        "pods": told({"items": [{"metadata": {"name": "op-1"}}]}),
-        "events": told({"items": []}),
-        "storageclasses": told({"items": [storage_class("local")]}),
-        "nodes": told({"items": [node("n1"), node("n2")]}),
-        "resourcequotas": told({"items": []}),
+        "pods": ok({"items": [{"metadata": {"name": "op-1"}}]}),
+        "events": ok({"items": []}),
+        "storageclasses": ok({"items": [storage_class("local")]}),
+        "nodes": ok({"items": [node("n1"), node("n2")]}),
+        "resourcequotas": ok({"items": []}),
     }
 
 
@@ -153,7 +152,7 @@ Found = dict[str, Check]
 
 @pytest.fixture
 def looked(tmp_path: Path) -> Callable[..., Found]:
-    """The checks, by name, of a cluster with these answers."""
+    """Return the checks, by name, of a cluster with these answers."""
 
     def look(
         changes: Mapping[str, Answer] | None = None, *, within_s: float = 20.0, **server: Any
@@ -179,7 +178,7 @@ def outcomes(found: Found, but: str = "") -> set[CheckOutcome]:
     return {check.outcome for name, check in found.items() if name != but}
 
 
-def test_a_cluster_that_is_right_passes(looked: Callable[..., Found]) -> None:
+def test_a_cluster_without_a_fault_passes(looked: Callable[..., Found]) -> None:
     found = looked()
     assert outcomes(found) == {OK}, found
     assert "Kubernetes v1.34.0 answers in" in found["api server"].observed
@@ -194,7 +193,7 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
                            "without spec.minSites"),
     "a newer definition": ({"v1alpha1": definition(more="novel")}, "definition", WARN,
                            "with spec.novel"),
-    "no operator": ({"deployments": told({"items": []})}, "operator", FAIL,
+    "no operator": ({"deployments": ok({"items": []})}, "operator", FAIL,
                     "there is none in namespace dlion-system"),
     "an unready operator": ({"deployments": deployment(ready=0)}, "operator", FAIL,
                             "no pod is available"),
@@ -211,31 +210,31 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
     "an old warning": ({"events": warning(2 * HOUR)}, "operator events", OK, "no warning"),
     "another's warning": ({"events": warning(60, "other")}, "operator events", OK, "no warning"),
     "no storage": ({OPERATOR: settings()}, "storage", WARN, "keepers have no claim"),
-    "no class": ({"storageclasses": told({"items": []})}, "storage", FAIL,
+    "no class": ({"storageclasses": ok({"items": []})}, "storage", FAIL,
                  "there is no storage class"),
-    "no default": ({"storageclasses": told({"items": [storage_class("a", "false")]})}, "storage",
+    "no default": ({"storageclasses": ok({"items": [storage_class("a", "false")]})}, "storage",
                    FAIL, "no default class; there are a"),
     "another class": ({OPERATOR: settings(size="1Gi", storageClassName="fast")}, "storage", FAIL,
                       "no class fast; there are local"),
-    "a named claim": ({OPERATOR: settings(claimName="c"), "c": told({"status": {"phase": "Lost"}})},
+    "a named claim": ({OPERATOR: settings(claimName="c"), "c": ok({"status": {"phase": "Lost"}})},
                       "storage", WARN, "claim c is Lost"),
     "no claim": ({OPERATOR: settings(claimName="c"), "c": (404, "{}")}, "storage", FAIL, ""),
-    "no node": ({"nodes": told({"items": []})}, "nodes", FAIL, "0 of 0 ready"),
-    "an unready node": ({"nodes": told({"items": [node("n1"), node("n2", Ready="Unknown")]})},
+    "no node": ({"nodes": ok({"items": []})}, "nodes", FAIL, "0 of 0 ready"),
+    "an unready node": ({"nodes": ok({"items": [node("n1"), node("n2", Ready="Unknown")]})},
                         "nodes", WARN, "n2: not ready"),
-    "a full node": ({"nodes": told({"items": [node("n1", DiskPressure="True")]})}, "nodes", WARN,
+    "a full node": ({"nodes": ok({"items": [node("n1", DiskPressure="True")]})}, "nodes", WARN,
                     "n1: DiskPressure"),
-    "a cordoned node": ({"nodes": told({"items": [node("n1", unschedulable=True)]})}, "nodes",
+    "a cordoned node": ({"nodes": ok({"items": [node("n1", unschedulable=True)]})}, "nodes",
                         WARN, "n1: cordoned"),
-    "only unready nodes": ({"nodes": told({"items": [node("n1", Ready="False")]})}, "nodes", FAIL,
+    "only unready nodes": ({"nodes": ok({"items": [node("n1", Ready="False")]})}, "nodes", FAIL,
                            "0 of 1 ready"),
     "a used quota": ({"resourcequotas": quota("10", "10")}, "quota", FAIL, "pods 10 of 10"),
     "a nearly used quota": ({"resourcequotas": quota("9", "10")}, "quota", WARN, "pods 9 of 10"),
     "a quota": ({"resourcequotas": quota("1", "1k")}, "quota", OK, "1 limits in ml leave room"),
     "secret nodes": ({"nodes": forbidden("nodes")}, "nodes", UNKNOWN, "may not list nodes"),
-    "foreign nodes": ({"nodes": told({"items": [7, {}, {"status": {"conditions": 3}}]})}, "nodes",
+    "foreign nodes": ({"nodes": ok({"items": [7, {}, {"status": {"conditions": 3}}]})}, "nodes",
                       FAIL, "0 of 2 ready"),
-    "foreign lists": ({"resourcequotas": told({"items": "x"})}, "quota", OK, "none in namespace"),
+    "foreign lists": ({"resourcequotas": ok({"items": "x"})}, "quota", OK, "none in namespace"),
     "no JSON": ({"storageclasses": (200, "<html>")}, "storage", UNKNOWN, "no JSON document"),
 }  # fmt: skip
 
@@ -267,7 +266,7 @@ def test_missing_rights_are_named_by_command(
     assert "role edit" in check.advice
 
 
-def test_the_rights_are_those_of_the_documents() -> None:
+def test_the_rights_are_those_of_the_documentation() -> None:
     """docs/cluster-commands.md names each verb and resource in the row of its command."""
     page = (Path(__file__).parents[3] / "docs" / "cluster-commands.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \| (.*) \|$", page.partition("## Rights")[2], re.MULTILINE)
@@ -292,7 +291,7 @@ CREDENTIALS = [
 
 
 @pytest.mark.parametrize(("user", "outcome", "words"), CREDENTIALS)
-def test_the_credentials_end_is_told_and_they_are_not(
+def test_the_expiry_of_credentials_is_shown_without_the_credentials(
     looked: Callable[..., Found], user: dict[str, str] | None, outcome: CheckOutcome, words: str
 ) -> None:
     found = looked(user=user)
@@ -304,7 +303,7 @@ def test_the_credentials_end_is_told_and_they_are_not(
         assert user["token"].rpartition(".")[2] not in shown
 
 
-def test_rejected_credentials_are_said_once(looked: Callable[..., Found]) -> None:
+def test_rejected_credentials_are_reported_once(looked: Callable[..., Found]) -> None:
     answers = dict.fromkeys(right(), (401, json.dumps({"message": "Unauthorized"})))
     found = looked(answers, user=token(exp=time.time() - HOUR))
     assert found["api server"].outcome is FAIL
@@ -323,7 +322,7 @@ def test_a_forbidden_version_hides_nothing(looked: Callable[..., Found]) -> None
     ("answer", "words"),
     [((503, '{"message": "etcd is away"}'), "etcd is away"), ((200, "<html>"), "no JSON document")],
 )
-def test_a_server_that_is_none_is_named(
+def test_a_foreign_server_is_named(
     looked: Callable[..., Found], answer: Answer, words: str
 ) -> None:
     found = looked({"version": answer})
@@ -376,7 +375,7 @@ def test_another_clock_is_a_warning(looked: Callable[..., Found]) -> None:
         ({}, "other", "is not one that the kubeconfig trusts", "Take a new kubeconfig"),
     ],
 )
-def test_each_fault_of_the_servers_certificate_has_its_words(
+def test_each_fault_of_the_servers_certificate_has_its_message(
     looked: Callable[..., Found],
     tmp_path: Path,
     given: dict[str, Any],
@@ -393,7 +392,7 @@ def test_each_fault_of_the_servers_certificate_has_its_words(
     assert advice in found["api server"].observed
 
 
-def test_a_good_certificate_passes(looked: Callable[..., Found], tmp_path: Path) -> None:
+def test_a_valid_certificate_passes(looked: Callable[..., Found], tmp_path: Path) -> None:
     chain = self_signed(tmp_path, "server")
     assert outcomes(looked(tls=ServedTls(chain, chain))) == {OK}
 
@@ -406,7 +405,7 @@ def test_a_good_certificate_passes(looked: Callable[..., Found], tmp_path: Path)
         (HOUR, 2 * HOUR, FAIL, "the client certificate is valid only from"),
     ],
 )
-def test_a_client_certificates_times_are_told(
+def test_the_validity_of_a_client_certificate_is_shown(
     looked: Callable[..., Found],
     tmp_path: Path,
     begins_s: float,
@@ -421,7 +420,7 @@ def test_a_client_certificates_times_are_told(
     assert (check.outcome, words in check.observed) == (outcome, True), check
 
 
-def test_silence_costs_no_more_than_the_limit(looked: Callable[..., Found]) -> None:
+def test_a_silent_server_takes_at_most_the_limit(looked: Callable[..., Found]) -> None:
     began_s = time.monotonic()
     found = looked(silent=["nodes", "v1alpha1"], within_s=3.0)
     assert time.monotonic() - began_s < 10.0

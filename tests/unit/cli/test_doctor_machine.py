@@ -1,11 +1,12 @@
-"""`dlion doctor`: what it says of this machine, and of machines that are worse.
+"""Test the checks of `dlion doctor` for this machine and for faulty ones.
 
-Proves: versions of Python and packages are held against what the distribution requires, and a
-missing extra is a warning; a crash, an illegal instruction or a wrong result of an interpreter is
-told apart; CPU, quota, memory and disks have their bounds; a check that raises or does not end
-spoils no other, and its process ends with the command.
+- Versions of Python and packages are compared with the requirements of the distribution. A missing
+  extra is a warning.
+- A crash, an illegal instruction and a wrong result of an interpreter are distinguished. CPU,
+  quota, memory and disks have their limits.
+- A check that raises or does not end affects no other, and its process ends with the command.
 
-Leaves out: TensorFlow and the kernels themselves (tests/local/test_doctor.py), clusters
+Left out: TensorFlow and the kernels themselves (tests/local/test_doctor.py), clusters
 (test_doctor_cluster.py).
 """
 
@@ -48,7 +49,7 @@ OK, WARN, FAIL, UNKNOWN = CheckOutcome
 @pytest.mark.parametrize(
     ("version", "outcome"), [("", OK), ("3.11.0", OK), ("3.10.14", FAIL), ("3.15.0rc1", OK)]
 )
-def test_python_is_held_against_what_is_required(version: str, outcome: CheckOutcome) -> None:
+def test_python_is_compared_with_the_requirement(version: str, outcome: CheckOutcome) -> None:
     check = python_check(version)
     assert check.outcome is outcome
     assert ">=3.11" in check.observed
@@ -67,7 +68,7 @@ def test_python_is_held_against_what_is_required(version: str, outcome: CheckOut
         (["no-such-dist; extra == 'worker' and platform_machine == 'vax'"], OK, "0 packages"),
     ],
 )  # fmt: skip
-def test_packages_are_held_against_the_extra(
+def test_packages_are_compared_with_the_extra(
     lines: list[str], outcome: CheckOutcome, words: str
 ) -> None:
     check = packages_check("worker", lines)
@@ -76,7 +77,7 @@ def test_packages_are_held_against_the_extra(
 
 
 @pytest.mark.parametrize("extra", ["worker", "cluster"])
-def test_the_packages_of_this_environment_are_right(extra: str) -> None:
+def test_the_packages_of_this_environment_pass(extra: str) -> None:
     assert packages_check(extra).outcome is OK
 
 
@@ -92,13 +93,15 @@ def test_the_packages_of_this_environment_are_right(extra: str) -> None:
         ("print('{}')", FAIL, "exit code 0"),
     ],
 )
-def test_each_end_of_an_import_has_its_words(code: str, outcome: CheckOutcome, words: str) -> None:
+def test_each_end_of_an_import_has_its_message(
+    code: str, outcome: CheckOutcome, words: str
+) -> None:
     check = tensorflow_check(code)
     assert (check.outcome, words in check.observed) == (outcome, True), check
     assert outcome is OK or check.advice
 
 
-def test_wrong_kernels_are_told() -> None:
+def test_wrong_kernels_are_reported() -> None:
     check = kernels_check("print('[false, 1.0]')")
     assert check.outcome is FAIL
     assert "NUMBA_CACHE_DIR" in check.advice
@@ -109,11 +112,11 @@ def test_a_cache_is_writable_or_not(tmp_path: Path) -> None:
     unusable, usable = tmp_path / "file" / "numba", tmp_path / "a" / "b"
     assert cache_check([unusable, usable]).observed == f"{usable} is writable"
     assert cache_check([unusable]).outcome is WARN
-    assert not usable.exists(), "nothing is made"
+    assert not usable.exists(), "nothing is created"
 
 
 def machine(folder: Path, **files: str) -> Path:
-    """A root with these files; `_` is `/` there, and `..` is `_`."""
+    """Return a root with these files; `_` is `/` in their names, and `..` is `_`."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +159,7 @@ def test_a_quota_below_one_core_is_a_warning(tmp_path: Path) -> None:
     [(4_000_000, "max", OK), (1_000_000, "max", WARN), (100_000, "max", FAIL),
      (4_000_000, "268435456", FAIL), (4_000_000, "1073741824", WARN)],
 )  # fmt: skip
-def test_memory_has_its_bounds(
+def test_memory_has_its_limits(
     tmp_path: Path, available_kb: int, limit: str, outcome: CheckOutcome
 ) -> None:
     meminfo = f"MemTotal: 8000000 kB\nMemAvailable: {available_kb} kB\n"
@@ -168,7 +171,7 @@ def test_memory_has_its_bounds(
     assert memory_check(tmp_path / "absent").outcome is UNKNOWN
 
 
-def test_folders_that_take_no_file_are_told(tmp_path: Path) -> None:
+def test_folders_without_write_access_are_reported(tmp_path: Path) -> None:
     assert disk_check("disk", tmp_path).outcome in (OK, WARN)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -211,11 +214,11 @@ def test_the_loopback_interface_is_tried() -> None:
     assert loopback_check("192.0.2.1").outcome is FAIL  # an address of no interface
 
 
-def test_missing_means_of_emulation_are_no_failure() -> None:
+def test_missing_tools_for_emulation_are_no_failure() -> None:
     assert emulation_check().outcome in (OK, WARN)
 
 
-def test_one_check_spoils_no_other() -> None:
+def test_one_check_affects_no_other() -> None:
     release = threading.Event()
 
     def raises() -> Check:
@@ -245,7 +248,7 @@ def test_one_check_spoils_no_other() -> None:
 
 
 def test_an_interpreter_ends_with_the_command(tmp_path: Path) -> None:
-    """Also where it is killed: nothing is left behind."""
+    """Also if the command is killed: no process stays."""
     pid_file = tmp_path / "pid"
     child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     code = f"from dlion_cli.preflight_checks.timed_checks import run_python; run_python({child!r})"

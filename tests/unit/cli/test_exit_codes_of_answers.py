@@ -1,7 +1,9 @@
-"""Facts: a command for clusters ends with the exit code that docs/errors-and-exit-codes.md has for
-what the API server answers, whichever request it is, and tells it in one message on standard error.
+"""Test the exit codes of cluster commands, with scripted API servers.
 
-API servers that are told what they say. Left out: the words of each answer (test_cluster_words.py).
+A command ends with the exit code that docs/errors-and-exit-codes.md has for the answer, whichever
+request it is. It prints one message to standard error.
+
+Left out: the message of each answer (test_cluster_words.py).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def test_a_refusal_ends_every_command_with_its_code(
     refusal = status, json.dumps({"message": "no", "reason": "Some"})
     with served(tmp_path / "config", {"x": Server({"digits": refusal})}) as config:
         code = main([*command, "--kubeconfig", config])
-    said = capsys.readouterr()
-    assert (code, said.out) == (expected, ""), said.err
-    assert said.err.startswith("dlion: ")
-    assert "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (expected, ""), captured.err
+    assert captured.err.startswith("dlion: ")
+    assert "Traceback" not in captured.err

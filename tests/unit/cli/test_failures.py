@@ -1,7 +1,8 @@
-"""Exit codes of errors, as docs/errors-and-exit-codes.md has them.
+"""Test the exit codes of errors, as docs/errors-and-exit-codes.md has them.
 
-Proves: each kind of error has its code, also below another error; a full disk is no defect of the
-program. Left out: what commands print (test_commands).
+Each kind of error has its code, also below another error. A full disk is no defect of the program.
+
+Left out: the output of commands (test_commands).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dlion_cli.terminal.failures import SubprocessFailedError, exit_code_of
 
 
 class OwnDivergedError(errors.DivergedError):
-    """A kind below another one."""
+    """An error class below another one."""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Figures as the terminal shows them.
+"""Test the format of figures on the terminal.
 
-Proves: prefixes are decimal; durations carry into minutes and hours; what is not known or not
-finite is a dash. Left out: tables (tests/unit/results/test_table).
+Prefixes are decimal. Durations carry into minutes and hours. A figure that is unknown or not finite
+is a dash.
+
+Left out: tables (tests/unit/results/test_table).
 """
 
 from __future__ import annotations
@@ -36,6 +38,6 @@ def test_durations_carry(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("form", [format_bytes, format_duration, format_percent, format_rate])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_what_is_not_known_is_a_dash(form: object, value: float | None) -> None:
+def test_an_unknown_figure_is_a_dash(form: object, value: float | None) -> None:
     assert callable(form)
     assert form(value) == UNKNOWN

@@ -1,8 +1,11 @@
-"""Facts: the first signal interrupts and later ones do not disturb, a hang-up that `nohup` has put
-away excepted; a signal that came while Python ignores exceptions comes again; what is written for a
-terminal that has gone is lost without an error; after it, and only after it, work that takes too
-long is broken off, whatever exceptions it swallows; handlers are put back. A signal while a command
-is imported, or that was blocked until then, ends it with 130 and a message, before it has begun.
+"""Test the handling of signals by the command line.
+
+- The first signal interrupts and later ones have no effect; a hang-up under `nohup` is ignored. A
+  signal whose exception Python drops is raised again.
+- Output for a closed terminal is dropped without an error. Only after a signal, work over its time
+  limit is cancelled, whatever exceptions it catches. The handlers are restored.
+- A signal during the import of a command, or blocked until then, ends it with 130 and a message
+  before it begins.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
@@ -24,7 +27,7 @@ from dlion_cli.terminal.interruption import (
     raise_on_signals,
 )
 
-pytestmark = pytest.mark.timeout(60, method="thread")  # the other method is by SIGALRM too
+pytestmark = pytest.mark.timeout(60, method="thread")  # the other method uses SIGALRM, too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
@@ -53,7 +56,7 @@ def heard():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number, heard):
+def test_the_first_signal_interrupts_and_a_second_has_no_effect(number, heard):
     with interruptible() as interruption:
         assert interruption.at_s is None
         with pytest.raises(KeyboardInterrupt):
@@ -64,8 +67,8 @@ def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number, heard
         signal.raise_signal(signal.SIGHUP)
 
 
-def test_a_signal_whose_exception_python_drops_interrupts_all_the_same():
-    """As it does with what is raised in `__del__` and in the callback of a weak reference."""
+def test_a_signal_whose_exception_python_drops_still_interrupts():
+    """Python drops exceptions in `__del__` and in callbacks of weak references."""
 
     class SignalledAtItsEnd:
         def __del__(self):
@@ -79,7 +82,7 @@ def test_a_signal_whose_exception_python_drops_interrupts_all_the_same():
     assert sys.unraisablehook is hook
 
 
-def test_under_nohup_a_hang_up_is_not_heard():
+def test_a_hang_up_under_nohup_is_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interruptible() as interruption:
@@ -89,7 +92,7 @@ def test_under_nohup_a_hang_up_is_not_heard():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_is_written_for_a_terminal_that_has_gone_is_lost(heard, monkeypatch):
+def test_output_for_a_closed_terminal_is_dropped(heard, monkeypatch):
     ours, its = os.openpty()
     with os.fdopen(its, "w") as terminal:
         monkeypatch.setattr(sys, "__stdout__", terminal)
@@ -102,7 +105,7 @@ def test_what_is_written_for_a_terminal_that_has_gone_is_lost(heard, monkeypatch
             assert os.write(terminal.fileno(), b"x") == 1
 
 
-def test_after_a_signal_long_work_is_broken_off():
+def test_long_work_is_cancelled_after_a_signal():
     with interruptible(within_s=0.2) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -111,7 +114,7 @@ def test_after_a_signal_long_work_is_broken_off():
         assert time.monotonic() - interruption.at_s < 10
 
 
-def test_with_no_time_left_work_is_broken_off_at_once():
+def test_work_is_cancelled_immediately_without_remaining_time():
     with interruptible(within_s=-1.0) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -119,7 +122,7 @@ def test_with_no_time_left_work_is_broken_off_at_once():
             work_that_swallows_errors(20)
 
 
-def test_work_that_is_done_in_time_is_let_be():
+def test_work_that_ends_in_time_is_not_cancelled():
     with interruptible(within_s=30.0) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
@@ -127,7 +130,7 @@ def test_work_that_is_done_in_time_is_let_be():
             work_that_swallows_errors(0.02)
 
 
-def test_without_a_signal_work_takes_its_time():
+def test_work_without_a_signal_has_no_time_limit():
     with interruptible(within_s=0.0) as interruption, interruption.time_limit():
         work_that_swallows_errors(0.05)
 
@@ -150,7 +153,7 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_a_command_is_imported_ends_it_with_a_message(number, heard):
+def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, heard):
     code = AT_AN_IMPORT.format(number=int(number))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "dlion: interrupted\n")

@@ -1,12 +1,14 @@
-"""What `dlion describe` finds wrong with a job as a whole: conditions, sites and links.
+"""Test which problems of a whole job `dlion describe` finds: conditions, sites and links.
 
-Proves: each reason that an operator writes has an advice, and those of a newer one are shown
-without; a failed run names its exit code; sites that are unreachable, refused or absent, too few
-sites, links that are down, pairs that nobody reports and the slowest link are found, and none of
-them once the run is over; a job that no operator has observed, that is suspended, queued or being
-deleted says so. The messages are those of the operator's `plan/outcome` and `federation`.
+- Each reason that an operator writes has advice. Reasons of a newer operator are shown without
+  advice. A failed run names its exit code.
+- The findings cover unreachable, refused, absent and too few sites, broken links, unreported pairs
+  and the slowest link. There are none after the run.
+- A job that is unobserved, suspended, queued or in deletion is reported.
 
-Leaves out: pods and events (test_pod_findings.py).
+The messages are those of the operator's `plan/outcome` and `federation`.
+
+Left out: pods and events (test_pod_findings.py).
 """
 
 from __future__ import annotations
@@ -58,13 +60,13 @@ def linked(*pairs: dict[str, Any], connected: int = 8) -> dict[str, Any]:
     return job(TRAINS, sites=SITES, links=links)
 
 
-def test_every_reason_has_an_advice() -> None:
+def test_every_reason_has_advice() -> None:
     assert set(ADVICE) == set(Reason)
     assert all(advice for advice, _ in ADVICE.values())
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_a_failed_run_says_what_to_do(reason: Reason) -> None:
+def test_a_failed_run_has_advice(reason: Reason) -> None:
     (problem,) = found(job(condition("Failed", reason, message="why"), sites=[{"state": "Absent"}]))
     assert (problem.severity, problem.reason) == ("error", reason)
     assert problem.message.endswith(": why")
@@ -79,7 +81,7 @@ def test_a_failed_run_says_what_to_do(reason: Reason) -> None:
         (("dataset", "model"), "small-0 (model-initializer)", "model-initializer"),
     ],
 )
-def test_the_log_of_a_download_that_the_job_has_is_named(
+def test_the_log_of_the_failed_download_is_named(
     fields: tuple[str, ...], message: str, container: str
 ) -> None:
     download = {"url": "https://example.com/d.npz", "sha256": "0" * 64}
@@ -176,7 +178,7 @@ CASES = [
     ("document", "severity", "reason", "words", "command"),
     [case[1:] for case in CASES], ids=[case[0] for case in CASES],
 )  # fmt: skip
-def test_a_job_says_what_is_wrong(
+def test_problems_of_a_job_are_found(
     document: dict[str, Any], severity: str | None, reason: str, words: str, command: str
 ) -> None:
     problems = found(document)
@@ -215,6 +217,6 @@ def test_a_suspended_job_names_no_sites() -> None:
     ],
     ids=range(8),
 )  # fmt: skip
-def test_odd_documents_break_nothing(odd: dict[str, Any]) -> None:
+def test_malformed_documents_cause_no_error(odd: dict[str, Any]) -> None:
     for each in found(odd):
         assert f"{each.object}{each.message}{each.advice}{each.command}{each.reason}".isprintable()

@@ -1,13 +1,15 @@
-"""`dlion logs`, `events` and `describe` of a run whose pods, or events, are gone.
+"""Test `dlion logs`, `events` and `describe` of a run whose pods or events were deleted.
 
-Proves: what the keeper has is shown in their place, and said to be that; with --run also of an
-earlier run; figures of a run that has ended, how its time was spent, and whether that lasts. Where
-there is no keeper, no right to ask it, or nothing in it, the command says so and shows the rest.
-Damaged figures, control characters and a keeper that sends without end harm nothing. The Python
-client reads logs in the same way, and records as the same data frame as of a local run.
+- They show what the keeper has, marked as such; with --run also of an earlier run. An ended run has
+  its figures, its time shares, and whether its records persist.
+- Without a keeper, without the right to read it, or without content, the command reports it and
+  shows the rest.
+- Damaged figures, control characters and an endless answer of the keeper do no harm.
+- The Python client reads the same logs, and the same data frame of records as for a local run.
 
-API servers that are told what they say; commands in pods run the keeper's real program on a real
-result folder. Leaves out: pods and a real API server (tests/cluster/test_kept_records.py).
+The API servers are scripted. Commands in pods run the keeper's program on a real result folder.
+
+Left out: pods and a real API server (tests/cluster/test_kept_records.py).
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ KEEPER = pod(names.KEEPER)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The disk of a keeper with two runs, the second of which has failed."""
+    """Return the disk of a keeper with two runs, the second of which has failed."""
     for run in ("1", "2"):
         manifest = load_job(changed(MANIFEST, {"spec.runId": run})).with_group_ranks()
         folder = ResultFolder.open_or_create(
@@ -115,7 +117,7 @@ def records() -> list[StepRecord | EventRecord]:
 
 
 class Cluster(Server):
-    """Lists those pods that a selector chooses."""
+    """A server that lists the pods of a selector."""
 
     def __init__(self, pods: Sequence[dict[str, Any]], answers: dict[str, Answer], disk: Path | None
                  ) -> None:  # fmt: skip
@@ -137,7 +139,9 @@ class Cluster(Server):
 
 @pytest.fixture
 def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs a command against a cluster; its code, output and errors."""
+    """Return a function that runs a command against a cluster and returns code, output and
+    errors.
+    """
 
     def run(
         *arguments: str,
@@ -145,11 +149,11 @@ def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Calla
         disk: Path | None = kept,
         **answers: Answer,
     ) -> tuple[int, str, str]:
-        told = {"digits": job(), "events": NONE, **answers}
-        with served(tmp_path / "config", {"x": Cluster(pods, told, disk)}) as config:
+        all_answers = {"digits": job(), "events": NONE, **answers}
+        with served(tmp_path / "config", {"x": Cluster(pods, all_answers, disk)}) as config:
             code = main([*arguments, "--kubeconfig", config])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -157,77 +161,75 @@ def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Calla
 # ---- logs ----------------------------------------------------------------------------------------
 
 
-def test_logs_of_pods_that_are_gone_come_from_the_keeper(ask: Callable[..., Any]) -> None:
-    code, printed, said = ask("logs", "digits")
-    assert code == 0, said
+def test_logs_of_deleted_pods_come_from_the_keeper(ask: Callable[..., Any]) -> None:
+    code, printed, errors = ask("logs", "digits")
+    assert code == 0, errors
     assert printed.splitlines() == [
         f"{SITE}/small-0 | step 1 of run 2", f"{SITE}/small-0 | ValueError: no layer",
         f"{SITE}/small-1 | lost ·[2J peer of run 2",
     ]  # fmt: skip
-    assert said == "dlion: pods are gone: the keeper has the ends of their logs\n"
+    assert errors == "dlion: pods are gone: the keeper has the ends of their logs\n"
     code, printed, _ = ask("logs", "digits", "--worker", "0", "--tail", "1", "-f")
     assert (code, printed) == (0, f"{SITE}/small-0 | ValueError: no layer\n")
 
 
-def test_workers_with_a_pod_are_read_there_and_others_at_the_keeper(
+def test_logs_come_from_existing_pods_and_otherwise_from_the_keeper(
     ask: Callable[..., Any],
 ) -> None:
     line = "2026-01-31T12:00:00Z from the pod\n"
     pods = (KEEPER, pod(names.WORKER, 1))
-    code, printed, said = ask("logs", "digits", pods=pods, log=(200, line))
-    assert code == 0, said
+    code, printed, errors = ask("logs", "digits", pods=pods, log=(200, line))
+    assert code == 0, errors
     assert printed.splitlines() == [
         "small-1 | from the pod", f"{SITE}/small-0 | step 1 of run 2",
         f"{SITE}/small-0 | ValueError: no layer",
     ]  # fmt: skip
-    assert said == "dlion: pods of small-0 are gone: the keeper has the ends of their logs\n"
+    assert errors == "dlion: pods of small-0 are gone: the keeper has the ends of their logs\n"
 
 
 def test_logs_of_an_earlier_run(ask: Callable[..., Any]) -> None:
-    code, printed, said = ask("logs", "digits", "--run", "1", "--worker", "1")
-    assert (code, printed, said) == (0, f"{SITE}/small-1 | lost ·[2J peer of run 1\n", "")
-    code, _, said = ask("logs", "digits", "--run", "7")
+    code, printed, errors = ask("logs", "digits", "--run", "1", "--worker", "1")
+    assert (code, printed, errors) == (0, f"{SITE}/small-1 | lost ·[2J peer of run 1\n", "")
+    code, _, errors = ask("logs", "digits", "--run", "7")
     assert code == ExitCode.UNAVAILABLE
-    assert "the keeper has no results of run '7' yet; it has those of: 1, 2" in said
+    assert "the keeper has no results of run '7' yet; it has those of: 1, 2" in errors
     for flags in (("-f",), ("--timestamps",), ("-c", "sidecar")):
-        code, _, said = ask("logs", "digits", "--run", "1", *flags)
-        assert (code, "--run reads trainers' logs" in said) == (ExitCode.USAGE, True)
+        code, _, errors = ask("logs", "digits", "--run", "1", *flags)
+        assert (code, "--run reads trainers' logs" in errors) == (ExitCode.USAGE, True)
 
 
-def test_logs_that_nobody_has_are_said_to_be_gone(
-    ask: Callable[..., Any], kept: Path, tmp_path: Path
-) -> None:
-    code, _, said = ask("logs", "digits", pods=())
+def test_lost_logs_are_reported(ask: Callable[..., Any], kept: Path, tmp_path: Path) -> None:
+    code, _, errors = ask("logs", "digits", pods=())
     assert code == ExitCode.UNAVAILABLE
-    assert "has no pods of workers at this site" in said
-    assert "has no keeper pod here" in said
-    assert "digits-keeper" in said
-    code, _, said = ask("logs", "digits", disk=None, exec=DENIED)
+    assert "has no pods of workers at this site" in errors
+    assert "has no keeper pod here" in errors
+    assert "digits-keeper" in errors
+    code, _, errors = ask("logs", "digits", disk=None, exec=DENIED)
     assert code == ExitCode.UNAVAILABLE
-    assert "pods/exec" in said
+    assert "pods/exec" in errors
     for each in (kept / "2" / "logs").iterdir():
         each.unlink()
-    code, _, said = ask("logs", "digits")
+    code, _, errors = ask("logs", "digits")
     assert code == ExitCode.UNAVAILABLE
-    assert "the keeper has no logs of these workers of run 2" in said
-    code, _, said = ask("logs", "digits", "-c", "sidecar")
-    assert (code, "no pods of workers" in said) == (ExitCode.UNAVAILABLE, True)
+    assert "the keeper has no logs of these workers of run 2" in errors
+    code, _, errors = ask("logs", "digits", "-c", "sidecar")
+    assert (code, "no pods of workers" in errors) == (ExitCode.UNAVAILABLE, True)
 
 
-def test_a_keeper_that_sends_without_end_is_stopped(
+def test_an_endless_answer_of_the_keeper_is_stopped(
     ask: Callable[..., Any], kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (kept / "2" / "logs" / "worker-9.log").open("wb") as file:
         file.truncate(20 * 2**20)
     monkeypatch.setattr(kept_logs, "_MAX_BYTES", 2**20)
-    code, printed, said = ask("logs", "digits")
+    code, printed, errors = ask("logs", "digits")
     assert (code, printed) == (ExitCode.UNAVAILABLE, "")
-    assert "sends more than these files may have" in said
+    assert "sends more than these files may have" in errors
 
 
 @pytest.fixture
 def python_client(tmp_path: Path, kept: Path) -> Iterator[Callable[..., dlion.Client]]:
-    """A Python client of such a cluster."""
+    """Return a function that creates a Python client of such a cluster."""
     with contextlib.ExitStack() as stack:
 
         def client(
@@ -241,21 +243,23 @@ def python_client(tmp_path: Path, kept: Path) -> Iterator[Callable[..., dlion.Cl
         yield client
 
 
-def test_the_python_client_reads_logs_of_pods_that_are_gone_from_the_keeper(
+def test_the_python_client_reads_logs_of_deleted_pods_from_the_keeper(
     python_client: Callable[..., dlion.Client],
 ) -> None:
     client = python_client()
     assert [*client.get_job_logs("digits")] == ["step 1 of run 2", "ValueError: no layer"]
     assert [*client.get_job_logs("digits", worker=int(OTHER), follow=True)] == [
         "lost \x1b[2J peer of run 2"
-    ]  # as it is: a program may want it
+    ]  # unchanged: a program may need it
     with pytest.raises(SpecError, match="is no rank"):
         client.get_job_logs("digits", worker=9_999_999)
     with pytest.raises(AbsentError, match="at site plant-b, not at the site of this cluster"):
-        client.get_job_logs("digits", worker=9)  # its group and index may be those of one here
+        client.get_job_logs(
+            "digits", worker=9
+        )  # its group and index may equal those of a worker here
 
 
-def test_the_python_client_reads_a_pod_that_is_there(
+def test_the_python_client_reads_an_existing_pod(
     python_client: Callable[..., dlion.Client],
 ) -> None:
     line = "2026-01-31T12:00:00Z from the pod\n"
@@ -264,7 +268,7 @@ def test_the_python_client_reads_a_pod_that_is_there(
     assert [*client.get_job_logs("digits")][-1] == "ValueError: no layer"
 
 
-def test_the_python_client_names_what_is_lacking(
+def test_the_python_client_names_the_missing_part(
     python_client: Callable[..., dlion.Client], kept: Path
 ) -> None:
     with pytest.raises(UnavailableError, match=r"no pods of workers.*has no keeper pod here"):
@@ -287,7 +291,7 @@ def test_the_python_client_names_what_is_lacking(
 def test_metrics_of_the_python_client_are_the_records_of_the_keeper(
     python_client: Callable[..., dlion.Client], kept: Path
 ) -> None:
-    """The same frame as of the same folder on this machine."""
+    """The frame equals that of the same folder on this machine."""
     figures = EvaluationRecord(
         70.0, OTHER, 4, 128, 0.75, 0.5, 9, final=True, metrics={"auc": 0.25, "loss": 3.0}
     )
@@ -303,7 +307,7 @@ def test_metrics_of_the_python_client_are_the_records_of_the_keeper(
     assert last["metric_loss"] == 3.0
 
 
-def test_the_python_client_says_why_there_are_no_metrics(
+def test_the_python_client_explains_missing_metrics(
     python_client: Callable[..., dlion.Client], kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UnavailableError, match=r"has no keeper pod here.*docs/keeper.md"):
@@ -325,12 +329,12 @@ def test_the_python_client_says_why_there_are_no_metrics(
 # ---- events --------------------------------------------------------------------------------------
 
 
-def test_events_that_the_api_server_has_dropped_come_from_the_keeper(
+def test_expired_events_come_from_the_keeper(
     ask: Callable[..., Any],
 ) -> None:
-    code, printed, said = ask("events", "digits")
-    assert code == 0, said
-    assert said == (
+    code, printed, errors = ask("events", "digits")
+    assert code == 0, errors
+    assert errors == (
         "dlion: the cluster has no such events of digits (any more): these are the keeper's\n"
     )
     rows = [line.split() for line in printed.splitlines()]
@@ -345,24 +349,24 @@ def test_events_that_the_api_server_has_dropped_come_from_the_keeper(
     ]  # fmt: skip
 
 
-def test_events_of_an_earlier_run_and_of_none(ask: Callable[..., Any]) -> None:
-    code, printed, said = ask("events", "digits", "--run", "1")
-    assert (code, said, "WorkerLost" in printed) == (0, "", True)
-    code, printed, said = ask("events", "digits", "--run", "7")
+def test_events_of_an_earlier_and_of_an_unknown_run(ask: Callable[..., Any]) -> None:
+    code, printed, errors = ask("events", "digits", "--run", "1")
+    assert (code, errors, "WorkerLost" in printed) == (0, "", True)
+    code, printed, errors = ask("events", "digits", "--run", "7")
     assert (code, printed) == (ExitCode.UNAVAILABLE, "")
-    assert "no results of run '7'" in said
-    code, printed, said = ask("events", "digits", pods=())
+    assert "no results of run '7'" in errors
+    code, printed, errors = ask("events", "digits", pods=())
     assert (code, printed) == (0, "")
-    assert "none of the keeper: digits has no keeper pod here" in said
+    assert "none of the keeper: digits has no keeper pod here" in errors
     assert ask("events", "digits", "--run", "1", "-w")[0] == ExitCode.USAGE
 
 
 # ---- describe ------------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_ended_is_described_by_its_figures(ask: Callable[..., Any]) -> None:
-    code, printed, said = ask("describe", "digits")
-    assert code == 0, said
+def test_an_ended_run_is_described_with_its_figures(ask: Callable[..., Any]) -> None:
+    code, printed, errors = ask("describe", "digits")
+    assert code == 0, errors
     assert "Failed: small-0 ended with 67 after" in " ".join(printed.split())
     assert f"{SITE}/small-1" in printed
     assert "Time: computing " in printed
@@ -371,7 +375,7 @@ def test_a_run_that_has_ended_is_described_by_its_figures(ask: Callable[..., Any
     assert json.loads(printed)["summary"]["steps"] == 8
 
 
-def test_hostile_text_of_a_keeper_does_not_command_the_terminal(
+def test_hostile_text_of_a_keeper_does_not_control_the_terminal(
     ask: Callable[..., Any], kept: Path
 ) -> None:
     summary = kept / "2" / "summary.json"
@@ -384,16 +388,18 @@ def test_hostile_text_of_a_keeper_does_not_command_the_terminal(
         assert not {"\x1b", "\x07"} & set(printed)
 
 
-def test_describe_says_what_is_lost_with_the_keepers_pod(ask: Callable[..., Any]) -> None:
+def test_describe_names_the_data_that_ends_with_the_keepers_pod(ask: Callable[..., Any]) -> None:
     code, printed, _ = ask("describe", "digits", pods=(pod(names.KEEPER, volume="emptyDir"),))
-    said = " ".join(printed.split())
+    words = " ".join(printed.split())
     assert code == 0
-    assert "are lost with the keeper's pod: this site's operator has no keeper.size. `dlion" in said
+    assert (
+        "are lost with the keeper's pod: this site's operator has no keeper.size. `dlion" in words
+    )
     code, printed, _ = ask("describe", "digits", pods=())
-    said = " ".join(printed.split())
+    words = " ".join(printed.split())
     assert code == 0
-    assert "Without figures of the run: digits has no keeper pod here." in said
-    assert "Reading the claim" in said
+    assert "Without figures of the run: digits has no keeper pod here." in words
+    assert "Reading the claim" in words
     code, printed, _ = ask("describe", "digits", disk=None, exec=DENIED)
     assert (code, "Without figures of the run:" in printed) == (0, True)
 
@@ -403,17 +409,17 @@ def test_describe_says_what_is_lost_with_the_keepers_pod(ask: Callable[..., Any]
     ["", "nonsense", "[]", "{}", '{"steps": "many"}', '{"steps": 1, "workers": [], "ending": 7}',
      '{"a":' * 100_000],
 )  # fmt: skip
-def test_damaged_figures_harm_nothing(ask: Callable[..., Any], kept: Path, content: str) -> None:
+def test_damaged_figures_do_no_harm(ask: Callable[..., Any], kept: Path, content: str) -> None:
     (kept / "2" / "summary.json").write_text(content)
-    code, printed, said = ask("describe", "digits")
-    assert (code, said) == (0, "")
+    code, printed, errors = ask("describe", "digits")
+    assert (code, errors) == (0, "")
     assert "damaged" in printed
     assert "ProgramFailed" in printed
 
 
-def test_a_run_that_goes_on_is_described_without_asking_the_keeper(
+def test_a_running_job_is_described_without_the_keeper(
     ask: Callable[..., Any],
 ) -> None:
-    code, printed, said = ask("describe", "digits", digits=job("Ready", "Training"), disk=None)
-    assert (code, said) == (0, "")
+    code, printed, errors = ask("describe", "digits", digits=job("Ready", "Training"), disk=None)
+    assert (code, errors) == (0, "")
     assert "figures" not in printed

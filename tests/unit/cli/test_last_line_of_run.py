@@ -1,4 +1,4 @@
-"""The last line of a run without a checkpoint fits the options that were given."""
+"""Test the last line of a run without a checkpoint: it matches the given options."""
 
 from pathlib import Path
 

@@ -1,6 +1,8 @@
-"""Facts: `Client.plot` shows a finished job's figures, which are those of its summary: as one line
-in a log, as a line that stays at a terminal, as its table and curve in a notebook; a job that is
-under way is shown again as it changes, until the time is over, and a job that fails is returned.
+"""Test `Client.plot`.
+
+- It shows the figures of a finished job, which are those of its summary: one line in a log, a
+  permanent line on a terminal, a table and a curve in a notebook.
+- A running job is shown again as it changes, until the time limit. A failed job is returned.
 
 Left out: a browser. The notebook's display is a recorder with the methods of IPython's.
 """
@@ -33,7 +35,7 @@ NAME = "a-run"
 
 
 def make(root: Path, ending: Ending | None, until_s: float = 99) -> dict[str, Any]:
-    """A run of that story with its end; its summary."""
+    """Write a run with these records and this end; return its summary."""
     with ResultFolder.create(
         root / NAME, description(STORY), now=datetime(2026, 1, 2, tzinfo=UTC)
     ) as folder:
@@ -54,14 +56,14 @@ def line_of(summary: dict[str, Any]) -> str:
 
 
 class RecordedDisplay:
-    """What a notebook is told to display, in order."""
+    """Records the calls of a notebook's display, in order."""
 
     def __init__(self) -> None:
         self.pages: list[str] = []
 
     def __call__(self, job: dlion.Job, *, display_id: bool) -> RecordedDisplay:
         assert display_id, "only a display with an ID can be updated"
-        assert not self.pages, "later ones take its place"
+        assert not self.pages, "later ones replace it"
         self.update(job)
         return self
 
@@ -78,7 +80,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> RecordedDisplay:
     return shown
 
 
-def test_a_log_has_one_line_of_a_job_that_has_ended(
+def test_a_log_has_one_line_for_an_ended_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = make(tmp_path, Ending("maxSeconds 20 reached"))
@@ -99,7 +101,7 @@ def test_a_terminal_keeps_the_last_line(tmp_path: Path) -> None:
         try:
             while block := os.read(ours, 4096):
                 shown += block
-        except OSError:  # the end of a terminal
+        except OSError:  # the end of the terminal's output
             pass
     os.close(ours)
     assert process.returncode == 0, shown
@@ -131,7 +133,7 @@ def test_a_notebook_has_table_and_curve_of_the_records(
     assert 1 - points[-1][1] / height == pytest.approx(last, abs=0.01)
 
 
-def test_a_job_under_way_is_shown_as_it_changes(
+def test_a_running_job_is_shown_as_it_changes(
     tmp_path: Path, notebook: RecordedDisplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, None, until_s=10)

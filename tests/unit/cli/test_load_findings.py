@@ -1,10 +1,12 @@
-"""What `dlion describe` finds wrong in the load of workers, and that it reads it.
+"""Test which problems `dlion describe` finds in the load of workers.
 
-Proves: a trainer that hangs, a quota that holds it, waits for memory or disk and lost packets have
-their reason, object, advice and command; what is below its bound, or unknown, is no problem; a
-described job's load is read where a worker runs and the right is there, of a bounded number.
+- A trainer that hangs, throttling by a quota, waiting for memory or disk, and lost packets have
+  their reason, object, advice and command. Figures below the threshold, or unknown ones, are no
+  problem.
+- The load of a described job is read if a worker runs and the right exists, for a limited number of
+  workers.
 
-Leaves out: real sidecars (tests/cluster/test_injected_causes.py), the figures (test_top.py).
+Left out: real sidecars (tests/cluster/test_injected_causes.py), the figures (test_top.py).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def load(**fields: Any) -> WorkerLoad:
          "lose packets: 5.2 % of its TCP segments", "top"),
     ],
 )  # fmt: skip
-def test_a_cause_has_its_reason_advice_and_command(
+def test_each_cause_has_its_reason_advice_and_command(
     fields: dict[str, float], severity: str, reason: str, message: str, command: str
 ) -> None:
     (problem,) = sorted_problems(load_problems([load(**fields)], SCOPE))
@@ -71,11 +73,11 @@ def test_a_cause_has_its_reason_advice_and_command(
         {"problem": "Running: the pod does not answer"},
     ],
 )  # fmt: skip
-def test_what_is_normal_or_unknown_is_no_problem(fields: dict[str, Any]) -> None:
+def test_normal_or_unknown_figures_are_no_problem(fields: dict[str, Any]) -> None:
     assert list(load_problems([load(**fields)], SCOPE)) == []
 
 
-def test_a_name_that_a_shell_reads_has_no_command() -> None:
+def test_a_name_with_shell_characters_has_no_command() -> None:
     odd = WorkerLoad("x;`id`", "small-0", 0, silent_seconds=99.0)
     (problem,) = sorted_problems(load_problems([odd], SCOPE))
     assert problem.command == ""
@@ -133,7 +135,7 @@ def test_describe_reads_the_load_of_running_workers(
 
 
 @pytest.mark.usefixtures("without_pauses")
-def test_of_many_workers_some_are_read_and_the_rest_is_told(
+def test_some_of_many_workers_are_read_and_the_others_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, server = described(tmp_path, capsys, HANGS, workers=MAX_LOADS + 3)
@@ -155,7 +157,7 @@ def test_without_the_load_describe_shows_the_rest(
     assert (found["load"], found["problems"], len(found["notes"])) == (None, [], notes)
 
 
-def test_nothing_is_read_of_workers_that_do_not_run_or_of_an_ended_run(
+def test_nothing_is_read_without_running_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     over = [{"type": "Succeeded", "status": "True", "reason": "Completed", "message": ""}]

@@ -1,10 +1,11 @@
-"""Manifest files: lines, hostile YAML, and `--set`.
+"""Test manifest files: lines, hostile YAML, and `--set`.
 
-Proves: paths carry the right lines; text means what kubectl takes it for; doubles, bombs, depth,
-size, long paths, tags and several documents are refused with a line; `--set` changes a copy or says
-what is wrong with the path; a policy is told of with all else that is wrong; `dlion run` takes no
-authority that only a cluster has. Leaves out: what the values may be (tests/contract,
-tests/unit/api).
+- Paths have the correct lines. Text has the meaning that kubectl gives it. Duplicate keys, alias
+  bombs, depth, size, long paths, tags and several documents are refused with a line.
+- `--set` changes a copy or reports what is wrong with the path. Problems of a policy appear with
+  all others. `dlion run` refuses an authority that only a cluster has.
+
+Left out: the valid values (tests/contract, tests/unit/api).
 """
 
 from __future__ import annotations
@@ -85,18 +86,18 @@ def test_every_path_has_its_line(tmp_path: Path) -> None:
         ("9" * 5000, math.inf), ("1_000", "1_000"), ("|\n  x\n", "x\n"), ("=", "="), ("y", "y"),
     ],
 )  # fmt: skip
-def test_words_mean_what_kubectl_takes_them_for(text: str, value: Any) -> None:
+def test_scalars_have_the_meaning_that_kubectl_gives_them(text: str, value: Any) -> None:
     assert value_of(f"a: {text}") == {"a": value}
     assert type(value_of(f"a: {text}")["a"]) is type(value)
 
 
-def test_aliases_and_merges_are_unfolded() -> None:
+def test_aliases_and_merges_are_expanded() -> None:
     text = "a: &x {p: 1, q: 2}\nb: *x\nc: {<<: *x, q: 3}\n"
     assert value_of(text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "line 3: a: stands twice, first in line 1"),
         ("a: [1\nb: 2", "line 2: (document): is not YAML"),
@@ -113,11 +114,11 @@ def test_aliases_and_merges_are_unfolded() -> None:
         ("a: " + "x" * 2**20, "is too large; allowed: up to 1048576 bytes"),
     ],
 )
-def test_bad_text_is_refused_with_its_line(text: str | bytes, said: str) -> None:
-    assert said in refusal(text)
+def test_invalid_text_is_refused_with_its_line(text: str | bytes, message: str) -> None:
+    assert message in refusal(text)
 
 
-def test_all_keys_that_stand_twice_are_told_at_once_with_what_ends_the_reading() -> None:
+def test_all_duplicate_keys_are_reported_with_the_final_error() -> None:
     with pytest.raises(SpecError) as caught:
         parse_any_documents("a: 1\na: 2\nb:\n  c: 1\n  c: 2\nb: *x\n", source="t")
     assert [(problem.line, problem.path) for problem in caught.value.problems] == [
@@ -128,7 +129,7 @@ def test_all_keys_that_stand_twice_are_told_at_once_with_what_ends_the_reading()
     assert len(caught.value.problems) == 101
 
 
-def test_an_alias_bomb_is_refused_at_once() -> None:
+def test_an_alias_bomb_is_refused_immediately() -> None:
     levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 10)]
     began = time.process_time()
     assert "unfolds to more than 100000 values" in refusal("\n".join(["l0: &l0 x", *levels]))
@@ -136,7 +137,9 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
 
 
 def nested(keys: int, inner: str) -> str:
-    """So many keys of 1,000 characters, each below the one before, and a value in the last."""
+    """Return nested mappings with this many keys of 1,000 characters, and a value in the last
+    one.
+    """
     levels = "".join(f"{' ' * level}{'k' * 1000}{level}:\n" for level in range(keys))
     return f"name: x\n{levels}{' ' * keys}{inner}\n"
 
@@ -151,15 +154,15 @@ def nested(keys: int, inner: str) -> str:
         "---\n".join([nested(30, "[" + "0," * 1000 + "0]")] * 2),
     ],
 )
-def test_long_paths_of_many_values_are_refused_before_they_fill_the_memory(
+def test_long_paths_of_many_values_are_refused_before_they_fill_memory(
     text: str, tmp_path: Path
 ) -> None:
-    """A path is kept whole for every value: without a bound these come to 140 MB to a gigabyte."""
+    """A path is kept whole for every value: without a limit these take 140 MB to a gigabyte."""
     (tmp_path / "some.yaml").write_text(text)
-    said = "has keys whose paths come to more than 16777216 characters. Give shorter keys"
+    message = "has keys whose paths come to more than 16777216 characters. Give shorter keys"
     for read in (read_documents, load_environment):
         tracemalloc.start()
-        with pytest.raises(SpecError, match=said):
+        with pytest.raises(SpecError, match=message):
             read(tmp_path / "some.yaml")
         _, most_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -222,7 +225,7 @@ def test_set_puts_a_value_at_a_path(
     assert document == yaml.safe_load(NESTED)
 
 
-def test_set_without_a_value_takes_the_field_out() -> None:
+def test_set_without_a_value_removes_the_field() -> None:
     assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
 
 
@@ -233,40 +236,40 @@ def test_set_without_a_value_takes_the_field_out() -> None:
         {"mode": "CertManager", "issuerName": "example-pki"},
     ],
 )
-def test_an_authority_of_a_clusters_is_refused_without_one(tls: dict[str, str]) -> None:
+def test_the_authority_of_a_cluster_is_refused_without_a_cluster(tls: dict[str, str]) -> None:
     document = job_document(1, tls=tls)
     with pytest.raises(SpecError) as caught:
         reject_cluster_authority(load_job(document), "job.yaml")
     (problem,) = caught.value.problems
     assert problem.path == "spec.tls.mode"
-    # What is advised is taken.
+    # The advice works.
     advised = [part for part in problem.advice.split() if part.startswith("tls.")]
     reject_cluster_authority(load_job(apply_set(document, advised)), "job.yaml")
 
 
-def test_set_says_everything_that_is_wrong() -> None:
+def test_set_reports_all_problems() -> None:
     bad = ["", "x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
            "trainer[0]=1", "a={"]  # fmt: skip
     with pytest.raises(SpecError) as caught:
         apply_set(yaml.safe_load(NESTED), bad)
-    said = {problem.path: problem.message for problem in caught.value.problems}
-    assert list(said) == ["''", *bad[1:]]
-    assert "out of range: the list has 2" in said["sites[9].name=a"]
-    assert "is a list" in said["sites.name=a"]
-    assert "is a single value" in said["trainer.seed.x=1"]
-    assert "not YAML" in said["a={"]
+    messages = {problem.path: problem.message for problem in caught.value.problems}
+    assert list(messages) == ["''", *bad[1:]]
+    assert "out of range: the list has 2" in messages["sites[9].name=a"]
+    assert "is a list" in messages["sites.name=a"]
+    assert "is a single value" in messages["trainer.seed.x=1"]
+    assert "not YAML" in messages["a={"]
 
 
 @pytest.mark.parametrize(
     ("text", "advice"), [("a: @x\n", "in quotes"), ("a: [1\n", "Check the indentation")]
 )
-def test_advice_on_yaml_fits_what_is_wrong(text: str, advice: str) -> None:
+def test_advice_on_yaml_matches_the_problem(text: str, advice: str) -> None:
     with pytest.raises(SpecError, match=advice):
         parse_documents(text, source="job.yaml")
 
 
 @pytest.mark.parametrize(("text", "run_id"), [("2", "2"), ("007", "007"), ('"3"', "3"), ("b", "b")])
-def test_a_run_is_named_though_it_looks_like_a_number(text: str, run_id: str) -> None:
+def test_a_run_name_that_looks_like_a_number_is_a_string(text: str, run_id: str) -> None:
     assert apply_set({}, [f"runId={text}"]) == {"spec": {"runId": run_id}}
 
 
@@ -279,16 +282,18 @@ def test_a_run_is_named_though_it_looks_like_a_number(text: str, run_id: str) ->
         ({"parameters": {"foo": 1}}, "spec.exchange.parameters.foo"),
     ],
 )
-def test_a_policys_problems_are_told_with_all_others(exchange: dict[str, Any], path: str) -> None:
+def test_problems_of_a_policy_are_reported_with_all_others(
+    exchange: dict[str, Any], path: str
+) -> None:
     document = job_document(3, exchange=exchange, batching={"policy": "odd"})
     with pytest.raises(SpecError) as caught:
         load_manifest(document, source="t", lines=None)
-    told = [problem.path for problem in caught.value.problems]
-    assert sorted(told) == sorted({"spec.batching.policy", path})
+    paths = [problem.path for problem in caught.value.problems]
+    assert sorted(paths) == sorted({"spec.batching.policy", path})
 
 
 @pytest.mark.parametrize("exchange", [None, [], "x", {"policy": 7}, {"policy": ["ako"]}])
-def test_an_exchange_that_is_none_has_no_problems_of_a_policy(exchange: object) -> None:
+def test_an_invalid_exchange_has_no_problems_of_a_policy(exchange: object) -> None:
     document = {**job_document(3), "spec": {"exchange": exchange}}
     with pytest.raises(SpecError) as caught:
         load_manifest(document, source="t", lines=None)

@@ -1,13 +1,21 @@
-"""Facts: a model that its site's keeper signed is accepted, and whose updates it holds is shown.
-Refused, and with the reason: a changed model, description, statement or signature; a signature of
-another site's keeper, of a worker, of another job or run, of a key that is no EC key, or from when
-the certificate was not valid; a statement of another DLionJob of that name, or of none; one that a
-revoked worker or site saved; none, or one without a signature, unless that is allowed; a hostile
-file; a file for which no statement stands; and a model that is missing. A keeper signs neither
-without the files that a statement is about, nor with a certificate that has expired.
+"""Test the verification of models by their signed statement.
 
-Real authorities, certificates and the keeper's signer. Left out: the statement's form
-(tests/unit/api/test_provenance.py), `dlion fetch` in a cluster (tests/cluster/test_cli_pods.py).
+A model signed by its site's keeper is accepted and its contributing workers are shown. Refused with
+the reason are:
+
+- a changed model, description, statement or signature
+- a signature of another site's keeper, a worker, another job or run, of a key that is no EC key, or
+  from outside the validity of the certificate
+- a statement of another DLionJob of that name, or of none
+- a model that a revoked worker or site saved
+- a missing statement or signature, unless that is allowed
+- a hostile file, a file without a statement, and a missing model
+
+A keeper signs neither without the files of a statement nor with an expired certificate.
+Authorities, certificates and the keeper's signer are real.
+
+Left out: the form of the statement (tests/unit/api/test_provenance.py), `dlion fetch` in a cluster
+(tests/cluster/test_cli_pods.py).
 """
 
 from __future__ import annotations
@@ -94,7 +102,7 @@ def statement(folder: Path) -> ProvenanceStatement:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A site's model, signed by its keeper."""
+    """Return the model of a site, signed by its keeper."""
     path = tmp_path / "models" / A
     path.mkdir(parents=True)
     (path / "model.keras").write_bytes(b"weights")
@@ -119,7 +127,7 @@ def expected(
     return ExpectedOrigin(job, uid, authority, revoked, allows_unsigned=unsigned)
 
 
-def test_a_signed_model_is_accepted_and_whose_updates_it_holds_is_shown(folder: Path) -> None:
+def test_a_signed_model_is_accepted_and_its_workers_are_shown(folder: Path) -> None:
     verified = verify_model(folder, A, expected())
     assert (verified.is_signed, verified.sha256) == (True, file_sha256(folder / "model.keras"))
     assert verified.provenance is not None
@@ -134,7 +142,7 @@ def test_a_signed_model_is_accepted_and_whose_updates_it_holds_is_shown(folder: 
     assert json.loads(json.dumps(verified.to_document()))["provenance"]["site"] == A
 
 
-def test_a_job_of_many_workers_is_shown_in_short(tmp_path: Path, folder: Path) -> None:
+def test_a_job_of_many_workers_is_summarized(tmp_path: Path, folder: Path) -> None:
     made = statement(folder)
     many = tuple(replace(made.provenance.workers[0], rank=rank) for rank in range(2048))
     made = replace(made, provenance=replace(made.provenance, workers=many))
@@ -177,7 +185,7 @@ def edited(**values: object) -> Callable[[bytes], bytes]:
 
 
 def stating(**values: object) -> Callable[[bytes], bytes]:
-    """Signed rightly, with these values in its predicate."""
+    """Return a correctly signed statement with these values in its predicate."""
 
     def change(content: bytes) -> bytes:
         made = ProvenanceStatement.from_json(SignedEnvelope.from_json(content).payload)
@@ -217,7 +225,7 @@ def at(moment: datetime) -> Callable[[bytes], bytes]:
         (edited(signatures=[{"sig": "", "cert": "x" * 20_000}]), "certificates of"),
     ],
 )  # fmt: skip
-def test_any_other_statement_is_refused_whatever_is_allowed(
+def test_any_other_statement_is_always_refused(
     folder: Path, change: Callable[[bytes], bytes], words: str
 ) -> None:
     path = folder / PROVENANCE_FILE
@@ -253,7 +261,7 @@ def test_a_changed_model_or_description_is_refused(folder: Path, name: str) -> N
 
 @pytest.mark.parametrize("unsigned", [False, True])
 @pytest.mark.parametrize("site", [A, None], ids=["one model", "the whole folder"])
-def test_a_model_for_which_no_statement_stands_is_refused(
+def test_a_model_without_a_statement_about_it_is_refused(
     tmp_path: Path, folder: Path, site: SiteName | None, unsigned: bool
 ) -> None:
     origin = expected(unsigned=unsigned)
@@ -272,7 +280,7 @@ def test_a_model_for_which_no_statement_stands_is_refused(
             verify_received(tmp_path, origin, site=site)
 
 
-def test_other_files_are_only_in_a_whole_folder(tmp_path: Path, folder: Path) -> None:
+def test_other_files_are_allowed_only_in_a_whole_folder(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b"")
     assert len(verify_received(tmp_path, expected(), site=None)) == 1
     with pytest.raises(ProvenanceError, match=r"sends events.jsonl, for which"):
@@ -291,13 +299,13 @@ def test_nothing_else_is_accepted_among_the_models(
         verify_received(tmp_path, expected(unsigned=True), site=site)
 
 
-def test_no_model_is_an_error_only_where_one_is_wanted(tmp_path: Path) -> None:
+def test_a_missing_model_is_an_error_only_if_one_is_required(tmp_path: Path) -> None:
     assert verify_received(tmp_path, expected(), site=None) == []
     with pytest.raises(ProvenanceError, match=r"no model.keras and no model.json of plant-a"):
         verify_received(tmp_path, expected(), site=A)
 
 
-def test_a_model_without_statement_or_signature_is_accepted_only_where_that_is_allowed(
+def test_a_model_without_signed_statement_is_accepted_only_if_allowed(
     tmp_path: Path, folder: Path
 ) -> None:
     unsigned = keeper(tmp_path, own=WorkerCredentials.insecure())
@@ -330,7 +338,7 @@ def test_a_keeper_signs_only_what_its_caller_may_state(tmp_path: Path, folder: P
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.json"])
-def test_a_statement_of_files_that_the_keeper_does_not_have_is_refused(
+def test_a_statement_about_missing_files_is_refused(
     tmp_path: Path, folder: Path, name: str
 ) -> None:
     of_newer = replace(

@@ -1,13 +1,15 @@
-"""What `dlion describe` finds wrong with pods, from documents as Kubernetes writes them.
+"""Test which problems of pods `dlion describe` finds, from documents as Kubernetes writes them.
 
-Proves: each usual cause why a pod does not run or keeps ending has its reason, its place in the
-order, what to do and a command; equal causes of several pods are one finding; what is over, or has
-been replaced, is no error; documents with missing, foreign or hostile fields break nothing, and no
-word of a message gets into a command.
+- Each usual cause of a pod that does not run or keeps ending has its reason, rank, advice and
+  command. Equal causes of several pods are one finding. An earlier problem, or a replaced pod, is
+  no error.
+- Documents with missing, foreign or hostile fields cause no error. No text of a message enters a
+  command.
 
 The messages are those of Kubernetes 1.34's scheduler and kubelet, of containerd 2 and of the Job
-controller, taken from their sources and from clusters. Leaves out: jobs (test_job_findings.py) and
-a real API server (tests/cluster/test_cli_pods.py).
+controller, taken from their sources and from clusters.
+
+Left out: jobs (test_job_findings.py) and a real API server (tests/cluster/test_cli_pods.py).
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ EVICTED_DISK = (
 )
 Case = tuple[str, list[dict[str, Any]], list[dict[str, Any]], str, str, str, str]
 CASES: list[Case] = [
-    # name, pods, events, severity, reason, words of advice, words of the command
+    # name, pods, events, severity, reason, text of the advice, text of the command
     ("a taint",
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node-role.kubernetes.io/control-plane: }. preemption: 0/1 nodes are available: "
@@ -336,8 +338,8 @@ CASES: list[Case] = [
         " -n kube-system",
     ],
 )
-def test_no_command_has_what_a_shell_or_terminal_takes_for_more_than_a_name(more: str) -> None:
-    """The names in events are whatever their writer says."""
+def test_no_command_contains_shell_or_terminal_characters(more: str) -> None:
+    """Any client may choose the names in events."""
     event_of = event("FailedCreate", "no", kind="Job", name=JOB_NAME + more)
     claim = event(
         "ProvisioningFailed", "no", kind="PersistentVolumeClaim", name=f"digits-keeper{more}"
@@ -350,7 +352,7 @@ def test_no_command_has_what_a_shell_or_terminal_takes_for_more_than_a_name(more
 
 
 def found(pods: Any, events: Any) -> list[JobProblem]:
-    """All but what the job's own conditions say."""
+    """Return all findings except those from the job's own conditions."""
     problems = find_problems(job(), pods, events, NOW)
     return [each for each in problems if each.object != "dlionjob/digits" or each.reason
             == "PeersUnreached"]  # fmt: skip
@@ -360,7 +362,7 @@ def found(pods: Any, events: Any) -> list[JobProblem]:
     ("pods", "events", "severity", "reason", "advice", "command"),
     [case[1:] for case in CASES], ids=[case[0] for case in CASES],
 )  # fmt: skip
-def test_a_cause_has_its_reason_advice_and_command(
+def test_each_cause_has_its_reason_advice_and_command(
     pods: list[dict[str, Any]],
     events: list[dict[str, Any]],
     severity: str,
@@ -376,7 +378,7 @@ def test_a_cause_has_its_reason_advice_and_command(
     assert "preemption" not in problem.message.lower()
 
 
-def test_the_worst_comes_first_and_equal_causes_are_one() -> None:
+def test_the_most_severe_problem_is_first_and_equal_causes_are_one() -> None:
     pods = [
         pod(f"w-{index}", index=index, containerStatuses=waiting("InvalidImageName", "bad"))
         for index in range(6)
@@ -389,7 +391,7 @@ def test_the_worst_comes_first_and_equal_causes_are_one() -> None:
     assert (image.severity, keeper.severity) == ("error", "warning")
 
 
-def test_what_pods_explain_is_not_said_twice() -> None:
+def test_a_cause_found_in_pods_is_not_reported_twice() -> None:
     with_cause = find_problems(job(), [CASES[0][1][0]], [], NOW)
     assert [each.reason for each in with_cause] == ["UntoleratedTaint"]
     assert [each.reason for each in find_problems(job(), [], [], NOW)] == ["WorkersStarting"]
@@ -418,7 +420,7 @@ def test_a_pod_with_a_successor_is_no_error() -> None:
     ids=["mounted since", "ended well", "event of long ago", "created since", "refused long ago",
          "quorum of long ago", "in its grace"],
 )  # fmt: skip
-def test_what_is_over_is_no_problem(pods: Any, events: Any) -> None:
+def test_an_earlier_problem_is_no_error(pods: Any, events: Any) -> None:
     assert [each for each in found(pods, events) if each.severity != "note"] == []
 
 
@@ -429,7 +431,7 @@ def test_a_pod_that_downloads_does_not_start_slowly() -> None:
     assert found([pod(containerStatuses=waits, initContainerStatuses=states)], []) == []
 
 
-def test_a_lost_quorum_is_over_once_it_is_back() -> None:
+def test_a_restored_quorum_is_no_problem() -> None:
     lost = event("QuorumLost", "1 of 2", kind="DLionJob", name="digits", at=RECENT)
     back = event("QuorumBack", "2 of 2", kind="DLionJob", name="digits", type_="Normal",
                  at="2026-01-31T12:29:00Z")  # fmt: skip
@@ -445,7 +447,7 @@ def test_without_rights_to_pods_their_events_still_count() -> None:
     assert find_problems(job(), None, None, NOW)[0].reason == "WorkersStarting"
 
 
-def test_the_column_says_why_a_pod_does_not_run() -> None:
+def test_the_column_states_why_a_pod_does_not_run() -> None:
     documents = [CASES[0][1][0], pod("w-1", index=1, phase="Running")]
     why = why_not_running(pods_of_run(documents, "1"), [], JobScope("digits", "ml", NOW))
     assert list(why) == [POD]
@@ -453,7 +455,7 @@ def test_the_column_says_why_a_pod_does_not_run() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 65, 66, 67, 69, 73, 74, 75, 76, 77, 126, 137, 139, 250, -1])
-def test_every_exit_code_has_an_advice(code: int) -> None:
+def test_every_exit_code_has_advice(code: int) -> None:
     assert exit_advice(code)
 
 
@@ -478,7 +480,7 @@ ODD_EVENTS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_odd_documents_break_nothing() -> None:
+def test_malformed_documents_cause_no_error() -> None:
     for odd in ODD:
         for each in find_problems(job(), [odd, pod()], ODD_EVENTS, NOW):
             line = f"{each.object}{each.message}{each.advice}{each.command}"
@@ -497,7 +499,7 @@ HOSTILE = "$(touch /tmp/x);`id`&&rm"
         f"failed quota: {HOSTILE}: must specify x",
     ],
 )  # fmt: skip
-def test_no_word_of_a_message_is_run_by_a_shell(message: str) -> None:
+def test_no_text_of_a_message_enters_a_command(message: str) -> None:
     pods = [pod(containerStatuses=waiting("CreateContainerConfigError", message))]
     events = [event("FailedCreate", message, kind="Job", name=JOB_NAME)]
     for each in found(pods, events) + found([], events):

@@ -1,11 +1,14 @@
-"""`dlion preflight` from a machine without credentials: what it finds on the way to each site.
+"""Test `dlion preflight` from a machine without credentials.
 
-Proves, against sockets over loopback that present certificates as operators and others make them:
-what is wrong with a name, a port, a handshake or a certificate is said with what to do; a clock is
-bounded by what a certificate tells and no nearer; whatever answers (silence, an endless stream,
-plain text, an old TLS), the command ends in its time; Ctrl-C ends it at once; exit codes and JSON.
+Sockets on loopback present certificates as operators and others make them.
 
-Leaves out: operators' own federation ports (tests/local/test_preflight.py).
+- A faulty name, port, handshake or certificate is reported with a remedy. A certificate bounds the
+  clock of the site.
+- The command ends within its time limit for any answer: silence, an endless stream, plain text, an
+  old TLS. Ctrl-C ends it immediately.
+- The tests cover exit codes and JSON.
+
+Left out: the federation ports of operators (tests/local/test_preflight.py).
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def never_ends(connection: socket.socket) -> None:
 
 
 def drips_a_handshake(connection: socket.socket) -> None:
-    """The head of a TLS record, and then ever more of it."""
+    """Send the header of a TLS record, and then further bytes without end."""
     connection.sendall(b"\x16\x03\x03\x40\x00")
     while True:
         connection.sendall(b"\x02")
@@ -96,14 +99,14 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
         ("two..dots", "is not a valid name"),
     ],
 )
-def test_a_name_that_is_none(host: str, words: str) -> None:
+def test_an_invalid_name_is_reported(host: str, words: str) -> None:
     (check,) = probe_site(site(1, host=host), LATER_S)
     assert (check.name, check.outcome) == ("dns", CheckOutcome.FAIL)
     assert words in check.observed
     assert "address of plant-a" in check.advice
 
 
-def test_a_resolver_that_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, done = threading.Event(), threading.Event()
 
     def hangs(*_: Any, **__: Any) -> list[Any]:
@@ -119,7 +122,7 @@ def test_a_resolver_that_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "no answer in time" in check.observed
 
 
-def test_a_port_where_nothing_listens() -> None:
+def test_a_closed_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     found = by_name(probe_site(site(port), LATER_S))
@@ -131,8 +134,8 @@ def test_a_port_where_nothing_listens() -> None:
     assert set(found) == {"dns", "port"}
 
 
-def test_a_port_that_drops_what_comes() -> None:
-    """A queue of one that is full: the system answers no further connection."""
+def test_a_port_that_drops_packets_is_reported() -> None:
+    """With a full queue of one, the system answers no further connection."""
     with socket.socket() as server, contextlib.ExitStack() as held:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
@@ -158,7 +161,9 @@ def test_a_port_that_drops_what_comes() -> None:
         (never_ends, "does not speak TLS 1.3"),
     ],
 )
-def test_a_port_that_is_no_operators(talk: Callable[[socket.socket], object], words: str) -> None:
+def test_a_port_of_another_program_is_reported(
+    talk: Callable[[socket.socket], object], words: str
+) -> None:
     with listening(talk) as port:
         found = by_name(probe_site(site(port), SOON_S))
     assert found["port"].outcome is CheckOutcome.OK
@@ -169,8 +174,8 @@ def test_a_port_that_is_no_operators(talk: Callable[[socket.socket], object], wo
     assert "clock" not in found
 
 
-def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is taken and before anything else is done with it."""
+def test_a_port_that_resets_connections_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server resets the connection directly after accepting it."""
     taken = threading.Event()
 
     def resets(connection: socket.socket) -> None:
@@ -182,7 +187,7 @@ def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
             super().connect(address)
             taken.set()
             poll = select.poll()
-            poll.register(self, 0)  # errors and a hang-up are told in any case
+            poll.register(self, 0)  # errors and a hang-up are reported in any case
             assert poll.poll(LATER_S * 1e3)
 
     with listening(resets) as port:
@@ -195,7 +200,7 @@ def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_path_that_loses_full_packets_is_named(tmp_path: Path) -> None:
-    """The server answers to connections in small segments alone, as beyond such a path."""
+    """The server answers only connections with small segments, as beyond such a path."""
     talk = presents(tmp_path, OURS.operator_identity())
 
     def answers_small(connection: socket.socket) -> None:
@@ -224,7 +229,7 @@ def test_the_first_message_is_longer_than_a_full_packet(tmp_path: Path) -> None:
     assert 1500 < sizes[0] < 4096
 
 
-def test_an_old_tls(tmp_path: Path) -> None:
+def test_an_old_tls_is_reported(tmp_path: Path) -> None:
     old = presents(tmp_path, OURS.operator_identity(), maximum_version=ssl.TLSVersion.TLSv1_2)
     with listening(old) as port:
         found = by_name(probe_site(site(port), LATER_S))
@@ -237,7 +242,7 @@ def found_of(tmp_path: Path, identity: ServerIdentity) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize(
-    ("identity", "outcome", "seen", "advice"),
+    ("identity", "outcome", "observed", "advice"),
     [
         (lambda: OURS.operator_identity(), CheckOutcome.OK, "operator.plant-a.dlion by its", ""),
         (
@@ -265,22 +270,22 @@ def found_of(tmp_path: Path, identity: ServerIdentity) -> dict[str, Check]:
         ),
     ],
 )  # fmt: skip
-def test_what_a_certificate_is_judged_to_be(
+def test_each_certificate_has_its_outcome(
     tmp_path: Path,
     identity: Callable[[], ServerIdentity],
     outcome: CheckOutcome,
-    seen: str,
+    observed: str,
     advice: str,
 ) -> None:
     tls = found_of(tmp_path, identity())["tls"]
     assert tls.outcome is outcome
-    assert seen in tls.observed
+    assert observed in tls.observed
     assert advice in tls.advice
     assert bool(tls.advice) == (outcome is not CheckOutcome.OK)
 
 
-def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
-    """Of a stranger, with the right name: the clock that it tells of cannot be counted."""
+def test_a_certificate_from_the_year_9999_gives_no_clock(tmp_path: Path) -> None:
+    """A stranger's certificate with the right name: its clock cannot be computed."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     end = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -299,7 +304,7 @@ def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
     assert "clock" not in found
 
 
-def test_a_renewed_authority_is_believed_by_the_bundle_from_before(tmp_path: Path) -> None:
+def test_the_earlier_bundle_trusts_a_renewed_authority(tmp_path: Path) -> None:
     renewed = OURS.renewed(now=NOW)
     assert renewed.bundle_pem != OURS.bundle_pem
     assert found_of(tmp_path, renewed.operator_identity())["tls"].outcome is CheckOutcome.OK
@@ -311,7 +316,7 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 def certificate(made: timedelta, life: timedelta) -> PresentedCertificate:
-    """One made so long before now by the site's clock, that ends so long after."""
+    """Return a certificate of this age by the site's clock, which expires after `life`."""
     return PresentedCertificate((), NOW - made - CLOCK_SKEW_ALLOWANCE, NOW - made + life)
 
 
@@ -325,7 +330,7 @@ def certificate(made: timedelta, life: timedelta) -> PresentedCertificate:
         (3 * HOUR, 3 * HOUR, CheckOutcome.WARN, "at least 1:00:00 behind this machine's, or"),
     ],
 )
-def test_a_clock_is_known_as_near_as_a_certificate_tells(
+def test_the_bounds_of_a_clock_follow_from_the_certificate(
     made: timedelta, life: timedelta, outcome: CheckOutcome, words: str
 ) -> None:
     check = certificate_clock_check(site(1), certificate(made, life), NOW)
@@ -338,8 +343,8 @@ def test_a_clock_is_known_as_near_as_a_certificate_tells(
 
 
 @pytest.mark.parametrize("ahead_s", [-480, -60, 0, 60, 480])
-def test_the_bounds_hold_the_true_clock(tmp_path: Path, ahead_s: int) -> None:
-    """Of certificates made just now by a clock that goes so far ahead."""
+def test_the_bounds_contain_the_true_clock(tmp_path: Path, ahead_s: int) -> None:
+    """For certificates made just now by a clock that is this far ahead."""
     ahead = timedelta(seconds=ahead_s)
     identity = OURS.operator_identity(now=datetime.now(UTC) + ahead)
     figures = found_of(tmp_path, identity)["clock"].figures
@@ -370,10 +375,10 @@ def test_one_site_that_hangs_hides_no_other(
         assert code == ExitCode.UNAVAILABLE
         document = json.loads(capsys.readouterr().out)
         assert document["outcome"] == "fail"
-        said = {(each["site"], each["check"]): each["outcome"] for each in document["checks"]}
-        assert list(dict.fromkeys(name for name, _ in said)) == ["plant-b", "plant-a"]
-        assert said["plant-b", "tls"] == "fail"
-        assert said["plant-a", "tls"] == "ok"
+        outcomes = {(each["site"], each["check"]): each["outcome"] for each in document["checks"]}
+        assert list(dict.fromkeys(name for name, _ in outcomes)) == ["plant-b", "plant-a"]
+        assert outcomes["plant-b", "tls"] == "fail"
+        assert outcomes["plant-a", "tls"] == "ok"
         assert main(["preflight", listed(tmp_path, (OURS, f"127.0.0.1:{port}"))]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["SITE", "CHECK", "RESULT", "OBSERVED"]
@@ -394,15 +399,17 @@ def test_a_bundle_that_ends_soon_is_a_warning(
     assert "`dlion trust show` at plant-a" in bundle["advice"]
 
 
-def test_a_job_whose_site_is_not_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unlisted_site_of_a_job_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(smallest()))
     with listening(presents(tmp_path, OURS.operator_identity())) as port:
         file = listed(tmp_path, (OURS, f"127.0.0.1:{port}"))
         code = main(["preflight", file, "-f", str(job), "-o", "json"])
-    said = capsys.readouterr()
-    assert code == ExitCode.UNAVAILABLE, said.err
-    named = [each for each in json.loads(said.out)["checks"] if each["check"] == "listed"]
+    captured = capsys.readouterr()
+    assert code == ExitCode.UNAVAILABLE, captured.err
+    named = [each for each in json.loads(captured.out)["checks"] if each["check"] == "listed"]
     assert [(each["site"], each["outcome"]) for each in named] == [
         ("plant-a", "ok"), ("plant-b", "fail"),
     ]  # fmt: skip
@@ -421,7 +428,7 @@ def test_a_job_whose_site_is_not_listed(tmp_path: Path, capsys: pytest.CaptureFi
         ("[" * 1000, ExitCode.SPEC, "is nested deeper"),
     ],
 )
-def test_a_list_that_will_not_do(
+def test_an_invalid_list_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str | None,
@@ -432,19 +439,19 @@ def test_a_list_that_will_not_do(
     if text is not None:
         file.write_text(text)
     assert main(["preflight", str(file)]) == code
-    said = capsys.readouterr()
-    assert words in said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["-", "-f", "-"], ["f", "--timeout", "0"], ["f", "--timeout", "nan"]]
 )
-def test_options_that_make_no_sense(arguments: list[str]) -> None:
+def test_conflicting_options_are_refused(arguments: list[str]) -> None:
     assert main(["preflight", *arguments]) == ExitCode.USAGE
 
 
-def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_command_immediately(tmp_path: Path) -> None:
     asked = threading.Event()
 
     def hears(connection: socket.socket) -> None:
@@ -457,12 +464,12 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert asked.wait(60)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            _, message = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert said.strip() == "dlion: interrupted"
+    assert message.strip() == "dlion: interrupted"
 
 
-def test_what_nobody_has_foreseen_at_one_site_hides_no_other(tmp_path: Path) -> None:
+def test_an_unexpected_error_at_one_site_hides_no_other(tmp_path: Path) -> None:
     odd = TrustedSite("plant-b", "plant-b.example:http", read_bundle(OTHERS.bundle_pem))
     with listening(presents(tmp_path, OURS.operator_identity())) as port:
         checks = probe_sites([odd, site(port)], LATER_S)
@@ -474,7 +481,7 @@ def test_what_nobody_has_foreseen_at_one_site_hides_no_other(tmp_path: Path) -> 
 
 
 def test_sites_are_dialled_at_the_same_time() -> None:
-    """Each answers only once all have been dialled."""
+    """Each site answers only once all have been dialled."""
     all_here = threading.Barrier(4)
 
     def waits(_: socket.socket) -> None:

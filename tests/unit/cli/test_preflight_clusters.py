@@ -1,12 +1,13 @@
-"""`dlion preflight --contexts`: what it makes of clusters that say what they are told.
+"""Test `dlion preflight --contexts` with scripted clusters.
 
-Proves: a site that is right passes, whether or not this machine reaches it; each thing that is
-wrong at one (no operator, another release, an old bundle, another list, another port, streams that
-do not stand) is said there with what to do; what may not be read is unknown and fails nothing;
-clocks are bounded as near as the `Date` of answers tells, and held against each other; a job is
-held against each site's cluster.
+- A correct site passes, whether or not this machine reaches it. Each fault is reported at its site
+  with a remedy: a missing operator, another release, an old bundle, another list or port, broken
+  streams.
+- A check without the right to read is unknown and fails nothing.
+- The `Date` of answers bounds the clocks, which are compared. A job is checked against each site's
+  cluster.
 
-Leaves out: what a job asks for in detail (test_site_capacity.py), the chart's own objects
+Left out: the needs of a job in detail (test_site_capacity.py), the chart's own objects
 (tests/chart), a real API server (tests/cluster/test_cli.py).
 """
 
@@ -58,8 +59,8 @@ SMALL_NODE = {
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Clocks are read without pauses, but in the test of how narrow the bounds become."""
-    if request.node.originalname != "test_clocks_are_held_against_each_other":
+    """Read clocks without pauses, except in the test of their narrowest bounds."""
+    if request.node.originalname != "test_clocks_are_compared":
         monkeypatch.setattr(
             "dlion_cli.preflight_checks.site_cluster._CLOCK_READING_INTERVAL_S", 0.0
         )
@@ -69,12 +70,12 @@ def pem(site: str) -> str:
     return AUTHORITIES[site].bundle_pem.decode()
 
 
-def told(document: object) -> Answer:
+def ok(document: object) -> Answer:
     return 200, json.dumps(document)
 
 
 def definition(*, without: str = "", more: str = "") -> Answer:
-    """The kind as an API server describes it."""
+    """Return the definition as an API server describes it."""
     spec = schema(Job)["properties"]["spec"]
     fields = {name: each for name, each in spec["properties"].items() if name != without}
     fields |= {more: {"type": "string"}} if more else {}
@@ -82,14 +83,14 @@ def definition(*, without: str = "", more: str = "") -> Answer:
         "properties": {"spec": {**spec, "properties": fields}},
         "x-kubernetes-group-version-kind": KINDS,
     }
-    return told({"components": {"schemas": {"other": {}, "dev.dlion.v1alpha1": served_as}}})
+    return ok({"components": {"schemas": {"other": {}, "dev.dlion.v1alpha1": served_as}}})
 
 
 def deployment(*, ready: int = 1, release: str = "") -> Answer:
     labels = {"app.kubernetes.io/version": release or version("dlion")}
     unready = {"type": "Available", "status": "False", "message": "no pod is available"}
     status = {"readyReplicas": ready, "conditions": [] if ready else [unready]}
-    return told({"items": [{"metadata": {"name": OPERATOR, "labels": labels}, "status": status}]})
+    return ok({"items": [{"metadata": {"name": OPERATOR, "labels": labels}, "status": status}]})
 
 
 def settings(site: str, *others: str, gateway: object = None, **addresses: str) -> Answer:
@@ -101,7 +102,7 @@ def settings(site: str, *others: str, gateway: object = None, **addresses: str) 
                 "coordinator": {"address": "dlion-operator.dlion-system.svc:7443"},
                 "sidecar": {"resources": {"requests": {"cpu": "50m"}}}}  # fmt: skip
     document |= {"gateway": gateway} if gateway else {}
-    return told({"data": {"config.yaml": yaml.safe_dump(document)}})
+    return ok({"data": {"config.yaml": yaml.safe_dump(document)}})
 
 
 def metrics(site: str, *, connected: int = 1, age_s: float = 2.5, bundle: int = 1) -> Answer:
@@ -117,21 +118,21 @@ def metrics(site: str, *, connected: int = 1, age_s: float = 2.5, bundle: int = 
 def service(kind: str = "NodePort", ingress: object = None, **port: int) -> Answer:
     ports = [{"name": "federation", "port": 8446, **port}]
     status = {"loadBalancer": {"ingress": ingress} if ingress else {}}
-    return told({"spec": {"type": kind, "ports": ports}, "status": status})
+    return ok({"spec": {"type": kind, "ports": ports}, "status": status})
 
 
 def plant(site: str, *, ahead_s: float = 0.0, **changes: Answer) -> Server:
-    """A site that is right, but for what is changed; `-` is `_` there."""
+    """Return the answers of a correct site with these changes; `-` is `_` in names."""
     (other,) = set(NAMES) - {site}
     answers: dict[str, Answer] = {
-        "version": told({"gitVersion": "v1.34.0"}),
+        "version": ok({"gitVersion": "v1.34.0"}),
         "v1alpha1": definition(),
         "deployments": deployment(),
         OPERATOR: settings(site, other),
-        f"{OPERATOR}-trust": told({"data": {f"{other}.pem": pem(other)}}),
+        f"{OPERATOR}-trust": ok({"data": {f"{other}.pem": pem(other)}}),
         f"{OPERATOR}-federation": service(nodePort=int(ADDRESSES[site].rpartition(":")[2])),
         "metrics": metrics(other),
-        "nodes": told({"items": [SMALL_NODE]}),
+        "nodes": ok({"items": [SMALL_NODE]}),
     }
     named = {name.replace("_", "-"): answer for name, answer in changes.items()}
     return Server(answers | named, ahead_s=ahead_s)
@@ -144,7 +145,7 @@ Found = dict[tuple[str, str], dict[str, Any]]
 def looked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, Found]]]:
-    """Exit code and checks, by site and name, of a preflight of these servers."""
+    """Return exit code and checks, by site and name, of a preflight of these servers."""
     listed = [{"name": n, "address": ADDRESSES[n], "bundle": pem(n)} for n in NAMES]
     file = tmp_path / "sites.yaml"
     file.write_text(yaml.safe_dump({"sites": listed}))
@@ -163,11 +164,11 @@ def looked(
 
 
 def rate(mbit: float) -> Answer:
-    """What an operator says of a link."""
-    return told({"site": "", "bytes": 1, "seconds": 1.0, "bytesPerSecond": mbit * 125_000})
+    """Return an operator's report about a link."""
+    return ok({"site": "", "bytes": 1, "seconds": 1.0, "bytesPerSecond": mbit * 125_000})
 
 
-def test_links_are_measured_where_that_is_asked_for(
+def test_links_are_measured_on_request(
     looked: Callable[..., tuple[int, Found]],
 ) -> None:
     there = {
@@ -195,9 +196,9 @@ def test_links_are_measured_where_that_is_asked_for(
     [
         ((404, "404: Not Found"), "an earlier release without them"),
         ((503, '{"message": "another site measures just now"}'), "measures just now"),
-        (told({"bytesPerSecond": "many"}), "is invalid"),
-        (told({"bytesPerSecond": -1}), "-1"),
-        (told([]), "is invalid"),
+        (ok({"bytesPerSecond": "many"}), "is invalid"),
+        (ok({"bytesPerSecond": -1}), "-1"),
+        (ok([]), "is invalid"),
         ((200, "<html>"), "is invalid"),
     ],
 )
@@ -213,7 +214,7 @@ def test_a_link_that_is_not_measured_is_unknown(
     assert words in check["seen"]
 
 
-def test_links_are_measured_by_operators_alone(
+def test_only_operators_measure_links(
     looked: Callable[..., tuple[int, Found]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     looked(a=plant("plant-a"))
@@ -221,13 +222,13 @@ def test_links_are_measured_by_operators_alone(
     assert "--contexts" in capsys.readouterr().err
 
 
-def test_sites_that_are_right(looked: Callable[..., tuple[int, Found]]) -> None:
-    """Nothing listens at their addresses here: of that alone they are not judged."""
+def test_correct_sites_pass(looked: Callable[..., tuple[int, Found]]) -> None:
+    """Nothing listens at their addresses here, and the result does not depend on it."""
     code, found = looked(a=plant("plant-a"), b=plant("plant-b"))
     assert code == 0
     for site in NAMES:
-        said = {name: each["outcome"] for (of, name), each in found.items() if of == site}
-        assert said == {
+        outcomes = {name: each["outcome"] for (of, name), each in found.items() if of == site}
+        assert outcomes == {
             "bundle": "ok", "dns": "ok", "port": "warn", "api": "ok", "clock": "ok",
             "definition": "ok", "operator": "ok", "service": "ok", "list": "ok", "trust": "ok",
             "streams": "ok",
@@ -246,7 +247,7 @@ GONE = (404, json.dumps({"message": 'x "y" not found', "details": {"kind": "x", 
 
 
 def trust(**bundles: str) -> Answer:
-    return told({"data": {f"{name.replace('_', '-')}.pem": text for name, text in bundles.items()}})
+    return ok({"data": {f"{name.replace('_', '-')}.pem": text for name, text in bundles.items()}})
 
 
 @pytest.mark.parametrize(
@@ -255,10 +256,10 @@ def trust(**bundles: str) -> Answer:
         ("v1alpha1", definition(without="runId"), "definition", "fail", "without spec.runId"),
         ("v1alpha1", definition(more="next"), "definition", "warn", "with spec.next"),
         ("v1alpha1", (404, "404 page not found"), "definition", "fail", "does not know DLionJobs"),
-        ("v1alpha1", told({}), "definition", "fail", "does not know DLionJobs"),
-        ("v1alpha1", told({"components": 7}), "definition", "fail", "does not know DLionJobs"),
-        ("deployments", told({"items": []}), "operator", "fail", "there is no operator in"),
-        ("deployments", told({"items": [{}, {}]}), "operator", "fail", "there are 2 operators"),
+        ("v1alpha1", ok({}), "definition", "fail", "does not know DLionJobs"),
+        ("v1alpha1", ok({"components": 7}), "definition", "fail", "does not know DLionJobs"),
+        ("deployments", ok({"items": []}), "operator", "fail", "there is no operator in"),
+        ("deployments", ok({"items": [{}, {}]}), "operator", "fail", "there are 2 operators"),
         ("deployments", deployment(ready=0), "operator", "fail", "no pod is available"),
         ("deployments", deployment(release="0.0.9"), "operator", "warn", "of release 0.0.9"),
         ("deployments", MAY_NOT, "operator", "unknown", "may not get"),
@@ -268,7 +269,7 @@ def trust(**bundles: str) -> Answer:
             OPERATOR, settings("plant-a", "plant-b", **{"plant-b": "old:1"}), "list", "fail",
             "plant-b at old:1 instead of [::1]:2",
         ),
-        (OPERATOR, told({"data": {"config.yaml": "["}}), "operator", "unknown", "is not YAML"),
+        (OPERATOR, ok({"data": {"config.yaml": "["}}), "operator", "unknown", "is not YAML"),
         ("trust", trust(), "trust", "fail", "no bundle of plant-b"),
         ("trust", GONE, "trust", "fail", "has no bundles"),
         ("trust", MAY_NOT, "trust", "unknown", "may not get"),
@@ -316,7 +317,7 @@ def trust(**bundles: str) -> Answer:
         ("metrics", MAY_NOT, "streams", "unknown", "may not get"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_at_a_site(
+def test_each_fault_of_a_site_is_reported(
     looked: Callable[..., tuple[int, Found]],
     part: str,
     answer: Answer,
@@ -326,11 +327,11 @@ def test_what_is_wrong_at_a_site(
 ) -> None:
     part = f"{OPERATOR}-{part}" if part in ("trust", "federation") else part
     code, found = looked(a=plant("plant-a", **{part: answer}), b=plant("plant-b"))
-    (said,) = (each for (of, name), each in found.items() if name == check and of != "plant-b")
-    assert (said["outcome"], words in said["seen"]) == (outcome, True), said
+    (result,) = (each for (of, name), each in found.items() if name == check and of != "plant-b")
+    assert (result["outcome"], words in result["seen"]) == (outcome, True), result
     assert code == (ExitCode.UNAVAILABLE if outcome == "fail" else 0)
     if outcome in ("warn", "fail"):
-        assert said["advice"] or "install" in said["seen"].lower()
+        assert result["advice"] or "install" in result["seen"].lower()
 
 
 @pytest.mark.parametrize(
@@ -340,20 +341,20 @@ def test_what_is_wrong_at_a_site(
         ("edge.example:443", "warn", "the list has 127.0.0.1:1; its gateway is edge.example:443"),
     ],
 )
-def test_a_site_behind_a_gateway(
+def test_the_port_of_a_site_behind_a_gateway_may_differ(
     looked: Callable[..., tuple[int, Found]], address: str, outcome: str, words: str
 ) -> None:
     """Its Service has another port than the list, which names the gateway."""
-    told_of = settings("plant-a", "plant-b", gateway={"address": address})
-    answers = {OPERATOR: told_of, f"{OPERATOR}-federation": service("ClusterIP")}
+    with_gateway = settings("plant-a", "plant-b", gateway={"address": address})
+    answers = {OPERATOR: with_gateway, f"{OPERATOR}-federation": service("ClusterIP")}
     code, found = looked(a=plant("plant-a", **answers), b=plant("plant-b"))
     assert code == 0
-    said = found["plant-a", "service"]
-    assert (said["outcome"], words in said["seen"]) == (outcome, True), said
-    assert ("gateway.address" in said["advice"]) == (outcome == "warn")
+    result = found["plant-a", "service"]
+    assert (result["outcome"], words in result["seen"]) == (outcome, True), result
+    assert ("gateway.address" in result["advice"]) == (outcome == "warn")
 
 
-def test_clusters_that_do_not_answer(looked: Callable[..., tuple[int, Found]]) -> None:
+def test_clusters_that_do_not_answer_are_reported(looked: Callable[..., tuple[int, Found]]) -> None:
     contexts = ("--contexts", "a,nowhere,b,c")
     code, found = looked(*contexts, a=None, b=plant("plant-b"), c=plant("plant-b"))
     assert code == ExitCode.UNAVAILABLE
@@ -365,7 +366,7 @@ def test_clusters_that_do_not_answer(looked: Callable[..., tuple[int, Found]]) -
 # ---- clocks --------------------------------------------------------------------------------------
 
 
-def test_clocks_are_held_against_each_other(looked: Callable[..., tuple[int, Found]]) -> None:
+def test_clocks_are_compared(looked: Callable[..., tuple[int, Found]]) -> None:
     code, found = looked(a=plant("plant-a", ahead_s=400.0), b=plant("plant-b", ahead_s=-300.0))
     assert code == ExitCode.UNAVAILABLE
     for site, ahead_s in (("plant-a", 400.0), ("plant-b", -300.0)):
@@ -385,11 +386,15 @@ def test_clocks_are_held_against_each_other(looked: Callable[..., tuple[int, Fou
     [
         ((0.0, 0.3), (5.0, 5.3), CheckOutcome.OK),
         ((0.0, 0.3), (-70.0, -69.0), CheckOutcome.WARN),
-        ((-300.0, -299.0), (300.0, 302.0), CheckOutcome.WARN),  # perhaps 602, perhaps 599
+        (
+            (-300.0, -299.0),
+            (300.0, 302.0),
+            CheckOutcome.WARN,
+        ),  # the difference is between 599 s and 602 s
         ((-300.0, -299.0), (301.0, 302.0), CheckOutcome.FAIL),
     ],
 )
-def test_only_what_is_certain_fails(
+def test_only_a_certain_difference_fails(
     a: tuple[float, float], b: tuple[float, float], outcome: CheckOutcome
 ) -> None:
     (check,) = clock_skew_checks({"a": ClockBounds(*a), "b": ClockBounds(*b)})
@@ -400,14 +405,14 @@ def test_only_what_is_certain_fails(
 # ---- a job ---------------------------------------------------------------------------------------
 
 
-def test_a_job_is_held_against_the_runtime_that_it_names(
+def test_a_job_is_checked_against_its_runtime(
     looked: Callable[..., tuple[int, Found]], tmp_path: Path
 ) -> None:
     file = tmp_path / "job.yaml"
     sites = [{"name": name, "groups": [{"name": "g", "workers": 2}]} for name in NAMES]
     given = {"spec.sites": sites, "spec.runtime": "edge"}
     file.write_text(yaml.safe_dump(changed(smallest(), given)))
-    strict = told({"metadata": {"name": "edge"}, "spec": {"limits": {"maxWorkers": 1}}})
+    strict = ok({"metadata": {"name": "edge"}, "spec": {"limits": {"maxWorkers": 1}}})
     servers = {"a": plant("plant-a", edge=strict), "b": plant("plant-b", edge=MAY_NOT)}
     code, found = looked("-f", str(file), **servers)
     assert code == ExitCode.UNAVAILABLE
@@ -416,7 +421,7 @@ def test_a_job_is_held_against_the_runtime_that_it_names(
     assert found["plant-b", "runtime"]["outcome"] == "unknown"
 
 
-def test_a_job_is_held_against_the_nodes(
+def test_a_job_is_checked_against_the_nodes(
     looked: Callable[..., tuple[int, Found]], tmp_path: Path
 ) -> None:
     file = tmp_path / "job.yaml"

@@ -1,12 +1,13 @@
-"""What `dlion preflight -f` makes of the DLionRuntime that a job uses at a site.
+"""Test how `dlion preflight -f` checks the DLionRuntime of a job at a site.
 
-Proves: what a runtime refuses fails, with the operator's words and what to do, and what it allows
-passes; a runtime that is missing or invalid fails; one that may not be read, and settings that
-cannot be, are unknown; a job without a runtime has no such check, and a default of the site counts;
-the runtime's image is named instead of the chart's; its podTemplate decides where workers have
-room, and which Secrets fetch images.
+- A refusal by a runtime fails, with the operator's message and a remedy. An allowed job passes. A
+  missing or invalid runtime fails.
+- An unreadable runtime, or impossible settings, are unknown. A job without a runtime has no such
+  check; a default of the site counts.
+- The runtime's image replaces the chart's in the report. Its podTemplate determines where workers
+  have room, and which Secrets fetch images.
 
-Leaves out: the limits in detail (tests/unit/operator/plan/test_runtime_limits.py), asking an API
+Left out: the limits in detail (tests/unit/operator/plan/test_runtime_limits.py), requests to an API
 server (test_preflight_clusters.py).
 """
 
@@ -76,7 +77,7 @@ LIMITS = {"limits": {"cpu": "4", "memory": "1Gi"}}
         ({"spec": {"namespaces": ["lab"]}}, {}, "the job is in namespace default, allowed: lab"),
     ],
 )
-def test_what_a_runtime_refuses_is_named(
+def test_a_refusal_by_a_runtime_is_named(
     runtime: dict[str, Any], group: dict[str, Any], words: str
 ) -> None:
     (check,) = checks(runtime, group, runtime="edge")
@@ -86,13 +87,13 @@ def test_what_a_runtime_refuses_is_named(
     assert "kubectl -n dlion-system get dlionruntimes" in check.advice
 
 
-def test_what_a_runtime_allows_passes() -> None:
+def test_a_job_that_a_runtime_allows_passes() -> None:
     allowed = limits(maxWorkers=2, maxResources={"cpu": "4"}, mayOverride=["image"])
     (check,) = checks(allowed, {"resources": LIMITS, "image": "x:1"}, runtime="edge")
     assert (check.outcome, check.advice) == (CheckOutcome.OK, "")
 
 
-def test_a_job_uses_the_runtime_that_it_names_else_the_sites() -> None:
+def test_a_job_uses_its_named_runtime_or_the_sites_default() -> None:
     assert checks(None) == []
     (check,) = checks(limits(maxWorkers=1), settings={**SETTINGS, "defaultRuntime": "standard"})
     assert "DLionRuntime standard allows 1" in check.observed
@@ -113,7 +114,7 @@ def test_a_job_uses_the_runtime_that_it_names_else_the_sites() -> None:
         (limits(), {"site": "plant-a"}, CheckOutcome.UNKNOWN, "the operator's settings"),
     ],
 )
-def test_a_runtime_that_cannot_be_compared(
+def test_a_runtime_that_cannot_be_compared_is_unknown(
     runtime: dict[str, Any] | DLionError,
     settings: dict[str, Any],
     outcome: CheckOutcome,
@@ -125,7 +126,7 @@ def test_a_runtime_that_cannot_be_compared(
 
 
 @pytest.mark.parametrize("own", ["", "mine:1"])
-def test_the_image_is_the_runtimes_unless_the_job_has_its_own(own: str) -> None:
+def test_the_runtimes_image_applies_unless_the_job_has_its_own(own: str) -> None:
     document = changed(smallest(), {"spec.trainer.image": own})
     job = load_manifest(document, source="job", lines=None)
     cluster = site_cluster({"spec": {"image": "edge:2"}}, SETTINGS)
@@ -150,7 +151,7 @@ NODE = {
 
 
 def with_template(pod: object, node: Any = NODE, **group: Any) -> dict[str, Check]:
-    """Of a runtime with this spec of a podTemplate, and a site with this node."""
+    """Return the checks for a runtime with this podTemplate spec, and a site with this node."""
     sites = [{"name": "plant-a", "groups": [GROUP | group]}]
     job = load_manifest(changed(smallest(), {"spec.sites": sites}), source="job", lines=None)
     cluster = site_cluster({"spec": {"podTemplate": {"spec": pod}}}, SETTINGS, [node])
@@ -175,7 +176,7 @@ def with_template(pod: object, node: Any = NODE, **group: Any) -> dict[str, Chec
         (7, {}, CheckOutcome.OK, "2 of 2"),
     ],
 )
-def test_a_runtimes_template_decides_where_workers_have_room(
+def test_a_runtimes_template_determines_where_workers_have_room(
     pod: object, group: dict[str, Any], outcome: CheckOutcome, words: str
 ) -> None:
     room = with_template(pod, **group)["room"]

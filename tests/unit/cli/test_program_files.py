@@ -1,12 +1,13 @@
-"""Facts: `dlion validate` and `dlion submit` find what is wrong with a program file without running
-it; `validate` then runs it on one batch, but not with --no-run, nor where its data or TensorFlow
-are missing; `submit` looks for what is wrong before it looks for a cluster. A program becomes, with
-the modules beside it, a ConfigMap named after all their text, the same at each site; what is too
-long, or cannot be a key, is refused with the way out. One in an image, built in or in a ConfigMap
-is left alone.
+"""Test how `dlion validate` and `dlion submit` check and pack program files.
 
-Left out: what an API server makes of it (tests/cluster/test_cli), how pods run it
-(tests/cluster/test_training).
+- Both find faults of a program without running it. `validate` then runs it on one batch, but not
+  with --no-run, nor if its data or TensorFlow are missing. `submit` checks it before it looks for a
+  cluster.
+- A program becomes a ConfigMap with the modules beside it, named after all their text, the same at
+  each site. Too long a text, or an invalid key, is refused with the alternative.
+- A program in an image, built in or in a ConfigMap is not changed.
+
+Left out: an API server (tests/cluster/test_cli), pods that run it (tests/cluster/test_training).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MODEL = "load_data = None\n\n\ndef build_model():\n    return None\n"
 
 
 def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str]]:
-    """What is sent of a job in that folder, and the problems' messages."""
+    """Return the objects sent for the job in that folder, and the messages of its problems."""
     trainer = {"program": {"file": "mine.py"}, **trainer}
     job = load_job(job_document(2, trainer=trainer))
     problems = program_problems(job, folder)
@@ -49,7 +50,7 @@ def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str
 
 @pytest.mark.parametrize("command", ["validate", "submit", "run"])
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "no such file"),
         ("def f(:\n", "mine.py:1: is not Python"),
@@ -61,8 +62,8 @@ def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str
         (f"from .numpy import x\n{MODEL}", "mine.py:1: is a relative import"),
     ],
 )
-def test_a_wrong_program_is_found_before_anything_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str | None, said: str
+def test_a_faulty_program_is_found_before_any_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str | None, message: str
 ) -> None:
     manifest = tmp_path / "job.yaml"
     document = job_document(2, trainer={"program": {"file": "mine.py"}})
@@ -77,12 +78,12 @@ def test_a_wrong_program_is_found_before_anything_is_done(
     assert code == ExitCode.PROGRAM
     assert command == "run" or "line " in error
     assert command == "run" or "spec.trainer.program.file: " in error
-    assert said in error
+    assert message in error
     assert "kubeconfig" not in error
 
 
 def own_job(folder: Path, text: str, **trainer: Any) -> str:
-    """The manifest of a job with that program."""
+    """Return the manifest of a job with that program."""
     (folder / "mine.py").write_text(text)
     trainer = {"program": {"file": "mine.py"}, "dataset": {}, **trainer}
     manifest = folder / "job.yaml"
@@ -90,11 +91,14 @@ def own_job(folder: Path, text: str, **trainer: Any) -> str:
     return str(manifest)
 
 
-def test_a_program_is_run_on_one_batch(
+def test_a_program_runs_on_one_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it prints is no part of the result. Neither a module with a name of Python's own in the
-    current folder matters, nor a process of the program that goes on after it."""
+    """Its output is no part of the result.
+
+    A module in the current folder with the name of one of Python's own has no effect, nor does a
+    process of the program that continues.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tempfile.py").write_text("raise ImportError('not Python's')\n")
     started = "import os, subprocess\nsubprocess.Popen(['sleep', '60'])\n"
@@ -115,7 +119,7 @@ def test_a_program_is_run_on_one_batch(
 def test_a_program_whose_data_fail_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What else fails: tests/unit/worker/training/test_trial."""
+    """Other failures: tests/unit/worker/training/test_trial."""
     failing = PROBABILITIES.text.replace("return x, np", "raise OSError('no disk')  #")
     manifest = own_job(tmp_path, failing)
     assert main(["validate", manifest]) == ExitCode.PROGRAM
@@ -128,7 +132,7 @@ def test_a_program_whose_data_fail_is_found(
     assert main(["validate", "--no-run", manifest]) == 0
 
 
-def test_a_folder_without_samples_is_no_fault_of_the_program(
+def test_a_folder_without_samples_is_not_a_fault_of_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "images").mkdir()
@@ -165,9 +169,9 @@ def test_a_program_that_ends_its_process_is_found(
     assert "program mine.py: it ended its process with exit code 0" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # the others have the codes of a program and of data
+@pytest.mark.slow  # the other failures have the codes of a program and of data
 def test_no_failure_of_a_program_ends_with_0(tmp_path: Path) -> None:
-    """Whatever its exit code is, here that of an error that a program may take from DLion."""
+    """Any other exit code is kept, here that of an error class of DLion."""
     failing = "from dlion_api.errors import DivergedError\n\n\ndef build_model():\n"
     failing += "    raise DivergedError('no')\n\n\n"
     data = PROBABILITIES.text.partition("def load_data")
@@ -176,7 +180,7 @@ def test_no_failure_of_a_program_ends_with_0(tmp_path: Path) -> None:
     assert main(["validate", own_job(tmp_path, text)]) == ExitCode.DIVERGED
 
 
-def test_modules_of_one_name_are_told_apart(
+def test_modules_of_one_name_are_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each manifest is tried with the module in its own folder."""
@@ -193,10 +197,10 @@ def test_modules_of_one_name_are_told_apart(
     assert "Traceback" not in captured.err
 
 
-def test_a_program_is_not_run_where_it_cannot_be(
+def test_a_program_that_cannot_run_here_is_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note or a warning says so: the manifest is valid."""
+    """A note or a warning reports it: the manifest is valid."""
     failing = f"{PROBABILITIES.text}\n\nraise ValueError\n"
     manifest = own_job(tmp_path, failing, dataset={"path": "none.npz", "format": "npz"})
     assert main(["validate", manifest]) == 0
@@ -213,7 +217,7 @@ def test_a_program_is_not_run_where_it_cannot_be(
 
 
 @pytest.mark.parametrize("program", [None, "mine.py"])
-def test_missing_data_are_a_warning_that_run_ends_with(
+def test_missing_data_are_a_warning_and_an_error_of_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str | None
 ) -> None:
     (tmp_path / "mine.py").write_text(PROBABILITIES.text)
@@ -231,10 +235,10 @@ def test_missing_data_are_a_warning_that_run_ends_with(
     assert warned in " ".join(capsys.readouterr().err.split())
 
 
-def test_missing_data_beside_a_missing_program_are_no_warning(
+def test_missing_data_with_a_missing_program_are_no_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`dlion run` ends with the program's code, not with that of the data."""
+    """`dlion run` ends with the code of the program, not with that of the data."""
     trainer = {"dataset": {"path": "no.npz", "format": "npz"}, "program": {"file": "no.py"}}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job_document(1, trainer=trainer)))
@@ -244,7 +248,7 @@ def test_missing_data_beside_a_missing_program_are_no_warning(
     assert "would end with" not in capsys.readouterr().err
 
 
-def test_a_wrong_program_among_wrong_manifests_gives_the_manifests_code(tmp_path: Path) -> None:
+def test_invalid_manifests_determine_the_code_before_a_faulty_program(tmp_path: Path) -> None:
     program = job_document(2, trainer={"program": {"file": "none.py"}})
     for others, code in (([], ExitCode.PROGRAM), ([{"kind": "Job"}], ExitCode.SPEC)):
         manifest = tmp_path / "job.yaml"
@@ -284,7 +288,7 @@ def test_a_program_is_sent_under_the_hash_of_its_text(tmp_path: Path, text: str)
     assert other.name != program.name
 
 
-def test_a_name_that_a_config_map_cannot_hold_is_replaced(tmp_path: Path) -> None:
+def test_an_invalid_config_map_key_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "my modèle.py").write_text(MODEL)
     program, problems = packed(tmp_path, program={"file": "my modèle.py"})
     assert not problems
@@ -293,7 +297,7 @@ def test_a_name_that_a_config_map_cannot_hold_is_replaced(tmp_path: Path) -> Non
 
 
 def test_the_modules_beside_a_program_are_sent_with_it(tmp_path: Path) -> None:
-    """One that is alone has the name that it had before modules were sent."""
+    """A single program keeps the name that it had before modules were sent."""
     (tmp_path / "mine.py").write_text(MODEL)
     alone, _ = packed(tmp_path)
     assert alone is not None
@@ -327,7 +331,7 @@ def test_the_modules_beside_a_program_are_sent_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "message"),
     [
         ({"net.py": f"#{'x' * MAX_PROGRAM_BYTES}"}, "program and modules, 921,"),
         ({f"m{n}.py": f"#{'x' * 400_000}" for n in range(3)}, "program and modules, 1,200,"),
@@ -338,7 +342,7 @@ def test_the_modules_beside_a_program_are_sent_with_it(tmp_path: Path) -> None:
     ],
 )
 def test_modules_that_do_not_fit_are_refused(
-    tmp_path: Path, modules: dict[str, str | bytes], said: str
+    tmp_path: Path, modules: dict[str, str | bytes], message: str
 ) -> None:
     names = [name.removesuffix(".py").replace("/", ".") for name in modules]
     (tmp_path / "mine.py").write_text(f"import {', '.join(names)}\n{MODEL}")
@@ -347,11 +351,11 @@ def test_modules_that_do_not_fit_are_refused(
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     program, problems = packed(tmp_path)
     assert program is None
-    assert [said in problem for problem in problems] == [True], problems
+    assert [message in problem for problem in problems] == [True], problems
     assert packed(tmp_path, image="ours:1") == (None, [])
 
 
-def test_a_program_that_is_too_long_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_program_that_is_too_long_is_refused_with_the_alternative(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"{MODEL}#{'x' * MAX_PROGRAM_BYTES}")
     job = load_job(job_document(2, trainer={"program": {"file": "mine.py"}}))
     _, (problem,) = packed_program(job, tmp_path)
@@ -378,8 +382,8 @@ def test_a_key_of_the_program_that_a_module_needs_is_refused(tmp_path: Path) -> 
     assert ["'modèle.py' cannot be a key" in problem for problem in problems] == [True]
 
 
-def test_a_link_to_a_program_leads_to_the_modules_beside_that(tmp_path: Path) -> None:
-    """As when Python runs it."""
+def test_a_link_to_a_program_leads_to_the_modules_beside_its_target(tmp_path: Path) -> None:
+    """Python does the same when it runs the link."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "real.py").write_text(f"import net\n{MODEL}")
     (tmp_path / "there" / "net.py").write_text("import real\n")
@@ -390,7 +394,7 @@ def test_a_link_to_a_program_leads_to_the_modules_beside_that(tmp_path: Path) ->
     assert (program.key, list(program.texts)) == ("real.py", ["real.py", "net.py"])
 
 
-def test_a_module_is_refused_only_where_it_is_a_folder_beside_the_manifest(tmp_path: Path) -> None:
+def test_a_module_is_refused_only_if_it_is_a_folder_beside_the_manifest(tmp_path: Path) -> None:
     assert packed(tmp_path, program={"module": "ours.vision"}) == (None, [])
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "__init__.py").touch()
@@ -406,7 +410,7 @@ def test_a_module_is_refused_only_where_it_is_a_folder_beside_the_manifest(tmp_p
     assert list(program.texts) == ["mine.py", "ours.__init__.py", "ours.vision.py"]
 
 
-def test_other_programs_are_left_alone(tmp_path: Path) -> None:
+def test_other_programs_are_not_changed(tmp_path: Path) -> None:
     for program in ({"builtin": "digits"}, {"configMap": {"name": "mine", "key": "job.py"}}):
         assert packed(tmp_path, program=program, dataset={"name": "digits"}) == (None, [])
 
@@ -414,7 +418,7 @@ def test_other_programs_are_left_alone(tmp_path: Path) -> None:
 def test_the_cluster_may_be_named_before_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As for kubectl."""
+    """kubectl accepts this order, too."""
     for arguments in (["--kubeconfig", "none", "get"], ["get", "--kubeconfig", "none"]):
         assert main(arguments) == ExitCode.DATA
         assert "none" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Facts: a program is looked up in the manifest's folder, whatever the working directory; with a
-run's own job.yaml, and to resume with a manifest that has no program beside it, in the folder of
-the manifest that the run was started with.
+"""Test in which folder a program is looked up.
+
+It is the manifest's folder, whatever the working directory. With a run's own job.yaml, or to resume
+with a manifest without its program, it is the folder of the manifest that started the run.
 
 Left out: real runs (tests/local/test_own_program).
 """
@@ -22,7 +23,7 @@ from dlion_results.run_folder.storage import PROGRAM_ROOT, stored_program_root
 
 @dataclass
 class Project:
-    """A manifest with its program, in another folder than the working directory."""
+    """A manifest with its program, outside the working directory."""
 
     path: Path
     elsewhere: Path
@@ -32,7 +33,7 @@ class Project:
         return find_program_root(self.job, Path(file), resume)
 
     def run_folder(self, name: str = "run") -> Path:
-        """What a run that began with this manifest leaves of it."""
+        """Return the result folder of a run that started with this manifest."""
         folder = self.elsewhere / name
         (folder / PROGRAM_ROOT).parent.mkdir(parents=True)
         (folder / PROGRAM_ROOT).write_text(str(self.path))
@@ -54,7 +55,7 @@ def test_a_program_is_looked_up_beside_the_manifest(project: Project) -> None:
     assert project.root("-") == project.elsewhere
 
 
-def test_a_runs_own_manifest_leads_to_the_folder_of_the_first_one(project: Project) -> None:
+def test_the_manifest_of_a_run_uses_the_folder_of_the_first_manifest(project: Project) -> None:
     run = project.run_folder()
     assert project.root(run / "job.yaml") == project.path
     assert project.root(run / "job.yaml", resume=run) == project.path
@@ -70,12 +71,12 @@ def test_a_manifest_without_its_program_resumes_with_the_first_ones(project: Pro
     assert project.root(copy, resume=run) == project.elsewhere
 
 
-def test_a_folder_that_is_no_runs_keeps_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_has_no_program_root(tmp_path: Path) -> None:
     assert stored_program_root(tmp_path) is None
     assert stored_program_root(tmp_path / "none") is None
 
 
-def test_a_program_that_is_not_there_is_said_before_anything_starts(
+def test_a_missing_program_is_reported_before_anything_starts(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project.path / "program.py").unlink()
@@ -95,7 +96,7 @@ def test_a_program_that_is_not_there_is_said_before_anything_starts(
         ("\0", "program.py: is not Python"),
     ],
 )
-def test_what_is_not_python_is_refused_before_anything_starts(
+def test_a_file_that_is_not_python_is_refused_before_anything_starts(
     project: Project, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
     (project.path / "program.py").write_text(text)

@@ -1,4 +1,4 @@
-"""A learning rate is chosen between a lower and a higher one that are worse, if there are such."""
+"""Test the search for a learning rate: the chosen one lies between worse ones, if any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlion_results.comparison import VariantRow, diverged
 def searched(
     rates: Iterable[float], time_s: Callable[[float], float | None]
 ) -> tuple[RateSearch, list[float]]:
-    """The finished search, and what it tried."""
+    """Return the finished search, and the rates that it tried."""
     search, tried = RateSearch(rates), []
     while wanted := search.untried():
         for rate in wanted:
@@ -26,7 +26,7 @@ def searched(
     return search, tried
 
 
-def test_the_best_between_two_others_is_chosen_at_once() -> None:
+def test_the_best_between_two_others_is_chosen_immediately() -> None:
     search, tried = searched((0.02, 0.05, 0.1), lambda rate: 10 + abs(rate - 0.05))
     assert (search.best, tried, search.is_bracketed) == (0.05, [0.02, 0.05, 0.1], True)
 
@@ -36,7 +36,7 @@ def test_the_best_between_two_others_is_chosen_at_once() -> None:
     [(lambda rate: abs(rate - 0.21), 0.2, [0.2, 0.4]), (lambda rate: rate, 0.0013, None)],
     ids=["above", "below"],
 )
-def test_further_rates_are_tried_while_the_best_lies_at_an_end(
+def test_further_rates_are_tried_while_the_best_is_at_an_end(
     best_s: Callable[[float], float], expected: float, further: list[float] | None
 ) -> None:
     search, tried = searched((0.02, 0.05, 0.1), lambda rate: 1 + best_s(rate))
@@ -56,7 +56,7 @@ def test_a_single_rate_is_not_tried() -> None:
     st.lists(st.floats(1e-4, 10), min_size=2, max_size=5, unique=True),
     st.dictionaries(st.integers(-40, 40), st.floats(1, 100)),
 )
-def test_nothing_that_was_tried_is_better_and_the_search_ends(
+def test_no_tried_rate_is_better_and_the_search_ends(
     rates: list[float], times: dict[int, float]
 ) -> None:
     def time_s(rate: float) -> float | None:

@@ -1,7 +1,7 @@
-"""What a replay takes from `environment.yaml`, as the runner and the simulator write that file.
+"""Test what a replay reads from `environment.yaml`, as the runner and the simulator write it.
 
-Left out: replays (tests/local/test_replay.py), and that relays and namespaces do impose what they
-say (tests/local/test_network_relay.py, test_network_namespaces.py).
+Left out: replays (tests/local/test_replay.py), and that relays and namespaces apply the stated
+values (tests/local/test_network_relay.py, test_network_namespaces.py).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def plan() -> Plan:
 
 
 def written(folder: Path, report: EnvironmentReport) -> Path:
-    """As `ResultFolder.write_environment`."""
+    """Write the file as `ResultFolder.write_environment` does."""
     (folder / "environment.yaml").write_text(yaml.safe_dump(environment_document(report)))
     return folder
 
 
 def of_run(*figures: EnvironmentFigure) -> EnvironmentReport:
-    """What `dlion run` keeps of that environment."""
+    """Return what `dlion run` records of that environment."""
     return EnvironmentReport(ENVIRONMENT.name, figures, document=to_document(ENVIRONMENT))
 
 
@@ -52,20 +52,20 @@ def a_link_rate() -> EnvironmentFigure:
     return EnvironmentFigure(0, LINK_RATE, "Mbit/s", 1000.0, 960.0, peer=1)
 
 
-def test_a_relay_and_a_simulation_had_the_latencies_of_the_file(tmp_path: Path) -> None:
-    """Neither writes a figure of them."""
+def test_a_relay_and_a_simulation_used_the_latencies_of_the_file(tmp_path: Path) -> None:
+    """Neither of them records its latencies."""
     for report in (of_run(a_link_rate()), of_run()):
         assert read_environment(written(tmp_path, report)).latencies(JOB) == [(0.0, FAR)]
 
 
-def test_namespaces_had_none(tmp_path: Path) -> None:
+def test_namespaces_had_no_latency(tmp_path: Path) -> None:
     not_imposed = unsupported_latencies(plan())
     assert len(not_imposed) == len(FAR)
     folder = written(tmp_path, of_run(a_link_rate(), *not_imposed))
     assert read_environment(folder).latencies(JOB) == [(0.0, {})]
 
 
-def test_a_replay_had_what_it_says(tmp_path: Path) -> None:
+def test_a_replay_used_its_recorded_values(tmp_path: Path) -> None:
     folder = written(tmp_path, recorded_environment(plan().initial, ("replay of runs/a",)))
     ((_, found),) = read_environment(folder).latencies(JOB)
     assert found == pytest.approx(FAR)
@@ -91,7 +91,7 @@ def test_without_a_file_there_is_no_latency_and_no_quota(tmp_path: Path) -> None
         "figures: [{quantity: 'latency, one way', rank: 0, peer: 1, measured: [1]}]",
     ],
 )
-def test_a_broken_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_refused_with_a_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "environment.yaml").write_text(text)
     with pytest.raises(DataError, match=r"environment\.yaml") as caught:
         read_environment(tmp_path).latencies(JOB)

@@ -1,13 +1,14 @@
-"""`dlion render` prints what an operator would create, and asks no cluster.
+"""Test `dlion render`, which prints what an operator would create, without a cluster.
 
-Proves: the objects are those that an operator decides on for the job as an API server keeps it, but
-for what only a cluster knows; values of the chart act on them; a program file travels as with
-`dlion submit`; a gateway's routes are there; a site's runtime lies under the job and limits it;
-what cannot be rendered (another site, another controller, a pod template that violates pod
-security, foreign values) is refused with the place, and what is missing is told in comments.
+- The objects are those that an operator decides on for the job as an API server keeps it, except
+  for values that only a cluster knows. Values of the chart apply.
+- A program file is packed as with `dlion submit`. The output has the routes of a gateway. A site's
+  runtime is the lowest layer and sets limits.
+- An impossible job (another site, another controller, a violation of pod security, foreign values)
+  is refused with its place. Comments name what is missing.
 
-Leaves out: that an API server takes the objects (tests/cluster), and that the values are read as
-the chart does (tests/chart/test_values.py).
+Left out: that an API server accepts the objects (tests/cluster), and that the chart reads the
+values alike (tests/chart/test_values.py).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def test_json_is_one_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (document["kind"], document["items"]) == ("List", objects)
 
 
-def test_values_act_on_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_apply_to_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {
         "site": {"name": "plant-b"},
         "images": {"registry": "mirror:5000", "pullSecrets": ["harbor"]},
@@ -134,10 +135,10 @@ def test_a_queued_job_has_its_workload(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["render", file]) == 0
     notes = capsys.readouterr().out
     assert "kueue.enabled is false" in notes
-    assert "chart creates" not in notes, "the operator makes all that a run has"
+    assert "chart creates" not in notes, "the operator creates all objects of a run"
 
 
-def test_a_program_file_travels_as_with_submit(
+def test_a_program_file_is_packed_as_with_submit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blobs(tmp_path)
@@ -161,7 +162,7 @@ def test_a_program_file_travels_as_with_submit(
         ({"network": {"exposure": "LoadBalancer"}}, "Service", "become LoadBalancers"),
     ],
 )
-def test_what_others_do_is_a_comment(
+def test_objects_of_other_components_are_comments(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
@@ -175,7 +176,7 @@ def test_what_others_do_is_a_comment(
     objects = list(yaml.safe_load_all(text))
     assert kind in kinds(objects)
     assert "Secret" not in kinds(objects)
-    assert "BEGIN" not in text, "no certificate or key is made up"
+    assert "BEGIN" not in text, "no certificate or key is invented"
 
 
 RUNTIME = {
@@ -186,7 +187,9 @@ RUNTIME = {
 }
 
 
-def test_a_runtime_lies_under_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_runtime_is_the_layer_below_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write(tmp_path, job_document(TWO, runtime="edge"))
     runtime = write(tmp_path, RUNTIME, "edge.yaml")
     objects = rendered(capsys, file, "--site", "plant-a", "--runtime", runtime)
@@ -247,7 +250,7 @@ PRIVILEGED = {
         ({"maxRestarts": -1}, ["--site", "plant-a"], 65, "spec.maxRestarts"),
     ],
 )
-def test_what_cannot_be_rendered_is_refused(
+def test_a_job_that_cannot_be_rendered_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     spec: dict[str, Any],

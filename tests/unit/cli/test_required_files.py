@@ -1,5 +1,6 @@
-"""Facts: of a file that is not there, the message says where its path starts: at the data root, or
-in a download.
+"""Test the message about a missing file.
+
+It names the start of the file's path: the data root or a download.
 
 Left out: all other paths of a job (test_comparison_runner.py).
 """

@@ -1,4 +1,4 @@
-"""The command with which a run goes on is what was given, word for word, fit for a shell."""
+"""Test the command that continues a run: it equals the given one, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def with_a_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_it_is_the_command_that_was_given(tmp_path: Path) -> None:
+def test_the_command_equals_the_given_one(tmp_path: Path) -> None:
     folder = with_a_checkpoint(tmp_path / "my runs")
     command = resume_command(
         folder, Path("job.yaml"), "quickstart", ("trainer.seed=3",), Path("data"), unprivileged=True
@@ -30,5 +30,5 @@ def test_a_manifest_from_standard_input_is_in_the_folder(tmp_path: Path) -> None
     assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_is_no_command(tmp_path: Path) -> None:
     assert resume_command(tmp_path, Path("job.yaml")) == ""

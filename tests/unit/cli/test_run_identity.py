@@ -1,7 +1,10 @@
-"""Proves: a compared run is another one where its own program, a module beside that, the code of
-its policy's package, or the calibration is another, and not where another column's program or
-policy is; costs of steps are asked of every simulation; how many runs are from before is told.
-Leaves out: that what is the same is not run again (tests/simulated).
+"""Test when two runs of a comparison are the same.
+
+A change of its own program, of a module beside it, of the code of its policy's package or of the
+calibration makes another run. A change of another column's program or policy does not. Every
+simulation needs costs of steps. The number of earlier runs is reported.
+
+Left out: that an identical run is not repeated (tests/simulated).
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ def matrix(tmp_path: Path) -> Matrix:
         ("costs.json", {"own", "other", "built in"}),
     ],
 )
-def test_a_run_is_another_where_a_file_of_its_own_is(
+def test_a_changed_file_of_a_run_makes_another_run(
     matrix: Matrix, file: str, concerns: set[str]
 ) -> None:
     planned = (OWN, OTHER, BUILT_IN)
@@ -77,7 +80,7 @@ def test_a_run_is_another_where_a_file_of_its_own_is(
     assert {name for name in before if before[name] != after[name]} == concerns
 
 
-def test_a_module_that_comes_counts_and_other_files_do_not(matrix: Matrix) -> None:
+def test_a_new_module_counts_and_other_files_do_not(matrix: Matrix) -> None:
     folder = matrix.file.parent
     before = identity(["dlion"], OWN, matrix)
     (folder / "data.npz").write_bytes(b"0")
@@ -88,14 +91,14 @@ def test_a_module_that_comes_counts_and_other_files_do_not(matrix: Matrix) -> No
     assert identity(["dlion"], OWN, matrix) != before
 
 
-def test_programs_are_those_of_each_column(matrix: Matrix) -> None:
+def test_each_column_has_its_own_program(matrix: Matrix) -> None:
     jobs = [_job(one, matrix) for one in (OWN, OTHER, BUILT_IN)]
     assert [list(program_files(job, matrix.file)) for job in jobs] == [
         ["own.py", "helper.py", "net.layers.py"], ["other.py", "beside.py"], []
     ]  # fmt: skip
 
 
-def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: Path) -> None:
+def test_every_simulation_needs_costs_of_steps(matrix: Matrix, tmp_path: Path) -> None:
     runs = ComparisonRunner(
         tmp_path / "out", data_root=tmp_path, jobs=1, console=Console(quiet=True)
     )
@@ -122,7 +125,7 @@ TRIAL = PlannedRun(Variant("trial", ("exchange={policy: trial}",)), "quickstart"
 def package(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Path]:
-    """Where a package is installed with the policy `trial`, in one module or in a package."""
+    """Install a package with the policy `trial`, as one module or as a package."""
     site = tmp_path / "site"
     module = site / str(request.param)
     module.parent.mkdir(parents=True)
@@ -137,7 +140,7 @@ def package(
     sys.modules.pop("trial_policy", None)
 
 
-def test_a_run_is_another_where_its_policys_code_is(matrix: Matrix, package: Path) -> None:
+def test_changed_code_of_its_policy_makes_another_run(matrix: Matrix, package: Path) -> None:
     before = [identity(["dlion"], one, matrix) for one in (TRIAL, OWN)]
     assert before == [identity(["dlion"], one, matrix) for one in (TRIAL, OWN)]
     assert "policy" not in before[1]
@@ -153,7 +156,7 @@ def test_a_run_is_another_where_its_policys_code_is(matrix: Matrix, package: Pat
         assert identity(["dlion"], TRIAL, matrix) != before[0]
 
 
-def test_a_run_is_another_where_its_policys_version_is(matrix: Matrix, package: Path) -> None:
+def test_a_changed_version_of_its_policy_makes_another_run(matrix: Matrix, package: Path) -> None:
     before = identity(["dlion"], TRIAL, matrix)
     (metadata,) = package.rglob("METADATA")
     metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
@@ -172,17 +175,17 @@ def test_other_modules_of_the_policys_distribution_count(matrix: Matrix, package
 
 
 @pytest.mark.parametrize("editable", [False, True])
-def test_a_module_of_the_working_directory_is_no_policys(
+def test_a_module_of_the_working_directory_does_not_count(
     matrix: Matrix,
     package: Path,
     editable: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Though its name is one of those that the policy's distribution names."""
+    """It has a name that the policy's distribution lists."""
     about = package / "trial-1.0.dist-info"
     (about / "top_level.txt").write_text("trial_policy\ntrial_checks\n")
-    if editable:  # the code is elsewhere than what tells of it
+    if editable:  # the code is in another folder than the metadata
         elsewhere = tmp_path / "installed"
         elsewhere.mkdir()
         about.rename(elsewhere / about.name)
@@ -204,7 +207,7 @@ def test_a_module_of_the_working_directory_is_no_policys(
     assert identity(["dlion"], TRIAL, matrix) == gone
 
 
-def test_how_many_runs_are_from_before_is_told(matrix: Matrix, tmp_path: Path) -> None:
+def test_the_number_of_earlier_runs_is_reported(matrix: Matrix, tmp_path: Path) -> None:
     console = Console(file=StringIO())
     out = tmp_path / "out"
     runs = ComparisonRunner(out, data_root=tmp_path, jobs=1, console=console)

@@ -1,13 +1,13 @@
-"""`dlion logs` of a result folder on this machine.
+"""Test `dlion logs` of a local result folder.
 
-Proves: each line has its worker's name, as for pods; group, index and container select files, and
-`--tail` counts lines of each file, however large; a path, or an existing result folder without an
-option of a cluster, is local, and anything else is a job; following shows lines and files as they
-come, a line without its end at last, and ends with the run; a log that is cut meanwhile is shown
-once, and what was dropped unread has a note; control characters, links, foreign
-files, and a damaged or hostile job do no harm.
+- Each line has its worker's name, as for pods. Group, index and container select files. `--tail`
+  counts lines of each file of any size.
+- A path, or an existing result folder without a cluster option, is local; anything else is a job.
+- Following shows new lines and files, an unfinished line at last, and ends with the run. A log
+  truncated meanwhile is shown once; a note marks lines dropped unread.
+- Control characters, links, foreign files, and a damaged or hostile job do no harm.
 
-Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
+Left out: a real run (tests/local/test_listed_runs.py), a cluster's logs
 (tests/unit/cli/test_cluster_streams.py).
 """
 
@@ -36,7 +36,7 @@ TWO_SITES = {"plant-a": 2, "plant-b": 1}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A result folder named `digits`, in the working directory."""
+    """Return a result folder named `digits` in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     path = tmp_path / "digits"
@@ -96,7 +96,7 @@ def test_a_folder_is_named_with_and_without_a_slash(
     "arguments",
     [["digits", "--context", "there"], ["other"], ["digits", "-n", "ml"], ["x" * 300]],
 )
-def test_anything_else_is_a_job_of_a_cluster(
+def test_any_other_argument_is_a_job_of_a_cluster(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert folder.is_dir()
@@ -104,7 +104,7 @@ def test_anything_else_is_a_job_of_a_cluster(
     assert "no kubeconfig file" in capsys.readouterr().err
 
 
-def test_a_name_that_ls_shows_is_told_with_its_path(
+def test_the_error_for_a_name_of_ls_gives_its_path(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = folder.parent / "runs" / "mine"
@@ -125,7 +125,7 @@ def test_a_name_that_ls_shows_is_told_with_its_path(
         (["digits", "-c", "keeper"], 2, "has no keeper"),
     ],
 )
-def test_what_is_not_there_is_said(
+def test_a_missing_folder_or_log_is_reported(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -151,7 +151,7 @@ def test_hostile_files_do_no_harm(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("kind", ["unfolding", "pipe"])
-def test_logs_do_not_wait_for_a_manifest_without_end(
+def test_logs_do_not_wait_for_an_endless_manifest(
     folder: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     (folder / "job.yaml").unlink()
@@ -181,7 +181,7 @@ def following(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_following_shows_what_comes_and_ends_with_the_run(folder: Path) -> None:
+def test_following_shows_new_lines_and_ends_with_the_run(folder: Path) -> None:
     lock = FolderLock(folder)
     with following(folder, "--tail", "1") as process:
         assert process.stdout is not None
@@ -191,15 +191,15 @@ def test_following_shows_what_comes_and_ends_with_the_run(folder: Path) -> None:
         assert process.stdout.readline() == "plant-a/g-1 | three\n"
         write(folder, 1, " a line\nno end")
         assert process.stdout.readline() == "plant-a/g-1 | half a line\n"
-        (folder / "logs" / "worker-0.log").write_text("anew\n")  # replaced by a shorter one
-        assert process.stdout.readline() == "plant-a/g-0 | anew\n"
+        (folder / "logs" / "worker-0.log").write_text("new\n")  # replaced by a shorter one
+        assert process.stdout.readline() == "plant-a/g-0 | new\n"
         assert process.poll() is None
         lock.release()
         assert process.stdout.read() == "plant-a/g-1 | no end\n"
         assert process.wait(timeout=30) == 0
 
 
-def test_a_follower_waits_for_the_first_log_of_a_run_that_has_begun(folder: Path) -> None:
+def test_a_follower_waits_for_the_first_log_of_a_started_run(folder: Path) -> None:
     for log in (folder / "logs").iterdir():
         log.unlink()
     lock = FolderLock(folder)
@@ -214,8 +214,10 @@ def test_a_follower_waits_for_the_first_log_of_a_run_that_has_begun(folder: Path
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["equal lines", "other lines"])
-def test_a_log_that_is_cut_is_followed_without_repeats(tmp_path: Path, same: bool) -> None:
-    """The log grows by up to what a cut keeps between two looks, in parts of lines too."""
+def test_a_truncated_log_is_followed_without_repeats(tmp_path: Path, same: bool) -> None:
+    """Between two reads the log grows by at most what a truncation keeps, also in parts of
+    lines.
+    """
     chance = random.Random(7)
     path = tmp_path / "worker-0.log"
     path.touch()
@@ -225,7 +227,7 @@ def test_a_log_that_is_cut_is_followed_without_repeats(tmp_path: Path, same: boo
         text = "".join(
             f"line {0 if same else f'{number}.{each}'}\n" for each in range(chance.randrange(80))
         )
-        text = text[: len(text) - chance.choice((0, 0, 3))]  # a line without its end yet
+        text = text[: len(text) - chance.choice((0, 0, 3))]  # a line without its end
         whole += text
         with path.open("a") as log:
             log.write(text)
@@ -237,7 +239,7 @@ def test_a_log_that_is_cut_is_followed_without_repeats(tmp_path: Path, same: boo
     assert shown == whole.splitlines()
 
 
-def test_lines_that_are_dropped_unread_leave_a_note(tmp_path: Path) -> None:
+def test_a_note_marks_lines_that_were_dropped_unread(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.write_text("first\nhalf a li")
     reader = GrowingFile(path, None)
@@ -253,7 +255,7 @@ def test_lines_that_are_dropped_unread_leave_a_note(tmp_path: Path) -> None:
     assert list(GrowingFile(path, 2).lines(is_last=True)) == ["unread"] * 2
 
 
-def test_a_log_is_followed_while_another_process_cuts_it(tmp_path: Path) -> None:
+def test_a_log_is_followed_while_another_process_truncates_it(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.touch()
     ended = threading.Event()

@@ -1,11 +1,12 @@
-"""`dlion scale`: one number of one group is changed, at all sites or at none.
+"""Test `dlion scale`, which changes one number of one group at all sites or at none.
 
-Proves: the patch changes one field and tests names and the old number, so that neither a moved
-group nor another client's change is lost; unknown names are refused with the known ones; a run that
-has ended is left alone; with several contexts a refusal by one changes none; the user hears that
-the manifest must be the same at every site, and where a policy bounds growth.
+- The patch changes one field and tests names and the old number, so that neither a moved group nor
+  another client's change is lost.
+- Unknown names are refused with the known ones. An ended run is not changed. With several contexts
+  a refusal by one changes none.
+- The user learns that the manifest must be the same at every site, and which policy limits growth.
 
-Leaves out: the API server's own rules (tests/cluster/test_cli.py).
+Left out: the API server's own rules (tests/cluster/test_cli.py).
 """
 
 from __future__ import annotations
@@ -44,34 +45,34 @@ def job(*, small: int = 3, sites: Any = None, reason: str = "", **spec: Any) -> 
 
 def server(before: dict[str, Any], after: dict[str, Any] | None = None, code: int = 200,
            now: dict[str, Any] | None = None) -> Server:  # fmt: skip
-    """`now`: what is read once a patch was sent."""
+    """Return a server; `now` is the job that it returns after a patch."""
     body = after or {"message": "the server rejected our request due to an error in our request"}
-    told: Server
+    scripted: Server
 
     def read() -> tuple[int, str]:
-        return 200, json.dumps(now if now and told.patches else before)
+        return 200, json.dumps(now if now and scripted.patches else before)
 
-    told = Server({"digits": read, "PATCH": (code, json.dumps(body))})
-    return told
+    scripted = Server({"digits": read, "PATCH": (code, json.dumps(body))})
+    return scripted
 
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each server that is given."""
+    """Return a file with a context for each given server."""
     with ExitStack() as stack:
         yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
 
 
-def test_one_field_is_changed_and_its_surroundings_are_tested(
+def test_one_field_is_changed_and_its_context_is_tested(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = server(job(), job(small=5))
-    file = kubeconfig(a=told)
+    scripted = server(job(), job(small=5))
+    file = kubeconfig(a=scripted)
     assert main(["scale", "digits", *SMALL, "--workers", "5", "--kubeconfig", file]) == 0
-    said = capsys.readouterr()
-    assert said.out == "dlionjob.dlion.dev/digits scaled: plant-a/small 3 → 5\n"
-    assert "scale it there, too (--contexts), with plant-b" in said.err
-    ((address, content_type, body),) = told.patches
+    captured = capsys.readouterr()
+    assert captured.out == "dlionjob.dlion.dev/digits scaled: plant-a/small 3 → 5\n"
+    assert "scale it there, too (--contexts), with plant-b" in captured.err
+    ((address, content_type, body),) = scripted.patches
     assert urlsplit(address).path.endswith("/namespaces/ml/dlionjobs/digits")
     assert parse_qs(urlsplit(address).query) == {"fieldManager": ["dlion-cli"]}
     assert content_type == "application/json-patch+json"
@@ -92,7 +93,7 @@ def test_the_same_number_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--site", "plant-c", "--group", "small"], ExitCode.SPEC, "allowed: plant-a, plant-b"),
         (["--site", "plant-a", "--group", "large"], ExitCode.SPEC, "allowed: big, small"),
@@ -104,13 +105,13 @@ def test_unknown_names_are_refused(
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
-    told = server(job())
-    command = ["scale", "digits", "--workers", "5", "--kubeconfig", kubeconfig(a=told)]
+    scripted = server(job())
+    command = ["scale", "digits", "--workers", "5", "--kubeconfig", kubeconfig(a=scripted)]
     assert main([*command, *words]) == code
-    assert said in capsys.readouterr().err
-    assert not told.patches
+    assert message in capsys.readouterr().err
+    assert not scripted.patches
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "x", "1e3", "99999999999"])
@@ -119,18 +120,18 @@ def test_wrong_numbers_are_refused(workers: str, capsys: pytest.CaptureFixture[s
     assert "--workers" in capsys.readouterr().err
 
 
-def test_a_run_that_has_ended_is_left_alone(
+def test_an_ended_run_is_not_changed(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = server(job(reason="Completed"))
-    command = ["scale", "digits", *SMALL, "--workers", "5", "--kubeconfig", kubeconfig(a=told)]
+    scripted = server(job(reason="Completed"))
+    command = ["scale", "digits", *SMALL, "--workers", "5", "--kubeconfig", kubeconfig(a=scripted)]
     assert main(command) == ExitCode.SPEC
     assert "digits: its run has ended (Succeeded)" in capsys.readouterr().err
-    assert not told.patches
+    assert not scripted.patches
 
 
 @pytest.mark.parametrize("now", [job(small=4), job(sites=[*reversed(SITES)])])
-def test_a_change_meanwhile_is_a_conflict(
+def test_a_concurrent_change_is_a_conflict(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], now: dict[str, Any]
 ) -> None:
     file = kubeconfig(a=server(job(), code=422, now=now))
@@ -140,7 +141,7 @@ def test_a_change_meanwhile_is_a_conflict(
     assert "another client changed spec.sites[plant-a].groups[small]" in capsys.readouterr().err
 
 
-def test_a_refusal_by_a_rule_is_said(
+def test_a_refusal_by_a_rule_is_reported(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal = {
@@ -152,17 +153,17 @@ def test_a_refusal_by_a_rule_is_said(
     assert "too many" in capsys.readouterr().err
 
 
-def test_all_contexts_are_asked_before_any_is_changed(
+def test_all_contexts_are_checked_before_any_is_changed(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, refusing = server(job(), job(small=5)), server(job(), {"message": "no"}, code=422)
     file = kubeconfig(a=good, b=refusing)
     command = ["scale", "digits", *SMALL, "--workers", "5", "--kubeconfig", file, "--contexts"]
     assert main([*command, "a,b"]) == ExitCode.SPEC
-    said = capsys.readouterr()
-    assert "context b: " in said.err
-    assert "nothing was changed in any context" in said.err
-    assert not said.out
+    captured = capsys.readouterr()
+    assert "context b: " in captured.err
+    assert "nothing was changed in any context" in captured.err
+    assert not captured.out
     assert ["dryRun=All" in address for address, _, _ in good.patches] == [True]
     assert main([*command, "a"]) == 0
     assert capsys.readouterr().out == "a  dlionjob.dlion.dev/digits scaled: plant-a/small 3 → 5\n"

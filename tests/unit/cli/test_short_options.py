@@ -1,7 +1,9 @@
-"""Facts: kubectl's `-n=NAME` is read as `-nNAME` is, before and after the command; a flag with a
-value, an option without one, an option after `--` and `-f FILE` are refused with what to write.
+"""Test kubectl's short option `-n=NAME`.
 
-Left out: what the options do (tests of the commands).
+It is read as `-nNAME`, before and after the command. A flag with a value, an option without one, an
+option after `--` and `-f FILE` are refused with the correct form.
+
+Left out: the effect of the options (tests of the commands).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def test_the_namespace_is_read_in_each_form(tmp_path: Path, words: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["logs", "x", "-f=true"], "-f takes no value: write -f"),
         (["get", "-n=", "x"], "-n=: the value is missing"),
@@ -46,11 +48,11 @@ def test_the_namespace_is_read_in_each_form(tmp_path: Path, words: list[str]) ->
         (["get", "-o=jsn"], "'jsn' is not one of"),
     ],
 )
-def test_other_forms_are_refused_with_what_to_write(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+def test_other_forms_are_refused_with_the_correct_form(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(words) == ExitCode.USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_of_a_local_command_may_begin_with_a_dash(

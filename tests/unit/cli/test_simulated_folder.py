@@ -1,6 +1,9 @@
-"""Proves: a simulation that ends before anything was trained, by a full disk or a signal at its
-first file, leaves no folder, so that the same command may be given again. Leaves out: what comes
-after (tests/simulated/test_ends.py)."""
+"""Test that a simulation which ends before any training leaves no folder.
+
+A full disk or a signal at its first file ends it. The same command may then be given again.
+
+Left out: later ends (tests/simulated/test_ends.py).
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ FULL = folder.StorageError(errno.ENOSPC, "cannot write environment.yaml", "envir
 
 
 @pytest.mark.parametrize(
-    ("happens", "code", "said"),
+    ("happens", "code", "message"),
     [
         (FULL, ExitCode.STORAGE, "cannot write environment.yaml"),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, "before the first step: nothing is kept"),
     ],
 )
-def test_what_ends_at_the_environment_leaves_no_folder(
+def test_a_simulation_that_ends_at_the_environment_leaves_no_folder(
     happens: BaseException,
     code: ExitCode,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -43,5 +46,5 @@ def test_what_ends_at_the_environment_leaves_no_folder(
     words = ["simulate", str(DIGITS), "-e", "quickstart", "--out", str(tmp_path / "new" / "run")]
     for _ in range(2):
         assert main(words) == code
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
-"""What `dlion preflight -f` makes of a site for a job: a way to its workers, room, images.
+"""Test how `dlion preflight -f` checks a site for a job: exposure, room, images.
 
-Proves: a site without the gateway that the job asks for fails, and what other sites dial is said of
-every other exposure; machines that are too small for a job are named; quantities are read as
-Kubernetes reads them.
+A site without the gateway that the job needs fails. For every other exposure the dialled address is
+reported. Machines that are too small for a job are named. Quantities are read as Kubernetes reads
+them.
 
-Leaves out: asking for all of it (test_preflight_clusters.py).
+Left out: the requests (test_preflight_clusters.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ GATEWAY = {"address": "edge.example:443", "route": "TLSRoute"}
 def checked(
     settings: dict[str, Any], nodes: list[Any] | None = None, **changes: Any
 ) -> dict[str, Check]:
-    """Of the smallest job with these changes of its spec, at its first site with these settings and
-    nodes."""
+    """Return the checks of the smallest job, changed in this way, at a site with these settings."""
     document = changed(smallest(), {f"spec.{name}": value for name, value in changes.items()})
     job = load_manifest(document, source="job", lines=None)
     operator = OperatorSnapshot(
@@ -51,7 +50,7 @@ def checked(
 
 
 @pytest.mark.parametrize(
-    ("exposure", "settings", "outcome", "seen"),
+    ("exposure", "settings", "outcome", "observed"),
     [
         ("Gateway", {}, CheckOutcome.FAIL, "has no gateway configured"),
         ("Gateway", {"gateway": None}, CheckOutcome.FAIL, "has no gateway configured"),
@@ -77,15 +76,15 @@ def checked(
         ("LoadBalancer", {}, CheckOutcome.UNKNOWN, "load balancers, at two ports"),
     ],
 )
-def test_a_way_to_a_jobs_workers(
-    exposure: str, settings: dict[str, Any], outcome: CheckOutcome, seen: str
+def test_the_exposure_of_workers_is_checked(
+    exposure: str, settings: dict[str, Any], outcome: CheckOutcome, observed: str
 ) -> None:
     check = checked(settings, network={"exposure": exposure})["exposure"]
-    assert (check.outcome, seen in check.observed) == (outcome, True), check
+    assert (check.outcome, observed in check.observed) == (outcome, True), check
     assert bool(check.advice) == (outcome is not CheckOutcome.OK)
 
 
-def test_a_job_of_one_site_needs_no_way_to_it() -> None:
+def test_a_job_of_one_site_needs_no_exposure() -> None:
     settings = {"gateway": None}
     sites = smallest()["spec"]["sites"][:1]
     assert "exposure" not in checked(settings, network={"exposure": "Gateway"}, sites=sites)
@@ -119,7 +118,12 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
     ("asked", "nodes", "placed", "reason"),
     [
         (group("g", 3, cpu="900m"), [node(), node()], 3, ""),
-        (group("g", 5, cpu="900m"), [node(), node()], 4, ""),  # twice 0.9 + 0.1
+        (
+            group("g", 5, cpu="900m"),
+            [node(), node()],
+            4,
+            "",
+        ),  # two workers of 0.9 + 0.1 on each node
         (group("g", 5, memory="2Gi"), [node(), node()], 2, ""),  # 2Gi and 128Mi each
         (group("g", 1, cpu="2"), [node()], 0, "requests cpu 2.1, no node has more than 2"),
         (group("g", 1, memory="5Gi"), [node()], 0, "requests memory 5248Mi, no node has more than"),
@@ -131,7 +135,9 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
         (group("g", 1), [{"status": 7}], 0, "no node is ready"),
     ],
 )
-def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
+def test_the_room_for_workers_is_counted(
+    asked: Group, nodes: list[Any], placed: int, reason: str
+) -> None:
     (room,) = group_capacities((asked,), SIDECAR, nodes)
     assert (room.requested, room.placed) == (asked.workers, placed)
     assert (reason in room.reason) if reason else not room.reason
@@ -145,7 +151,7 @@ def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: s
         (1, "3", CheckOutcome.FAIL),
     ],
 )
-def test_workers_without_room_are_warned_of(workers: int, cpu: str, outcome: CheckOutcome) -> None:
+def test_workers_without_room_are_a_warning(workers: int, cpu: str, outcome: CheckOutcome) -> None:
     groups = [{"name": "g", "workers": workers, "resources": {"requests": {"cpu": cpu}}}]
     sites = [{"name": "plant-a", "groups": groups}]
     check = checked({"sidecar": {"resources": SIDECAR}}, [node(), node()], sites=sites)["room"]
@@ -153,7 +159,7 @@ def test_workers_without_room_are_warned_of(workers: int, cpu: str, outcome: Che
     assert "capacity, ignoring other pods" in check.observed
 
 
-def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
+def test_a_job_that_tolerates_taints_may_use_tainted_nodes() -> None:
     groups = (group("g", 1), group("h", 1))
     found = group_capacities(groups, {}, [node(taints=TAINTED)], tolerant=["h"])
     assert [room.placed for room in found] == [0, 1]
@@ -174,8 +180,10 @@ def test_a_template_with_tolerations_may_use_tainted_nodes(of: str) -> None:
 
 
 def test_templates_place_workers_as_the_operator_merges_them() -> None:
-    """Selectors are merged, null removes a label; of tolerations a group's list replaces the job's,
-    an empty one too."""
+    """Selectors are merged, and null removes a label.
+
+    A group's list of tolerations replaces the job's, also an empty one.
+    """
     groups = [
         {"name": "any", "workers": 1, "podTemplate": {"spec": {"nodeSelector": {"disk": None}}}},
         {"name": "ssd", "workers": 1, "nodeSelector": {"size": "big"}},
@@ -196,15 +204,15 @@ def test_templates_place_workers_as_the_operator_merges_them() -> None:
     assert placed({"disk": "nvme"}, taints=TAINTED) == "any"
 
 
-def test_groups_share_what_is_there() -> None:
-    """The more demanding one is placed first, wherever it stands."""
+def test_groups_share_the_room() -> None:
+    """The more demanding group is placed first, whatever its position."""
     found = group_capacities(
         (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()]
     )
     assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
 
 
-def test_a_request_beyond_all_bounds_finds_no_room() -> None:
+def test_an_excessive_request_finds_no_room() -> None:
     (room,) = group_capacities((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()])
     assert room.placed == 0
     assert "no node has more than 2" in room.reason
@@ -214,7 +222,7 @@ def test_a_request_beyond_all_bounds_finds_no_room() -> None:
 
 
 def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
-    """A command that tries them would need all of it, and what pod security asks for."""
+    """A command that tests them needs all of these, and the fields of pod security."""
     images = {"worker": "w:1", "sidecar": "s:1", "pullSecrets": ["mirror"]}
     check = checked({"images": images})["images"]
     assert check.outcome is CheckOutcome.UNKNOWN
@@ -257,11 +265,11 @@ def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
         ("-1", -1), ("5u", "0.000005"), ("7n", "7e-9"), ("1e99999999", 2**63 - 1),
     ],
 )  # fmt: skip
-def test_quantities(text: str, number: int | str) -> None:
+def test_quantities_are_read_as_kubernetes_reads_them(text: str, number: int | str) -> None:
     assert parse_quantity(text) == Decimal(number)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 Gi", "1KI", "1e1.5", "9" * 40, "NaN", "1e", "--1"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no quantity"):
         parse_quantity(text)

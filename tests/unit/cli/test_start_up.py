@@ -1,10 +1,12 @@
-"""Commands start without what they do not need.
+"""Test that commands import only the modules that they need.
 
-Proves: no module of a command that reads a cluster imports the classes of a manifest, which take a
-fifth of its start; those that print no table do not import rich; none imports the Kubernetes
-client, which takes half, before it connects, nor TensorFlow or asyncio. To list the commands or to
-complete their names imports none of them.
-Leaves out: the time itself (benchmarks/command_start.py).
+- No module of a command that reads a cluster imports the classes of a manifest, which take a fifth
+  of its start.
+- Commands that print no table do not import rich. None imports the Kubernetes client, which takes
+  half, before it connects, nor TensorFlow or asyncio.
+- To list the commands or to complete their names imports none of them.
+
+Left out: the time itself (benchmarks/command_start.py).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ CLUSTER = "dlion_cli.commands.cluster."
         (("submit",), ("rich",)),
     ],
 )
-def test_a_command_of_a_cluster_starts_without_what_it_does_not_need(
+def test_a_cluster_command_imports_only_what_it_needs(
     commands: tuple[str, ...], unneeded: tuple[str, ...]
 ) -> None:
     code = f"""
@@ -61,7 +63,7 @@ finally:  # completion exits
 
 
 def output_of(code: str, environment: dict[str, str] | None = None) -> str:
-    """What Python prints."""
+    """Return what Python prints."""
     ended = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **(environment or {})},

@@ -1,12 +1,14 @@
-"""`dlion top`: rows from the metrics that real sidecars serve, through a told API server.
+"""Test `dlion top` with metrics of real sidecars and a scripted API server.
 
-Proves: figures of the sidecar's own metrics appear in their columns, rates are differences of two
-readings and none is shown after a restart; links are summed by site; a worker that does not answer
-has a row with the reason, and hides no other; without the right to pods/proxy the message names it;
-what is no Prometheus text, too long or hostile is an error of that worker; several contexts have a
-column, a watch prints each reading. The oracle of the format is the sidecar's own exporter.
+- Figures of the sidecar's own metrics appear in their columns. Rates are differences of two
+  readings; after a restart there is none. Links are summed by site.
+- A worker that does not answer has a row with the reason, and hides no other. Without the right to
+  pods/proxy the message names it. Invalid, overlong or hostile text is an error of that worker.
+- Several contexts have a column. A watch prints each reading.
 
-Leaves out: a real pod proxy (tests/cluster/test_cli_pods.py).
+The oracle of the format is the sidecar's own exporter.
+
+Left out: a real pod proxy (tests/cluster/test_cli_pods.py).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ JOB: Answer = (200, json.dumps(DOCUMENT | {"status": {"state": "Training", "runI
 def exported(
     *, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0, waited_s: float = 0.0,
 ) -> str:  # fmt: skip
-    """What a sidecar of plant-a serves, whose peers 1 and 2 are at plant-a and 3 at plant-b."""
+    """Return the metrics of a sidecar of plant-a with peers 1 and 2 at plant-a and 3 at plant-b."""
     reading = MetricsReading(
         capacity=Capacity(Rank(0), 813.25, 10.0, CapacitySource.RATE, 3),
         directive=Directive(
@@ -118,7 +120,7 @@ def server(*pods: dict[str, Any], metrics: Any = None) -> Server:
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each server that is given."""
+    """Return a file with a context for each given server."""
     with ExitStack() as stack:
         yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
 
@@ -131,8 +133,8 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_has_the_figures_of_its_sidecar(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = server()
-    file = kubeconfig(a=told)
+    scripted = server()
+    file = kubeconfig(a=scripted)
     assert main(["top", "digits", "-o", "json", "--kubeconfig", file]) == 0
     found = json.loads(capsys.readouterr().out)
     (worker,) = found["workers"]
@@ -148,7 +150,7 @@ def test_a_worker_has_the_figures_of_its_sidecar(
     }  # fmt: skip
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
     assert rates["throttledFraction"] == pytest.approx(1 / 11)
-    assert 5 < rates["stepsPerSecond"] <= 10  # 20 steps in 2 s or a little more
+    assert 5 < rates["stepsPerSecond"] <= 10  # 20 steps in 2 s or slightly more
     near, far = found["sites"]
     assert near == {
         "site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None,
@@ -161,11 +163,11 @@ def test_a_worker_has_the_figures_of_its_sidecar(
     }  # fmt: skip
     assert sent_rate == pytest.approx(40_000 * rates["stepsPerSecond"])
     assert used == pytest.approx(sent_rate / 1.25e6)
-    assert "/api/v1/namespaces/ml/pods/w-0%3A9440/proxy/metrics" in told.asked
+    assert "/api/v1/namespaces/ml/pods/w-0%3A9440/proxy/metrics" in scripted.asked
 
 
 @pytest.mark.parametrize("waited_s", [3.0, 0.0], ids=["no step ended", "restarted"])
-def test_shares_of_the_time_are_unknown_without_steps_in_between(waited_s: float) -> None:
+def test_time_shares_are_unknown_without_steps_in_between(waited_s: float) -> None:
     before = parse_metrics(exported(steps=20, waited_s=3.0), 1.0)
     load = worker_load(
         "w-0", "small-0", 0, before, parse_metrics(exported(steps=20, waited_s=waited_s), 3.0)
@@ -174,7 +176,9 @@ def test_shares_of_the_time_are_unknown_without_steps_in_between(waited_s: float
 
 
 @pytest.mark.usefixtures("without_pauses")
-def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_have_rows_for_workers_and_sites(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = kubeconfig(a=server(pod(0), pod(1, "Pending"), pod(2, run="0"), pod(3, "Failed")))
     assert main(["top", "digits", "--kubeconfig", file]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -192,7 +196,7 @@ def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("state", "shown"), [(DemandState.PREDICTED, "1.5 → 2.0"), (DemandState.MEASURED, "1.5")]
 )
-def test_what_others_are_expected_to_take_is_shown_while_it_counts(
+def test_the_forecast_of_other_work_is_shown_while_it_applies(
     state: DemandState, shown: str
 ) -> None:
     follows = state is DemandState.PREDICTED
@@ -210,9 +214,9 @@ def test_several_contexts_have_a_column_and_one_may_fail(
     file = kubeconfig(a=server(), b=server(metrics=MAY_NOT))
     command = ["top", "digits", "--contexts", "a,b", "--kubeconfig", file]
     assert main(command) == ExitCode.DENIED
-    said = capsys.readouterr()
-    assert said.out.splitlines()[1].split()[:2] == ["a", "small-0"]
-    assert "context b: user 'jane' may not get pods/proxy" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].split()[:2] == ["a", "small-0"]
+    assert "context b: user 'jane' may not get pods/proxy" in captured.err
     assert main([*command, "-o", "json"]) == ExitCode.DENIED
     (only,) = json.loads(capsys.readouterr().out)
     assert only["context"] == "a"
@@ -223,8 +227,8 @@ def test_a_missing_right_is_named(
 ) -> None:
     file = kubeconfig(a=server(metrics=MAY_NOT))
     assert main(["top", "digits", "--kubeconfig", file]) == ExitCode.DENIED
-    said = capsys.readouterr().err
-    assert "kubectl create role NAME --verb=get --resource=pods/proxy -n ml" in said
+    captured = capsys.readouterr().err
+    assert "kubectl create role NAME --verb=get --resource=pods/proxy -n ml" in captured
 
 
 @pytest.mark.parametrize(
@@ -240,7 +244,7 @@ def test_a_missing_right_is_named(
         ([pod(0, run="2")], None, "run 1 of digits has no workers at this site; its state: Train"),
     ],
 )  # fmt: skip
-def test_no_answer_at_all_is_an_error(
+def test_a_missing_answer_is_an_error(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     pods: list[dict[str, Any]],
@@ -257,7 +261,7 @@ def test_a_watch_prints_each_reading_until_ctrl_c(kubeconfig: Callable[..., str]
     with subprocess.Popen(
         [*command, "--kubeconfig", kubeconfig(a=server())],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # What a shell starts in the background ignores it.
+        # A background process of a shell ignores SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
@@ -281,8 +285,8 @@ def test_counters_that_were_reset_have_no_rate() -> None:
     assert worker_load("p", "w", 0, None, before).steps_per_second is None
 
 
-def test_used_is_of_the_workers_that_have_both_figures() -> None:
-    """One was read once, and one has no rate yet; all count for what is sent and what can be."""
+def test_the_used_fraction_counts_workers_with_both_figures() -> None:
+    """One worker was read once, and one has no rate yet. All count for sent and possible bytes."""
 
     def reading(time_s: float, sent: float, rate: float | None) -> WorkerMetrics:
         links = {} if rate is None else {"link_bandwidth_bytes_per_second": rate}
@@ -301,14 +305,14 @@ def test_used_is_of_the_workers_that_have_both_figures() -> None:
     assert (alone.sent_bytes_per_second, alone.used_fraction) == (300.0, None)
 
 
-def test_a_worker_without_its_trainer_says_so() -> None:
+def test_a_worker_without_its_trainer_is_marked() -> None:
     alone = WorkerMetrics(0.0, {"trainer_connected_count": 0.0, "global_batch_samples": 0.0,
                                 "local_batch_samples": 5.0})  # fmt: skip
     load = worker_load("p", "w", None, None, alone)
     assert (load.problem, load.share_fraction) == ("its trainer is away", None)
 
 
-def test_a_silent_trainer_is_told_and_a_quota_counts_since_the_start_meanwhile() -> None:
+def test_a_silent_trainer_is_marked_and_its_quota_counts_from_the_start() -> None:
     values = {"trainer_connected_count": 1.0, "trainer_silent_seconds": 34.4,
               "trainer_cpu_seconds_total": 3.0, "trainer_throttled_seconds_total": 9.0}  # fmt: skip
     load = worker_load("p", "w", 0, WorkerMetrics(10.0, values), WorkerMetrics(12.0, values))
@@ -319,8 +323,8 @@ def test_a_silent_trainer_is_told_and_a_quota_counts_since_the_start_meanwhile()
     assert (load.problem, load.throttled_fraction) == ("", 0.0)
 
 
-def test_a_quota_withholds_at_most_all_that_many_threads_want() -> None:
-    """Sixteen threads that a quota of eight cores holds for a hundredth, then for half of it."""
+def test_a_quota_withholds_at_most_the_demand_of_all_threads() -> None:
+    """A quota of eight cores holds sixteen threads for 1 %, then for half of the time."""
     readings = [
         WorkerMetrics(2.0 * place, {"trainer_cpu_seconds_total": ran_s,
                                     "trainer_throttled_seconds_total": held_s})
@@ -331,7 +335,7 @@ def test_a_quota_withholds_at_most_all_that_many_threads_want() -> None:
         assert found == pytest.approx(withheld)
 
 
-def test_segments_that_are_all_sent_again_are_at_most_all() -> None:
+def test_the_fraction_of_resent_segments_is_at_most_one() -> None:
     names = "tcp_sent_segments_total", "tcp_retransmitted_segments_total"
     before, now = (
         WorkerMetrics(time_s, dict(zip(names, values, strict=True)))
@@ -346,12 +350,12 @@ def test_segments_that_are_all_sent_again_are_at_most_all() -> None:
     ["dlion_steps_total", 'dlion_steps_total{a="', "dlion_steps_total x", "{}{}{} 1 2 3 4",
      'dlion_x{peer_site="a" 1', "\x00\x01", "# TYPE dlion_x bogus\ndlion_x 1 1 1 1"],
 )  # fmt: skip
-def test_what_is_no_prometheus_text_is_refused(text: str) -> None:
+def test_invalid_prometheus_text_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="not in Prometheus' format"):
         parse_metrics(text, 0.0)
 
 
-def test_numbers_that_are_none_are_left_out() -> None:
+def test_invalid_numbers_are_omitted() -> None:
     last = (
         'dlion_link_bandwidth_bytes_per_second{peer_site="s255"} 2\n'
         'dlion_link_sent_bytes_total{peer_site="s255",peer="p",kind="state"} 3\n'

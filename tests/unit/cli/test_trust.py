@@ -1,12 +1,13 @@
-"""`dlion trust`: what a site gives the others to believe it by, and the file it is put together in.
+"""Test `dlion trust`: the certificates that a site gives to others, and the file that joins them.
 
-Proves, with authorities as operators make them: `show` prints the certificates that an operator
-shows, with the site's name, and the address where the Service tells it, and asks for no Secret;
-what it prints for several sites is what `verify` takes; `verify` says everything that is wrong
-with a file at once, with lines, and repeats no key; a ConfigMap that is not there, is another's, or
-may not be read has its words and its exit code.
+The authorities are made as operators make them.
 
-Leaves out: a real API server (tests/cluster/test_cli.py), the chart's own refusals (tests/chart).
+- `show` prints the certificates that an operator publishes, with the site's name and the address of
+  the Service. It reads no Secret. `verify` accepts its output for several sites.
+- `verify` reports all problems of a file together, with lines, and repeats no key.
+- A ConfigMap that is missing, foreign or unreadable has its message and exit code.
+
+Left out: a real API server (tests/cluster/test_cli.py), the chart's own refusals (tests/chart).
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def bundle(site: str) -> str:
 
 
 def shown(certificates: bytes) -> Answer:
-    """The ConfigMap as an API server sends it."""
+    """Return the ConfigMap as an API server sends it."""
     return 200, json.dumps({"data": {"ca.crt": certificates.decode()}})
 
 
 def service(kind: str, *, ingress: Any = None, **port: int) -> dict[str, Any]:
-    """A federation Service, as the chart makes it."""
+    """Return a federation Service as the chart creates it."""
     return {
         "metadata": {"name": "dlion-operator-federation"},
         "spec": {"type": kind, "ports": [{"name": "federation", "port": 8446, **port}]},
@@ -64,18 +65,18 @@ OTHER = {
 }
 
 
-def site(name: str, *services: dict[str, Any], told: str = "gateway: null") -> Server:
-    """A cluster with that site's operator, and what its chart tells it."""
+def site(name: str, *services: dict[str, Any], settings_text: str = "gateway: null") -> Server:
+    """Return a cluster with that site's operator and the settings of its chart."""
     kept = shown(AUTHORITIES[name].bundle_pem)
     listed = (200, json.dumps({"items": [OTHER, *services]}))
-    settings = (200, json.dumps({"data": {"config.yaml": told}}))
+    settings = (200, json.dumps({"data": {"config.yaml": settings_text}}))
     answers = {"dlion-authority": kept, "own-ca": kept, "services": listed}
     return Server({**answers, "dlion-operator": settings})
 
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A file with a context for each server that is given."""
+    """Return a file with a context for each given server."""
     with ExitStack() as stack:
 
         def made(**servers: Server | None) -> str:
@@ -87,26 +88,26 @@ def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
 # ---- show ----------------------------------------------------------------------------------------
 
 
-def test_show_prints_the_certificates_and_asks_for_no_key(
+def test_show_prints_the_certificates_and_reads_no_key(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = site("plant-a")
     command = ["trust", "show", "--kubeconfig", kubeconfig(a=server)]
     (certificate,) = x509.load_pem_x509_certificates(bundle("plant-a").encode())
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
-    said = {}
+    printed = {}
     for output in ("yaml", "json", "pem"):
         assert main([*command, "-o", output, "--address", "plant-a.example:30446"]) == 0
-        said[output] = capsys.readouterr().out
-        assert "PRIVATE" not in said[output]
-        assert KEY.splitlines()[1] not in said[output]
+        printed[output] = capsys.readouterr().out
+        assert "PRIVATE" not in printed[output]
+        assert KEY.splitlines()[1] not in printed[output]
     assert not any("secrets" in path for path in server.asked)
-    assert said["pem"] == bundle("plant-a")
+    assert printed["pem"] == bundle("plant-a")
     entry = {"name": "plant-a", "address": "plant-a.example:30446", "bundle": bundle("plant-a")}
-    assert yaml.safe_load(said["yaml"]) == {"sites": [entry]}
+    assert yaml.safe_load(printed["yaml"]) == {"sites": [entry]}
     until = certificate.not_valid_after_utc
-    assert f"    # until {until:%Y-%m-%d}, sha256 {fingerprint}\n" in said["yaml"]
-    document = json.loads(said["json"])
+    assert f"    # until {until:%Y-%m-%d}, sha256 {fingerprint}\n" in printed["yaml"]
+    document = json.loads(printed["json"])
     assert entry.items() <= document.items()
     assert document["sha256"] == fingerprint
     assert document["notAfter"] == until.isoformat()
@@ -125,7 +126,7 @@ def test_show_prints_the_certificates_and_asks_for_no_key(
         ([service("ClusterIP"), service("NodePort")], "", "several federation Services"),
     ],
 )
-def test_the_address_is_told_or_what_it_has_to_be(
+def test_the_address_or_the_missing_setting_is_shown(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     services: list[dict[str, Any]],
@@ -134,9 +135,9 @@ def test_the_address_is_told_or_what_it_has_to_be(
 ) -> None:
     file = kubeconfig(a=site("plant-a", *services))
     assert main(["trust", "show", "--authority", "own-ca", "--kubeconfig", file]) == 0
-    said = capsys.readouterr().out
-    assert yaml.safe_load(said)["sites"][0]["address"] == address
-    (line,) = [line for line in said.splitlines() if "address:" in line]
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["sites"][0]["address"] == address
+    (line,) = [line for line in printed.splitlines() if "address:" in line]
     assert (hint in line) if hint else ("#" not in line)
 
 
@@ -144,7 +145,7 @@ GATEWAY = "gateway: {address: 'edge.example:443'}"
 
 
 @pytest.mark.parametrize(
-    ("services", "told", "address", "hint"),
+    ("services", "settings_text", "address", "hint"),
     [
         ([service("ClusterIP")], GATEWAY, "edge.example:443", ""),
         ([], GATEWAY, "edge.example:443", ""),
@@ -159,19 +160,19 @@ GATEWAY = "gateway: {address: 'edge.example:443'}"
         ),
     ],
 )  # fmt: skip
-def test_a_site_behind_a_gateway_shows_that_ones_address(
+def test_a_site_behind_a_gateway_shows_the_gateways_address(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     services: list[dict[str, Any]],
-    told: str,
+    settings_text: str,
     address: str,
     hint: str,
 ) -> None:
-    file = kubeconfig(a=site("plant-a", *services, told=told))
+    file = kubeconfig(a=site("plant-a", *services, settings_text=settings_text))
     assert main(["trust", "show", "--kubeconfig", file]) == 0
-    said = capsys.readouterr().out
-    assert yaml.safe_load(said)["sites"][0]["address"] == address
-    (line,) = [line for line in said.splitlines() if "address:" in line]
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["sites"][0]["address"] == address
+    (line,) = [line for line in printed.splitlines() if "address:" in line]
     assert (hint in line) if hint else ("#" not in line)
 
 
@@ -184,7 +185,7 @@ def test_without_a_right_to_services_the_rest_is_shown(
     assert "no permission to list Services" in capsys.readouterr().out
 
 
-def test_what_several_contexts_show_is_what_verify_takes(
+def test_verify_accepts_the_output_of_show_for_several_contexts(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lb = service("LoadBalancer", ingress=[{"hostname": "plant-b.example"}])
@@ -195,13 +196,13 @@ def test_what_several_contexts_show_is_what_verify_takes(
     shown = tmp_path / "sites.yaml"
     shown.write_text(capsys.readouterr().out)
     assert main(["trust", "verify", str(shown)]) == 0
-    said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()[::2]] == ["plant-a", "plant-b"]
-    assert all(line.split()[-1] in shown.read_text() for line in said.splitlines()[1::2])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[::2]] == ["plant-a", "plant-b"]
+    assert all(line.split()[-1] in shown.read_text() for line in printed.splitlines()[1::2])
     assert main([*command, "c,b", "-o", "json"]) == ExitCode.UNAVAILABLE
-    told = capsys.readouterr()
-    assert [each["name"] for each in json.loads(told.out)] == ["plant-b"]
-    assert "context c: no API server answers" in told.err
+    captured = capsys.readouterr()
+    assert [each["name"] for each in json.loads(captured.out)] == ["plant-b"]
+    assert "context c: no API server answers" in captured.err
 
 
 ABSENT = (404, json.dumps({"message": 'configmaps "x" not found',
@@ -230,7 +231,7 @@ TWO = AUTHORITIES["plant-a"].bundle_pem + AUTHORITIES["plant-b"].bundle_pem
         (shown(KEY.encode()), ExitCode.DATA, "holds a private key"),
     ],
 )
-def test_a_config_map_that_will_not_do(
+def test_an_invalid_config_map_is_refused(
     kubeconfig: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     answer: Answer,
@@ -239,10 +240,10 @@ def test_a_config_map_that_will_not_do(
 ) -> None:
     file = kubeconfig(a=Server({"dlion-authority": answer}))
     assert main(["trust", "show", "--kubeconfig", file]) == code
-    said = capsys.readouterr()
-    assert words in said.err
-    assert said.out == ""
-    assert KEY.splitlines()[1] not in said.err
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+    assert KEY.splitlines()[1] not in captured.err
 
 
 # ---- verify --------------------------------------------------------------------------------------
@@ -256,13 +257,13 @@ def entry(site: str, **changes: Any) -> dict[str, Any]:
 def verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *sites: Any, options: tuple[str, ...] = ()
 ) -> tuple[int, str]:
-    """Exit code and complaints of `verify` on a file that lists these."""
+    """Return exit code and messages of `verify` for a file with these entries."""
     file = tmp_path / "all-sites.yaml"
     file.write_text(yaml.safe_dump({"images": {"tag": 1}, "sites": list(sites)}, sort_keys=False))
     code = main(["trust", "verify", str(file), *options])
-    said = capsys.readouterr()
-    assert KEY.splitlines()[1] not in said.out + said.err
-    return code, said.err
+    captured = capsys.readouterr()
+    assert KEY.splitlines()[1] not in captured.out + captured.err
+    return code, captured.err
 
 
 def aged(age: timedelta, site: str = "plant-b") -> str:
@@ -291,40 +292,40 @@ def aged(age: timedelta, site: str = "plant-b") -> str:
         ({"bundle": None, "name": None}, "sites[1].name"),
     ],
 )
-def test_an_entry_that_will_not_do(
+def test_an_invalid_entry_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
 ) -> None:
     entries = entry("plant-a"), entry("plant-b", **changes)
-    code, said = verified(tmp_path, capsys, *entries)
+    code, message = verified(tmp_path, capsys, *entries)
     assert code == ExitCode.SPEC
-    assert words in said
-    assert "line " in said
+    assert words in message
+    assert "line " in message
 
 
-def test_everything_wrong_is_said_at_once(
+def test_all_problems_are_reported_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = entry("plant-b", address="b", bundle=""), entry("plant-c", bundle=bundle("plant-b"))
-    code, said = verified(tmp_path, capsys, entry("plant-a"), *wrong)
+    code, message = verified(tmp_path, capsys, entry("plant-a"), *wrong)
     assert code == ExitCode.SPEC
-    assert "3 problems" in said
+    assert "3 problems" in message
 
 
-def test_two_sites_with_one_key_could_pass_for_both(
+def test_two_sites_with_one_key_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where the certificates differ: that of a renewed authority is another for its key."""
+    """Also if the certificates differ, as after a renewal with the same key."""
     foreign = own_authority("factory ca")
     renewed = own_authority("factory ca 2")
     entries = entry("plant-a", bundle=foreign), entry("plant-b", bundle=renewed)
-    code, said = verified(tmp_path, capsys, *entries)
+    code, message = verified(tmp_path, capsys, *entries)
     assert code == ExitCode.SPEC
-    assert "of plant-b has the same key as plant-a's" in said
-    assert verified(tmp_path, capsys, entries[0])[0] == 0  # by itself it will do
+    assert "of plant-b has the same key as plant-a's" in message
+    assert verified(tmp_path, capsys, entries[0])[0] == 0  # valid on its own
 
 
 def own_authority(organization: str) -> str:
-    """A certificate for one and the same key, as a factory's own authority may have."""
+    """Return a certificate for one and the same key, as a factory's own authority may have."""
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
     key: Any = load_pem_private_key(KEY.encode(), None)
@@ -337,7 +338,7 @@ def own_authority(organization: str) -> str:
     return signed.public_bytes(Encoding.PEM).decode()
 
 
-def test_a_bundle_that_was_renewed_holds_as_long_as_its_newest(
+def test_a_renewed_bundle_is_valid_as_long_as_its_newest_certificate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = CertificateAuthority(SiteName("plant-b"), now=NOW - timedelta(days=350))
@@ -361,7 +362,7 @@ def test_a_bundle_that_was_renewed_holds_as_long_as_its_newest(
         (None, ExitCode.DATA, "cannot be read"),
     ],
 )
-def test_a_file_that_will_not_do(
+def test_an_invalid_file_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str | None,
@@ -386,7 +387,7 @@ def test_a_file_that_will_not_do(
         ["list"],
     ],
 )
-def test_options_that_contradict_each_other(
+def test_conflicting_options_are_refused(
     kubeconfig: Callable[..., str], arguments: list[str]
 ) -> None:
     file = ["--kubeconfig", kubeconfig(a=None, b=None)] if arguments[0] == "show" else []

@@ -1,5 +1,8 @@
-"""Proves: what of an environment a run ends before is told in one line, however much it is.
-Leaves out: what that is (tests/unit/environments/test_happenings).
+"""Test the line about parts of an environment that a run ends before.
+
+It is one line for any number of parts.
+
+Left out: which parts these are (tests/unit/environments/test_happenings).
 """
 
 from __future__ import annotations
@@ -17,23 +20,23 @@ def environment(count: int) -> Environment:
     return parse(Environment, document)
 
 
-def test_one_line_names_what_never_comes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_names_the_unreached_parts(capsys: pytest.CaptureFixture[str]) -> None:
     warn_unreached(environment(2), 61)
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == (
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
         "dlion: environment test: the run ends at 61 s (stop.maxSeconds), before changes[1].at\n"
     )
 
 
-def test_where_all_comes_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_if_all_parts_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
     warn_unreached(environment(2), 62)
     warn_unreached(environment(2), None)
     assert capsys.readouterr().err == ""
 
 
-def test_of_many_a_few_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_of_many_parts_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     warn_unreached(environment(MAX_NAMED + 3), 5)
-    told = capsys.readouterr().err
-    assert told.endswith(f"changes[{MAX_NAMED - 1}].at and 3 more\n")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.endswith(f"changes[{MAX_NAMED - 1}].at and 3 more\n")
+    assert message.count("\n") == 1

@@ -1,5 +1,9 @@
-"""Facts: the wheel has every module and data file of the packages, and nothing else; its metadata
-names both commands. Left out: installing it (tests/local/test_installed_wheel, in `make slow`).
+"""Test the content of the wheel.
+
+It has every module and data file of the packages, and nothing else. Its metadata name both
+commands.
+
+Left out: its installation (tests/local/test_installed_wheel, in `make slow`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ DATA = (
 )  # fmt: skip
 
 
-def test_the_wheel_has_what_the_packages_have(tmp_path: Path) -> None:
+def test_the_wheel_has_the_files_of_the_packages(tmp_path: Path) -> None:
     with zipfile.ZipFile(build_wheel(tmp_path)) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entries,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))

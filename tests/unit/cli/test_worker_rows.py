@@ -1,8 +1,9 @@
-"""Rates and states of workers in the live view.
+"""Test rates and states of workers in the live view.
 
-Proves: a worker waits once it is silent for longer than its steps explain; rates are those of the
-last seconds; who was shut out stays so, whatever it still reported. Left out: the view itself
-(tests/unit/results/test_live_view).
+A worker waits once it is silent for longer than its steps explain. Rates are those of the last
+seconds. A revoked worker stays revoked, whatever it still reported.
+
+Left out: the view itself (tests/unit/results/test_live_view).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dlion_cli.views.worker_rows import QUIET_S, WINDOW_S, WorkerDisplayState, W
 
 
 def step(iteration: int, wall_s: float) -> StepRecord:
-    """The steps follow each other without a pause; each has 8 samples."""
+    """Return a step of 8 samples; steps follow each other without a pause."""
     return StepRecord(
         iteration * wall_s, Rank(0), 1, iteration, 0.5, 8, 32, 0.1, wall_s, wall_s, wall_s, 0.0,
         0.0, 8 * iteration,
@@ -45,11 +46,11 @@ def test_silence_beyond_five_steps_is_waiting(
     assert stepped(wall_s).state(3 * wall_s + quiet_s) is state
 
 
-def test_a_worker_that_was_shut_out_stays_so() -> None:
+def test_a_revoked_worker_stays_revoked() -> None:
     row = stepped(0.1)
     assert not row.is_quarantined
     row.add(EventRecord(0.3, Rank(0), 3, EventReason.WORKER_QUARANTINED, "bad", warning=True))
-    row.add(step(4, 0.1))  # reported before it learnt of it
+    row.add(step(4, 0.1))  # it reported this before it learned of the revocation
     assert (row.state(0.5), row.is_quarantined) == (WorkerDisplayState.QUARANTINED, True)
 
 
@@ -62,7 +63,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert WINDOW_S < 50
 
 
-def test_the_rate_of_a_link_is_that_since_its_last_report() -> None:
+def test_the_rate_of_a_link_counts_from_its_last_report() -> None:
     row = stepped(0.5)
     for at_s, sent_bytes in ((1.0, 500), (3.0, 1000)):
         row.add(LinkRecord(at_s, Rank(0), Rank(1), 1, sent_bytes, 0, 0, 0, None, None, 0, True))
