@@ -272,7 +272,7 @@ def stops(decision: Decision) -> list[str]:
 
 @pytest.mark.parametrize("action", ["FailWorker", "FailRun"])
 @pytest.mark.parametrize("end", CODES)
-def test_a_worker_that_failed_for_good_ends_the_run_by_a_rule_only(
+def test_a_permanently_failed_worker_ends_the_run_only_by_a_rule(
     end: WorkerEnd, action: str
 ) -> None:
     world = training(failureRules=[rule(end, action)])
@@ -475,7 +475,7 @@ def test_neither_a_deadline_nor_a_partial_model_is_retried() -> None:
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
 
-def test_one_failure_is_retried_where_the_policy_is_fail() -> None:
+def test_one_failure_is_retried_under_the_policy_fail() -> None:
     world = training(maxRetries=1, failurePolicy="Fail")
     fail_for_good(world, "small", 2, "Killed")
     assert len(stops(world.look())) == 1

@@ -85,7 +85,7 @@ def test_a_job_does_not_start_if_the_policy_may_not_have_checked_it(cluster: Kep
     assert Kind.JOB not in [kind for kind, _ in site.cluster.objects]
 
 
-def test_a_job_starts_once_they_exist_and_continues_without_them() -> None:
+def test_a_job_starts_once_the_policy_exists_and_continues_without_it() -> None:
     site = Site(job(), cluster_with(binding=None), WATCHED_SITE)
     assert reason(site) == "TemplateNotAllowed"
     keep(site.cluster, Kind.ADMISSION_POLICY_BINDING, BINDING)

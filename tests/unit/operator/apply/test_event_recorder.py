@@ -39,7 +39,7 @@ def test_an_equal_event_is_posted_once() -> None:
     ("error", "waiting"),
     [(RequestRefusedError("no", 403), []), (ServerError("later"), [LOST, SAVED])],
 )
-def test_what_is_refused_is_dropped_and_what_is_unanswered_waits(
+def test_a_refused_event_is_dropped_and_an_unanswered_one_waits(
     error: Exception, waiting: list[JobEvent]
 ) -> None:
     cluster = KeptObjects()

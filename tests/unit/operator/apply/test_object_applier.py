@@ -163,7 +163,7 @@ def test_restarted_pods_find_the_present_operator_and_the_earlier_manifest() -> 
     ["", "[]", "{}", "not JSON", '{"coordinator_address": "then", "edited": NaN}', "[" * 99_999],
     ids=["empty", "list", "nothing", "no JSON", "NaN", "deep"],
 )
-def test_a_configuration_that_cannot_be_read_is_left_as_it_is(text: str) -> None:
+def test_an_unreadable_configuration_is_not_changed(text: str) -> None:
     first = Site(dlion_job())
     first.look()
     config_map_of(first)["data"]["pod.json"] = text
@@ -265,7 +265,7 @@ def test_an_object_of_another_owner_is_kept_and_reported(kind: Kind) -> None:
     site = Site(dlion_job())
     site.look()
     (name, theirs) = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
-    theirs["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "another-owner"
     before = copy.deepcopy(theirs)
     again = Site(cluster=site.cluster)
     again.look()

@@ -318,7 +318,7 @@ def test_a_write_that_conflicts_with_kueue_is_decided_again() -> None:
     assert job["spec"]["suspend"] is True
 
 
-def test_a_job_without_a_queue_deletes_a_remaining_workload_only() -> None:
+def test_a_job_without_a_queue_reads_no_workload() -> None:
     site = Site(dlion_job(), settings=QUEUEING)
     site.look()
     later(site)

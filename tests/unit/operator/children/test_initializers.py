@@ -104,7 +104,7 @@ def test_trainer_and_initializers_share_a_bounded_volume() -> None:
     assert byte_limits(spec) == [str(int(0.9 * 20 * 1024**3))] * 2
 
 
-def test_each_has_its_own_secret() -> None:
+def test_each_initializer_has_its_own_secret() -> None:
     dataset, model, _ = pod()["initContainers"]
     sources = [each.get("valueFrom", {}).get("secretKeyRef") for each in model["env"]]
     assert [(each["name"], each["key"]) for each in filter(None, sources)] == [
@@ -169,7 +169,7 @@ def test_an_image_that_is_not_allowed_is_named_once() -> None:
     assert images == ["containers[trainer].image"]
 
 
-def test_a_job_without_downloads_has_none_of_this() -> None:
+def test_a_job_without_downloads_has_no_initializer() -> None:
     trainer = {k: v for k, v in TRAINER.items() if k not in ("initializer", "startFrom")}
     assert "downloads" not in str(made(trainer)).lower()
     assert [each["name"] for each in pod(trainer)["initContainers"]] == ["sidecar"]

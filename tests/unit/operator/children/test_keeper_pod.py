@@ -105,7 +105,7 @@ def test_a_groups_template_applies_only_to_its_workers() -> None:
     assert deployment == keeper()
 
 
-def test_the_sites_settings_come_before_the_jobs_and_lists_are_added() -> None:
+def test_the_sites_settings_take_precedence_and_lists_are_added() -> None:
     site = at_site(
         node_selector={"disk": "ssd"},
         affinity={"podAffinity": OTHERS},
@@ -133,11 +133,11 @@ def test_without_a_template_the_keeper_has_the_sites_settings() -> None:
 
 
 @pytest.mark.parametrize("field", NEVER)
-def test_nothing_else_is_taken(field: str) -> None:
+def test_the_keeper_has_no_other_field_of_the_template(field: str) -> None:
     assert pod({"spec": {field: NEVER[field]}}) == BARE
 
 
-def test_labels_and_annotations_that_are_not_reserved_are_taken() -> None:
+def test_the_keeper_has_unreserved_labels_and_annotations() -> None:
     given = {
         "labels": {"team": "sound", "app.kubernetes.io/component": "x", "dlion.dev/job-name": "x",
                    "kueue.x-k8s.io/queue-name": "q"},
@@ -187,7 +187,7 @@ def test_no_template_changes_the_other_fields(spec: dict[str, Any], metadata: An
     assert ours["spec"]["tolerations"][:2] == BARE["tolerations"]
 
 
-def test_a_template_that_breaks_while_the_run_trains_changes_nothing() -> None:
+def test_a_template_that_becomes_invalid_during_training_changes_nothing() -> None:
     """The change takes effect in the next run."""
     world = World(dlion_job())
     world.look()

@@ -49,7 +49,7 @@ def test_an_object_with_another_owner_is_never_deleted(kind: Kind) -> None:
     site = Site(dlion_job())
     site.look()
     name, theirs = next((n, d) for (k, n), d in site.cluster.objects.items() if k is kind)
-    theirs["metadata"]["ownerReferences"][0]["uid"] = "somebody-else"
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "another-owner"
     begin_another_run(site)
     site.look()
     site.look()

@@ -81,7 +81,7 @@ def test_a_requested_device_is_its_limit(given: dict[str, Any], expected: dict[s
     assert trainer(pods(gpu={"resources": given})["gpu"])["resources"] == expected
 
 
-def test_a_groups_template_comes_after_the_jobs_and_is_its_own() -> None:
+def test_a_groups_template_follows_the_jobs_and_applies_to_its_workers_only() -> None:
     job = {
         "metadata": {"labels": {"tier": "edge", "a": "job"}, "annotations": {"x": "1", "y": "1"}},
         "spec": {
@@ -146,7 +146,7 @@ def test_the_last_list_of_tolerations_is_added_to_the_operators(
 
 
 @pytest.mark.parametrize("whole", [{"$patch": "delete"}, {"$patch": "replace"}, {}])
-def test_the_operators_tolerations_and_labels_stay(whole: dict[str, Any]) -> None:
+def test_the_operators_tolerations_and_labels_are_kept(whole: dict[str, Any]) -> None:
     labels = {names.JOB_LABEL: "x", names.GROUP_LABEL: "y", "$patch": "replace"}
     own = {"metadata": {"labels": labels}, "spec": {"tolerations": None, **whole}}
     made = pods(own, gpu={"podTemplate": own})["gpu"]

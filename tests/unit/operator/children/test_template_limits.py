@@ -271,7 +271,7 @@ def test_a_malformed_pod_is_refused_and_not_ignored(malformed: Spec, path: str) 
     assert path in [each.path for each in refused(malformed)]
 
 
-def test_of_two_accounts_none_hides_the_other() -> None:
+def test_neither_of_two_accounts_hides_the_other() -> None:
     both = {"serviceAccountName": "default", "serviceAccount": "admin"}
     assert [each.path for each in refused(both)] == ["serviceAccount"]
 

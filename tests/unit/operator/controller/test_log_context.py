@@ -31,7 +31,7 @@ def test_a_line_has_the_job_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(LOG, "level", logging.INFO)
     add_job_to_logs()
     asyncio.run(_two_loops())
-    LOG.info("nobody's")
+    LOG.info("of no job")
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     assert len(lines) == 5
     for line in lines[:4]:

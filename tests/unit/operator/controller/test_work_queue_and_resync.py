@@ -210,7 +210,7 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     store = ClusterStore()
     assert store.put(Kind.DLION_JOB, job(7))
     assert not store.put(Kind.DLION_JOB, job(6))
-    assert store.put(Kind.DLION_JOB, job(3, uid="made-anew"))
+    assert store.put(Kind.DLION_JOB, job(3, uid="recreated"))
     kept = store.get(Kind.DLION_JOB, NAME)
     assert kept is not None
     assert "managedFields" not in kept["metadata"]
@@ -398,7 +398,7 @@ def test_an_object_deleted_during_a_list_does_not_return() -> None:
     asyncio.run(resync.run_once(0))
     assert (resync.stale_rounds, triggered) == (0, [])
     assert store.get(Kind.DLION_JOB, NAME) is None
-    assert store.put(Kind.DLION_JOB, job(7, uid="made-anew"))
+    assert store.put(Kind.DLION_JOB, job(7, uid="recreated"))
 
 
 @pytest.mark.parametrize("known_by", ["an earlier list", "the watches", "an object's version"])

@@ -187,7 +187,7 @@ def test_a_new_incarnation_takes_over_and_the_old_one_is_refused() -> None:
     assert refused(state, old_report) is RefusalReason.OLD_INCARNATION
 
 
-def test_a_broken_stream_loses_a_worker_and_the_same_incarnation_may_come_back() -> None:
+def test_a_broken_stream_loses_a_worker_and_the_same_incarnation_may_return() -> None:
     state = coordinator()
     handle(state, join(stream=1))
     assert state.end_stream(1) == (Publish(),)

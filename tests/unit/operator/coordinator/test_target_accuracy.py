@@ -25,7 +25,7 @@ def test_all_replicas_must_have_reported() -> None:
     )
 
 
-def test_a_replica_that_left_for_good_does_not_count() -> None:
+def test_a_replica_that_left_permanently_does_not_count() -> None:
     watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1), Rank(2)])
     assert watch.take(evaluation(0, 0.6)) is None
     assert watch.remove(Rank(1)) is None

@@ -202,7 +202,7 @@ def test_everything_is_sent_once_then_changes_then_a_heartbeat() -> None:
     assert OutboundReports().pending({}, 0.0) == [Heartbeat()]
 
 
-def test_the_own_bundle_of_a_run_is_sent_and_kept_until_replaced() -> None:
+def test_the_bundle_of_a_run_is_sent_and_kept_until_replaced() -> None:
     state, reports = federation(), OutboundReports()
     report = replace(REPORT, bundle_pem=b"one")
     (first,) = reports.pending({JOB: report}, 0.0)

@@ -124,7 +124,7 @@ def test_one_of_two_holds_the_lease_and_patches_it_every_five_seconds(
     assert cluster.lease["spec"]["holderIdentity"] == "a"
 
 
-def test_another_operator_follows_a_killed_one_within_20_s_of_its_last_renewal() -> None:
+def test_another_operator_follows_a_killed_one_within_20_s_and_after_its_lease() -> None:
     for lives_s in (0.0, 1.5, 3.0, 4.5):
         cluster, a, b = two()
         cluster.pass_by(20 + lives_s)
@@ -176,7 +176,7 @@ def test_a_lease_that_could_not_be_deleted_is_deleted_later() -> None:
 
 
 @pytest.mark.parametrize(("verb", "after_s"), [("create", STEP_S), ("patch", 6.0)])
-def test_a_lease_is_deleted_after_a_write_whose_answer_was_lost(verb: str, after_s: float) -> None:
+def test_a_lease_is_deleted_after_a_write_with_a_lost_answer(verb: str, after_s: float) -> None:
     cluster = Cluster()
     a = cluster.join("a")
     if verb == "patch":

@@ -21,7 +21,7 @@ def test_a_long_silence_allows_no_more_than_one_burst() -> None:
     assert not limiter.try_acquire(1, 3600.0)
 
 
-def test_it_refills_at_its_rate_and_a_refusal_takes_nothing() -> None:
+def test_the_allowance_refills_at_its_rate_and_a_refusal_takes_nothing() -> None:
     limiter = RateLimiter()
     assert limiter.try_acquire(BURST, 0.0)
     half_s = 0.5

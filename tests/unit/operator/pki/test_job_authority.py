@@ -140,7 +140,7 @@ def test_an_authority_that_peers_would_not_trust_is_refused(case: str) -> None:
     assert words in str(refusal.value)
 
 
-def test_it_signs_for_its_own_site_only() -> None:
+def test_an_authority_signs_only_for_its_own_site() -> None:
     made = authority(GivenAuthority())
     with pytest.raises(ContractError, match="plant-b"):
         made.sign(WorkerKey().csr_pem(), identity(3, PLANT_B), JOB)

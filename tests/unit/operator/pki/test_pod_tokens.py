@@ -418,7 +418,7 @@ def test_a_pod_counts_only_for_the_existing_job() -> None:
     name = expected_owner(WORKER, JOB, {}).name
     owner = {"kind": "Job", "name": name, "uid": f"of {name}", "controller": True}
     token = signed(claims())
-    for changes in ({"uid": "of an earlier one"}, {"name": "somebody"}, {"controller": False}):
+    for changes in ({"uid": "of an earlier one"}, {"name": "someone"}, {"controller": False}):
         site, stored = Site(), controlled("digits-small-1-x")
         stored["metadata"] |= {"ownerReferences": [owner | changes], "resourceVersion": "2"}
         assert site.holds(token)

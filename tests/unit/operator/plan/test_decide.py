@@ -198,7 +198,7 @@ def test_a_pod_that_kubernetes_replaces_later_is_waited_for() -> None:
     assert ready_reason(world.look())[0] == "PodsRefused"
 
 
-def test_a_worker_that_failed_for_good_is_not_missing() -> None:
+def test_a_permanently_failed_worker_is_not_missing() -> None:
     world = World(dlion_job({"small": 3}, startDeadlineSeconds=60))
     world.look()
     world.make_jobs()
@@ -360,7 +360,7 @@ def test_a_job_in_deletion_is_released() -> None:
     assert (decision.actions, decision.status) == ((CloseRun(),), None)
 
 
-def test_a_manifest_that_cannot_be_read_is_reported_and_ends_nothing() -> None:
+def test_an_unreadable_manifest_is_reported_and_ends_nothing() -> None:
     document = dlion_job()
     document["spec"]["trainer"]["optimizer"]["learningRate"] = "fast"
     decision = World(document).look()

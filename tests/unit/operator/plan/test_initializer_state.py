@@ -3,8 +3,8 @@
 - The job waits with `Initializing` for any duration. It names the downloading workers and earlier
   failures.
 - The start-up time counts from the end of the last download.
-- A download that fails for good ends the run with `InitializerFailed` and the container's message,
-  without a retry. One that failed for lack of a server may be retried.
+- A download that fails permanently ends the run with `InitializerFailed` and the container's
+  message, without a retry. One that failed for lack of a server may be retried.
 
 Left out: that a kubelet reports such states (tests/cluster/test_initializers.py).
 """

@@ -3,8 +3,8 @@
 - Between attempts a run keeps its Workload and its quota. It returns them if Kueue evicts it, also
   while pods of the failed attempt run.
 - An attempt with other requests is admitted again; an equal one is not, whatever set its priority.
-- Kueue does not wait for a worker that failed for good. No group grows while the admission cannot
-  be read.
+- Kueue does not wait for a worker that failed permanently. No group grows while the admission
+  cannot be read.
 - A run that has trained queues with the pods of its Jobs, whatever the podTemplate has become.
 - The Workload of an earlier run is deleted, also if the manifest names no queue, is invalid or
   leaves the site.
@@ -135,7 +135,7 @@ def test_an_equal_attempt_keeps_its_place_whatever_set_its_priority() -> None:
     assert deleted(begin(world), Kind.WORKLOAD) == []
 
 
-def test_a_worker_that_failed_for_good_is_not_waited_for() -> None:
+def test_kueue_does_not_wait_for_a_permanently_failed_worker() -> None:
     """Otherwise Kueue would evict the run repeatedly (`waitForPodsReady`)."""
     world = queued({"small": 3}, failurePolicy="Continue")
     submitted(world)

@@ -42,7 +42,7 @@ def revoke(made: World, *entries: dict[str, str]) -> None:
 
 
 def serve(made: World, *revocations: RevocationInEffect) -> None:
-    """Pass the revocations on as the coordinator has them."""
+    """Set the revocations that are in effect at the coordinator."""
     assert made.run is not None
     made.run = replace(made.run, revocations=revocations)
 

@@ -46,7 +46,7 @@ def training(groups: dict[str, int] | None = None, **spec: Any) -> World:
 
 
 def fails(world: World, index: int, code: int = 67) -> None:
-    """Let the worker of group small fail for good; the others continue."""
+    """Let the worker of group small fail permanently; the others continue."""
     world.jobs["small"]["status"]["failedIndexes"] = str(index)
     world.fail("small", index, code)
 

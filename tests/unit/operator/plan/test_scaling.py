@@ -69,7 +69,7 @@ def test_a_group_grows_and_shrinks_during_a_run_and_ranks_stay() -> None:
 
 @pytest.mark.parametrize(
     "exchange",
-    [{"policy": "dlion", "topology": "ring"}, {"policy": "hop"}, {"policy": "of-somebody"}],
+    [{"policy": "dlion", "topology": "ring"}, {"policy": "hop"}, {"policy": "third-party"}],
 )
 def test_a_group_of_workers_known_beforehand_grows_to_its_first_size_only(
     exchange: dict[str, str],

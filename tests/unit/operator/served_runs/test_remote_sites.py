@@ -222,7 +222,7 @@ def test_a_silent_site_takes_part_while_its_links_exist() -> None:
 def test_links_count_while_no_operator_knows_the_workers() -> None:
     """Both operators have restarted: no training worker has joined or is reported yet."""
     at = world(minSites=2)
-    silent = RemoteView(problem="its operator has said nothing yet")
+    silent = RemoteView(problem="its operator has sent no report yet")
     early = replace(HEARD, knows_all=False)
     opened_late = RemoteView(is_reachable=True, heartbeat_age_s=1.0, problem="not there")
     for there in (silent, early, opened_late):
@@ -349,7 +349,7 @@ def test_the_target_is_evaluated_over_workers_that_train_or_may_train() -> None:
     assert evaluated_ranks(
         member(B, 1, state=MemberState.LOST), reports={B: there}, gone=set()
     ) == [0, 2, 1]
-    # The run is suspended or deleted there, or its worker has ended or failed for good.
+    # The run is suspended or deleted there, or its worker has ended or failed permanently.
     assert evaluated_ranks(member(B, 1, state=MemberState.LOST), reports={}, gone={B}) == [0, 2]
     assert evaluated_ranks(
         member(B, 1, state=MemberState.FINISHED), reports={B: there}, gone=set()

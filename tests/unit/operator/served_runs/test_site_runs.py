@@ -1,7 +1,7 @@
 """Test the runs that a site serves, with a real coordinator without a port.
 
 A run is opened once. A changed count of workers takes effect during the run and counts for the
-target; a worker that failed for good does not. A run of the same job with another id closes the
+target; a worker that failed permanently does not. A run of the same job with another id closes the
 previous one. Pods learn to trust a renewed authority. The keeper gets each event of the operator
 once. Downloads of workers are reported.
 
@@ -85,7 +85,7 @@ def test_the_target_is_evaluated_over_the_existing_workers() -> None:
     assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
 
 
-def test_a_worker_that_failed_for_good_does_not_count_for_the_target() -> None:
+def test_a_permanently_failed_worker_does_not_count_for_the_target() -> None:
     runs, server, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     server.runs[job().key].take(evaluation(0, 0.9))
@@ -98,7 +98,7 @@ def test_a_worker_that_failed_for_good_does_not_count_for_the_target() -> None:
     assert runs.reports()[job().key].workers.left == {1}
 
 
-def test_the_run_does_not_wait_for_a_worker_that_failed_for_good() -> None:
+def test_the_run_does_not_wait_for_a_permanently_failed_worker() -> None:
     """Otherwise a degraded run that is resumed after a suspension never trains again."""
     runs, server, _ = site()
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
