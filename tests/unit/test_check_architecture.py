@@ -1,4 +1,4 @@
-"""`tools/check_architecture.py` reports each planted violation.
+"""Test that `tools/check_architecture.py` reports each planted violation.
 
 Left out: this repository (`make check`).
 """
@@ -64,7 +64,7 @@ def test_a_planted_violation_is_reported(
     assert planted(tmp_path, files) == [expected]
 
 
-def test_types_may_be_imported_in_a_circle(tmp_path: Path) -> None:
+def test_types_may_be_imported_in_a_cycle(tmp_path: Path) -> None:
     lazily = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import x\n"
     assert planted(tmp_path, {"api/p/a.py": lazily, "api/p/b.py": "from p import a\n"}) == []
 

@@ -1,4 +1,4 @@
-"""tools/check_language.py finds each kind of offence.
+"""Test that tools/check_language.py finds each kind of offence.
 
 Left out: this repository (`make check`).
 """

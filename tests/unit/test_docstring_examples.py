@@ -1,4 +1,7 @@
-"""Every example of a docstring gives what it says. Left out: commands and manifests in docs/."""
+"""Test that every example of a docstring gives its stated result.
+
+Left out: commands and manifests in docs/.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ PROMPT = ">>> "
 
 
 def modules_with_examples() -> dict[str, int]:
-    """Names of modules, and how many examples each has."""
+    """Return the names of modules, and the number of examples in each."""
     found = {}
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
@@ -29,10 +32,10 @@ EXAMPLES = modules_with_examples()
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_the_examples_of_a_module_give_what_they_say(name: str) -> None:
+def test_the_examples_of_a_module_give_their_stated_results(name: str) -> None:
     module = importlib.import_module(name)
-    runner, said = doctest.DocTestRunner(verbose=False), list[str]()
+    runner, failures = doctest.DocTestRunner(verbose=False), list[str]()
     for test in doctest.DocTestFinder().find(module):
-        runner.run(test, out=said.append)
-    assert not said, "".join(said)
-    assert runner.tries == EXAMPLES[name], "an example stands where doctest does not look"
+        runner.run(test, out=failures.append)
+    assert not failures, "".join(failures)
+    assert runner.tries == EXAMPLES[name], "doctest does not find an example"

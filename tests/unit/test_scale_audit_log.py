@@ -1,9 +1,10 @@
-"""The scale benchmark reads right what the operator asked of an API server (benchmarks/scaling).
+"""Test how the scale benchmark reads an audit log (benchmarks/scaling).
 
-Proves: requests of operator and benchmark are told apart and others left out; a line that is half
-written, and a log that is rotated between two reads, lose none; a lag is from a change to the next
-status write of that job, infinite without one, and none of a change that was refused.
-Left out: what a real API server writes (tests/cluster/test_scale.py).
+Requests of operator and benchmark are distinguished, others are omitted. An incomplete line, and a
+log rotated between two reads, lose no request. A lag is the time from a change to the next status
+write of that job. It is infinite without one, and a refused change has none.
+
+Left out: the lines of a real API server (tests/cluster/test_scale.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BENCHMARK, OPERATOR = "dlion-scale", "dlion-operator"
 
 
 def line(agent: str, name: str, second: float, *, status: bool = False, code: int = 200) -> str:
-    """A patch of a job as the audit log has it."""
+    """Return a patch of a job as a line of the audit log."""
     time = f"2026-01-31T12:00:{second:09.6f}Z"
     about = {"resource": "dlionjobs", "name": name} | ({"subresource": "status"} if status else {})
     event = {
@@ -38,7 +39,7 @@ def line(agent: str, name: str, second: float, *, status: bool = False, code: in
     return json.dumps(event, separators=(",", ":")) + "\n"
 
 
-def test_no_request_is_lost_where_the_log_is_rotated(tmp_path: Path) -> None:
+def test_no_request_is_lost_when_the_log_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     log = AuditLog(path)
     with contextlib.closing(log):
@@ -48,7 +49,7 @@ def test_no_request_is_lost_where_the_log_is_rotated(tmp_path: Path) -> None:
 
 
 def read_while_it_grows(log: AuditLog, path: Path) -> list[Asked]:
-    """What it has read in the end."""
+    """Return all requests that it has read at the end."""
     assert log.read() == []
     first = line(BENCHMARK, "a", 1.0)
     path.write_text(first[:40])

@@ -1,7 +1,8 @@
-"""Complete runs of `benchmarks/scale.py` are kept, each for itself.
+"""Test that `benchmarks/scale.py` keeps each complete run.
 
-Proves: runs that are there are put into the table, and not measured again; a run of another size
-is none of them. Left out: a run itself (tests/cluster/test_scale.py).
+Existing runs appear in the table and are not measured again. A run of another size is refused.
+
+Left out: a run itself (tests/cluster/test_scale.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from one_run import Figures, Size  # noqa: E402
 
 
 def keep(folder: Path, number: int, created_per_s: float) -> None:
-    """A run of the default size."""
+    """Write a run of the default size."""
     figures = Figures(
         asdict(Size(rest_s=65.0, probes=120)), load_average=[0.5], created_per_s=created_per_s,
         burst_lags_s=[1.0], probe_lags_s=[0.5],
@@ -31,14 +32,14 @@ def keep(folder: Path, number: int, created_per_s: float) -> None:
 
 
 def run_scale(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> object:
-    """Its exit code, or what it says instead."""
+    """Return its exit code or its message."""
     monkeypatch.setattr(sys, "argv", ["scale.py", "--out", str(folder), "--runs", "2", *options])
     with pytest.raises(SystemExit) as ended:
         scale.main()
     return ended.value.code
 
 
-def test_runs_that_are_there_are_not_measured_again(
+def test_existing_runs_are_not_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(tmp_path, 0, 20.0)
@@ -51,6 +52,6 @@ def test_runs_that_are_there_are_not_measured_again(
 
 def test_a_run_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keep(tmp_path, 0, 20.0)
-    said = str(run_scale(monkeypatch, tmp_path, "--workers", "2"))
-    assert "this-tree-1000-0.json has a run of another size" in said
-    assert "give another --out" in said
+    message = str(run_scale(monkeypatch, tmp_path, "--workers", "2"))
+    assert "this-tree-1000-0.json has a run of another size" in message
+    assert "give another --out" in message

@@ -1,8 +1,9 @@
-"""The last line of `benchmarks/staged.py`.
+"""Test the last line of `benchmarks/staged.py`.
 
-Proves: it names the row of fewest bits among those as accurate as training end to end; rows with
-wrong labels and of an encoder of other classes do not compete; there may be none. Left out:
-training.
+It names the row of fewest bits among those as accurate as training end to end. Rows with wrong
+labels, or of an encoder of other classes, do not count. There may be no such row.
+
+Left out: training.
 """
 
 from __future__ import annotations

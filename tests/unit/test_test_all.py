@@ -1,4 +1,4 @@
-"""`tools/test-all` over a small tree of tests: what it runs, what it runs again, what it says."""
+"""Test `tools/test-all` with a small tree of tests: what it runs, repeats and prints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COPIED = (
     "tests/time_budgets.toml",
 )
 PLUGINS = ("xdist", "xdist.looponfail", "pytest_rerunfailures", "pytest_timeout")
-"""Named, as sessions that look for plugins start in twice the time."""
+"""Plugins are named, as sessions that search for them start in twice the time."""
 PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
 
 
@@ -49,7 +49,7 @@ PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
 def tree(tmp_path: Path) -> Path:
     """A repository with the real script, configuration and conftest, and one test for each tier.
 
-    Of its sessions one has processes for its tests: each costs as much as a session.
+    One of its sessions has processes for its tests: each costs as much as a session.
     """
     for folder in (
         "unit",
@@ -84,7 +84,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def failing(times: int) -> str:
-    """A test that fails that many times before it passes."""
+    """Return a test that fails this many times before it passes."""
     return TIMES_TRIED.format(fails=times)
 
 
@@ -96,8 +96,8 @@ def run(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tree / "tools" / "test-all"], cwd=tree, capture_output=True, text=True)
 
 
-def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
-    """Every tier's result is shown, also of those that ran beside the others."""
+def test_passing_tests_run_once_and_end_with_0(tree: Path) -> None:
+    """The result of every tier is shown, also of those that ran in parallel."""
     ended = run(tree)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(re.findall(r"\b1 passed", ended.stdout)) == 6
@@ -105,8 +105,10 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
     assert ended.stderr == ""
 
 
-def test_what_failed_on_clusters_is_run_by_itself_and_local_tests_are_run_once(tree: Path) -> None:
-    """Twice in its session, once more in one of its own, and with a new cluster; then it counts."""
+def test_failed_cluster_tests_run_alone_and_local_tests_run_once(tree: Path) -> None:
+    """Twice in its session, once in its own session, and once with a new cluster; then it
+    counts.
+    """
     (tree / "tests/cluster/test_shaky.py").write_text(failing(2))
     (tree / "tests/cluster/test_podless.py").write_text(PODLESS + failing(2))
     (tree / "tests/cluster/test_apart.py").write_text(OWN_SITES + failing(2))
@@ -120,8 +122,8 @@ def test_what_failed_on_clusters_is_run_by_itself_and_local_tests_are_run_once(t
     assert "DEFECT: failed and was run again: tests/cluster/test_podless.py" in ended.stdout
 
 
-def test_a_fast_test_is_not_run_again(tree: Path) -> None:
-    """It fails the whole at once: nothing slower starts."""
+def test_a_failed_fast_test_is_not_repeated(tree: Path) -> None:
+    """Its failure ends the whole run: nothing slower starts."""
     (tree / "tests/unit/test_shaky.py").write_text(failing(1))
     ended = run(tree)
     assert ended.returncode == 1
@@ -136,11 +138,11 @@ trap 'exit 2' INT
 mktemp "$TMPDIR/began-XXXX"
 sleep 100
 """
-"""As pytest does, which catches an interrupt and ends with 2. Fast tests have passed."""
+"""As pytest, which catches an interrupt and ends with 2. Fast tests have passed."""
 
 
-def test_an_interrupt_ends_all_streams_and_leaves_nothing(tree: Path, tmp_path: Path) -> None:
-    """Which pytest catches, so that a shell would go on."""
+def test_an_interrupt_ends_all_streams_and_leaves_no_process(tree: Path, tmp_path: Path) -> None:
+    """pytest catches it, so that a shell would continue."""
     (tree / ".venv/bin/pytest").write_text(STAND_IN)
     (temporary := tmp_path / "temporary").mkdir()
     running = subprocess.Popen(
@@ -151,10 +153,12 @@ def test_an_interrupt_ends_all_streams_and_leaves_nothing(tree: Path, tmp_path: 
         start_new_session=True,
     )
     deadline_s = time.monotonic() + 60
-    while len(list(temporary.glob("began-*"))) < 3:  # the fourth stream waits for another's end
+    while (
+        len(list(temporary.glob("began-*"))) < 3
+    ):  # the fourth stream waits for the end of another
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGINT)
-    said, _ = running.communicate(timeout=60)  # until the last of them has let go of it
-    assert running.returncode == 130, said
+    output, _ = running.communicate(timeout=60)  # until the last of them has closed it
+    assert running.returncode == 130, output
     assert [path for path in temporary.iterdir() if not path.name.startswith("began-")] == []

@@ -1,4 +1,4 @@
-"""A session fails if the tests of a folder use more CPU time than their budget, and only then."""
+"""Test that a session fails only if a folder exceeds its budget of CPU time."""
 
 from __future__ import annotations
 

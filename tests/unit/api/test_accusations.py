@@ -1,8 +1,10 @@
-"""When the workers of a run agree that one of them is bad.
+"""Test when the workers of a run agree that one of them is faulty.
 
-Proves: most of the others must name it, and at least two, within ten minutes; one worker frames
-nobody, two of three do; what names no worker of the run counts for nothing. Left out: what follows
-(tests/unit/operator/served_runs/test_revocations.py, tests/simulated/test_quarantine.py).
+Most of the others must name it, and at least two of them, within ten minutes. One worker cannot
+exclude another; two of three can. A message that names no worker of the run does not count.
+
+Left out: the consequences (tests/unit/operator/served_runs/test_revocations.py,
+tests/simulated/test_quarantine.py).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ def test_most_of_the_others_must_name_it() -> None:
     assert verdicts(Accusations(), (0, 9), (1, 9), (2, 9), here=4) == [None, None, 9]
 
 
-def test_one_worker_frames_nobody() -> None:
-    """Not alone, not by naming all, not where only two are there, not itself, not as a stranger."""
+def test_one_worker_alone_cannot_exclude_another() -> None:
+    """Not alone, not by naming all, not in a run of two, not itself, and not as a stranger."""
     assert verdicts(Accusations(), *[(3, at) for at in (0, 1, 2)] * 5) == [None] * 15
     assert verdicts(Accusations(), (0, 1), here=2) == [None]
     assert verdicts(Accusations(), (1, 1), (0, 1), here=2) == [None, None]
@@ -44,7 +46,7 @@ def test_warnings_count_for_ten_minutes() -> None:
     now_s = 0.0
     accusations = Accusations(lambda: now_s)
     assert verdicts(accusations, (0, 2), here=3) == [None]
-    now_s = WINDOW_S + 1.0  # two false alarms, far apart
+    now_s = WINDOW_S + 1.0  # two false alarms with a long pause
     assert verdicts(accusations, (1, 2), here=3) == [None]
     now_s += WINDOW_S - 1.0
     assert verdicts(accusations, (0, 2), here=3) == [2]
@@ -53,7 +55,7 @@ def test_warnings_count_for_ten_minutes() -> None:
 @pytest.mark.parametrize(
     "message", ["", "worker", "worker x ", "worker -1 ", "worker 99999999999 x", "Worker 1 x"]
 )
-def test_a_message_that_names_no_worker_counts_for_nothing(message: str) -> None:
+def test_a_message_that_names_no_worker_does_not_count(message: str) -> None:
     accusations, ranks = Accusations(), [Rank(0), Rank(1), Rank(2)]
     for by in (0, 2):
         record = EventRecord(1.0, Rank(by), 5, "UnusualValues", message, warning=True)
@@ -62,8 +64,8 @@ def test_a_message_that_names_no_worker_counts_for_nothing(message: str) -> None
         assert accusations.take(warning(by, 1, "WorkerLost"), here=ranks, known=ranks) is None
 
 
-def test_two_bad_workers_of_three_shut_the_third_out() -> None:
-    """The rule's limit, as documented: they are most of the others."""
+def test_two_faulty_workers_of_three_exclude_the_third() -> None:
+    """The documented limit of the rule: they are most of the others."""
     assert verdicts(Accusations(), (0, 2), (1, 2), here=3) == [None, 2]
     assert verdicts(Accusations(), (0, 4), (1, 4), here=5) == [None, None]
 

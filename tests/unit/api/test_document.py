@@ -1,8 +1,10 @@
-"""Declared documents: strict parsing with every problem at once, rendering, explanation.
+"""Test declared documents: strict parsing with all problems, rendering, explanation.
 
-Proves: each kind of problem, with path, value, what is allowed, advice and line; rules are asked
-only about sound fields; what was parsed renders and parses to the same; hostile input is refused
-in little time. Leaves out: the schema (tests/contract) and the manifest's own fields.
+Each kind of problem has path, value, allowed values, advice and line. Rules run only on valid
+fields. A parsed document renders to a text that parses to the same. Hostile input is refused
+quickly.
+
+Left out: the schema (tests/contract) and the manifest's own fields.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def problems(document: object, lines: Mapping[str, int] | None = None) -> tuple[
     return caught.value.problems
 
 
-def test_defaults_are_filled_in_and_all_of_it_renders_back() -> None:
+def test_defaults_are_set_and_the_document_renders_back() -> None:
     cart = parse(Cart, {"owner": "ann", "wheels": [{"name": "a"}], "anything": {"x": [None, 1]}})
     assert cart.wheels == (Wheel(name="a", spokes=32),)
     document = to_document(cart)
@@ -83,7 +85,7 @@ def test_defaults_are_filled_in_and_all_of_it_renders_back() -> None:
     assert parse(Cart, document) == cart
 
 
-def test_all_problems_are_said_at_once_in_the_order_of_the_text() -> None:
+def test_all_problems_are_reported_in_the_order_of_the_text() -> None:
     document = {
         "colour": "green",
         "loadkg": 5,
@@ -127,7 +129,7 @@ def test_all_problems_are_said_at_once_in_the_order_of_the_text() -> None:
         ({"owner": 7}, "owner", "7", ""),
     ],
 )
-def test_a_problem_says_the_value_and_what_is_allowed(
+def test_a_problem_states_the_value_and_the_allowed_values(
     change: dict[str, Any], path: str, value: str, allowed: str
 ) -> None:
     (problem,) = problems({"owner": "ann"} | change)
@@ -142,7 +144,7 @@ def test_an_unknown_field_names_the_nearest_known_one() -> None:
     assert "colour" in problem.allowed
 
 
-def test_what_is_missing_bears_the_line_of_what_is_around_it() -> None:
+def test_a_missing_field_has_the_line_of_its_parent() -> None:
     lines = {"": 1, "wheels": 3, "wheels[0]": 4}
     (problem,) = problems({"owner": "ann", "wheels": [{"spokes": 3}]}, lines)
     assert (problem.path, problem.line) == ("wheels[0].name", 4)
@@ -150,7 +152,7 @@ def test_what_is_missing_bears_the_line_of_what_is_around_it() -> None:
     assert ". Meaning: " in str(problem)
 
 
-def test_a_rule_is_asked_only_about_sound_fields() -> None:
+def test_a_rule_runs_only_on_valid_fields() -> None:
     heavy = {"owner": "ann", "loadKg": 50}
     assert [p.message for p in problems(heavy)] == ["a heavy cart needs two wheels"]
     unsound = heavy | {"wheels": [{"name": "A"}]}
@@ -175,7 +177,7 @@ def test_exactly_one_of_several_fields() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "cart", 3, {1: 2}, {None: 1}])
-def test_what_is_no_mapping_of_names_is_refused(document: object) -> None:
+def test_anything_but_a_mapping_of_names_is_refused(document: object) -> None:
     assert problems(document)[0].path == "(document)"
 
 
@@ -186,12 +188,12 @@ def test_a_deep_or_endless_value_is_refused() -> None:
     assert "too deep" in problem.message
 
 
-def test_paths_with_odd_characters_end() -> None:
+def test_paths_with_special_characters_are_parsed() -> None:
     found = problems({"owner": "ann", "].[": 1, ".": 2}, {"owner": 1})
     assert [p.line for p in found] == [None, None]
 
 
-def test_a_flood_of_unknown_fields_is_cut_short() -> None:
+def test_a_flood_of_unknown_fields_is_truncated() -> None:
     began = time.process_time()
     found = problems({"owner": "ann"} | {f"x{i}": i for i in range(20_000)})
     assert time.process_time() - began < 5
@@ -199,7 +201,7 @@ def test_a_flood_of_unknown_fields_is_cut_short() -> None:
     assert "19900 more" in found[-1].message
 
 
-def test_an_explanation_says_type_default_bounds_and_rules() -> None:
+def test_an_explanation_states_type_default_limits_and_rules() -> None:
     field = explain(Cart, "loadKg")
     assert field.type == "number"
     assert field.doc == "What it carries. In kg."
@@ -233,7 +235,7 @@ class Tagged:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ({"wheels": [{"name": "a"}], "tags": ["x", "y"]}, ["tags[1]: has no wheel"]),
         ({"tags": ["toolong", "y"]}, ["tags[0]: is too long", "tags[1]: has no wheel"]),
@@ -241,11 +243,11 @@ class Tagged:
         ({"wheels": 1, "tags": ["x"]}, ["wheels: must be a list"]),
     ],
 )
-def test_a_check_tells_places_of_what_could_be_read(document: object, told: list[str]) -> None:
+def test_a_check_names_the_places_of_readable_fields(document: object, expected: list[str]) -> None:
     with pytest.raises(SpecError) as caught:
         parse(Tagged, document)
-    said = [str(problem) for problem in caught.value.problems]
-    assert all(text.startswith(start) for text, start in zip(said, told, strict=True))
+    problems_found = [str(problem) for problem in caught.value.problems]
+    assert all(text.startswith(start) for text, start in zip(problems_found, expected, strict=True))
     with pytest.raises(SpecError) as caught:
         parse(Tagged, document, root="in.it", lines={"in.it": 1, "in.it.tags[1]": 7})
     assert {p.line for p in caught.value.problems if p.path == "in.it.tags[1]"} <= {7}

@@ -1,5 +1,7 @@
-"""Proves: drift from sketches is near the drift of the weights themselves, is 0 for equal replicas,
-and compares replicas at equal times; a replica that falls silent is left out.
+"""Test the drift of replicas, computed from sketches.
+
+It is close to the drift of the weights themselves, is 0 for equal replicas, and compares replicas
+at equal times. A replica that stops reporting is omitted.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ def evaluation(rank, time_s, sketch, norm=1.0):
     return EvaluationRecord(time_s, Rank(rank), 1, 1, 0.5, 1.0, 10, (), tuple(sketch), norm)
 
 
-def test_drift_from_sketches_is_near_that_of_the_weights():
-    """With a dense Gaussian projection, whose error is known: about 1/sqrt(2 * 256)."""
+def test_drift_from_sketches_is_close_to_that_of_the_weights():
+    """The reference is a dense Gaussian projection with a known error: about 1/sqrt(2 * 256)."""
     chance = np.random.default_rng(5)
     projection = chance.normal(size=(256, 3000)) / np.sqrt(256)
     estimates, truths = [], []
@@ -42,7 +44,7 @@ def test_equal_replicas_do_not_drift():
     assert drift([(3.0, -1.0, 2.0)] * 3, [1.0] * 3) == 0
 
 
-def test_replicas_that_are_not_finite_have_no_figure():
+def test_non_finite_replicas_have_no_figure():
     assert math.isnan(drift([(1.0,), (math.nan,), (2.0,)], [1.0] * 3))
     assert math.isnan(drift([(1.0,), (2.0,)], [math.inf, -math.inf]))
 
@@ -52,7 +54,7 @@ def test_one_replica_or_no_weights_have_no_drift():
     assert drift([(1.0,), (2.0,)], [0.0, 0.0]) == 0
 
 
-def test_replicas_that_move_alike_do_not_drift_though_they_evaluate_at_other_times():
+def test_equal_motion_evaluated_at_different_times_is_no_drift():
     meter = DriftMeter()
     points = []
     for step in range(20):
@@ -65,7 +67,7 @@ def test_replicas_that_move_alike_do_not_drift_though_they_evaluate_at_other_tim
     assert max(value for _, value in known) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_constant_distance_is_seen_at_every_comparison():
+def test_a_constant_distance_appears_in_every_comparison():
     meter = DriftMeter()
     known = []
     for step in range(10):
@@ -78,7 +80,7 @@ def test_a_constant_distance_is_seen_at_every_comparison():
     assert values == pytest.approx([0.3] * 10)
 
 
-def test_a_silent_replica_does_not_hold_up_the_others():
+def test_a_silent_replica_does_not_delay_the_others():
     meter = DriftMeter()
     meter.add(evaluation(2, 0.0, [9.0, 9.0]))
     last = None

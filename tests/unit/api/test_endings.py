@@ -1,7 +1,9 @@
-"""Stop rules are recognised in a stop reason, and an end report survives its own text. An exit is
-described by its name and the line that belongs to it, without colours.
+"""Test stop reasons, end reports and descriptions of exits.
 
-Left out: who writes and reads reports (tests of the trainer and of the operator).
+Stop rules are recognised in a stop reason. An end report is read again from its own text. An exit
+is described by its name and the line that belongs to it, without colours.
+
+Left out: writers and readers of reports (tests of the trainer and of the operator).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dlion_api.names import Rank
 
 @pytest.mark.parametrize("rule", STOP_RULES)
 @pytest.mark.parametrize("value", [1, 0.5, 1e9])
-def test_a_stop_rule_is_recognised_in_its_own_words(rule: str, value: float) -> None:
+def test_a_stop_rule_is_recognised_in_its_reason(rule: str, value: float) -> None:
     assert is_stop_rule(stop_rule_met(rule, value))
     assert is_stop_rule(f"worker 12: {stop_rule_met(rule, value)}")
 
@@ -47,7 +49,7 @@ def test_an_unknown_rule_is_refused() -> None:
         stop_rule_met("maxStep", 1)
 
 
-def test_a_report_survives_its_text() -> None:
+def test_a_report_is_read_again_from_its_text() -> None:
     report = EndReport("maxSteps 5 reached", 5, (Rank(0), Rank(2)), (Rank(1),))
     assert EndReport.from_json(report.to_json()) == report
 
@@ -75,12 +77,12 @@ def test_a_report_of_many_workers_fits_a_termination_message() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_report_is_none(text: str) -> None:
+def test_invalid_text_is_no_report(text: str) -> None:
     assert EndReport.from_json(text) is None
 
 
 @pytest.mark.parametrize(
-    ("code", "lines", "said"),
+    ("code", "lines", "description"),
     [
         (
             67,
@@ -100,5 +102,7 @@ def test_what_is_no_report_is_none(text: str) -> None:
         (193, ["why"], "193: why"),
     ],
 )
-def test_an_exit_is_described_by_what_belongs_to_it(code: int, lines: list[str], said: str) -> None:
-    assert describe_exit(code, lines) == said
+def test_an_exit_is_described_by_its_name_and_line(
+    code: int, lines: list[str], description: str
+) -> None:
+    assert describe_exit(code, lines) == description

@@ -1,5 +1,7 @@
-"""Facts: a download is the same job at any address and with any Secret, and another with another
-digest; its name in the folder is plain; only archives, by their names, are unpacked.
+"""Test downloads as part of a job.
+
+A download from another address or with another Secret is the same job; one with another digest is
+another job. Its name in the folder is plain. Only archives are unpacked, recognised by their names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def job_hash(**download: Any) -> str:
     return load_job(changed(smallest(), given)).hash()
 
 
-def test_the_digest_alone_makes_another_job() -> None:
+def test_only_the_digest_makes_another_job() -> None:
     assert job_hash(url="https://mirror.example/other.zip", secretName="hub") == job_hash()
     assert job_hash(sha256="f" * 64) != job_hash()
 

@@ -1,8 +1,9 @@
-"""The manifest's model: ranks, hash, what may change in mid-run, and the status' one word.
+"""Test the model of the manifest: ranks, hash, permitted changes during a run, and the state.
 
-Proves: ranks follow the manifest's order; the hash ignores exactly the fields that sites may
-differ in and whether defaults are written out; transition rules. Leaves out: single fields and
-rules (tests/contract).
+Ranks follow the manifest's order. The hash ignores exactly the fields that sites may differ in, and
+whether defaults are written. Transitions follow their rules.
+
+Left out: single fields and rules (tests/contract).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_ranks_count_through_sites_groups_and_workers() -> None:
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name)
-def test_writing_defaults_out_changes_neither_job_nor_hash(case: Case) -> None:
+def test_written_defaults_change_neither_job_nor_hash(case: Case) -> None:
     job = load_job(case.document)
     again = load_job(job.to_document())
     assert again == job
@@ -76,7 +77,7 @@ def test_writing_defaults_out_changes_neither_job_nor_hash(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name)
-def test_what_need_not_be_written_is_filled_in_again(case: Case) -> None:
+def test_omitted_defaults_are_set_again(case: Case) -> None:
     spec = load_job(case.document).spec
     written = to_document(spec, without_defaults=True)
     assert parse(Spec, written) == spec
@@ -84,25 +85,25 @@ def test_what_need_not_be_written_is_filled_in_again(case: Case) -> None:
 
 
 @pytest.mark.parametrize("path", EXEMPT)
-def test_the_hash_ignores_what_sites_may_differ_in(path: str) -> None:
+def test_the_hash_ignores_fields_that_may_differ_between_sites(path: str) -> None:
     other = load_job(changed(smallest(), {path: EXEMPT[path]}))
     assert other.hash() == load_job(smallest()).hash()
 
 
 @pytest.mark.parametrize("path", HASHED)
-def test_the_hash_follows_everything_else(path: str) -> None:
+def test_the_hash_depends_on_all_other_fields(path: str) -> None:
     other = load_job(changed(smallest(), {path: HASHED[path]}))
     assert other.hash() != load_job(smallest()).hash()
 
 
-def test_the_hash_does_not_see_how_numbers_and_mappings_are_written() -> None:
+def test_the_hash_ignores_the_notation_of_numbers_and_mappings() -> None:
     first = changed(smallest(), {"spec.trainer.optimizer": {"momentum": 0, "learningRate": 1}})
     other = changed(smallest(), {"spec.trainer.optimizer": {"learningRate": 1.0, "momentum": 0.0}})
     assert load_job(first).hash() == load_job(other).hash()
 
 
 @pytest.mark.parametrize("path", {**EXEMPT, **HASHED})
-def test_what_may_change_while_a_run_lasts(path: str) -> None:
+def test_only_permitted_fields_may_change_during_a_run(path: str) -> None:
     old = load_job(smallest())
     new = load_job(changed(smallest(), {path: {**EXEMPT, **HASHED}[path]}))
     found = change_problems(old, new, run_ended=False)
@@ -126,7 +127,7 @@ def test_what_may_change_while_a_run_lasts(path: str) -> None:
         ({"policy": "dlion"}, {"globalBatchSize": {"growth": False}}, False),
     ],
 )
-def test_the_batch_grows_by_default_where_that_belongs_to_the_policy(
+def test_the_batch_grows_by_default_if_the_policy_includes_it(
     exchange: dict[str, Any], batching: dict[str, Any], grows: bool
 ) -> None:
     document = smallest()
@@ -160,14 +161,12 @@ def condition(type_: str, status: str = "True", reason: str = "Any") -> Conditio
         ([condition("Ready", reason="Completed"), condition("Succeeded")], State.SUCCEEDED),
     ],
 )
-def test_the_state_is_one_word_for_the_conditions(
-    conditions: list[Condition], state: State
-) -> None:
+def test_the_state_summarizes_the_conditions(conditions: list[Condition], state: State) -> None:
     assert state_of(conditions) is state
     assert state_of(reversed(conditions)) is state
 
 
-def test_a_field_of_a_newer_version_is_reported_and_no_error() -> None:
+def test_a_field_of_a_newer_version_is_reported_without_an_error() -> None:
     newer = changed(smallest(), {"spec.exchange.laterField": "clip", "spec.newPart": {"a": 1}})
     found: list[Problem] = []
     assert load_job(newer, unknown=found).spec == load_job(smallest()).spec

@@ -1,8 +1,10 @@
-"""Facts: a statement is read as it was written; one of 2,048 workers with the longest names and
-reasons fits its limit; anything of another form, size or type is refused with a reason. The version
-that it names is the project's.
+"""Test the statement about a model's origin.
 
-Left out: signatures and who verifies them (tests/unit/cli/test_model_provenance.py).
+A statement is read as it was written. One of 2,048 workers with the longest names and reasons fits
+its limit. Any other form, size or type is refused with a reason. The version in it is the
+project's.
+
+Left out: signatures and their verification (tests/unit/cli/test_model_provenance.py).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ STATEMENT = ProvenanceStatement(
 )
 
 
-def test_a_statement_is_read_as_it_was_written() -> None:
+def test_a_written_statement_is_read_back() -> None:
     content = STATEMENT.to_json()
     assert ProvenanceStatement.from_json(content) == STATEMENT
     document = json.loads(content)
@@ -69,7 +71,7 @@ def test_a_statement_is_read_as_it_was_written() -> None:
     ]
 
 
-def test_the_most_workers_with_the_longest_texts_fit() -> None:
+def test_the_maximum_of_workers_with_the_longest_texts_fits() -> None:
     name = "n" * MAX_NAME_CHARACTERS
     worker = WorkerUpdates(0, name, Evidence.REPLICA, MAX_COUNT, MAX_COUNT, revoked=True)
     largest = replace(
@@ -130,7 +132,7 @@ def first_worker(**values: object) -> bytes:
         (first_worker(rank=2), "twice"),
     ],
 )  # fmt: skip
-def test_anything_else_is_refused(content: bytes, words: str) -> None:
+def test_any_other_statement_is_refused(content: bytes, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         ProvenanceStatement.from_json(content)
 

@@ -1,10 +1,13 @@
-"""Facts: time left is exact for a steady run, by each stop rule, and follows a change of pace
-within half of the way since; a resumed run counts what is left, without the pause; batches that are
-planned to grow lengthen the steps to come; a target accuracy has a range that holds the truth for
-curves of several forms, and none where the curve is flat, too short or too noisy; memory stays
-bounded; figures that no worker can have raise nothing and leave the fraction within 0 to 1.
+"""Test the remaining time of a run.
 
-Left out: recorded and simulated runs (benchmarks/eta.py), how views word it.
+- It is exact for a steady run under each stop rule. It follows a change of the rate within half of
+  the time since. Planned growth of the batch lengthens the remaining steps.
+- A resumed run counts the remaining part, without the pause.
+- A target accuracy has a range that contains the truth for several forms of curves. There is none
+  if the curve is flat, too short or too noisy.
+- Memory stays bounded. Impossible figures raise no error, and the fraction stays within 0 to 1.
+
+Left out: recorded and simulated runs (benchmarks/eta.py), and the text of views.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def evaluation(time_s: float, accuracy: float, *, rank: int = 0) -> EvaluationRe
     return EvaluationRecord(time_s, Rank(rank), 1, 1, accuracy, 1.0, 100)
 
 
-def test_nothing_is_told_before_the_first_step() -> None:
+def test_there_is_no_prediction_before_the_first_step() -> None:
     assert estimator({"maxSteps": 10}).predict() == Remaining()
     assert estimator({"targetAccuracy": 0.9}).predict() == Remaining(has_target=True)
 
@@ -66,14 +69,16 @@ def test_nothing_is_told_before_the_first_step() -> None:
     ],
     ids=str,
 )
-def test_a_steady_run_is_told_exactly(stop: dict[str, Any], fraction: float, left_s: float) -> None:
-    told = estimator(stop)
+def test_the_prediction_for_a_steady_run_is_exact(
+    stop: dict[str, Any], fraction: float, left_s: float
+) -> None:
+    remaining = estimator(stop)
     for number in range(1, 26):
-        told.take(step(number, 10.0 + number, epochs=number / 10))
-    now = told.predict()
+        remaining.take(step(number, 10.0 + number, epochs=number / 10))
+    now = remaining.predict()
     assert now.fraction == pytest.approx(fraction)
     assert now.seconds == pytest.approx(left_s)
-    later = told.predict(40.0)  # five seconds without news
+    later = remaining.predict(40.0)  # five seconds without a record
     assert later.seconds == pytest.approx(max(0.0, left_s - 5.0))
 
 
@@ -83,29 +88,31 @@ def test_a_steady_run_is_told_exactly(stop: dict[str, Any], fraction: float, lef
     [({"maxSteps": 100}, 60.0), ({"maxSeconds": 100}, 60.0), ({"maxEpochs": 10}, 60.0)],
     ids=str,
 )
-def test_a_resumed_run_counts_what_is_left(stop: dict[str, Any], left_s: float, first: int) -> None:
+def test_a_resumed_run_counts_the_remaining_part(
+    stop: dict[str, Any], left_s: float, first: int
+) -> None:
     """30 steps of a second from 10 s on, and 10 more after a pause of 500 s."""
-    told = estimator(stop)
+    remaining = estimator(stop)
     for number in range(first, 41):
         pause_s = 500.0 if number > 30 else 0.0
-        told.take(
+        remaining.take(
             step(number, 10.0 + pause_s + number, epochs=number / 10, trained_s=float(number))
         )
         if number == 31 and "maxSeconds" in stop:
-            assert told.predict().seconds == pytest.approx(69.0), "from the first step on"
-    now = told.predict()
+            assert remaining.predict().seconds == pytest.approx(69.0), "from the first step on"
+    now = remaining.predict()
     assert now.seconds == pytest.approx(left_s, rel=0.02)
     assert now.fraction == pytest.approx(0.4)
 
 
 def test_the_pause_before_a_resume_is_no_part_of_the_curve_to_a_target() -> None:
     """The first 60 s of the curve, then a pause of 500 s, then the rest."""
-    told, curve = estimator({"targetAccuracy": 0.9}), CURVES["saturating"]
+    remaining, curve = estimator({"targetAccuracy": 0.9}), CURVES["saturating"]
     for number in range(1, 91):
         time_s = number + (500.0 if number > 60 else 0.0)
-        told.take(step(number, time_s, trained_s=float(number)))
-        told.take(evaluation(time_s, curve(float(number))))
-    now = told.predict()
+        remaining.take(step(number, time_s, trained_s=float(number)))
+        remaining.take(evaluation(time_s, curve(float(number))))
+    now = remaining.predict()
     reached_s = next(number for number in range(1, 300) if curve(float(number)) >= 0.9)
     assert now.target_s is not None
     assert now.target_s[0] - 2 <= reached_s - 90 <= now.target_s[1] + 2
@@ -113,50 +120,50 @@ def test_the_pause_before_a_resume_is_no_part_of_the_curve_to_a_target() -> None
 
 @pytest.mark.parametrize("trained_s", [-1.0, 1e300])
 def test_a_count_of_training_that_no_run_has_is_ignored(trained_s: float) -> None:
-    told = estimator({"maxSeconds": 50})
+    remaining = estimator({"maxSeconds": 50})
     for number in range(1, 26):
-        told.take(step(number, 10.0 + number, trained_s=trained_s))
-    assert told.predict().seconds == pytest.approx(25.0)
+        remaining.take(step(number, 10.0 + number, trained_s=trained_s))
+    assert remaining.predict().seconds == pytest.approx(25.0)
 
 
-def test_a_slow_first_step_does_not_count_and_a_new_pace_does() -> None:
-    told = estimator({"maxSteps": 100})
+def test_a_slow_first_step_does_not_count_and_a_new_rate_does() -> None:
+    remaining = estimator({"maxSteps": 100})
     times_s = [30.0, *(30.0 + number for number in range(1, 20))]
     for number, time_s in enumerate(times_s, start=1):
-        told.take(step(number, time_s))
-    assert told.predict().seconds == pytest.approx(80.0, rel=0.02)
+        remaining.take(step(number, time_s))
+    assert remaining.predict().seconds == pytest.approx(80.0, rel=0.02)
     for number in range(21, 41):  # three seconds each from now on
-        told.take(step(number, 49.0 + 3 * (number - 20)))
-    assert told.predict().seconds == pytest.approx(180.0, rel=0.15)
+        remaining.take(step(number, 49.0 + 3 * (number - 20)))
+    assert remaining.predict().seconds == pytest.approx(180.0, rel=0.15)
 
 
-def test_batches_that_are_to_grow_lengthen_what_is_left() -> None:
-    """32 samples a second; from step 50 on, twice as many in each step."""
+def test_planned_batch_growth_lengthens_the_remaining_time() -> None:
+    """32 samples a second; from step 50 on, each step has twice as many."""
     batching = {
         "globalBatchSize": {
             "initial": 32, "max": 64, "growth": True, "everySteps": 50, "factor": 2.0,
             "warmupFraction": 0.0,
         }
     }  # fmt: skip
-    told, flat = (
+    remaining, flat = (
         estimator({"maxSteps": 100}, batching=each)
         for each in (batching, {"globalBatchSize": {"initial": 32, "growth": False}})
     )
     for number in range(1, 26):
-        for each in (told, flat):
+        for each in (remaining, flat):
             each.take(step(number, float(number), epochs=32 * number / 10_000))
     assert flat.predict().seconds == pytest.approx(75.0)
-    assert told.predict().seconds == pytest.approx(25.0 + 2 * 50.0)
+    assert remaining.predict().seconds == pytest.approx(25.0 + 2 * 50.0)
 
 
 def test_the_worker_that_ends_first_counts_and_one_that_left_does_not() -> None:
-    told = estimator({"maxSteps": 100})
+    remaining = estimator({"maxSteps": 100})
     for number in range(1, 21):
-        told.take(step(number, float(number)))
-        told.take(step(2 * number, float(number), rank=1))
-    assert told.predict().seconds == pytest.approx(30.0)
-    told.expect({Rank(0)})
-    assert told.predict().seconds == pytest.approx(80.0)
+        remaining.take(step(number, float(number)))
+        remaining.take(step(2 * number, float(number), rank=1))
+    assert remaining.predict().seconds == pytest.approx(30.0)
+    remaining.expect({Rank(0)})
+    assert remaining.predict().seconds == pytest.approx(80.0)
 
 
 CURVES: dict[str, Callable[[float], float]] = {
@@ -169,18 +176,18 @@ CURVES: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("share", [0.5, 0.75])
-def test_most_ranges_until_a_target_hold_the_truth(name: str, share: float) -> None:
-    """Of curves with noise, also of forms that are not fitted."""
+def test_most_ranges_until_a_target_contain_the_truth(name: str, share: float) -> None:
+    """The curves have noise, and some have forms that are not fitted."""
     curve, truth_s, outcomes = CURVES[name], 100.0, []
     for seed in range(20):
         chance = np.random.default_rng(seed)
-        told = estimator({"targetAccuracy": curve(truth_s)})
-        told.take(step(1, 1.0))
+        remaining = estimator({"targetAccuracy": curve(truth_s)})
+        remaining.take(step(1, 1.0))
         for number in range(1, int(40 * share) + 1):
             accuracy = curve(2.5 * number) + float(chance.normal(0, 0.01))
-            told.take(evaluation(2.5 * number, min(1.0, max(0.0, accuracy))))
+            remaining.take(evaluation(2.5 * number, min(1.0, max(0.0, accuracy))))
         now_s = share * truth_s
-        now = told.predict(now_s)
+        now = remaining.predict(now_s)
         assert now.fraction is None or 0.0 < now.fraction < 1.0
         if now.target_s is not None:
             low_s, high_s = (now_s + left_s for left_s in now.target_s)
@@ -191,18 +198,18 @@ def test_most_ranges_until_a_target_hold_the_truth(name: str, share: float) -> N
 
 
 def test_a_range_is_computed_once_for_each_curve() -> None:
-    """A view asks several times a second."""
-    told = estimator({"targetAccuracy": 0.9})
-    told.take(step(1, 1.0))
+    """A view requests it several times a second."""
+    remaining = estimator({"targetAccuracy": 0.9})
+    remaining.take(step(1, 1.0))
     for number in range(1, 100):
-        told.take(evaluation(float(number), 0.95 * (1 - math.exp(-number / 60))))
+        remaining.take(evaluation(float(number), 0.95 * (1 - math.exp(-number / 60))))
     began_s = time.perf_counter()
-    first = told.predict(99.0).target_s
+    first = remaining.predict(99.0).target_s
     once_s = time.perf_counter() - began_s
     assert first is not None
     began_s = time.perf_counter()
     for _ in range(20):
-        assert told.predict(99.0).target_s == first
+        assert remaining.predict(99.0).target_s == first
     assert time.perf_counter() - began_s < 10 * once_s
 
 
@@ -217,35 +224,35 @@ def test_a_range_is_computed_once_for_each_curve() -> None:
     ],
     ids=["flat", "falling", "short", "nan", "alien"],
 )
-def test_a_target_that_cannot_be_told_is_unknown(accuracies: list[float]) -> None:
-    told = estimator({"targetAccuracy": 0.9, "maxSeconds": 500})
-    told.take(step(1, 1.0))
+def test_a_target_that_cannot_be_predicted_is_unknown(accuracies: list[float]) -> None:
+    remaining = estimator({"targetAccuracy": 0.9, "maxSeconds": 500})
+    remaining.take(step(1, 1.0))
     for number, accuracy in enumerate(accuracies, start=1):
-        told.take(evaluation(float(number), accuracy))
-    now = told.predict()
+        remaining.take(evaluation(float(number), accuracy))
+    now = remaining.predict()
     assert now.target_s is None
     assert now.has_target
-    assert now.seconds is not None, "the other rule is told all the same"
+    assert now.seconds is not None, "the other rule is still predicted"
 
 
-def test_noise_alone_tells_nothing_definite() -> None:
+def test_noise_alone_gives_no_range() -> None:
     chance = np.random.default_rng(7)
-    told = estimator({"targetAccuracy": 0.9})
-    told.take(step(1, 1.0))
+    remaining = estimator({"targetAccuracy": 0.9})
+    remaining.take(step(1, 1.0))
     for number in range(1, 30):
-        told.take(evaluation(float(number), 0.5 + float(chance.normal(0, 0.05))))
-    now = told.predict()
+        remaining.take(evaluation(float(number), 0.5 + float(chance.normal(0, 0.05))))
+    now = remaining.predict()
     assert now.target_s is None or now.target_s[1] > 2 * now.target_s[0]
 
 
-def test_the_mean_over_replicas_is_fitted_once_all_have_been_evaluated() -> None:
-    told = estimator({"targetAccuracy": 0.8})
+def test_the_mean_over_replicas_is_fitted_once_all_were_evaluated() -> None:
+    remaining = estimator({"targetAccuracy": 0.8})
     for rank in (0, 1):
-        told.take(step(1, 1.0, rank=rank))
+        remaining.take(step(1, 1.0, rank=rank))
     for number in range(1, 21):
-        told.take(evaluation(number - 0.5, number / 100))
-        told.take(evaluation(float(number), 3 * number / 100, rank=1))
-    now = told.predict(20.0)
+        remaining.take(evaluation(number - 0.5, number / 100))
+        remaining.take(evaluation(float(number), 3 * number / 100, rank=1))
+    now = remaining.predict(20.0)
     assert now.target_s is not None
     assert now.target_s[0] <= 20.5
     assert now.target_s[1] >= 19.5
@@ -266,12 +273,12 @@ def test_a_curve_keeps_its_newest_point_and_a_bounded_number() -> None:
 
 @pytest.mark.parametrize("most", [10**12, 1])
 def test_huge_and_tiny_ends_stay_within_bounds(most: int) -> None:
-    told = estimator(
+    remaining = estimator(
         {"maxSteps": most}, batching={"globalBatchSize": {"initial": 2, "growth": True}}
     )
     for number in range(1, 26):
-        told.take(step(number, float(number), batch=1, epochs=number / 10**9))
-    seconds = told.predict().seconds
+        remaining.take(step(number, float(number), batch=1, epochs=number / 10**9))
+    seconds = remaining.predict().seconds
     assert seconds is not None
     assert 0.0 <= seconds < 2**31
 
@@ -280,13 +287,13 @@ NUMBERS = (-1e300, -1.0, 0.0, 5e-324, 0.5, 50.0, 1e10, 1e300, 1.7e308)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_figures_of_a_faulty_worker_raise_nothing_and_stay_within_bounds(seed: int) -> None:
+def test_figures_of_a_faulty_worker_raise_no_error_and_stay_in_bounds(seed: int) -> None:
     draw = np.random.default_rng(seed)
 
     def number() -> float:
         return float(draw.choice(NUMBERS))
 
-    told = estimator(
+    remaining = estimator(
         {"targetAccuracy": 0.9, "maxSeconds": 100, "maxSteps": 1000, "maxEpochs": 3},
         batching={"globalBatchSize": {"initial": 2, "growth": True}},
     )
@@ -294,10 +301,10 @@ def test_figures_of_a_faulty_worker_raise_nothing_and_stay_within_bounds(seed: i
         iteration = int(draw.choice([1, place + 1, 2**53]))
         size = int(draw.choice([0, 2, 2**53]))
         fine = replace(step(iteration, 10.0 * place, batch=size, epochs=number()), wall_s=number())
-        told.take(replace(fine, time_s=number()) if draw.random() < 0.3 else fine)
+        remaining.take(replace(fine, time_s=number()) if draw.random() < 0.3 else fine)
         late = number() if draw.random() < 0.5 else 10.0 * place
-        told.take(evaluation(late, min(1.0, max(0.0, number() / (place + 1)))))
-    predicted = told.predict()
+        remaining.take(evaluation(late, min(1.0, max(0.0, number() / (place + 1)))))
+    predicted = remaining.predict()
     assert predicted.fraction is None or 0.0 <= predicted.fraction <= 1.0
     assert predicted.seconds is None or 0.0 <= predicted.seconds < 2**31
     assert all(0.0 <= end < 2**32 for end in predicted.target_s or ())

@@ -1,8 +1,12 @@
-"""Facts: a revocation covers a worker or all of a site, and nobody else; what is written is read
-back; a document that is not readable revokes nobody and says why; in one that is partly wrong each
-valid name still counts; names, reasons and counts are bounded, and no control character is kept.
+"""Test the document of revocations.
 
-Left out: what a coordinator does (tests/unit/operator/coordinator/test_revocations.py).
+- A revocation covers a worker or all workers of a site, and no other. A written document is read
+  back unchanged.
+- An unreadable document revokes no worker and states why. In a partly invalid document each valid
+  name still counts.
+- Names, reasons and counts are bounded, and control characters are removed.
+
+Left out: the coordinator (tests/unit/operator/coordinator/test_revocations.py).
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ def test_no_other_worker_is_covered(name: str) -> None:
      "plant-b/large-1000", "Plant-b", "plant b", "plant-b\n", "plant-b/large-1/x", "../x-1",
      "a" * 41, "plant-b/" + "g" * 17 + "-1", "-a", "a-", "plänt"],
 )  # fmt: skip
-def test_what_can_name_nobody_is_no_name(text: str) -> None:
+def test_an_invalid_name_is_refused(text: str) -> None:
     assert not is_revocable_name(text)
 
 
@@ -60,7 +64,7 @@ revocations = st.builds(Revocation, names, reasons, st.booleans())
 
 
 @given(st.lists(revocations, unique_by=lambda each: each.name))
-def test_what_is_written_is_read_back(given_ones: list[Revocation]) -> None:
+def test_a_written_document_is_read_back(given_ones: list[Revocation]) -> None:
     printable = [
         replace(each, reason="".join(c for c in each.reason if c.isprintable()))
         for each in given_ones
@@ -74,14 +78,14 @@ def test_what_is_written_is_read_back(given_ones: list[Revocation]) -> None:
     ["{", "null", '"plant-b"', '{"name": "plant-b"}', "1e999", "[" * 100_000, "NaN",
      "[]" + " " * MAX_DOCUMENT_BYTES],
 )  # fmt: skip
-def test_a_document_that_is_no_list_revokes_nobody_and_says_so(text: str) -> None:
+def test_a_document_that_is_no_list_revokes_no_worker_and_is_reported(text: str) -> None:
     found, problem = parse_revocations(text)
     assert found == ()
     assert problem
     assert len(problem) < 300
 
 
-def test_no_document_and_an_empty_one_are_in_order() -> None:
+def test_a_missing_or_empty_document_is_valid() -> None:
     assert parse_revocations("") == parse_revocations("[]") == ((), "")
 
 
@@ -107,14 +111,14 @@ def test_a_wrong_reason_does_not_lift_its_revocation() -> None:
     ]  # fmt: skip
 
 
-def test_of_too_many_the_first_count() -> None:
+def test_the_first_of_too_many_entries_count() -> None:
     entries = [{"name": f"site-{at:04}"} for at in range(MAX_REVOCATIONS + 5)]
     found, problem = parse_revocations(json.dumps(entries))
     assert len(found) == MAX_REVOCATIONS
     assert f"more than {MAX_REVOCATIONS}" in problem
 
 
-def test_one_that_is_lifted_covers_nobody() -> None:
+def test_a_lifted_revocation_covers_no_worker() -> None:
     (lifted,), _ = parse_revocations('[{"name": "plant-b", "trusted": true}]')
     assert lifted.is_lifted
     assert not lifted.covers(LARGE)

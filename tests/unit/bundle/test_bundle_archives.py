@@ -1,9 +1,11 @@
-"""Facts: a bundle of the same parts has the same bytes, whatever the clock and the order of files;
-its images keep their blobs and get the names that containerd reads; what is no single image is
-refused; a platform that this machine cannot build, a builder that there is not and a wrong base are
-refused before anything is built.
+"""Test the archives of a bundle.
 
-Left out: the images' builders (tests/cluster/test_bundle.py), the wheels (tests/local).
+- A bundle of the same parts has the same bytes, whatever the clock and the order of files. Its
+  images keep their blobs and get the names that containerd reads.
+- Anything but a single image is refused. A platform that this machine cannot build, a missing
+  builder and a wrong base are refused before any build.
+
+Left out: the builders of images (tests/cluster/test_bundle.py), the wheels (tests/local).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def test_the_same_parts_give_the_same_bytes(tmp_path: Path) -> None:
     assert published == f"{sha256_of(first)}  {first.name}\n"
 
 
-def test_it_has_a_checksum_of_every_file_and_says_what_it_is_based_on(tmp_path: Path) -> None:
+def test_a_bundle_has_a_checksum_of_every_file_and_names_its_base(tmp_path: Path) -> None:
     folder = extracted(write_small_bundle(tmp_path), tmp_path / "out")
     listed = {line[66:] for line in (folder / "checksums.txt").read_text().splitlines()}
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -86,7 +88,7 @@ def test_an_image_keeps_its_blobs_and_gets_its_name(tmp_path: Path) -> None:
         ('{"manifests": []}', "0 images in one archive"),
     ],
 )
-def test_what_is_no_image_is_refused(tmp_path: Path, index: str | None, problem: str) -> None:
+def test_an_invalid_image_is_refused(tmp_path: Path, index: str | None, problem: str) -> None:
     if index is not None:
         (tmp_path / "index.json").write_text(index)
     with pytest.raises(BundleError, match=problem):
@@ -134,7 +136,7 @@ FOREIGN = {"linux/amd64": "linux/arm64", "linux/arm64": "linux/amd64"}[own_platf
         (["--builder=testbed", f"--platform={FOREIGN}"], f"does not emulate {FOREIGN[6:]}"),
     ],
 )
-def test_what_cannot_be_built_is_refused_first(
+def test_an_impossible_build_is_refused_first(
     tmp_path: Path, options: list[str], problem: str
 ) -> None:
     if "emulate" in problem and any(Path("/proc/sys/fs/binfmt_misc").glob("qemu-*")):

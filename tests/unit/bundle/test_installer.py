@@ -1,11 +1,14 @@
-"""Facts: install.sh of a bundle refuses wrong arguments (2), a bundle that is changed, truncated or
-of another architecture (66), a machine that lacks a program or a cluster (69) and a full disk (74),
-with what to do. It has then called nothing that changes anything, and says so. A break in the
-middle says what was done, and the next run goes on; an interrupt does, too (130). It works with
-dash and busybox, from a folder whose name has spaces. shellcheck finds nothing.
+"""Test install.sh of a bundle.
 
-helm, kubectl and ctr are stand-ins that write down how they were called; the images, the chart and
-the cluster are real in tests/cluster/test_bundle.py.
+- It refuses wrong arguments (2), and a bundle that is changed, truncated or of another architecture
+  (66). It refuses a machine without a program or a cluster (69), and a full disk (74). The message
+  names the remedy. It has then called nothing that changes the machine, and states this.
+- After a failure or an interrupt (130) in the middle it prints the finished steps, and the next run
+  continues.
+- It works with dash and busybox, from a folder with spaces in its name. shellcheck finds nothing.
+
+helm, kubectl and ctr are stand-ins that record their calls. Images, chart and cluster are real in
+tests/cluster/test_bundle.py.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ cat >/dev/null
 [ -z "${HELM_FAILS:-}" ] || { echo "Error: $HELM_FAILS" >&2; exit 1; }
 """,
     "kubectl": 'case "$*" in *nodes*) echo "${NODES-amd64/n0 }" ;; esac\n',
-    # It lists what it was given.
+    # It lists its arguments.
     "ctr": """case "$*" in
   *version*) exit "${CTR_VERSION:-0}" ;;
   *import*) [ -z "${CTR_WAITS:-}" ] || { touch "$CALLS.waits"; sleep 60; }
@@ -62,7 +65,7 @@ OTHER = {"amd64": "arm64", "arm64": "amd64"}.get(HERE, "")
 
 @dataclass
 class Scene:
-    """A bundle's folder, and a PATH that has nothing but what is put there."""
+    """The folder of a bundle, and a PATH that holds only the given programs."""
 
     folder: Path
     bin: Path
@@ -78,7 +81,7 @@ class Scene:
         )  # fmt: skip
 
     def environment(self, more: dict[str, str]) -> dict[str, str]:
-        """What the stand-ins read."""
+        """Return the environment of the stand-ins."""
         return {
             "PATH": str(self.bin), "CALLS": str(self.calls), "HOME": str(self.bin.parent),
             "FACTS": str(self.folder / "bundle.yaml"), "NODES": f"{HERE}/n0 ",
@@ -86,7 +89,7 @@ class Scene:
 
     @property
     def changes(self) -> list[str]:
-        """Calls that would change something."""
+        """Return the calls that would change something."""
         calls = self.calls.read_text().splitlines() if self.calls.exists() else []
         words = ("import", "label", "upgrade", "apply", "push")
         changing = [call for call in calls if any(word in call.split() for word in words)]
@@ -95,7 +98,7 @@ class Scene:
     def refuses(
         self, code: int, problem: str, *arguments: str, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """It ends with that code and message, and has changed nothing."""
+        """Check that it ends with this code and message, and has changed nothing."""
         done = self.run(*arguments, **environment)
         assert problem in done.stderr, done
         assert done.returncode == code
@@ -110,7 +113,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sh", "busybox"])
 def scene(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Scene:
-    """All stand-ins are there; with `sh` of Debian, and with busybox and its own tools."""
+    """Return a scene with all stand-ins, with `sh` of Debian and with busybox and its tools."""
     found = Scene(
         extracted(bundle, tmp_path / "a folder, with spaces"), tmp_path / "bin", tmp_path / "calls"
     )
@@ -221,7 +224,7 @@ def test_a_changed_or_truncated_bundle_is_refused(scene: Scene, damage: str) -> 
     assert not scene.calls.exists()
 
 
-def test_a_download_that_broke_off_is_refused(scene: Scene, bundle: Path, tmp_path: Path) -> None:
+def test_an_incomplete_download_is_refused(scene: Scene, bundle: Path, tmp_path: Path) -> None:
     data = bundle.read_bytes()
     (tmp_path / "cut.tar").write_bytes(data[: len(data) * 2 // 3])
     (tmp_path / "cut").mkdir()
@@ -254,7 +257,7 @@ def test_a_bundle_of_another_architecture_is_refused(scene: Scene, tmp_path: Pat
         ("ctr", ["--images-only"], "or give --registry"),
     ],
 )
-def test_a_missing_program_is_named_with_what_to_do(
+def test_a_missing_program_is_named_with_the_remedy(
     scene: Scene, program: str, arguments: list[str], problem: str
 ) -> None:
     (scene.bin / program).unlink()
@@ -262,7 +265,7 @@ def test_a_missing_program_is_named_with_what_to_do(
     assert "nothing was changed" in done.stderr
 
 
-def test_what_does_not_answer_is_named(scene: Scene) -> None:
+def test_a_program_that_does_not_answer_is_named(scene: Scene) -> None:
     scene.refuses(UNAVAILABLE, "run this as root, with sudo", "--images-only", CTR_VERSION="1")
     scene.refuses(UNAVAILABLE, "no skopeo, crane or podman", *SITE, "--registry=r.example/x")
     (scene.bin / "kubectl").write_text("#!/bin/sh\necho 'connection refused' >&2; exit 1\n")
@@ -279,7 +282,7 @@ def test_a_dry_run_changes_nothing(scene: Scene) -> None:
     scene.refuses(UNAVAILABLE, "helm refuses it: Error: no", *SITE, "--dry-run", HELM_FAILS="no")
 
 
-def test_a_break_in_the_middle_says_what_was_done(scene: Scene) -> None:
+def test_a_failure_in_the_middle_prints_the_finished_steps(scene: Scene) -> None:
     done = scene.run(*SITE, HELM_FAILS="another operation (install) is in progress")
     assert done.returncode == UNAVAILABLE
     assert "NOT complete. Done so far:" in done.stderr
@@ -291,7 +294,7 @@ def test_a_break_in_the_middle_says_what_was_done(scene: Scene) -> None:
     assert again.returncode == 0, again.stderr
     assert "This node has the images already (ctr)." in again.stdout
     labels = [call for call in scene.changes if "label" in call.split()]
-    assert len(labels) == 6, "each run pins all three, as an earlier one may have been broken off"
+    assert len(labels) == 6, "each run pins all three, as an earlier one may be incomplete"
     assert "DLion 0.1.0 runs as site plant-a." in again.stdout
     assert sum(" import " in call for call in scene.changes) == 3
     assert scene.changes[-1].endswith("--values - -f my values.yaml")
@@ -305,7 +308,7 @@ REPAIRS = [
 
 
 @pytest.mark.parametrize(("state", "command"), REPAIRS)
-def test_a_helm_that_was_broken_off_is_told_before_the_images(
+def test_an_earlier_interrupted_helm_is_reported_before_the_images(
     scene: Scene, state: str, command: str
 ) -> None:
     Path(f"{scene.calls}.state").write_text(state)
@@ -319,7 +322,7 @@ def test_a_helm_that_was_broken_off_is_told_before_the_images(
 
 
 @pytest.mark.parametrize(("state", "command"), REPAIRS)
-def test_a_helm_that_breaks_off_here_is_told_with_its_repair(
+def test_an_interrupted_helm_is_reported_with_its_repair(
     scene: Scene, state: str, command: str
 ) -> None:
     done = scene.run(*SITE, HELM_FAILS="signal: killed", HELM_LEAVES=state)
@@ -353,7 +356,7 @@ def test_an_import_that_fails_is_no_success(
     assert not any("upgrade" in call for call in scene.changes)
 
 
-def test_an_interrupt_ends_it_and_says_what_was_done(scene: Scene) -> None:
+def test_an_interrupt_ends_it_and_prints_the_finished_steps(scene: Scene) -> None:
     started = subprocess.Popen(
         [*scene.shell, str(scene.folder / "install.sh"), "--images-only"],
         env=scene.environment({"CTR_WAITS": "yes"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

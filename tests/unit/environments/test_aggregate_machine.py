@@ -1,5 +1,9 @@
-"""Proves: one machine in place of all has their cores at every time, through changes, permutations
-and absences, in a file that loads. Leaves out: what `dlion compare` does with it (tests/local).
+"""Test the single machine that replaces all machines of an environment.
+
+It has the sum of their cores at every time, through changes, permutations and absences, in a file
+that loads.
+
+Left out: its use by `dlion compare` (tests/local).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ def cores_at(times: tuple[float, ...], **fields: Any) -> list[float | None]:
     return [plan.at(time_s).worker(Rank(0)).quota_cores for time_s in times]
 
 
-def test_without_changes_it_has_the_sum_and_no_network() -> None:
+def test_without_changes_the_machine_has_the_sum_and_no_network() -> None:
     document = single_machine_document(load_environment("hetero-sys-a"), duration_s=100)
     assert document == {
         "name": "hetero-sys-a-as-one",
@@ -43,7 +47,7 @@ def test_changed_cores_are_followed_and_a_permutation_is_the_same_sum() -> None:
     assert cores_at((0, 9, 10, 20, 49, 50, 99), changes=changes) == [11, 11, 3, 3, 3, 11, 11]
 
 
-def test_who_is_away_lends_no_cores() -> None:
+def test_an_absent_worker_adds_no_cores() -> None:
     absences = [
         {"worker": 0, "comes": {"seconds": 5}},
         {"worker": 2, "leaves": {"seconds": 30}, "comes": {"seconds": 40}},
@@ -53,7 +57,7 @@ def test_who_is_away_lends_no_cores() -> None:
     assert cores_at(times, absences=absences) == [8, 11, 6, 11, 8, 8]
 
 
-def test_while_everybody_is_away_it_keeps_what_it_had() -> None:
+def test_the_machine_keeps_its_cores_while_all_workers_are_absent() -> None:
     absences = [
         {"worker": worker, "leaves": {"seconds": 30}, "comes": {"seconds": 40}}
         for worker in range(3)
@@ -62,7 +66,7 @@ def test_while_everybody_is_away_it_keeps_what_it_had() -> None:
 
 
 @pytest.mark.parametrize("duration_s", [5, 10])
-def test_what_comes_after_the_end_is_left_out(duration_s: float) -> None:
+def test_changes_after_the_end_are_omitted(duration_s: float) -> None:
     environment = parse(
         Environment,
         {

@@ -1,7 +1,9 @@
-"""Proves: a change of an environment is told to each worker that it concerns, with what it had and
-what it has: CPU, rates, cuts and their end; who keeps what it had hears nothing.
+"""Test the description of a change of an environment.
 
-Leaves out: when changes come and imposing them (tests/local/test_network_imposed).
+Each worker that a change concerns gets its previous and new values: CPU, rates, cuts and their end.
+A worker without a change gets no message.
+
+Left out: the time of changes and their application (tests/local/test_network_imposed).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ WORKERS = tuple(
 )
 
 
-def told(*changes: dict[str, Any], **environment: Any) -> list[dict[int, str]]:
+def described(*changes: dict[str, Any], **environment: Any) -> list[dict[int, str]]:
     document = {
         "name": "test",
         "workers": [{"count": 3, "cores": 1, "mbitPerS": 40}],
@@ -36,12 +38,12 @@ def told(*changes: dict[str, Any], **environment: Any) -> list[dict[int, str]]:
     ]
 
 
-def test_only_the_workers_concerned_are_told() -> None:
-    assert told({"cores": [1, 2, 1]}) == [{1: "CPU 0.2 to 0.4 cores"}]
+def test_only_the_workers_concerned_get_a_description() -> None:
+    assert described({"cores": [1, 2, 1]}) == [{1: "CPU 0.2 to 0.4 cores"}]
 
 
-def test_rates_name_whom_they_are_for() -> None:
-    changed = told(
+def test_rates_name_their_link() -> None:
+    changed = described(
         {"mbitPerS": [40, 40, 5]},
         {"betweenSitesMbitPerS": 2.5},
         betweenSites={"mbitPerS": 10},
@@ -57,7 +59,7 @@ def test_rates_name_whom_they_are_for() -> None:
 
 
 def test_with_a_rate_for_each_link_each_is_named() -> None:
-    (changed,) = told(
+    (changed,) = described(
         {"betweenSitesMbitPerS": 2.5}, betweenSites={"mbitPerS": 10}, linkShape="perPeer"
     )
     assert changed[0] == (
@@ -65,8 +67,8 @@ def test_with_a_rate_for_each_link_each_is_named() -> None:
     )
 
 
-def test_a_cut_and_its_end_are_told() -> None:
-    cut, restored = told({"cutSites": ["b"]}, {"cutSites": []})
+def test_a_cut_and_its_end_are_described() -> None:
+    cut, restored = described({"cutSites": ["b"]}, {"cutSites": []})
     assert cut == {
         0: "cut off from worker 2",
         1: "cut off from worker 2",
@@ -75,5 +77,5 @@ def test_a_cut_and_its_end_are_told() -> None:
     assert restored == {rank: f"no longer {words}" for rank, words in cut.items()}
 
 
-def test_a_change_that_changes_nothing_is_not_told() -> None:
-    assert told({"cores": [1, 1, 1]}) == [{}]
+def test_a_change_without_an_effect_is_not_described() -> None:
+    assert described({"cores": [1, 1, 1]}) == [{}]

@@ -1,7 +1,9 @@
-"""Proves: the other work of an environment file comes to what it says, for each machine of a group;
-what makes no sense is refused with its path; real processes refuse it; the published file loads.
+"""Test the other work on the machines of an environment.
 
-Leaves out: what the simulator makes of it (tests/unit/simulator/test_shared_machine.py).
+Each machine of a group has the stated demand. Impossible values are refused with their path. Real
+processes refuse other work. The published file loads.
+
+Left out: its effect in the simulator (tests/unit/simulator/test_shared_machine.py).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def test_each_machine_of_a_group_has_the_other_work() -> None:
         ("phases", [{"seconds": 1, "cores": 1}] * 1001), ("repeat", "yes"), ("unknown", 1),
     ],
 )  # fmt: skip
-def test_values_outside_of_their_bounds_are_refused(field: str, value: object) -> None:
+def test_values_outside_their_bounds_are_refused(field: str, value: object) -> None:
     with pytest.raises(SpecError) as caught:
         environment(**{field: value})
     assert all(

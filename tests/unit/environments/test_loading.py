@@ -1,8 +1,12 @@
-"""Proves: every published environment is a file that loads, with the values of the published table;
-every problem of a bad file is reported at once; a wrong name is answered with the names there are;
-its words mean what a manifest's do, and what is no YAML is told by file and line.
+"""Test the loading of environment files.
 
-Leaves out: what the values come to (test_planning), imposing them (tests/local).
+- Every published environment loads, with the values of the published table.
+- All problems of a faulty file are reported together. The error for a wrong name lists the existing
+  names.
+- Scalars have the same meaning as in a manifest. Text that is not YAML is reported with file and
+  line.
+
+Left out: the resulting plans (test_planning), their application (tests/local).
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ def test_an_environment_with_sites_has_the_tables_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in sorted(KEPT)])
-def test_the_reader_finds_in_a_kept_file_what_plain_yaml_has(path: str) -> None:
+def test_the_reader_of_kept_files_agrees_with_plain_yaml(path: str) -> None:
     text = (ROOT / path).read_text("utf-8")
     assert load_environment(ROOT / path) == parse(Environment, yaml.safe_load(text))
 
@@ -78,14 +82,16 @@ def test_the_reader_finds_in_a_kept_file_what_plain_yaml_has(path: str) -> None:
 @pytest.mark.parametrize(
     ("word", "value"), [("1e0", 1.0), ("010", 8.0), ("0x10", 16.0), ("2.5E+1", 25.0)]
 )
-def test_numbers_mean_what_they_mean_in_a_manifest(tmp_path: Path, word: str, value: float) -> None:
+def test_numbers_have_the_same_meaning_as_in_a_manifest(
+    tmp_path: Path, word: str, value: float
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"name: mine\nworkers: [{{cores: {word}}}]\n")
     assert load_environment(path).workers[0].cores == value
 
 
 @pytest.mark.parametrize("word", ["1:30", "1_0"])
-def test_what_only_older_yaml_takes_for_a_number_is_refused(tmp_path: Path, word: str) -> None:
+def test_numbers_of_older_yaml_are_refused(tmp_path: Path, word: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"name: mine\nworkers:\n  - {{cores: 1, mbitPerS: {word}}}\n")
     with pytest.raises(SpecError) as caught:
@@ -97,21 +103,21 @@ def test_what_only_older_yaml_takes_for_a_number_is_refused(tmp_path: Path, word
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name: open\nworkers:\n  - {cores: 2\n", "line 4: (document): is not YAML: did not find"),
         ("name: a\nworkers: [{cores: 2}]\n---\nname: b\n", "line 3: (document): there are several"),
         ("# nothing\n", "(document): is empty"),
     ],
 )
-def test_a_text_that_is_no_one_document_is_told_by_file_and_line(
-    tmp_path: Path, text: str, said: str
+def test_anything_but_one_document_is_reported_with_file_and_line(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
         load_environment(path)
-    assert str(caught.value).startswith(f"{path}: 1 problem:\n  {said}")
+    assert str(caught.value).startswith(f"{path}: 1 problem:\n  {message}")
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
@@ -120,7 +126,7 @@ def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
     assert load_environment(path).workers[0].uplink_mbit_per_s == 5
 
 
-def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "name: Bad\nworkers: [{cores: -1, mbitPerS: fast}]\nlinkshape: perPeer\n"
@@ -151,14 +157,14 @@ def test_a_cut_link_has_two_ends_of_one_kind(tmp_path: Path, link: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("Hetero-sys-Z", r"Did you mean hetero-sys-\w\? Give one of these names"),
         ("no/such/file.yaml", "cannot be read"),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_to_do(given: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_the_error_for_a_wrong_name_has_advice(given: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         load_environment(given)
 
 
@@ -169,14 +175,14 @@ def test_a_wrong_name_is_answered_with_what_to_do(given: str, said: str) -> None
         b"name: !!bool x", b"name: !!timestamp x",
     ],
 )  # fmt: skip
-def test_what_is_not_an_environment_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_document_that_is_no_environment_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(data)
     with pytest.raises(SpecError):
         load_environment(path)
 
 
-def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_refused_with_both_lines(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text(
         "name: twice\n"

@@ -1,8 +1,10 @@
-"""Proves: quotas add up to the stated share of the machine; which pipes a link passes, and which
-the workers of a site share; latencies; changes at their times; cuts; and that an environment that
-contradicts the job is refused, naming both.
+"""Test the plans that environments give.
 
-Leaves out: reading files (test_loading), imposing plans (tests/local).
+- Quotas sum to the stated share of the machine. Each link passes its pipes, and the workers of a
+  site share some of them. Latencies, cuts and changes have their times.
+- An environment that contradicts the job is refused; the message names both.
+
+Left out: reading files (test_loading), applying plans (tests/local).
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ def test_all_quotas_are_four_fifths_of_the_machine_less_the_sidecars(machine_cor
     assert quotas[0] / plan.core_scale == pytest.approx(24)
 
 
-def test_an_explicit_core_scale_is_taken_as_it_is() -> None:
+def test_an_explicit_core_scale_is_used_unchanged() -> None:
     plan = environment(coreScale=0.5).plan(workers(4), 2)
     assert [worker.quota_cores for worker in plan.initial.workers] == [0.5] * 4
 
 
-def test_a_machine_too_small_for_the_smallest_worker_is_refused_with_the_scale_it_takes() -> None:
+def test_a_too_small_machine_is_refused_with_a_sufficient_scale() -> None:
     with pytest.raises(SpecError, match=r"coreScale of 0\.01 or more") as caught:
         environment(workers=[{"cores": 500}, {"cores": 2}]).plan(workers(2), 1)
     assert "environment test" in str(caught.value)
@@ -68,7 +70,7 @@ def test_a_workers_links_share_its_rate() -> None:
     assert uplink.bytes_per_s == 50 * MBIT
 
 
-def test_with_a_rate_per_peer_every_link_has_its_own() -> None:
+def test_with_a_rate_per_peer_every_link_has_its_own_pipe() -> None:
     made = environment(workers=[{"count": 3, "cores": 1, "mbitPerS": 7}], linkShape="perPeer")
     pipes = made.plan(workers(3), 8).initial.worker(Rank(0)).uplink
     assert [(pipe.peers, pipe.bytes_per_s) for pipe in pipes] == [
@@ -126,7 +128,7 @@ def test_a_worker_of_a_site_keeps_its_own_rate() -> None:
     assert len(shared) == 3, "the site's uplink, the other site's downlink, and the slow worker's"
 
 
-def test_with_a_rate_per_peer_a_site_shares_nothing_either() -> None:
+def test_with_a_rate_per_peer_a_site_shares_nothing() -> None:
     made = environment(betweenSites={"mbitPerS": 20}, linkShape="perPeer")
     conditions = made.plan(workers(2, 2), 8).initial
     keys = [
@@ -155,7 +157,7 @@ def test_dynamic_sys_a_is_permuted_every_third_of_the_run() -> None:
     assert plan.initial.worker(Rank(0)).uplink[0].bytes_per_s == 50 * MBIT
 
 
-def test_what_a_change_does_not_name_stays_as_it_was_before() -> None:
+def test_a_change_keeps_the_values_that_it_does_not_name() -> None:
     made = environment(
         workers=[{"count": 2, "cores": 1, "mbitPerS": 20}],
         changes=[
@@ -186,7 +188,7 @@ def test_a_cut_site_is_cut_from_the_others_and_restored() -> None:
     assert plan.at(1).link_bytes_per_s(Rank(0), Rank(3)) == 0
 
 
-def test_a_cut_link_is_cut_at_both_ends_alone_and_restored() -> None:
+def test_a_cut_link_is_cut_only_at_its_ends_and_restored() -> None:
     made = environment(
         sites=[
             {"name": "a", "workers": 2},
@@ -230,7 +232,7 @@ def test_an_environment_that_contradicts_the_job_is_refused_naming_both(
         ({"at": {"fraction": 0.5}}, "changes[0].at.fraction"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_refused(change: dict[str, Any], path: str) -> None:
+def test_an_invalid_change_is_refused(change: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as caught:
         environment(changes=[{"at": {"seconds": 1}, **change}]).plan(workers(4), 8)
     assert [problem.path for problem in caught.value.problems] == [path]
@@ -249,7 +251,7 @@ def test_changes_out_of_order_are_refused() -> None:
         environment(changes=[{"at": {"seconds": 2}}, {"at": {"seconds": 1}}])
 
 
-def test_a_fraction_that_comes_before_seconds_is_told_with_all_that_it_is_held_against() -> None:
+def test_a_fraction_before_seconds_is_reported_with_all_compared_times() -> None:
     made = environment(
         changes=[{"at": {"seconds": 60}}, {"at": {"seconds": 90}}, {"at": {"fraction": 0.5}}]
     )

@@ -1,9 +1,12 @@
-"""Proves: a track is followed on straight lines; links within reach have rates that fall with the
-distance, all beyond share one pipe each way; rates follow motion at each interval, the same for the
-same seed; changes of other kinds stay beside them; contradictions are refused with their path, and
-real processes refuse a radio; the published file is valid.
+"""Test radio links of moving workers.
 
-Leaves out: what groups workers then make (tests/simulated/test_moving_workers.py).
+- A track is followed on straight lines. The rate of a link within reach falls with the distance.
+  All links beyond share one pipe each way. Rates follow the motion at each interval, equal for the
+  same seed.
+- Changes of other kinds stay in effect. Contradictions are refused with their path, and real
+  processes refuse a radio. The published file is valid.
+
+Left out: the resulting groups of workers (tests/simulated/test_moving_workers.py).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ NEAR = [[at(0, 0)], [at(0, 50)], [at(0, 50), at(100, 2050)]]
 """The third worker leaves at 20 m/s."""
 
 
-def test_a_track_is_followed_on_straight_lines_and_ends_where_it_ends() -> None:
+def test_a_track_is_followed_on_straight_lines_to_its_last_point() -> None:
     track = Track((10.0, 20.0, 40.0), ((0.0, 0.0), (10.0, 0.0), (10.0, 40.0)))
     places = [track.at(time_s) for time_s in (0.0, 10.0, 15.0, 20.0, 30.0, 40.0, 99.0)]
     assert places == [(0, 0), (0, 0), (5, 0), (10, 0), (10, 20), (10, 40), (10, 40)]
@@ -78,7 +81,7 @@ def test_fading_is_the_same_for_the_same_seed() -> None:
     assert len(set(rates(1))) > 1
 
 
-def test_other_changes_stay_beside_the_radio() -> None:
+def test_other_changes_stay_in_effect() -> None:
     changes = [{"at": {"seconds": 7}, "cores": [3, 3, 3]}]
     plan = environment(*NEAR, changes=changes).plan(WORKERS, None, duration_s=60)
     assert [plan.at(time_s).worker(Rank(0)).quota_cores for time_s in (5, 7, 59)] == [1, 3, 3]
@@ -110,12 +113,12 @@ def test_contradictions_are_refused() -> None:
         ("rangeMetres", float("nan")),
     ],
 )  # fmt: skip
-def test_values_outside_of_their_bounds_are_refused(field: str, value: object) -> None:
+def test_values_outside_their_bounds_are_refused(field: str, value: object) -> None:
     assert set(refused(*NEAR, radio={**RADIO, field: value})) == {f"radio.{field}"}
 
 
-def test_rates_that_do_not_fit_into_memory_are_refused_at_once() -> None:
-    """Tracks may end long after a run: then the run's length counts."""
+def test_rates_that_do_not_fit_into_memory_are_refused_immediately() -> None:
+    """Tracks may end long after a run: the length of the run then counts."""
     endless = environment([at(0, 0)], [at(0, 50)], [at(0, 50), at(1e9, 2050)])
     assert len(endless.plan(WORKERS, None, duration_s=60).changes) == 12
     for duration_s in (None, 1e8):

@@ -1,8 +1,9 @@
-"""Proves: loss, latencies that change, stragglers and absences come to what a file says; what makes
-no sense is refused with what is allowed and the line; real processes refuse what only virtual time
-has; a job that would wait for a latecomer is refused.
+"""Test scheduled events: loss, changing latencies, stragglers and absences.
 
-Leaves out: what the simulator makes of it (tests/unit/simulator, tests/local).
+They have the values of the file. Impossible values are refused with the allowed ones and the line.
+Real processes refuse events of virtual time. A job that would wait for a late worker is refused.
+
+Left out: their effect in the simulator (tests/unit/simulator, tests/local).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def test_the_rate_is_that_of_the_published_formula() -> None:
     assert tcp_bytes_per_s(0.01, 0.0) == tcp_bytes_per_s(0.01, 0.001)
 
 
-def test_losses_of_both_ends_and_of_the_way_add_up_as_chances() -> None:
+def test_losses_of_both_ends_and_of_the_link_combine_as_probabilities() -> None:
     made = plan(
         workers=[{"count": 3, "cores": 1}, {"cores": 1, "lossPercent": 10}],
         betweenSites={"lossPercent": 50, "latencyMs": 20},
@@ -79,7 +80,7 @@ def test_losses_of_both_ends_and_of_the_way_add_up_as_chances() -> None:
     assert made.link_bytes_per_s(Rank(0), Rank(1)) == math.inf
 
 
-def test_loss_and_latency_change_and_what_is_not_named_stays() -> None:
+def test_loss_and_latency_change_and_other_values_stay() -> None:
     made = plan(
         betweenSites={"latencyMs": 20, "lossPercent": 1},
         changes=[
@@ -99,19 +100,19 @@ def test_loss_and_latency_change_and_what_is_not_named_stays() -> None:
     )
 
 
-def test_a_latency_that_comes_later_is_imposed_by_the_relay_or_noted_as_missing() -> None:
+def test_a_later_latency_is_applied_by_the_relay_or_marked_as_missing() -> None:
     made = environment(
         coreScale=0.1, changes=[{"at": {"seconds": 1}, "betweenSitesLatencyMs": 30}]
     ).plan(workers(), 8)
     assert choose_link_backend(made, None)[0] is LinkBackend.RELAY
-    told = links_from_json(links_to_json(made.at(1)))
-    assert told.worker(Rank(0)).latency_s == {3: 0.03}
+    read_back = links_from_json(links_to_json(made.at(1)))
+    assert read_back.worker(Rank(0)).latency_s == {3: 0.03}
     missing = {(c.rank, c.peer): c.requested for c in unsupported_latencies(made)}
     assert missing[Rank(0), Rank(3)] == 30
     assert (Rank(0), Rank(1)) not in missing
 
 
-def test_stragglers_and_absences_come_in_seconds_and_in_order() -> None:
+def test_stragglers_and_absences_have_times_in_seconds_and_in_order() -> None:
     made = plan(
         duration_s=100,
         stragglers=[
@@ -134,7 +135,7 @@ def test_stragglers_and_absences_come_in_seconds_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "said"),
+    ("fields", "path", "message"),
     [
         ({"stragglers": [{"slowdown": 2, "workers": [4]}]}, "stragglers[0].workers", "0 to 3"),
         (
@@ -176,20 +177,20 @@ def test_stragglers_and_absences_come_in_seconds_and_in_order() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_what_is_allowed(
-    fields: dict[str, Any], path: str, said: str
+def test_an_impossible_value_is_refused_with_the_allowed_ones(
+    fields: dict[str, Any], path: str, message: str
 ) -> None:
     found = problems(**fields)
     assert list(found) == [path]
-    assert said in found[path]
+    assert message in found[path]
 
 
-def test_stragglers_that_are_nobody_are_refused_and_not_taken_for_everybody() -> None:
+def test_an_empty_list_of_stragglers_is_refused_and_does_not_mean_all() -> None:
     with pytest.raises(SpecError, match=r"stragglers\[0\]\.workers"):
         environment(stragglers=[{"workers": [], "slowdown": 2}])
 
 
-def test_what_a_run_ends_before_is_named() -> None:
+def test_events_after_the_end_of_a_run_are_named() -> None:
     made = environment(
         changes=[{"at": {"fraction": 0.9}, "cutSites": ["a"]}, {"at": {"seconds": 60}}],
         stragglers=[
@@ -215,10 +216,14 @@ def test_a_files_problems_name_their_lines(tmp_path: Path) -> None:
     )
     with pytest.raises(SpecError) as caught:
         load_environment(path)
-    told = {problem.path: (problem.line, problem.allowed) for problem in caught.value.problems}
-    assert told["stragglers[0].slowdown"][0] == 4
-    assert "1" in told["stragglers[0].slowdown"][1]
-    assert [line for at, (line, _) in told.items() if at.startswith("absences[0]")] == [6]
+    problems_by_path = {
+        problem.path: (problem.line, problem.allowed) for problem in caught.value.problems
+    }
+    assert problems_by_path["stragglers[0].slowdown"][0] == 4
+    assert "1" in problems_by_path["stragglers[0].slowdown"][1]
+    assert [line for at, (line, _) in problems_by_path.items() if at.startswith("absences[0]")] == [
+        6
+    ]
     path.write_text(
         "name: bad\nworkers: [{count: 4, cores: 1}]\n\nchanges:\n"
         "  - at: {seconds: 1}\n    cores: [1, 2]\n"
@@ -233,7 +238,7 @@ def test_a_files_problems_name_their_lines(tmp_path: Path) -> None:
         load_environment(path).plan(workers(), None, duration_s=8)
 
 
-def test_real_processes_refuse_what_only_virtual_time_has() -> None:
+def test_real_processes_refuse_events_of_virtual_time() -> None:
     made = environment(
         coreScale=0.1,
         workers=[{"count": 4, "cores": 1, "lossPercent": 1}],
@@ -252,7 +257,7 @@ def test_real_processes_refuse_what_only_virtual_time_has() -> None:
     made.plan(workers(), None)
 
 
-def test_a_job_that_waits_for_all_contradicts_a_worker_that_comes_late() -> None:
+def test_a_job_that_waits_for_all_contradicts_a_late_worker() -> None:
     made = environment(absences=[{"worker": 3, "comes": {"seconds": 5}}])
 
     def job(**spec: Any) -> Any:

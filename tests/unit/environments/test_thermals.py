@@ -1,8 +1,9 @@
-"""Proves: the thermals of an environment file come to what they say, for each machine and for the
-length of the run; what makes no sense is refused with what is allowed and its path; real processes
-refuse them.
+"""Test the thermals of an environment.
 
-Leaves out: what the simulator makes of them (tests/unit/simulator/test_thermal.py).
+Each machine has the stated values for the length of the run. Impossible values are refused with the
+allowed ones and the path. Real processes refuse thermals.
+
+Left out: their effect in the simulator (tests/unit/simulator/test_thermal.py).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_real_processes_refuse_them() -> None:
         ("throttle", {**THROTTLE, "speed": 1}), ("throttle", {**THROTTLE, "power": 1.5}),
     ],
 )  # fmt: skip
-def test_values_outside_of_their_bounds_are_refused(field: str, value: object) -> None:
+def test_values_outside_their_bounds_are_refused(field: str, value: object) -> None:
     assert all(
         path.startswith(f"workers[1].thermals.{field}") for path in refused(**{field: value})
     )

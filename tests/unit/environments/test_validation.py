@@ -1,9 +1,11 @@
-"""Proves: what contradicts an environment file itself is told when it is read, all at once, each by
-its line, also beside fields that are out of bounds; nothing is told twice over because of a field
-that could not be read; times are held against each other as far as no run's length is needed, and
-as a naive search over lengths has it.
+"""Test the contradictions within an environment file.
 
-Leaves out: what a job's own length decides (test_planning), the words of each refusal
+- They are reported together when the file is read, each with its line, also if other fields are out
+  of bounds. A field that cannot be read causes no second report.
+- Times are compared as far as no run's length is needed. A naive search over lengths gives the
+  same.
+
+Left out: the effect of a job's own length (test_planning), the message of each refusal
 (test_planning, test_happenings), the command line (tests/unit/cli).
 """
 
@@ -44,7 +46,7 @@ absences:
   - {worker: 1, leaves: {fraction: 0.5}, comes: {fraction: 0.25}}
   - {worker: 77, leaves: {seconds: 5}}
 """
-TOLD = {
+EXPECTED = {
     (5, "changes[0].cutSites"), (6, "changes[1].at"), (6, "changes[1].cutWorkers"),
     (7, "changes[2].permutation"), (8, "changes[3].cores"), (9, "changes[4].mbitPerS"),
     (10, "changes[5].cutLinks[0].workers"), (11, "changes[6].cutLinks[0].sites"),
@@ -53,7 +55,7 @@ TOLD = {
 }  # fmt: skip
 
 
-def told(path: Path, text: str) -> set[tuple[int | None, str]]:
+def problems_of(path: Path, text: str) -> set[tuple[int | None, str]]:
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
         load_environment(path)
@@ -70,8 +72,8 @@ def refused(**fields: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_all_contradictions_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
-    assert told(tmp_path / "bad.yaml", BROKEN) == TOLD
+def test_all_contradictions_of_a_file_are_reported_with_their_lines(tmp_path: Path) -> None:
+    assert problems_of(tmp_path / "bad.yaml", BROKEN) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -84,12 +86,12 @@ def test_all_contradictions_of_a_file_are_told_at_once_with_their_lines(tmp_path
         ("workers: 1}]", "workers: 5}]", (3, "sites")),
     ],
 )
-def test_a_field_out_of_bounds_hides_none_of_them(
+def test_a_field_out_of_bounds_hides_no_contradiction(
     tmp_path: Path, right: str, wrong: str, also: tuple[int, str]
 ) -> None:
     text = BROKEN.replace(right, wrong)
     assert text != BROKEN
-    assert told(tmp_path / "bad.yaml", text) == TOLD | {also}
+    assert problems_of(tmp_path / "bad.yaml", text) == EXPECTED | {also}
 
 
 @pytest.mark.parametrize(
@@ -102,20 +104,23 @@ def test_a_field_out_of_bounds_hides_none_of_them(
         ("- {at: {seconds: 80}, cores: [1, 2]}", "- 7", {(8, "changes[3]")}),
     ],
 )
-def test_of_a_field_that_could_not_be_read_nothing_more_is_told(
+def test_an_unreadable_field_causes_no_second_report(
     tmp_path: Path, right: str, wrong: str, instead: set[tuple[int, str]]
 ) -> None:
     (line,) = {line for line, _ in instead}
-    others = {one for one in TOLD if one[0] != line or one[1] == "changes[1].cutWorkers"}
-    assert told(tmp_path / "bad.yaml", BROKEN.replace(right, wrong)) == others | instead
+    others = {one for one in EXPECTED if one[0] != line or one[1] == "changes[1].cutWorkers"}
+    assert problems_of(tmp_path / "bad.yaml", BROKEN.replace(right, wrong)) == others | instead
 
 
-def test_without_a_known_number_of_workers_ranks_are_not_held_against_it() -> None:
-    said = refused(
+def test_ranks_are_not_checked_without_a_known_number_of_workers() -> None:
+    messages = refused(
         workers=[{"count": 0, "cores": 1}],
         changes=[{"at": {"seconds": 1}, "cutWorkers": [9], "cutSites": ["b"]}],
     )
-    assert [text.partition(":")[0] for text in said] == ["workers[0].count", "changes[0].cutSites"]
+    assert [text.partition(":")[0] for text in messages] == [
+        "workers[0].count",
+        "changes[0].cutSites",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +136,13 @@ def test_times_that_no_run_has_in_order_are_refused(times: list[dict[str, float]
     assert len(refused(changes=[{"at": at} for at in times])) == 1
 
 
-def test_of_times_that_need_a_run_both_long_and_short_both_are_told() -> None:
-    (said,) = refused(
+def test_times_that_need_a_long_and_a_short_run_are_both_reported() -> None:
+    (message,) = refused(
         changes=[{"at": {"seconds": 60}}, {"at": {"fraction": 0.5}}],
         absences=[{"worker": 1, "leaves": {"fraction": 0.1}, "comes": {"seconds": 10}}],
     )
-    assert "changes[1].at is after changes[0].at in a run of 120 s or longer" in said
-    assert "absences[0].comes after absences[0].leaves in a run of 99 s or shorter" in said
+    assert "changes[1].at is after changes[0].at in a run of 120 s or longer" in message
+    assert "absences[0].comes after absences[0].leaves in a run of 99 s or shorter" in message
 
 
 _AT = st.one_of(
@@ -148,7 +153,7 @@ _AT = st.one_of(
 
 @given(st.lists(_AT, max_size=5), st.tuples(_AT, _AT))
 @settings(max_examples=examples(150), deadline=None)
-def test_what_is_refused_is_out_of_order_at_every_length(
+def test_refused_times_are_out_of_order_at_every_length(
     times: list[dict[str, float]], absence: tuple[dict[str, float], dict[str, float]]
 ) -> None:
     def in_order(length_s: int) -> bool:

@@ -1,8 +1,11 @@
-"""Proves: a pacer's rate holds whatever the sizes and moments of what comes, and its late waking is
-made up for by 3 % at the most; a worker's CPU account keeps to the quota on the average and neither
-stops for ever nor saves up; mean quotas over several spells.
+"""Test the arithmetic of imposed rates and quotas.
 
-Leaves out: sockets, signals, clocks (tests/local).
+- The rate of a pacer holds for all sizes and times of its input. A late wake-up is compensated by 3
+  % at most.
+- A worker's CPU account keeps the quota on average. It neither stops permanently nor accumulates
+  credit. Mean quotas cover several periods.
+
+Left out: sockets, signals, clocks (tests/local).
 """
 
 from __future__ import annotations
@@ -34,12 +37,12 @@ def test_a_pacer_never_lets_more_pass_than_its_rate_and_burst(
     for first, (from_s, _) in enumerate(passed):
         inside = 0
         for at_s, size in passed[first:]:
-            # All but the last had to be through by the time the last one began.
+            # All but the last one had to pass by the time the last one began.
             assert inside <= rate * (at_s - from_s + BURST_S) * (1 + 1e-6) + 1
             inside += size
 
 
-def test_a_new_rate_holds_for_what_is_already_waiting() -> None:
+def test_a_new_rate_applies_to_waiting_input() -> None:
     pacer = Pacer(1000.0)
     pacer.reserve(2000, now_s=5.0)
     pacer.set_rate(100.0, now_s=5.0)
@@ -61,7 +64,7 @@ def test_an_account_keeps_to_its_quota(quota: float, busy_cores: float, late_s: 
         alone_s = account.update(passed_s, burnt_s, processors=4)
         assert alone_s > 0 or not account.running
         now_s += max(0.002, min(0.1, alone_s)) + late_s
-    # A turn that comes late is paid back by the next: only the last may stand out.
+    # The next turn compensates a late one: only the last may exceed the quota.
     assert used_s <= quota * (10.0 + CYCLE_S) + 4 * (0.12 + late_s)
     if busy_cores >= quota * 1.5:
         assert used_s >= quota * 10.0 * 0.9 - 0.2
@@ -75,18 +78,16 @@ def test_an_idle_worker_saves_up_no_more_than_one_cycle() -> None:
     assert account.credit_s == pytest.approx(0.5 * CYCLE_S)
 
 
-def test_each_quota_stands_beside_the_mean_use_while_it_held() -> None:
+def test_each_quota_is_listed_with_the_mean_use_while_it_applied() -> None:
     ledger = QuotaUsage()
     assert ledger.figures(Rank(0)) == []
-    ledger.begin_quota(
-        0.5, now_s=10.0, used_s=3.0
-    )  # three seconds of imports are not held against it
-    ledger.begin_quota(None, now_s=14.0, used_s=4.0)  # let go while it starts anew
+    ledger.begin_quota(0.5, now_s=10.0, used_s=3.0)  # three seconds of imports do not count
+    ledger.begin_quota(None, now_s=14.0, used_s=4.0)  # released while it restarts
     ledger.begin_quota(0.5, now_s=24.0, used_s=13.0)
     ledger.begin_quota(0.2, now_s=30.0, used_s=15.0, throttled_s=2.0, begins_s=20.0)
     ledger.update(now_s=35.0, used_s=15.5, throttled_s=4.0)
     ledger.begin_quota(None, now_s=40.0, used_s=16.0, throttled_s=7.0, begins_s=20.0)
-    ledger.update(now_s=99.0, used_s=50.0)  # let go: counts no more
+    ledger.update(now_s=99.0, used_s=50.0)  # released: it no longer counts
     first, second = ledger.figures(Rank(0))
     assert (first.begins_s, first.requested) == (0.0, 0.5)
     assert first.measured == pytest.approx(0.3)
@@ -96,7 +97,7 @@ def test_each_quota_stands_beside_the_mean_use_while_it_held() -> None:
     assert second.note == "mean over 10 s, waiting included; held back for 5.0 s"
 
 
-def test_a_transfers_rate_leaves_out_its_beginning() -> None:
+def test_the_rate_of_a_transfer_omits_its_beginning() -> None:
     arrivals = [(0.0, 0), (0.5, 10), (1.0, 110), (1.5, 210), (2.0, 310)]
     one = TransferMeasurement(Rank(0), Rank(1), arrivals)
     assert one.bytes_per_s(skip_s=0.5) == 200.0
@@ -106,7 +107,7 @@ def test_a_transfers_rate_leaves_out_its_beginning() -> None:
 
 def test_segments_take_about_a_millisecond_and_queues_about_forty() -> None:
     twenty_mbit = 2.5e6
-    assert gso_bytes(twenty_mbit) == 3028  # two frames: never less
-    assert gso_bytes(1.25e8) == 65536  # never more than the stack makes
+    assert gso_bytes(twenty_mbit) == 3028  # two frames: the minimum
+    assert gso_bytes(1.25e8) == 65536  # the maximum that the stack creates
     assert queue_bytes(twenty_mbit) == 100_000
     assert queue_bytes(twenty_mbit, sharing_count=5) == 16 * 1514

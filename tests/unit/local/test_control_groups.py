@@ -1,7 +1,9 @@
-"""Proves, on recorded trees: which control group quotas are made in under cgroup v1, v2, in a
-container and without rights; what is written and read there; whose a leftover is.
+"""Test control groups on recorded trees.
 
-Leaves out: that a quota holds (tests/local/test_quota), as that takes a kernel.
+The tests cover the parent group of quotas under cgroup v1, v2, in a container and without rights.
+They cover the files written and read there, and the owner of a leftover.
+
+Left out: the effect of a quota (tests/local/test_quota), which needs a kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def proc(root: Path, text: str) -> Path:
     return path
 
 
-def test_version_2_takes_the_nearest_group_that_hands_the_cpu_controller_out(
+def test_version_2_uses_the_nearest_group_with_a_cpu_controller(
     tmp_path: Path,
 ) -> None:
     sys_cgroup = tree(
@@ -62,23 +64,23 @@ def test_version_2_takes_the_nearest_group_that_hands_the_cpu_controller_out(
         sys_cgroup, proc(tmp_path, "0::/user.slice/user-0.slice/session-1.scope\n")
     )
     assert (found.version, found.parent) == (2, sys_cgroup / "user.slice/user-0.slice")
-    # It did not yet, so that it was told to.
+    # The group did not delegate it before, so that the program enabled it.
     assert (found.parent / "cgroup.subtree_control").read_text() == "+cpu"
 
 
-def test_version_1_takes_the_group_this_process_is_in(tmp_path: Path) -> None:
+def test_version_1_uses_the_group_of_this_process(tmp_path: Path) -> None:
     sys_cgroup = tree(tmp_path, {"cpu,cpuacct/batch/cpu.cfs_quota_us": "-1\n"})
     found = find_controller(sys_cgroup, proc(tmp_path, "4:cpu,cpuacct:/batch\n0::/\n"))
     assert (found.version, found.parent) == (1, sys_cgroup / "cpu,cpuacct/batch")
 
 
-def test_version_1_in_a_container_takes_the_mount_itself(tmp_path: Path) -> None:
+def test_version_1_in_a_container_uses_the_mount_itself(tmp_path: Path) -> None:
     sys_cgroup = tree(tmp_path, {"cpu/cpu.cfs_quota_us": "-1\n"})
     found = find_controller(sys_cgroup, proc(tmp_path, "4:cpu:/docker/0123abcd\n"))
     assert found.parent == sys_cgroup / "cpu"
 
 
-def test_without_a_cpu_controller_the_reason_is_said(tmp_path: Path) -> None:
+def test_a_missing_cpu_controller_is_reported_with_the_reason(tmp_path: Path) -> None:
     sys_cgroup = tree(
         tmp_path, {"cgroup.controllers": "memory\n", "cgroup.subtree_control": "memory\n"}
     )
@@ -96,7 +98,7 @@ def test_without_a_cpu_controller_the_reason_is_said(tmp_path: Path) -> None:
         (1, None, {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "50000"}),
     ],
 )
-def test_a_quota_is_written_as_the_version_wants_it(
+def test_a_quota_is_written_in_the_form_of_the_version(
     tmp_path: Path, version: int, cores: float | None, files: dict[str, str]
 ) -> None:
     controller = CpuController(version, tmp_path)
@@ -104,7 +106,7 @@ def test_a_quota_is_written_as_the_version_wants_it(
     assert {name: (tmp_path / name).read_text() for name in files} == files
 
 
-def test_trainers_weigh_more_than_what_else_runs(tmp_path: Path) -> None:
+def test_trainers_have_more_weight_than_other_processes(tmp_path: Path) -> None:
     CpuController(2, tmp_path).write_weight(tmp_path, 6)
     CpuController(1, tmp_path).write_weight(tmp_path, 100)
     assert (tmp_path / "cpu.weight").read_text() == "6000"
@@ -120,17 +122,15 @@ def test_throttling_and_use_are_read_in_seconds(tmp_path: Path) -> None:
     assert CpuController(1, tmp_path).used_s(tmp_path) is None
 
 
-def test_an_owner_is_known_by_its_process_and_its_start() -> None:
+def test_an_owner_is_identified_by_its_process_and_its_start() -> None:
     mine = ResourceOwner.of_this_process()
     assert mine.alive()
     assert ResourceOwner.parse(f"{mine.next_prefix()}-w3") == mine
-    assert not ResourceOwner(
-        os.getpid(), mine.start_ticks + 1
-    ).alive()  # the id was given out again
+    assert not ResourceOwner(os.getpid(), mine.start_ticks + 1).alive()  # the process id was reused
     assert ResourceOwner.parse("dlionish-1-2-3") is None
 
 
-def test_only_groups_whose_owner_is_gone_are_leftovers(tmp_path: Path) -> None:
+def test_only_groups_without_a_living_owner_are_leftovers(tmp_path: Path) -> None:
     mine = ResourceOwner.of_this_process()
     gone = ResourceOwner(mine.pid, mine.start_ticks + 1).next_prefix()
     alive = mine.next_prefix()

@@ -1,7 +1,8 @@
-"""Facts: a signal that is held back raises KeyboardInterrupt at the end, or where signals are let
-through, whichever comes first; its handler is called at once; an error that is on its way goes on;
-handlers are put back, but for those that the handler itself has changed; contexts may stand in
-each other.
+"""Test deferred signals.
+
+A deferred signal raises KeyboardInterrupt at the end of the block, or where signals are delivered,
+whichever comes first. Its handler runs immediately. A pending error is not replaced. Handlers are
+restored, except those that the handler itself changed. Blocks may be nested.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(60, method="thread")
 
 @pytest.fixture
 def heard():
-    """Numbers of signals, in the order of arrival; after the first all are ignored."""
+    """Return the received signal numbers in order; after the first one all signals are ignored."""
     numbers = []
 
     def interrupt(number, _frame):
@@ -52,21 +53,21 @@ def test_a_signal_interrupts_at_the_end(heard, number):
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
-def test_a_signal_interrupts_where_it_is_let_through(heard):
+def test_a_signal_interrupts_where_signals_are_delivered(heard):
     with DeferredSignals() as signals:
         with pytest.raises(KeyboardInterrupt), signals.deliver():
             signal.raise_signal(signal.SIGINT)
         assert heard == [signal.SIGINT]
 
 
-def test_what_was_held_back_is_let_through_later(heard):
+def test_a_deferred_signal_is_delivered_later(heard):
     with DeferredSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt), signals.deliver():
             pytest.fail("not reached")
 
 
-def test_an_error_on_its_way_goes_on(heard):
+def test_a_pending_error_is_not_replaced(heard):
     def break_down():
         with DeferredSignals():
             signal.raise_signal(signal.SIGINT)
@@ -77,14 +78,14 @@ def test_an_error_on_its_way_goes_on(heard):
     assert heard == [signal.SIGINT]
 
 
-def test_without_a_signal_handlers_are_put_back(heard):
+def test_handlers_are_restored_without_a_signal(heard):
     before = [signal.getsignal(number) for number in SIGNALS]
     with DeferredSignals() as signals, signals.deliver():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_contexts_in_each_other_hold_as_one(heard):
+def test_nested_blocks_defer_as_one(heard):
     done = []
 
     def take_away():
@@ -108,10 +109,10 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing(heard):
 
     def enter():
         with DeferredSignals() as signals, signals.deliver():
-            seen.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
-    seen = []
+    handlers = []
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert seen == [signal.getsignal(signal.SIGINT)]
+    assert handlers == [signal.getsignal(signal.SIGINT)]

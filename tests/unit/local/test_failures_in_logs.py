@@ -1,6 +1,9 @@
-"""Facts: of a program that raised, the whole last traceback is read from a worker's log, with those
-that it follows and without what stands around it; a log without one, that cannot be read, or that
-is hostile gives none or a bounded one. Workers that failed alike are told of in one message.
+"""Test how failures are read from the logs of workers.
+
+- The whole last traceback of a program is read, with the tracebacks that it follows and without
+  other lines. A log without a traceback, an unreadable or a hostile one gives none or a bounded
+  one.
+- Workers with the same failure share one message.
 
 Left out: whole runs (tests/local/test_bad_input.py).
 """
@@ -49,7 +52,7 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("2026-01-31 12:00:00,001 INFO dlion_worker.transport.client: link to b: closed", "ended"),
         ("2026-01-31 12:00:00,001 WARNING dlion_worker.trainer: no space", "exit code 3: no space"),
@@ -60,14 +63,14 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
         ),
     ],
 )
-def test_a_line_that_only_informs_is_no_cause(tmp_path: Path, line: str, told: str) -> None:
-    """Of a program that calls os._exit(3)."""
+def test_an_informational_line_is_no_cause(tmp_path: Path, line: str, expected: str) -> None:
+    """The program calls os._exit(3)."""
     log = tmp_path / "log"
     log.write_text(f"{line}\n{START}\n")
     failure = read_failure(3, log)
     assert failure.code == ExitCode.PROGRAM, "no exit code of DLion"
     assert read_failure(134, log).code == ExitCode.FAILED, "a signal"
-    assert told in failure.message
+    assert expected in failure.message
     assert "link to" not in failure.message
 
 
@@ -95,10 +98,10 @@ def test_a_traceback_without_end_is_bounded(tmp_path: Path) -> None:
     assert found.endswith("ValueError: deep")
 
 
-def test_workers_that_failed_alike_have_one_message() -> None:
+def test_workers_with_the_same_failure_share_one_message() -> None:
     same, other = (WorkerFailure(ExitCode.PROGRAM, words) for words in ("no layer", "no data"))
-    told = failure_messages([(Rank(0), same), (Rank(1), other), (Rank(2), same)])
-    assert told == [
+    messages = failure_messages([(Rank(0), same), (Rank(1), other), (Rank(2), same)])
+    assert messages == [
         "workers 0, 2 ended with PROGRAM (67): no layer",
         "worker 1 ended with PROGRAM (67): no data",
     ]

@@ -1,8 +1,9 @@
-"""Facts: a log that is too long keeps its last whole lines, in order, while its writer goes on, and
-has a note of what all cuts together have dropped; a shorter one, and one that is being read, stay
-as they are.
+"""Test the size limit of logs.
 
-Left out: whole runs, and what reads the logs meanwhile (test_restart_watcher.py).
+A log over the limit keeps its last whole lines in order while its writer continues. A note states
+how much all truncations have dropped. A shorter log, and one that is being read, stay unchanged.
+
+Left out: whole runs, and readers of the logs (test_restart_watcher.py).
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ def note(dropped: int) -> bytes:
     return b"(%d earlier bytes were dropped: the log is too long)\n" % dropped
 
 
-def test_the_last_whole_lines_stay_and_the_writer_goes_on(tmp_path: Path) -> None:
+def test_the_last_whole_lines_stay_and_the_writer_continues(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     lines = b"".join(b"line %05d\n" % number for number in range(1000))
     with path.open("ab", buffering=0) as writer:
@@ -30,14 +31,14 @@ def test_the_last_whole_lines_stay_and_the_writer_goes_on(tmp_path: Path) -> Non
     assert cut_log(path, max_bytes=4000, kept_bytes=2005) == 0
 
 
-def test_of_a_line_without_end_its_end_stays(tmp_path: Path) -> None:
+def test_the_end_of_an_endless_line_stays(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.write_bytes(b"x" * 5000 + b"y" * 100)
     cut_log(path, max_bytes=4000, kept_bytes=100)
     assert path.read_bytes() == note(5000) + b"y" * 100
 
 
-def test_cuts_add_up(tmp_path: Path) -> None:
+def test_the_note_sums_all_truncations(tmp_path: Path) -> None:
     path, whole = tmp_path / "worker-0.log", b""
     for number in range(40):
         more = b"".join(b"line %d of %d\n" % (each, number) for each in range(60))
@@ -56,7 +57,7 @@ def test_cuts_add_up(tmp_path: Path) -> None:
     assert beginning.dropped_bytes > len(whole) / 2
 
 
-def test_a_log_that_is_being_read_is_cut_later(tmp_path: Path) -> None:
+def test_a_log_that_is_being_read_is_truncated_later(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.write_bytes(b"a line\n" * 1000)
     with path.open("rb") as reader:

@@ -1,8 +1,10 @@
-"""Facts: each restart that a supervisor's log tells of is told once, with how the trainer ended,
-what it said last in that life, the count and the wait; lines that came before, torn lines and what
-a program prints itself are no restarts. Of a signal only the fault handler's line is told.
+"""Test the watcher of restarts in a supervisor's log.
 
-Left out: a supervisor that writes them (tests/local/test_restarts.py).
+Each restart is reported once: with the end of the trainer, its last output in that life, the count
+and the wait. Earlier lines, incomplete lines and output of the program are no restarts. For a
+signal only the fault handler's line is reported.
+
+Left out: a supervisor that writes the lines (tests/local/test_restarts.py).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from dlion_local.runner.log_limit import MAX_LOG_BYTES
 from dlion_local.runner.restart_watcher import RestartWatcher
 
 
-class Told:
-    """A log that is watched from its second line on, and what was told."""
+class WatchedLog:
+    """A log that is watched from its second line on, and the reports about it."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "worker-2.log"
@@ -41,14 +43,14 @@ def supervisor(event: str, **details: object) -> str:
     return json.dumps({"time": "2026-01-01", "supervisor": event, **details}) + "\n"
 
 
-def test_a_restart_is_told_with_what_the_trainer_said_last(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.add(supervisor("started", pid=7) + "terminate called after bad_alloc\n\n")
-    told.add(supervisor("exited", signal="SIGABRT"))
-    assert told.words == []
-    told.add(supervisor("restarting", signal="SIGABRT", wait_s=2.0, restart=2, most=10))
-    told.add("")
-    (words,) = told.words
+def test_a_restart_is_reported_with_the_trainers_last_output(tmp_path: Path) -> None:
+    watched = WatchedLog(tmp_path)
+    watched.add(supervisor("started", pid=7) + "terminate called after bad_alloc\n\n")
+    watched.add(supervisor("exited", signal="SIGABRT"))
+    assert watched.words == []
+    watched.add(supervisor("restarting", signal="SIGABRT", wait_s=2.0, restart=2, most=10))
+    watched.add("")
+    (words,) = watched.words
     assert words == (
         "its trainer ended with signal SIGABRT: terminate called after bad_alloc; "
         "restart 2 of 10 in 2.0 s"
@@ -69,60 +71,62 @@ Extension modules: numpy.core._multiarray_umath, yaml._yaml (total: 2)
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "reason"),
     [
         (f"step 7\n{FAULT}", ': Segmentation fault at File "program.py", line 41 in nap'),
         ("2026-01-01 10:00:00 ERROR a.b: a peer is late\nstep 7\n", ""),
         ("", ""),
     ],
 )
-def test_a_signal_is_told_with_the_fault_handlers_line_alone(
-    tmp_path: Path, lines: str, said: str
+def test_a_signal_is_reported_with_the_fault_handlers_line_only(
+    tmp_path: Path, lines: str, reason: str
 ) -> None:
-    told = Told(tmp_path)
-    told.add(supervisor("started", pid=7) + lines)
-    told.add(supervisor("restarting", signal="SIGSEGV", wait_s=2.0, restart=2, most=10))
-    assert told.words == [f"its trainer ended with signal SIGSEGV{said}; restart 2 of 10 in 2.0 s"]
+    watched = WatchedLog(tmp_path)
+    watched.add(supervisor("started", pid=7) + lines)
+    watched.add(supervisor("restarting", signal="SIGSEGV", wait_s=2.0, restart=2, most=10))
+    assert watched.words == [
+        f"its trainer ended with signal SIGSEGV{reason}; restart 2 of 10 in 2.0 s"
+    ]
 
 
-def test_colours_are_not_told(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.add(supervisor("started", pid=7) + "2026-01-01 10:00:00 ERROR a.b: \x1b[1mbad\x1b[0m\n")
-    told.add(supervisor("restarting", code=1, wait_s=2.0, restart=2, most=10))
-    assert "1 (FAILED): bad; restart" in told.words[0]
+def test_colours_are_removed(tmp_path: Path) -> None:
+    watched = WatchedLog(tmp_path)
+    watched.add(supervisor("started", pid=7) + "2026-01-01 10:00:00 ERROR a.b: \x1b[1mbad\x1b[0m\n")
+    watched.add(supervisor("restarting", code=1, wait_s=2.0, restart=2, most=10))
+    assert "1 (FAILED): bad; restart" in watched.words[0]
 
 
-def test_what_an_earlier_trainer_said_is_not_said_again(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.add("2026-01-01 10:00:00 ERROR a.b: no room\n" + supervisor("started", pid=8))
-    told.add(supervisor("restarting", code=69, wait_s=1.0, restart=1, most=3))
-    assert told.words == [
+def test_output_of_an_earlier_trainer_is_not_reported_again(tmp_path: Path) -> None:
+    watched = WatchedLog(tmp_path)
+    watched.add("2026-01-01 10:00:00 ERROR a.b: no room\n" + supervisor("started", pid=8))
+    watched.add(supervisor("restarting", code=69, wait_s=1.0, restart=1, most=3))
+    assert watched.words == [
         "its trainer ended with exit code 69 (UNAVAILABLE); restart 1 of 3 in 1.0 s"
     ]
 
 
-def test_a_torn_line_waits_for_its_end_and_a_programs_own_lines_count_for_nothing(
+def test_an_incomplete_line_waits_and_lines_of_the_program_do_not_count(
     tmp_path: Path,
 ) -> None:
-    told = Told(tmp_path)
+    watched = WatchedLog(tmp_path)
     line = supervisor("restarting", code=3, wait_s=1.0, restart=1, most=3)
-    told.add('{"time": 1}\n{"time" no JSON\n' + line[:20])
-    assert told.words == []
-    told.add(line[20:])
-    assert len(told.words) == 1
+    watched.add('{"time": 1}\n{"time" no JSON\n' + line[:20])
+    assert watched.words == []
+    watched.add(line[20:])
+    assert len(watched.words) == 1
 
 
-def test_a_restart_in_a_log_that_is_cut_is_told_once(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.add(("x" * 200_000 + "\n") * (MAX_LOG_BYTES // 200_000 + 2))
-    assert told.log.stat().st_size < MAX_LOG_BYTES
-    told.add(supervisor("restarting", code=3, wait_s=1.0, restart=1, most=3))
+def test_a_restart_in_a_truncated_log_is_reported_once(tmp_path: Path) -> None:
+    watched = WatchedLog(tmp_path)
+    watched.add(("x" * 200_000 + "\n") * (MAX_LOG_BYTES // 200_000 + 2))
+    assert watched.log.stat().st_size < MAX_LOG_BYTES
+    watched.add(supervisor("restarting", code=3, wait_s=1.0, restart=1, most=3))
     for _ in range(MAX_LOG_BYTES >> 20):
-        told.restarts.poll()
-    assert len(told.words) == 1
+        watched.restarts.poll()
+    assert len(watched.words) == 1
 
 
-def test_a_log_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.log.unlink()
-    told.restarts.poll()
+def test_a_missing_log_is_no_error(tmp_path: Path) -> None:
+    watched = WatchedLog(tmp_path)
+    watched.log.unlink()
+    watched.restarts.poll()

@@ -1,6 +1,7 @@
-"""Facts: one process evaluates all replicas where workers have less than a core and all hold out
-the same samples; where a placeholder leads each worker to held-out samples of its own, or its
-program loads them, each evaluates itself.
+"""Test when one process evaluates all replicas.
+
+It does so if workers have less than a core and all hold out the same samples. Each worker evaluates
+itself if a placeholder gives it its own held-out samples, or if its program loads them.
 
 Left out: the process (tests/local).
 """
@@ -56,7 +57,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("dataset", SAME, ids=str)
-def test_the_same_held_out_samples_are_judged_in_one_process(
+def test_the_same_held_out_samples_are_evaluated_in_one_process(
     tmp_path: Path, dataset: dict[str, Any]
 ) -> None:
     assert _is_shared(dataset, tmp_path)
@@ -64,7 +65,7 @@ def test_the_same_held_out_samples_are_judged_in_one_process(
 
 
 @pytest.mark.parametrize("dataset", OWN, ids=str)
-def test_a_worker_with_held_out_samples_of_its_own_evaluates_itself(
+def test_a_worker_with_its_own_held_out_samples_evaluates_itself(
     tmp_path: Path, dataset: dict[str, Any]
 ) -> None:
     assert not _is_shared(dataset, tmp_path)

@@ -1,6 +1,8 @@
-"""Facts: a temporary folder goes with its block, and stays where its process is killed; then the
-next run of the same user removes it. One whose owner lives, a result folder with such a name, a
-link, another user's folder and files of others in the owner's place are left alone.
+"""Test temporary folders.
+
+A folder is removed at the end of its block. It stays if its process is killed; the next run of the
+same user then removes it. A folder with a living owner stays. So do a result folder of such a name,
+a link, another user's folder, and foreign files in place of the owner's.
 
 Left out: the runs that use it (tests/local/test_interrupts.py).
 """
@@ -39,7 +41,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def holder() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process with a temporary folder."""
+    """Start a process with a temporary folder."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -54,7 +56,7 @@ def abandoned(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_goes_with_its_block(root: Path) -> None:
+def test_a_folder_is_removed_at_the_end_of_its_block(root: Path) -> None:
     with temporary_folder() as folder:
         assert folder.parent == root
         assert remove_abandoned_folders() == []
@@ -62,11 +64,11 @@ def test_a_folder_goes_with_its_block(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed(
+def test_the_folder_of_a_killed_process_is_removed(
     root: Path, holder: tuple[subprocess.Popen[str], Path]
 ) -> None:
     process, folder = holder
-    assert remove_abandoned_folders() == [], "its owner lives"
+    assert remove_abandoned_folders() == [], "the owner is alive"
     assert (folder / "w0" / "token").exists()
     process.kill()
     process.wait()

@@ -1,7 +1,8 @@
-"""Which requests of an operator the chart grants, as the suite judges it from audit logs.
+"""Test which requests of an operator the chart grants, judged from audit logs.
 
-Proves: what is granted in one namespace, mode or name is granted in no other; what nobody asked for
-in a mode is told with its scope. The logs are of lines as an API server writes them.
+A right in one namespace, mode or name is no right in another. A right that no request of a mode
+used is reported with its scope. The lines are as an API server writes them.
+
 Left out: a real API server (tests/cluster/test_rights_in_use.py).
 """
 
@@ -35,14 +36,14 @@ def line(verb: str, resource: str, namespace: str, name: str, user: str) -> dict
 
 
 def beyond(folder: Path, *asked: tuple[str, str, str, str], user: str = ACCOUNT) -> list[str]:
-    """Of those requests, those that are not granted."""
+    """Return those of the requests that are not granted."""
     log = folder / "audit.log"
     log.write_text("".join(json.dumps(line(*each, user)) + "\n" for each in asked))
     return not_granted(requests_of_operators(log))
 
 
 @pytest.mark.parametrize("mode", [EVERYWHERE, IN_ML], ids=["cluster", "namespaced"])
-def test_what_is_granted_in_a_scope_is_granted_there_alone(
+def test_a_right_is_valid_only_in_its_scope(
     tmp_path: Path, mode: tuple[str, str, str, str]
 ) -> None:
     granted = [
@@ -68,14 +69,14 @@ def test_what_is_granted_in_a_scope_is_granted_there_alone(
 def test_roles_grant_nothing_elsewhere(tmp_path: Path) -> None:
     there, elsewhere = (("create", "batch/jobs", name, "digits") for name in ("ml", "other"))
     assert beyond(tmp_path, EVERYWHERE, there, elsewhere) == []
-    (said,) = beyond(tmp_path, IN_ML, there, elsewhere)
-    assert said == f"create batch/jobs other/digits by {ACCOUNT} (namespaced)"
+    (request,) = beyond(tmp_path, IN_ML, there, elsewhere)
+    assert request == f"create batch/jobs other/digits by {ACCOUNT} (namespaced)"
     for before in ([], [EVERYWHERE]):  # an upgrade changes the mode
         assert len(beyond(tmp_path, *before, IN_ML, ("list", "/pods", "", ""))) == 1
     assert beyond(tmp_path, IN_ML, elsewhere, user="admin") == []
 
 
-def test_what_an_operator_asks_before_it_lists_jobs_is_of_its_mode(tmp_path: Path) -> None:
+def test_requests_before_the_first_list_of_jobs_count_for_the_mode(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     made = ("create", "/secrets", "dlion-system", "dlion-authority")
     log.write_text("".join(json.dumps(line(*each, ACCOUNT)) + "\n" for each in (made, IN_ML)))
@@ -87,7 +88,7 @@ def test_what_an_operator_asks_before_it_lists_jobs_is_of_its_mode(tmp_path: Pat
     )
 
 
-def test_a_mode_in_which_nobody_asked_is_told_with_its_rights(tmp_path: Path) -> None:
+def test_a_mode_without_requests_is_reported_with_its_rights(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     log.write_text(json.dumps(line(*IN_ML, ACCOUNT)) + "\n")
     never = granted_but_unused(used_in_modes(requests_of_operators(log)))

@@ -1,7 +1,9 @@
-"""Proves, without root: an image's name tells all that goes into it and nothing else; what of this
-machine goes into the stand-in for the base image has the form that its readers want.
+"""Test the parts of container images, without root.
 
-Leaves out: building and running them (tests/cluster/test_images.py).
+The name of an image depends on all its content and on nothing else. Files of this machine in the
+stand-in for the base image have the form that their readers need.
+
+Left out: building and running them (tests/cluster/test_images.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of all that goes into the images, for them to be made of."""
+    """Copy everything that the images contain."""
     for name in {*project_images._SHARED, *chain(*project_images._SOURCES.values())}:
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +56,7 @@ def keys() -> dict[Target, str]:
         ("api/dlion_api/__pycache__/names.cpython-311.pyc", set()),
     ],
 )
-def test_an_image_has_another_name_when_what_goes_into_it_changes(
+def test_an_image_has_another_name_when_its_content_changes(
     tree: Path, changed: str, images: set[Target]
 ) -> None:
     before = keys()
@@ -70,7 +72,7 @@ def test_no_two_images_share_a_name() -> None:
     assert len({ProjectImage.of(target).reference for target in Target}) == len(Target)
 
 
-def test_all_that_the_dockerfile_copies_goes_into_a_name_and_passes_the_ignore_file() -> None:
+def test_all_copied_files_affect_the_name_and_pass_the_ignore_file() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = {
         word.rstrip("/")
@@ -89,13 +91,13 @@ def test_all_that_the_dockerfile_copies_goes_into_a_name_and_passes_the_ignore_f
         assert (ROOT / path).exists()
 
 
-def test_each_certificate_of_a_bundle_stands_alone() -> None:
+def test_a_bundle_is_split_into_its_certificates() -> None:
     one = "-----BEGIN CERTIFICATE-----\nMTIz\n-----END CERTIFICATE-----\n"
     assert base_image._single(f"# a name\n{one}\n# another\n{one}trailing".encode()) == [one, one]
     assert base_image._single(b"") == []
 
 
-def test_uv_is_told_what_pip_is_told() -> None:
+def test_uv_gets_the_settings_of_pip() -> None:
     pip = {"index-url": "https://one.example/simple", "extra-index-url": "https://two.example a"}
     assert tomllib.loads(base_image._uv_settings(pip)) == {
         "system-certs": True,

@@ -1,4 +1,4 @@
-"""`testbed.reader` asks an API server for what `kubectl get` prints, or leaves it to kubectl."""
+"""Test `testbed.reader`, which requests what `kubectl get` prints, or delegates to kubectl."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ANSWERS: dict[str, Any] = {
 
 
 CONNECTIONS: set[object] = set()
-"""The addresses of those who have asked."""
+"""The addresses of the callers."""
 
 
 class ApiServer(BaseHTTPRequestHandler):
@@ -64,12 +64,12 @@ class ApiServer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Path]:
-    """A kubeconfig of an API server with these answers."""
+    """Return a kubeconfig of an API server with these answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), ApiServer) as server:
         threading.Thread(target=server.serve_forever).start()
         config = folder / "kubeconfig"
@@ -121,13 +121,13 @@ def test_lists_and_objects_are_as_kubectl_prints_them(reader: Reader) -> None:
         ("--raw=/",),
     ],
 )
-def test_what_is_no_object_or_not_understood_is_left_to_kubectl(
+def test_other_arguments_are_delegated_to_kubectl(
     reader: Reader, arguments: tuple[str, ...]
 ) -> None:
     assert reader.get(arguments, "ml") is None
 
 
-def test_a_server_that_is_away_is_left_to_kubectl(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_delegated_to_kubectl(tmp_path: Path) -> None:
     with serving(tmp_path) as config:
         reader = reader_of(config, "")
         assert reader is not None

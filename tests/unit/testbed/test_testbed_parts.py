@@ -1,8 +1,10 @@
-"""Proves, without root: addresses of a testbed never overlap, names stay within what the kernel
-takes, images are well-formed and the same each time, certificates say who may do what, and no
-cluster is used in place of the testbed that was not named for it.
+"""Test the parts of a testbed, without root.
 
-Leaves out: all that runs (tests/cluster).
+Addresses never overlap. Names fit the limits of the kernel. Images are well-formed and
+reproducible. Certificates name their users and rights. No cluster is used that was not named for
+the tests.
+
+Left out: all that runs (tests/cluster).
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def test_no_two_networks_of_a_testbed_overlap() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "../x", "a" * 11, "1a"])
-def test_a_name_that_could_be_another_things_is_refused(name: str) -> None:
+def test_a_name_that_other_objects_may_have_is_refused(name: str) -> None:
     with pytest.raises(UnavailableError, match="allowed: a letter"):
         Layout(name, 1, 1, 96)
 
@@ -69,7 +71,7 @@ def test_a_testbed_of_no_site_or_too_many_machines_is_refused(sites: int, nodes:
     assert Layout("a", 1, 0, 96).sites[0].nodes == ()
 
 
-def test_an_image_is_what_docker_save_would_write_and_the_same_each_time(tmp_path: Path) -> None:
+def test_an_image_has_the_form_of_docker_save_and_is_reproducible(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF")
     image = Image("dlion.test/x:1", {"bin/x": program}, ["/bin/x"], {"bin/y": "/bin/x"})
@@ -111,7 +113,7 @@ def kubeconfig(tmp_path: Path, *contexts: str, server: str = "https://127.0.0.1:
     return path
 
 
-def test_a_current_context_is_never_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_a_current_context_never_replaces_a_named_one(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, "kind-a", "production")
     with pytest.raises(UnavailableError, match=r"names no context of .*: kind-a, production"):
         existing_cluster({KUBECONFIG: str(path)}, program=tmp_path)
@@ -122,8 +124,8 @@ def test_a_current_context_is_never_taken_for_the_one_that_was_meant(tmp_path: P
     assert found.context == "kind-a"
 
 
-def test_whoever_is_given_a_file_alone_meets_the_context_that_was_named(tmp_path: Path) -> None:
-    """The operator and `dlion` go by a file's current context."""
+def test_a_written_file_has_the_named_context_as_its_current_one(tmp_path: Path) -> None:
+    """The operator and `dlion` use the current context of a file."""
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps({
         "clusters": [
@@ -144,19 +146,19 @@ def test_whoever_is_given_a_file_alone_meets_the_context_that_was_named(tmp_path
     text = found.kubeconfig.read_text()
     assert stat.S_IMODE(found.kubeconfig.stat().st_mode) == 0o600
     assert "production" not in text
-    told = yaml.safe_load(text)
-    assert told["current-context"] == "kind-t"
-    assert told["users"] == [{"name": "t", "user": {"token": "t"}}]
-    assert told["clusters"][0]["cluster"]["certificate-authority"] == str(tmp_path / "ca")
+    written = yaml.safe_load(text)
+    assert written["current-context"] == "kind-t"
+    assert written["users"] == [{"name": "t", "user": {"token": "t"}}]
+    assert written["clusters"][0]["cluster"]["certificate-authority"] == str(tmp_path / "ca")
 
 
-def test_no_variable_means_no_cluster_whatever_else_the_user_has_set(tmp_path: Path) -> None:
+def test_no_variable_means_no_cluster_whatever_other_settings_exist(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, "kind-a")
     assert existing_cluster({"KUBECONFIG": str(path), "HOME": str(tmp_path)}) is None
 
 
-def test_groups_that_go_while_they_are_looked_through_are_passed_over(tmp_path: Path) -> None:
-    """As a kubelet that is being killed still takes a pod's groups away."""
+def test_groups_removed_during_the_search_are_skipped(tmp_path: Path) -> None:
+    """A kubelet in termination still removes the groups of pods."""
     enough = threading.Event()
 
     def come_and_go() -> None:
@@ -184,7 +186,7 @@ def test_groups_that_go_while_they_are_looked_through_are_passed_over(tmp_path: 
     assert {5, 7} in found
 
 
-def test_images_are_brought_to_another_cluster_by_the_command_named_for_it(tmp_path: Path) -> None:
+def test_the_named_command_loads_images_into_another_cluster(tmp_path: Path) -> None:
     archives = [tmp_path / "one image.tar", tmp_path / "two.tar"]
     for each in archives:
         each.touch()
@@ -195,14 +197,16 @@ def test_images_are_brought_to_another_cluster_by_the_command_named_for_it(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("", "is not set: the command"),
         ("sh -c 'echo no such node >&2; exit 3' --", "exit code 3: no such node"),
         ("/nowhere/kind load", "/nowhere/kind"),
     ],
 )
-def test_a_command_that_brings_no_images_says_why(tmp_path: Path, command: str, said: str) -> None:
+def test_a_failed_load_of_images_is_reported_with_the_reason(
+    tmp_path: Path, command: str, message: str
+) -> None:
     with pytest.raises(UnavailableError, match=LOAD_IMAGES) as caught:
         load_images([tmp_path / "one.tar"], {LOAD_IMAGES: command})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
