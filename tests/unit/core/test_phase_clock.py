@@ -1,6 +1,8 @@
-"""Facts: a phase within another interrupts it, so that the phases of a step never add up to more
-than its time; what the codecs do within a policy counts as encoding and decoding; without a clock,
-and in another thread, marks change nothing.
+"""Tests of the phase clock.
+
+A phase within another interrupts it, so the phases of a step never add up to more than its time.
+Codec work within a policy counts as encoding and decoding. Without a clock, and in another thread,
+marks change nothing.
 
 Left out: the times of a real worker (tests/local/test_time_parts.py).
 """
@@ -33,7 +35,7 @@ LAYOUT = Layout(("w",), (64,))
 
 
 class Ticks:
-    """A clock that each reading moves by one second."""
+    """A clock that each reading advances by one second."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -85,7 +87,7 @@ def test_an_error_ends_its_phase() -> None:
     assert clock.read() == PhaseSeconds(decode_s=2.0)
 
 
-def test_a_step_of_a_policy_is_divided_among_the_phases() -> None:
+def test_a_step_of_a_policy_is_split_into_the_phases() -> None:
     """Selection, encoding, sending, decoding and the update each take some readings."""
     job_spec = spec(exchange={"policy": "full", "codec": "float16"})
     machine = build(job_spec, Rank(0), LAYOUT, [Rank(0), Rank(1)])

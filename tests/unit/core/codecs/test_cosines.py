@@ -1,8 +1,10 @@
-"""Facts: the transform is SciPy's orthonormal DCT-II of each chunk, also of a shorter last one, and
-back; chunks do not mix; zeros among coefficients change nothing; the same vector gives the same
+"""Tests of the cosine transform.
+
+The transform is SciPy's orthonormal DCT-II of each chunk, and so is its inverse. The last chunk may
+be shorter. Chunks do not mix. Zero coefficients change nothing. The same vector gives the same
 bits.
 
-Left out: which coefficients are sent (tests/property/test_demo.py).
+Left out: the selection of coefficients (tests/property/test_demo.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def test_the_matrix_is_orthonormal(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 5, 64])
-def test_a_transform_is_scipys_of_each_chunk_and_back(length: int) -> None:
+def test_the_transform_and_its_inverse_match_scipy_for_each_chunk(length: int) -> None:
     whole, size = 4 * length, 4 * length + 3
     transform = CosineTransform([(slice(0, whole), length), (slice(whole, size), 3)])
     value_D = np.random.default_rng(1).standard_normal(size).astype(np.float32)
@@ -40,7 +42,7 @@ def test_a_transform_is_scipys_of_each_chunk_and_back(length: int) -> None:
     np.testing.assert_array_equal(transform.coefficients(value_D), coefficient_D)
 
 
-def test_a_coefficient_is_a_wave_in_its_own_chunk() -> None:
+def test_a_coefficient_adds_a_wave_to_its_own_chunk_only() -> None:
     transform = CosineTransform([(slice(0, 12), 4)])
     coefficient_D = np.zeros(12, np.float32)
     coefficient_D[5] = 2

@@ -1,5 +1,6 @@
-"""Sizes, schemes and refusals of payloads, by example; round trips over many inputs are in
-tests/property, hostile bytes by the hundred thousand in tests/fuzz.
+"""Tests of payloads by example: sizes, schemes and refusals.
+
+Left out: round trips over many inputs (tests/property); many hostile payloads (tests/fuzz).
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ def sparse(kept: int, codec: ValueCodec = ValueCodec.FLOAT16) -> bytes:
         (99_000, Positions.ALL),
     ],
 )
-def test_the_smallest_scheme_is_taken(kept: int, scheme: Positions) -> None:
+def test_the_smallest_scheme_is_chosen(kept: int, scheme: Positions) -> None:
     payload = sparse(kept)
     assert payload[2] == scheme
     assert len(payload) <= coded_bytes(kept, SIZE, ValueCodec.FLOAT16)
 
 
 def header(**fields: int) -> bytes:
-    """A payload of two float32 values of three, by gaps, with some header fields changed."""
+    """A payload with two of three float32 values by gaps, with some header fields changed."""
     values = {
         "version": 1, "codec": 1, "scheme": 3, "zero": 0, "exponent": 0, "zeros": 0, "size": 3,
         "kept": 2,
@@ -66,7 +67,7 @@ def header(**fields: int) -> bytes:
     return struct.pack("<BBBBhHII", *values.values()) + struct.pack("<ffHH", 1.0, 2.0, 0, 1)
 
 
-def test_the_payload_that_the_refusals_start_from_is_right() -> None:
+def test_the_unchanged_payload_of_the_refusal_tests_is_valid() -> None:
     part = decode_gradient(header(), 3)
     assert part.index_K is not None
     assert (part.index_K.tolist(), part.value_K.tolist()) == ([0, 2], [1.0, 2.0])
@@ -110,7 +111,7 @@ def test_a_wrong_header_is_refused(fields: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("kept", [10, 10_000, 20_000])
-def test_a_cut_or_longer_payload_is_refused(kept: int) -> None:
+def test_a_truncated_or_longer_payload_is_refused(kept: int) -> None:
     payload = sparse(kept)
     for wrong in (b"", payload[:5], payload[:HEADER_BYTES], payload[:-1], payload + b"\0"):
         with pytest.raises(ContractError):
@@ -128,11 +129,11 @@ def test_positions_out_of_order_or_range_are_refused() -> None:
     assert part.index_K is not None
     assert part.index_K.tolist() == [3, 9, 255]
     for counts, places in (
-        ([2, 1], [9, 3, 0]),  # falling
-        ([2, 1], [3, 3, 0]),  # twice
-        ([2, 1], [3, 255, 0]),  # of the next block
-        ([2, 1], [3, 9, 45]),  # 300 of 300
-        ([1, 1], [3, 9, 0]),  # counts of two for three
+        ([2, 1], [9, 3, 0]),  # descending
+        ([2, 1], [3, 3, 0]),  # a duplicate
+        ([2, 1], [3, 255, 0]),  # in the next block
+        ([2, 1], [3, 9, 45]),  # index 300 of 300
+        ([1, 1], [3, 9, 0]),  # counts for two of three blocks
     ):
         with pytest.raises(ContractError):
             decode_gradient(blocks(counts, places), 300)
@@ -148,7 +149,7 @@ def test_a_bitmap_with_bits_beyond_the_model_is_refused() -> None:
 
 @pytest.mark.parametrize("codec", [ValueCodec.FLOAT32, ValueCodec.FLOAT16])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_values_that_are_no_numbers_are_neither_sent_nor_taken(
+def test_values_that_are_not_finite_are_neither_sent_nor_accepted(
     codec: ValueCodec, wrong: float
 ) -> None:
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -172,7 +173,7 @@ def test_a_scale_that_overflows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
-def test_no_codec_sends_what_is_no_number(codec: ValueCodec) -> None:
+def test_no_codec_sends_a_value_that_is_not_finite(codec: ValueCodec) -> None:
     for wrong in (np.nan, np.inf, -np.inf):
         with pytest.raises(ValueError, match="NaN or infinite"):
             encode_whole(np.array([1, wrong], np.float32), codec)
@@ -190,14 +191,14 @@ def whole(codec: int, values: bytes, size: int, exponent: int = 0) -> bytes:
         (whole(4, b"\x80\x3f\x80", 1), 1, "-128 times the scale"),
         (whole(4, b"\x80\xbf\x01", 1), 1, "a block's scale of bits 0xbf80"),
         (whole(4, b"\x80\x7f\x01", 1), 1, "a block's scale"),
-        (whole(4, b"\x7f\x7f\x7f", 1), 1, "a block's scale"),  # times 127: infinite
+        (whole(4, b"\x7f\x7f\x7f", 1), 1, "a block's scale"),  # 127 times this is infinite
         (whole(5, b"\x80\x3f\x08", 1), 1, "-8 times the scale"),
         (whole(5, b"\x80\x3f\x11", 1), 1, "bits set after the last int4"),
         (whole(5, b"\x80\x3f\x81", 2), 2, "-8 times the scale"),
         (whole(7, b"\x80\x3f\x11", 2), 2, "bits set after the last int2"),
         (whole(7, b"\x80\x3f\x05\0", 4), 4, "its values alone take 3"),
         (whole(7, b"\x80\x7f\x01", 1), 1, "a block's scale"),
-        (whole(6, b"\x01\0\0\0\0", 1), 1, "its 1 values take 5"),  # float32 would be shorter
+        (whole(6, b"\x01\0\0\0\0", 1), 1, "its 1 values take 5"),  # float32 is shorter
         (whole(6, b"\x01\0\0\0\0\0", 2), 2, "its values alone take 5"),
         (whole(6, b"\x03\0\0\0\0\0", 2), 2, "its 2 values take 7"),
         (whole(6, b"\xff\xff\xff\xff\0\0", 2), 2, "its 2 values take"),
@@ -221,7 +222,7 @@ def some(scheme: int, positions: bytes, kept: int, size: int) -> bytes:
         (4, b"\x80\x02\x05", [256, 262], 300),
         (4, b"\xff\xff\x03\x00", [65535, 65536], 70_000),
         (5, b"\x00\x0c", [2, 3], 300),  # r 0: two zeros, a one; a one
-        (5, b"\x02\x51", [0, 7], 300),  # r 2: 1 00, 01 01 (the lowest bit first)
+        (5, b"\x02\x51", [0, 7], 300),  # r 2: 1 00, 01 01 (lowest bit first)
         (6, b"\x02\x01\0\0", [258, 259], 300),
     ],
 )
@@ -236,24 +237,24 @@ def test_gap_codes_and_runs_by_example(
 @pytest.mark.parametrize(
     ("scheme", "positions"),
     [
-        (4, b"\x02"),  # one of two
-        (4, b"\x02\x00\x00"),  # three of two
-        (4, b"\x82\x00\x00"),  # a needless byte
+        (4, b"\x02"),  # one position of two
+        (4, b"\x02\x00\x00"),  # three positions of two
+        (4, b"\x82\x00\x00"),  # an unnecessary byte
         (4, b"\xff\xff\xff\xff\xff\xff\xff"),
-        (4, b"\x02\xa9\x02"),  # 300 of 300
+        (4, b"\x02\xa9\x02"),  # position 300 of 300
         (5, b""),
         (5, b"\x00"),
         (5, b"\x20\x0c"),  # r 32
-        (5, b"\x00\x04"),  # one of two
-        (5, b"\x00\x1c"),  # a bit more
-        (5, b"\x00\x0c\x00"),  # a byte more
+        (5, b"\x00\x04"),  # one position of two
+        (5, b"\x00\x1c"),  # one bit too many
+        (5, b"\x00\x0c\x00"),  # one byte too many
         (5, b"\x00\x00\x00\x00"),
         (5, b"\x07\x80\x01"),  # seven times 128
-        (5, b"\x00" * 60),  # longer than codes of two of 300 ever are
-        (5, b"\x08\x01\x5c\x01"),  # 0, then 300 of 300
+        (5, b"\x00" * 60),  # longer than any code of two of 300
+        (5, b"\x08\x01\x5c\x01"),  # 0, then position 300 of 300
         (6, b"\x02\x01\0"),
         (6, b"\x02\x01\0\0\0"),
-        (6, b"\x2b\x01\0\0"),  # the second of them 300 of 300
+        (6, b"\x2b\x01\0\0"),  # the second is position 300 of 300
         (6, b"\xff\xff\xff\xff"),
     ],
 )
@@ -265,7 +266,7 @@ def test_gap_codes_and_runs_that_no_encoder_writes_are_refused(
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
-def test_weights_are_never_coarser_than_float16_but_by_polyline(codec: ValueCodec) -> None:
+def test_only_polyline_makes_weights_coarser_than_float16(codec: ValueCodec) -> None:
     weights_D = np.linspace(-1, 1, 1001, dtype=np.float32)
     coding = Coding(codec, decimals=2)
     back_D = decode_weights(encode_weights(weights_D, coding), 1001)
@@ -273,7 +274,7 @@ def test_weights_are_never_coarser_than_float16_but_by_polyline(codec: ValueCode
     assert np.abs(back_D - weights_D).max() <= most
 
 
-def test_a_run_takes_the_place_of_positions_where_it_is_smallest() -> None:
+def test_a_run_replaces_positions_where_it_is_smallest() -> None:
     value_D = np.zeros(SIZE, np.float32)
     value_D[700:900] = 1
     selected = SelectedEntries(value_D, np.array([SIZE]), np.array([1], np.uint32), 200, 1.0)
@@ -284,7 +285,7 @@ def test_a_run_takes_the_place_of_positions_where_it_is_smallest() -> None:
     assert index_K.tolist() == list(range(700, 900))
 
 
-def test_weights_are_all_or_nothing() -> None:
+def test_a_weight_payload_has_all_weights() -> None:
     weights_D = np.arange(5, dtype=np.float32)
     np.testing.assert_array_equal(
         decode_weights(encode_weights(weights_D, "float32"), 5), weights_D
@@ -302,8 +303,8 @@ def test_a_loss_is_one_finite_number() -> None:
 
 @pytest.mark.parametrize("codec", [ValueCodec.FLOAT32, ValueCodec.FLOAT16, ValueCodec.BFLOAT16])
 @pytest.mark.parametrize("size", [1, 254, 255, 256, 1000, 70_000])
-def test_what_fits_a_budget_is_all_that_fits(codec: ValueCodec, size: int) -> None:
-    """Of each scheme of positions: around the sizes at which another one becomes the smallest."""
+def test_the_count_for_a_budget_is_the_largest_that_fits(codec: ValueCodec, size: int) -> None:
+    """Check each scheme around the sizes at which another scheme becomes the smallest."""
     whole = coded_bytes(size, size, codec)
     for budget in sorted({HEADER_BYTES, *range(HEADER_BYTES, whole + 9, max(1, whole // 300))}):
         kept = max_kept_entries(budget, size, codec)
@@ -324,7 +325,7 @@ def test_the_last_position_is_below_the_size(last: int, is_taken: bool) -> None:
             check_positions(Positions.GAP, gaps.view(np.uint8), 1, SIZE)
 
 
-def test_a_line_longer_than_the_values_themselves_is_not_sent() -> None:
+def test_a_polyline_longer_than_the_values_is_not_sent() -> None:
     value_D = np.random.default_rng(1).standard_normal(1000).astype(np.float32) * 1000
     coding = Coding(ValueCodec.POLYLINE, decimals=8)
     plain = encode_whole(value_D, ValueCodec.FLOAT32)

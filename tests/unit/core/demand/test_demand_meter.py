@@ -1,9 +1,12 @@
-"""Proves: what others take is the machine's busy time without trainer and sidecar; while a step is
-held up, it is what the step did not get, also beside waits; without counters only the latter is
-known; without pressure nobody takes anything; a quota is no demand; gaps, counters that go back,
-absurd jumps and numbers that are none give no reading, and never one outside of the machine.
+"""Tests of the meter of other processes' CPU demand.
 
-Leaves out: files (tests/unit/worker/sidecar/test_demand_prediction.py).
+Other processes take the machine's busy time less that of trainer and sidecar. While a step is held
+up, they take what the step did not get, also if the step waits between. Without counters of the
+machine only the second is known. Without CPU pressure the demand is zero. A quota is not a demand.
+Gaps, counters that decrease, absurd jumps and values that are not finite give no reading. No
+reading is below 0 or above the machine's cores.
+
+Left out: files (tests/unit/worker/sidecar/test_demand_prediction.py).
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from dlion_core.demand.demand_meter import DemandMeter, MachineCpu, TakenCores, 
 
 
 def step(cores: float, *, compute_s: float = 1.0, wait_s: float = 0.0) -> StepTiming:
-    """A step that got so many cores while it computed."""
+    """A step that gets so many cores while it computes."""
     cpu_s = cores * compute_s
     return StepTiming(1, 8, compute_s, compute_s + wait_s, cpu_s, cpu_s, wait_s)
 
 
 def alone(meter: DemandMeter, cores: float = 2.0, machine: float = 4.0) -> None:
-    """Learn what the trainer uses alone, in two seconds."""
+    """Learn in two seconds what the trainer uses alone."""
     meter.take(0.0, MachineCpu(machine, 0.0))
     for second in (1.0, 2.0):
         meter.add(step(cores))
@@ -33,7 +36,7 @@ def alone(meter: DemandMeter, cores: float = 2.0, machine: float = 4.0) -> None:
         assert taken.left_cores == pytest.approx(cores)
 
 
-def test_others_take_what_neither_trainer_nor_sidecar_used() -> None:
+def test_the_demand_of_others_is_what_trainer_and_sidecar_do_not_use() -> None:
     meter = DemandMeter()
     alone(meter)
     meter.add(step(2.0))
@@ -43,10 +46,10 @@ def test_others_take_what_neither_trainer_nor_sidecar_used() -> None:
     assert taken.left_cores == pytest.approx(2.0)  # they fit beside the trainer
 
 
-def test_a_step_that_is_held_up_shows_what_others_take_while_it_computes() -> None:
+def test_a_delayed_step_shows_the_demand_of_others_while_it_computes() -> None:
     meter = DemandMeter()
     alone(meter)
-    # Half of the time it waits, and others have three cores; while it computes they have 2.8.
+    # The step waits half of the time. Others have three cores, and 2.8 while it computes.
     meter.add(step(1.2, compute_s=1.0, wait_s=1.0))
     taken = meter.take(4.0, MachineCpu(4.0, 4.0 + 1.2 + 2.8 + 3.0))
     assert taken is not None
@@ -54,7 +57,7 @@ def test_a_step_that_is_held_up_shows_what_others_take_while_it_computes() -> No
     assert taken.left_cores == pytest.approx(1.2)
 
 
-def test_without_counters_only_what_holds_steps_up_is_known() -> None:
+def test_without_counters_only_demand_that_delays_steps_is_known() -> None:
     meter = DemandMeter()
     meter.take(0.0, None)
     meter.add(step(2.0))
@@ -66,7 +69,7 @@ def test_without_counters_only_what_holds_steps_up_is_known() -> None:
     assert taken.left_cores == pytest.approx(0.5, abs=0.01)
 
 
-def test_while_no_task_waits_for_a_processor_nobody_takes_anything() -> None:
+def test_without_cpu_pressure_the_demand_of_others_is_zero() -> None:
     meter = DemandMeter()
     meter.take(0.0, MachineCpu(4.0, 0.0, pressure_s=0.0))
     meter.add(step(2.0))
@@ -79,7 +82,7 @@ def test_while_no_task_waits_for_a_processor_nobody_takes_anything() -> None:
         assert taken.left_cores == pytest.approx(expected, abs=0.01)
 
 
-def test_a_smaller_quota_is_no_demand() -> None:
+def test_a_smaller_quota_is_not_a_demand() -> None:
     meter = DemandMeter()
     meter.set_quota(2.0)
     alone(meter)
@@ -120,22 +123,22 @@ def test_clocks_that_jump_give_no_reading(now_s: float, machine: MachineCpu) -> 
 @pytest.mark.parametrize(
     "machine",
     [
-        MachineCpu(4.0, 1.0),  # counters went back, after a migration
+        MachineCpu(4.0, 1.0),  # counters decrease after a migration
         MachineCpu(4.0, 1e9),
         MachineCpu(4.0, math.nan),
         MachineCpu(4.0, math.inf),
-        MachineCpu(8.0, 6.0),  # processors were added
+        MachineCpu(8.0, 6.0),  # processors are added
         MachineCpu(4.0, 6.0, own_s=-1.0),
     ],
 )
-def test_counters_that_cannot_be_give_no_reading(machine: MachineCpu) -> None:
+def test_impossible_counters_give_no_reading(machine: MachineCpu) -> None:
     meter = DemandMeter()
     alone(meter)
     meter.add(step(2.0))
     assert meter.take(3.0, machine) is None
 
 
-def test_steps_without_time_or_with_numbers_that_are_none_are_left_out() -> None:
+def test_steps_without_time_or_with_values_that_are_not_finite_are_left_out() -> None:
     meter = DemandMeter()
     alone(meter)
     for wrong in (
@@ -148,7 +151,7 @@ def test_steps_without_time_or_with_numbers_that_are_none_are_left_out() -> None
     assert meter.take(3.0, MachineCpu(4.0, 6.0)) is None
 
 
-def test_what_is_left_is_never_more_than_wanted_nor_negative() -> None:
+def test_the_cores_left_are_never_negative_nor_above_the_wanted_cores() -> None:
     assert cores_left(1.0, 4.0, 2.0) == 2.0
     assert cores_left(3.5, 4.0, 2.0) == 0.5
     assert cores_left(9.0, 4.0, 2.0) == 0.0

@@ -1,11 +1,13 @@
-"""Proves: beside a cycle forecasts come to count, and then name the next step's speed before it
-changes; without counters of the machine as well; beside a measured speed that is right and on
-an idle machine they do not; once they are wrong they stop counting, and more is
-demanded of them each time; what they lost is bounded; nothing is said before there are readings;
-a gap starts anew; another quota leaves the measured speed until the next reading; the reason names
-both demands.
+"""Tests of the predictor of a step's speed.
 
-Leaves out: batches that follow (tests/simulated/test_demand.py), figures (benchmarks/demand.py).
+With a cyclic load, forecasts become trusted, and give the next step's speed before it changes.
+They do so also without counters of the machine. On an idle machine, or with a measured speed that
+is right, they do not. Wrong forecasts lose trust, and each loss raises the bar for the next time.
+The loss that they cause is bounded. Without readings there is no prediction. After a gap the
+predictor starts again. After a change of the quota the measured speed counts until the next
+reading. The reason names both demands.
+
+Left out: the resulting batches (tests/simulated/test_demand.py); figures (benchmarks/demand.py).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def late(before: float, _now: float) -> float:
 
 
 @pytest.mark.parametrize("has_counters", [True, False])
-def test_beside_a_cycle_forecasts_count_and_name_the_speed_before_it_changes(
+def test_with_a_cyclic_load_forecasts_give_the_speed_before_it_changes(
     *, has_counters: bool
 ) -> None:
     worker = SteppedWorker(square(30.0, 10.0, 2.0))
@@ -46,7 +48,7 @@ def test_beside_a_cycle_forecasts_count_and_name_the_speed_before_it_changes(
     ahead = [
         decision.samples_per_s or speed
         for (now_s, speed, decision), (_, after, _) in itertools.pairwise(steps)
-        if after < 0.9 * speed  # others begin
+        if after < 0.9 * speed  # the other load starts
     ]
     assert len(ahead) >= 8
     assert fmean(ahead) < 0.85 * ALONE
@@ -58,7 +60,7 @@ def test_on_an_idle_machine_the_measured_speed_counts() -> None:
     assert worker.predictor.decision.state is DemandState.MEASURED
 
 
-def test_a_measured_speed_that_is_right_is_left_alone() -> None:
+def test_a_measured_speed_that_is_right_is_kept() -> None:
     worker = SteppedWorker(square(30.0, 10.0, 2.0))
 
     def of_the_next_step(_before: float, _now: float) -> float:
@@ -68,7 +70,7 @@ def test_a_measured_speed_that_is_right_is_left_alone() -> None:
     assert all(d.state is not DemandState.PREDICTED for _, _, d in steps)
 
 
-def test_forecasts_that_become_wrong_stop_counting_and_lose_little() -> None:
+def test_forecasts_that_become_wrong_lose_trust_and_cost_little() -> None:
     worker = SteppedWorker(square(30.0, 10.0, 2.0))
     list(worker.steps(900.0, measured=late))
     assert worker.predictor.decision.state is DemandState.PREDICTED
@@ -92,7 +94,7 @@ def step(speed: float, iteration: int = 1) -> StepTiming:
     return StepTiming(iteration, round(speed), 1.0, 1.0, cpu_s, cpu_s, 0.0)
 
 
-def test_nothing_is_said_before_there_are_readings() -> None:
+def test_without_readings_there_is_no_prediction() -> None:
     predictor = DemandPredictor()
     assert predictor.sample(0.0, MachineCpu(CORES, 0.0), 100.0) == DemandDecision()
     predictor.add_step(step(200.0), 1.0, None)
@@ -101,7 +103,7 @@ def test_nothing_is_said_before_there_are_readings() -> None:
     assert predictor.sample(2.0, MachineCpu(CORES, 8.0), 200.0).state is DemandState.MEASURED
 
 
-def test_steps_without_cpu_time_and_speeds_that_cannot_be_leave_the_measured_speed() -> None:
+def test_steps_without_cpu_time_and_impossible_speeds_leave_the_measured_speed() -> None:
     predictor = DemandPredictor()
     asleep = StepTiming(1, 8, 1.0, 1.0, 0.0, 0.0, 0.0)
     for second in range(1, 9):
@@ -131,7 +133,7 @@ def test_a_long_gap_starts_again() -> None:
 
 
 def test_under_another_quota_the_measured_speed_counts_until_there_is_a_reading() -> None:
-    """A forecast from the old quota's cores would give a throttled worker its old share."""
+    """A forecast from the old quota's cores gives a throttled worker its old share."""
     worker = SteppedWorker(square(30.0, 10.0, 2.0))
     list(worker.steps(900.0, measured=late))
     assert worker.predictor.decision.state is DemandState.PREDICTED
@@ -146,14 +148,14 @@ def test_under_another_quota_the_measured_speed_counts_until_there_is_a_reading(
     assert (decision.samples_per_s or 50.0) <= 50.5
 
 
-def test_more_is_demanded_after_each_failure() -> None:
+def test_each_failure_raises_the_bar_for_trust() -> None:
     predictor = DemandPredictor()
     needed = []
     for _ in range(3):
         for wanted in (True, False):
             spent_s = 0.0
             while predictor._counts is not wanted:
-                # Forecasts that would have saved all waiting, and then those that cause it.
+                # Forecasts that save all waiting, and then those that cause it.
                 predicted, measured = (100.0, 150.0) if wanted else (150.0, 100.0)
                 predictor._made.clear()
                 predictor._predicted = predicted
@@ -168,7 +170,7 @@ def test_more_is_demanded_after_each_failure() -> None:
     assert needed[2] > 1.7 * needed[1]
 
 
-def test_the_reason_names_what_others_take_and_what_they_are_expected_to() -> None:
+def test_the_reason_names_the_present_and_the_expected_demand_of_others() -> None:
     decision = DemandDecision(90.0, DemandState.PREDICTED, 0.1, 2.04, 4.0, "pattern of 10 s")
     assert decision.reason() == (
         "other work is expected to take 2.0 of 4 cores, now 0.1 (pattern of 10 s)"

@@ -1,9 +1,11 @@
-"""Proves: before there is evidence the last reading stays; a cycle of any length up to minutes is
-continued, with its edges in time; so is the end of a burst that came at random; noise is
-smoothed; what has no memory is not predicted worse than by the last reading; the method of
-analogues agrees with a naive search; readings that are no numbers are refused.
+"""Tests of the forecaster.
 
-Leaves out: what follows from a forecast (test_demand_predictor).
+Without evidence the last reading stays. A cycle of up to some minutes is continued, with its edges
+in time. So is the end of a burst that starts at random. Noise is smoothed. A load without memory is
+predicted about as well as by the last reading. The method of analogues agrees with a naive search.
+Readings that are not finite are refused.
+
+Left out: the use of a forecast (test_demand_predictor).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dlion_core.demand.forecaster import MAX_HISTORY, NEIGHBOURS, PERSISTENCE, D
 
 
 def errors(series: list[float], readings: int = 2, after: int = 0) -> tuple[float, float]:
-    """Mean absolute errors of the forecaster and of the last reading, of the later part."""
+    """Mean absolute errors of the forecaster and of the last reading, over the later part."""
     forecaster = DemandForecaster()
     own, last = [], []
     for index in range(len(series) - readings):
@@ -36,7 +38,7 @@ def cycle(period: int, busy: int, count: int) -> list[float]:
     return [3.0 if second % period < busy else 0.0 for second in range(count)]
 
 
-def test_before_there_is_evidence_the_last_reading_stays() -> None:
+def test_without_evidence_the_last_reading_stays() -> None:
     forecaster = DemandForecaster()
     with pytest.raises(ValueError, match="no reading yet"):
         forecaster.forecast(1)
@@ -50,7 +52,7 @@ def test_a_cycle_is_continued_with_its_edges(period: int, busy: int) -> None:
     assert own < 0.1 * last
 
 
-def test_the_end_of_a_burst_is_known_although_its_start_is_not() -> None:
+def test_the_end_of_a_burst_is_predicted_although_its_start_is_random() -> None:
     random = np.random.default_rng(5)
     series: list[float] = []
     while len(series) < 1500:
@@ -66,7 +68,7 @@ def test_noise_is_smoothed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_has_no_memory_is_not_predicted_much_worse_than_by_the_last_reading(seed: int) -> None:
+def test_a_load_without_memory_is_predicted_about_as_well_as_by_the_last_reading(seed: int) -> None:
     random = np.random.default_rng(seed)
     level, series = 2.0, []
     for _ in range(1200):
@@ -76,7 +78,7 @@ def test_what_has_no_memory_is_not_predicted_much_worse_than_by_the_last_reading
     assert own < 1.1 * last
 
 
-def test_the_passages_found_are_those_of_a_naive_search() -> None:
+def test_the_analogues_are_those_of_a_naive_search() -> None:
     random = np.random.default_rng(9)
     series = [float(x) for x in np.round(random.uniform(0, 4, 120), 2)]
     forecaster = DemandForecaster()
@@ -96,7 +98,7 @@ def test_the_passages_found_are_those_of_a_naive_search() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_readings_that_are_no_numbers_are_refused(wrong: float) -> None:
+def test_readings_that_are_not_finite_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         DemandForecaster().add(wrong)
 

@@ -1,5 +1,7 @@
-"""Proves: rests give a worker its share over steps of any length, waiting counts as rest, and the
-busy share of long steps is neither lost nor counted twice.
+"""Tests of the duty cycle.
+
+Rests keep a worker at its share over steps of any length. Waiting counts as rest. The busy share of
+long steps is neither lost nor counted twice.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def test_no_busy_time_is_lost_or_counted_twice(steps: list[tuple[float, float]])
     assert read_s + left_s == pytest.approx(sum(busy_s for busy_s, _ in steps), abs=1e-6)
 
 
-def test_no_interval_has_no_share() -> None:
+def test_an_empty_interval_has_no_share() -> None:
     busy = BusyTime()
     busy.add(1.0)
     assert busy.share(0.0) == 0.0

@@ -1,8 +1,10 @@
-"""Proves, against the exact solution of a machine's equation: the temperature stays below the
-threshold at least 94 % of the time and close to it, ahead of it and without overshoot; a machine
-that cannot get so hot is not limited; missing, frozen, noisy and absurd readings are safe.
+"""Tests of the heat controller against the exact solution of a machine's equation.
 
-Leaves out: second-order machines and comparisons with other rules (benchmarks/heat.py).
+The temperature stays below the threshold at least 94 % of the time, and close to it. The controller
+acts early and does not overshoot. A machine that cannot get so hot is not limited. Missing, frozen,
+noisy and absurd readings are safe.
+
+Left out: second-order machines and other rules (benchmarks/heat.py).
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ def test_the_temperature_keeps_to_the_budget_and_uses_it(
     assert above_fraction(pairs) <= ALLOWED_FRACTION
     late = pairs[len(pairs) // 2 :]
     assert fmean(celsius for celsius, _ in late) == pytest.approx(THRESHOLD, abs=2.0)
-    # What keeps exactly the threshold is the oracle of the share.
+    # The share that keeps exactly the threshold is the oracle.
     ideal = (THRESHOLD - 30.0) / rise_k
     assert fmean(decision.share for _, decision in late) == pytest.approx(ideal, rel=0.06)
 
 
-def test_it_slows_down_before_the_threshold_and_does_not_overshoot() -> None:
+def test_a_worker_slows_down_before_the_threshold_and_does_not_overshoot() -> None:
     pairs = BOARD.driven(controller(), seconds=3600)
     first = next(celsius for celsius, decision in pairs if decision.state is HeatState.LIMITED)
     assert 60.0 < first < THRESHOLD
@@ -69,7 +71,7 @@ def test_a_machine_that_stays_cool_is_never_limited() -> None:
     assert all(decision.share == 1.0 for _, decision in pairs)
 
 
-def test_a_room_that_heats_up_is_followed_down_and_up_again() -> None:
+def test_the_share_follows_a_change_of_the_room_temperature() -> None:
     machine = HeatedMachine(240.0, 60.0, ambient=lambda t: 50.0 if 3600 <= t < 7200 else 30.0)
     pairs = machine.driven(controller(), seconds=10_800, sensor=noisy(3, 0.4))
     hour = int(3600 / SAMPLE_S)
@@ -79,7 +81,7 @@ def test_a_room_that_heats_up_is_followed_down_and_up_again() -> None:
     assert above_fraction(pairs) <= ALLOWED_FRACTION
 
 
-def test_a_room_that_is_too_hot_leaves_the_floor() -> None:
+def test_a_room_that_is_too_hot_leads_to_the_floor() -> None:
     pairs = HeatedMachine(240.0, 60.0, ambient=lambda _: 75.0).driven(controller(), seconds=1800)
     assert {decision.share for _, decision in pairs[30:]} == {FLOOR}
 
@@ -110,7 +112,7 @@ def test_readings_that_end_or_become_absurd_lead_to_the_floor(reading: float | N
     assert max(celsius for celsius, _ in pairs) < THRESHOLD + 1.0
 
 
-def test_readings_that_come_back_end_the_blindness() -> None:
+def test_readings_that_resume_end_the_fallback() -> None:
     pairs = BOARD.driven(
         controller(), seconds=7200, sensor=lambda t, c: None if 1800 <= t < 2400 else c
     )
@@ -129,7 +131,7 @@ def test_a_sensor_that_freezes_below_the_threshold_leads_to_the_floor(at: float)
         return held[0]
 
     pairs = BOARD.driven(controller(), seconds=3600, sensor=sensor)
-    # A value that never changed says nothing: the hardware's own throttle is left.
+    # A value that never changed has no information: the hardware's own throttle is left.
     expected = FLOOR if at else 1.0
     assert pairs[-1][1].share == pytest.approx(expected, abs=0.01)
 
@@ -145,15 +147,15 @@ def test_single_wild_readings_are_ignored() -> None:
     )
 
 
-def test_a_jump_that_stays_is_believed() -> None:
+def test_a_jump_that_stays_is_accepted() -> None:
     pairs = HeatedMachine(5.0, 20.0, ambient=lambda t: 30.0 if t < 600 else 90.0).driven(
         controller(), seconds=700
     )
     assert pairs[-1][1].share == FLOOR
 
 
-def test_the_batch_is_small_at_once_if_the_machine_is_hot_at_the_start() -> None:
-    """As after a restart of the sidecar: else the others would wait for a whole share of it."""
+def test_a_machine_that_is_hot_at_the_start_has_a_small_batch_at_once() -> None:
+    """This is the case after a restart of the sidecar. Otherwise peers wait for a whole share."""
     again = controller()
     assert again.sample(0.0, None, 0.0).mean_share == 1.0
     hot = again.sample(2.0, 200.0, 1.0)
@@ -161,7 +163,7 @@ def test_the_batch_is_small_at_once_if_the_machine_is_hot_at_the_start() -> None
 
 
 @pytest.mark.parametrize("deviation", [1.0, 3.0])
-def test_a_noisy_sensor_costs_work_and_not_the_budget(deviation: float) -> None:
+def test_a_noisy_sensor_costs_work_but_keeps_the_budget(deviation: float) -> None:
     pairs = BOARD.driven(controller(), seconds=7200, sensor=noisy(4, deviation))
     assert above_fraction(pairs) <= ALLOWED_FRACTION
     assert fmean(decision.share for _, decision in pairs) > 0.5
@@ -173,6 +175,6 @@ def test_a_noisy_sensor_costs_work_and_not_the_budget(deviation: float) -> None:
 @pytest.mark.parametrize(
     ("threshold", "floor"), [(math.nan, 0.1), (math.inf, 0.1), (70.0, 0.0), (70.0, 1.1)]
 )
-def test_arguments_outside_of_their_bounds_are_refused(threshold: float, floor: float) -> None:
+def test_arguments_out_of_bounds_are_refused(threshold: float, floor: float) -> None:
     with pytest.raises(ValueError, match="threshold_celsius"):
         HeatController(threshold, floor)

@@ -1,9 +1,11 @@
-"""Proves: the model learns a machine's parameters from readings of its exact solution, through a
-sensor of whole degrees, and follows a change of the ambient temperature; its predictions are the
-solution of the equation, as an independent numerical integration finds it; a constant load, gaps
-and repeated times do not spoil it.
+"""Tests of the thermal model.
 
-Leaves out: what is made of it (test_heat_controller.py).
+The model learns a machine's parameters from readings of its exact solution, through a sensor of
+whole degrees. It follows a change of the ambient temperature. Its predictions agree with an
+independent numerical integration of the equation. A constant load, gaps and repeated times do not
+spoil it.
+
+Left out: the use of the model (test_heat_controller.py).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def fed(
     ambient: Callable[[float], float] = lambda _: 25.0,
     sensor: Callable[[float], float] = lambda celsius: celsius,
 ) -> tuple[ThermalModel, float]:
-    """A model that has seen a machine under that load, and the true temperature at the end."""
+    """A model trained on a machine under that load, and the true temperature at the end."""
     model, celsius = ThermalModel(), 41.0
     kept = math.exp(-STEP_S / (CAPACITY * RESISTANCE))
     model.add(0.0, sensor(celsius), 0.0)
@@ -64,14 +66,14 @@ def test_the_parameters_of_a_machine_are_found() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_a_prediction_is_the_solution_of_the_equation(share: float) -> None:
+def test_a_prediction_solves_the_equation(share: float) -> None:
     model, celsius = fed(varied)
     for seconds in (5.0, 30.0, 300.0):
         expected = solved(celsius, share, 25.0, seconds)
         assert model.parameters.after(celsius, share, seconds) == pytest.approx(expected, abs=0.5)
 
 
-def test_a_sensor_of_whole_degrees_with_noise_is_enough() -> None:
+def test_a_noisy_sensor_of_whole_degrees_is_enough() -> None:
     noise = np.random.default_rng(5)
     model, celsius = fed(varied, sensor=lambda c: float(round(c + noise.normal(0.0, 0.4))))
     for share in (0.1, 1.0):
@@ -85,8 +87,8 @@ def test_a_warmer_room_is_followed_within_two_minutes() -> None:
     assert model.parameters.after(celsius, 1.0, 30.0) == pytest.approx(expected, abs=1.0)
 
 
-def test_hours_of_constant_load_do_not_make_it_forget_what_load_does() -> None:
-    """The share that a later change of the load has the right effect of."""
+def test_hours_of_constant_load_keep_the_learned_effect_of_load() -> None:
+    """A later change of the load gets the right share."""
     model, celsius = fed(lambda t: varied(t) if t < 1500 else 0.6, seconds=15_000)
     expected = solved(celsius, 1.0, 25.0, 60.0) - solved(celsius, 0.6, 25.0, 60.0)
     found = model.parameters
@@ -94,7 +96,7 @@ def test_hours_of_constant_load_do_not_make_it_forget_what_load_does() -> None:
     assert difference == pytest.approx(expected, rel=0.15)
 
 
-def test_a_gap_keeps_the_model_for_another_reference() -> None:
+def test_after_a_gap_the_model_stays_with_a_new_reference() -> None:
     model, celsius = fed(varied)
     before = model.parameters.after(celsius, 1.0, 60.0)
     model.add(1e5, celsius - 10.0, 0.5)

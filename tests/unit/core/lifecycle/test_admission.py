@@ -1,9 +1,11 @@
-"""Facts: a latecomer to whom another one has named an iteration, when the only peer that trained
-vanishes and starts anew with them, waits for that other from the first iteration on; it does not
-begin anew beside one that has come in with the vanished one's state. One that begins while another
-comes late to a peer that has just begun keeps to what that one has named.
+"""Tests of admission: what a latecomer agrees with peers while another worker vanishes.
 
-Left out: real loops, whoever vanishes and comes (`test_loop_cluster.py`).
+A peer names an iteration to the latecomer. Then the only worker that trained vanishes, and all
+three start again. The latecomer waits for that peer from the first iteration on. It does not start
+again beside a peer that already has the state of the vanished worker. If a worker starts while
+another joins late at a peer that has just started, it keeps the named iteration.
+
+Left out: real loops, other orders of loss and return (`test_loop_cluster.py`).
 """
 
 from __future__ import annotations
@@ -38,16 +40,18 @@ def out(peer: Rank) -> MessageArrived:
     return MessageArrived(peer, join_barrier.join_answer(0, done=0, role=JoinRole.OUT))
 
 
-def told(
-    inbox: WaitingInbox, to_come: list[list[Any]], membership: Membership | None = None
+def joining(
+    inbox: WaitingInbox, arrivals: list[list[Any]], membership: Membership | None = None
 ) -> tuple[Callable[[], StateSnapshot | None], list[tuple[Rank, Message]]]:
-    """One of three on its way in, to whom that comes, a part at a time; what it sends."""
+    """One of three workers that joins while these parts arrive one by one; the messages that it
+    sends.
+    """
     sent: list[tuple[Rank, Message]] = []
 
     def arrive() -> str | None:
-        for arrival in to_come.pop(0) if to_come else ():
+        for arrival in arrivals.pop(0) if arrivals else ():
             inbox.put(arrival)
-        return None if to_come else "nothing more comes"
+        return None if arrivals else "nothing more comes"
 
     admission = Admission(
         synchronous_job(3, 100),
@@ -55,7 +59,7 @@ def told(
         inbox,
         membership=lambda: membership,
         now_s=time.monotonic(),
-        state_bytes=2**40,  # more than may come while it is on its way
+        state_bytes=2**40,  # more than the link can carry before the start
     )
     exchange = cast("Any", SimpleNamespace(send=lambda *message: sent.append(message)))
     return lambda: join_run(admission, exchange, inbox, stopped=arrive), sent
@@ -73,30 +77,30 @@ VANISHES = [
 ]
 
 
-def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
+def test_an_agreed_iteration_is_void_once_all_workers_start_again() -> None:
     inbox = WaitingInbox(lambda peer, message, epoch: None)
-    entrance, _ = told(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
+    entrance, _ = joining(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
     assert entrance() is None
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0)]
 
 
-def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
-    """That one's answer was from before: this worker begins with it, and waits for nobody else."""
+def test_an_iteration_agreed_with_a_worker_that_has_just_started_is_kept() -> None:
+    """The peer answered before its start. So this worker starts with it and waits for no other."""
     inbox, named = (
         WaitingInbox(lambda peer, message, epoch: None),
         MessageArrived(OTHER, join_barrier.join_request(12)),
     )
     begun = [[LinkUp(ONLY, 1, 0), out(ONLY)], [LinkUp(OTHER, 2, 0), named, out(OTHER)], []]
-    entrance, _ = told(inbox, begun)
+    entrance, _ = joining(inbox, begun)
     assert entrance() is None
     promise = MessageArrived(OTHER, Message(MessageKind.PROGRESS, 11))
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0), promise]
 
 
-def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
-    """It had answered that it was out, and has the state since."""
+def test_a_peer_with_the_state_of_the_vanished_worker_is_joined() -> None:
+    """The peer first answered that it does not train. It has received the state since."""
     is_training = MessageArrived(OTHER, join_barrier.join_answer(0, done=12, role=JoinRole.IN))
-    entrance, sent = told(
+    entrance, sent = joining(
         WaitingInbox(lambda peer, message, epoch: None), [*VANISHES, [is_training], [], []]
     )
     with pytest.raises(Interrupted):
@@ -109,19 +113,21 @@ def trains(peer: Rank) -> MessageArrived:
 
 
 @pytest.mark.parametrize("state", [MemberState.READY, MemberState.LOST])
-def test_no_iteration_is_named_before_the_links_with_all_who_are_there(state: MemberState) -> None:
-    """Who is not linked yet would pass it, and all would wait for another one as well."""
+def test_no_iteration_is_named_before_all_present_peers_are_linked(state: MemberState) -> None:
+    """An unlinked peer would pass that iteration. Then all would wait for another one."""
     job = synchronous_job(3, 100)
     states = {ONLY: MemberState.READY, OTHER: state}
     members = tuple(Member(job.worker(rank), 1, has, "a:1") for rank, has in states.items())
     membership = Membership(1, job.key, 3, members)
     one, both = [LinkUp(ONLY, 1, 7), trains(ONLY)], [LinkUp(OTHER, 1, 7), trains(OTHER)]
     named = join_barrier.join_request(7 + join_barrier.FIRST_MARGIN)
-    for to_come, expected in (
+    for arrivals, expected in (
         ([one, [], []], [] if state is MemberState.READY else [(ONLY, named)]),
         ([[*one, *both], [], []], [(ONLY, named), (OTHER, named)]),
     ):
-        entrance, sent = told(WaitingInbox(lambda peer, message, epoch: None), to_come, membership)
+        entrance, sent = joining(
+            WaitingInbox(lambda peer, message, epoch: None), arrivals, membership
+        )
         with pytest.raises(Interrupted):
             entrance()
         assert sent == expected

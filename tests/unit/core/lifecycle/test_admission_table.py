@@ -1,10 +1,11 @@
-"""Facts: the table of admissions below, with the entrance of a real worker and of a simulated one.
-Both give the same instructions to peers, ask the same donors and begin with the same state: a peer
-with an impossible iteration is waited for at a barrier, a state that is too old is not adopted, the
-next donor is asked when one gives nothing, and workers that start together start from the furthest
+"""Tests of the table of admissions with the entrances of a real and of a simulated worker.
+
+Both send the same instructions to peers, ask the same donors and begin with the same state. A peer
+with an impossible iteration is awaited at a barrier. A state that is too old is not adopted. If a
+donor gives nothing, the next one is asked. Workers that start together start from the furthest
 state.
 
-Left out: real loops and links (`test_loop_cluster.py`), catching up (`tests/simulated`).
+Left out: real loops and links (`test_loop_cluster.py`); catching up (`tests/simulated`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 OWN, A, B = Rank(0), Rank(1), Rank(2)
 SMALL, LARGE = 100, 2**40
-"""Bytes of a state: many peers may be caught up with, or none."""
+"""Size of a state in bytes: many peers may be caught up with, or none."""
 
 
 def up(peer: Rank) -> LinkUp:
@@ -66,13 +67,13 @@ def step(peer: Rank, iteration: int) -> MessageArrived:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: what arrives, a part at a time; the states of peers; what this worker does."""
+    """One row: the arrivals, part by part; the states of peers; the actions of this worker."""
 
     arrivals: list[list[Any]]
     begins: str
     """`own state`, `state of PEER at ITERATION`, or `waits`."""
     states: dict[Rank, list[int]] = field(default_factory=dict)
-    """Of each donor: the iterations of the states that it gives, one after the other; then none."""
+    """Of each donor: the iterations of the states that it gives, in order; then none."""
     asked: tuple[tuple[Rank, int], ...] = ()
     """Peers that are asked to wait at an iteration, in order."""
     own_iteration: int = 0
@@ -199,7 +200,7 @@ def membership_of(entry: Entry, job: Job) -> Membership:
 
 
 class Peers:
-    """The peers of a row: they give their states, and note what they are asked."""
+    """The peers of a row: they give their states and record the requests to them."""
 
     def __init__(self, entry: Entry) -> None:
         self._states = {rank: list(states) for rank, states in entry.states.items()}
@@ -220,9 +221,9 @@ def describe(snapshot: StateSnapshot | None) -> str:
 
 
 def real(entry: Entry) -> tuple[str, Peers]:
-    """The outcome at the entrance of a real worker."""
+    """Return the outcome at the entrance of a real worker."""
     job, peers, to_come = job_of(entry), Peers(entry), list(entry.arrivals)
-    inbox = WaitingInbox(lambda peer, message, epoch: None)  # questions at link-up are the inbox's
+    inbox = WaitingInbox(lambda peer, message, epoch: None)  # the inbox asks at link-up
     inbox.iteration = entry.own_iteration
 
     def pull(peer: Rank, _: StateRequest) -> StateSnapshot:
@@ -255,7 +256,7 @@ def real(entry: Entry) -> tuple[str, Peers]:
 
 
 def simulated(entry: Entry) -> tuple[str, Peers]:
-    """The outcome at the entrance of a simulated worker."""
+    """Return the outcome at the entrance of a simulated worker."""
     job, peers, clock = job_of(entry), Peers(entry), VirtualClock()
     inbox = EventInbox(lambda peer, message, epoch: None, clock_s=lambda: clock.now_s)
     inbox.iteration = entry.own_iteration
@@ -274,7 +275,7 @@ def simulated(entry: Entry) -> tuple[str, Peers]:
     def pull(peer: Rank, _: StateRequest, take: Callable[[StateSnapshot], None]) -> None:
         if (snapshot := peers.give(peer)) is not None:
             clock.after(0.01, lambda: take(snapshot))
-        else:  # the peer's process ends, and its link with it
+        else:  # the peer's process ends, and its link too
             clock.after(0.01, lambda: lose(peer))
 
     def lose(peer: Rank) -> None:
@@ -297,10 +298,10 @@ def simulated(entry: Entry) -> tuple[str, Peers]:
 
 
 class _Entrance(VirtualAdmission):
-    """A simulated entrance without a model: it notes the state that it would begin with."""
+    """A simulated entrance without a model: it records the state that it would begin with."""
 
     begun: list[StateSnapshot | None]
-    """What it began with; None: its own state."""
+    """The state that it began with; None: its own."""
 
     def _adopt(self, snapshot: StateSnapshot) -> None:
         self.begun.append(snapshot)

@@ -1,7 +1,9 @@
-"""Facts: without a quorum a policy is not reminded; when the quorum is back, its time starts again.
+"""Tests of the event dispatcher.
+
+Without a quorum a policy gets no reminder. When the quorum is back, its waiting time starts again.
 So a staged decoder waits for sensors that a cut has delayed.
 
-Left out: steps (`test_step_cycle.py`), who is in a quorum (`test_quorum_gate.py`).
+Left out: steps (`test_step_cycle.py`); membership of a quorum (`test_quorum_gate.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from quorum_parts import job
 from staged_machines import DECODER, staged_machine
 
 NEAR, FAR = Rank(1), Rank(2)
-"""Sensors at the decoder's site and at the other."""
+"""Sensors at the decoder's site and at the other site."""
 
 
 def ignore(*_: object) -> None:
@@ -39,7 +41,7 @@ def reach(version: int, *, is_halted: bool) -> MessageArrived:
     return MessageArrived(FAR, Message(MessageKind.REACH, 0, payload=encode_link_states([state])))
 
 
-def test_a_decoder_waits_for_sensors_after_a_cut_as_at_the_start() -> None:
+def test_a_decoder_waits_for_sensors_after_a_cut_as_long_as_at_the_start() -> None:
     now_s, reported = 0.0, list[EventReason]()
     decoder = staged_machine(DECODER, workers=3, startWithin=300)
     reporter = SimpleNamespace(

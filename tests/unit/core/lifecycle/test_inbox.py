@@ -1,8 +1,10 @@
-"""Facts: before the start, links are counted, steps kept and questions of others answered; at the
-start members and what came early become events, but for steps that the weights hold already;
-later, links come and go as events; for one that was told to end a barrier holds a moment, unless
-the manifest has it no longer. Who has stopped or saved is known per link; nonsense is kept
-as a refusal.
+"""Tests of the inbox.
+
+Before the start, links are counted, steps are kept, and questions of peers are answered. At the
+start, members and early messages become events, except steps that the weights already include.
+Later, links that open and close are events. A barrier waits a moment for a peer that is ending,
+unless the manifest no longer has it. Stopped and saved peers are known per link. Invalid messages
+are kept as refusals.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def arrive(inbox: EventInbox, *arrivals: object) -> list[object]:
     return list(inbox.drain())
 
 
-def test_a_new_link_is_asked_who_trains_before_anything_else(
+def test_the_first_message_on_a_new_link_asks_whether_the_peer_trains(
     inbox: WaitingInbox, sent: list
 ) -> None:
     question = MessageArrived(A, join_barrier.join_request(5))
@@ -66,7 +68,7 @@ def test_a_new_link_is_asked_who_trains_before_anything_else(
     ]
 
 
-def test_what_came_early_is_handed_over_at_the_start(inbox: WaitingInbox) -> None:
+def test_early_messages_are_handed_over_at_the_start(inbox: WaitingInbox) -> None:
     early_messages = [gradient(A, 7), gradient(A, 8)]
     assert arrive(inbox, LinkUp(A, 1, 6), *early_messages) == []
     assert inbox.start(7) == [MemberJoined(A, 7), early_messages[1]]
@@ -90,7 +92,7 @@ def test_after_the_start_links_and_questions_are_events(inbox: WaitingInbox, sen
     assert sent == []
 
 
-def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: WaitingInbox) -> None:
+def test_a_lost_link_discards_the_state_of_its_peer(inbox: WaitingInbox) -> None:
     answer = MessageArrived(A, join_barrier.join_answer(0, done=9, role=JoinRole.IN))
     arrive(inbox, LinkUp(A, 1, 0), answer, gradient(A, 3), gradient(B, 3))
     assert inbox.answers == {A: JoinAnswer(0, 9, JoinRole.IN)}
@@ -102,13 +104,13 @@ def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: WaitingInbox) -> 
     assert inbox.link_epochs[A] != first
 
 
-def test_only_a_peers_own_step_counts_as_heard(inbox: WaitingInbox) -> None:
+def test_only_a_step_of_the_peer_itself_counts(inbox: WaitingInbox) -> None:
     greeting = MessageArrived(B, Message(MessageKind.PROGRESS, 6))
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0), gradient(A, 6), greeting)
     assert inbox.peers_with_step(6) == {A}
 
 
-def test_the_first_to_stop_says_why_and_where(inbox: WaitingInbox) -> None:
+def test_the_first_stop_gives_the_reason_and_the_iteration(inbox: WaitingInbox) -> None:
     stop = stop_message("maxSteps 9 reached", 9)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     assert (
@@ -120,10 +122,10 @@ def test_the_first_to_stop_says_why_and_where(inbox: WaitingInbox) -> None:
     assert (inbox.stop_reason, inbox.stop_iteration) == ("worker 1: maxSteps 9 reached", 9)
     assert (inbox.stopped, inbox.saved) == ({A, B}, {B})
     arrive(inbox, LinkDown(B, 1, "gone"))
-    assert (inbox.stopped, inbox.saved) == ({A}, {B}), "what it saved stays saved"
+    assert (inbox.stopped, inbox.saved) == ({A}, {B}), "a saved model stays saved"
 
 
-def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves() -> None:
+def test_a_barrier_waits_a_moment_for_a_peer_that_announced_its_end() -> None:
     now_s = 100.0
     inbox = EventInbox(lambda peer, message, epoch: None, clock_s=lambda: now_s)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
@@ -141,13 +143,13 @@ def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves() -> None:
 @pytest.mark.parametrize(
     ("expected_count", "state_of_a", "is_gone"),
     [
-        (3, MemberState.READY, False),  # all may have been told to end
+        (3, MemberState.READY, False),  # all may be ending
         (3, MemberState.LOST, False),
-        (2, MemberState.READY, True),  # as when a group has shrunk
+        (2, MemberState.READY, True),  # the case of a group that has shrunk
         (2, MemberState.FINISHED, True),
     ],
 )
-def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
+def test_a_barrier_does_not_wait_for_a_peer_that_is_no_longer_in_the_manifest(
     expected_count: int, state_of_a: MemberState, is_gone: bool
 ) -> None:
     states = {Rank(0): MemberState.READY, A: state_of_a, B: MemberState.READY}
@@ -155,8 +157,8 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
         Member(WorkerIdentity(rank, SiteName("plant-a"), "g", rank), 1, state, "")
         for rank, state in states.items()
     )
-    told = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
-    inbox = WaitingInbox(lambda peer, message, epoch: None, lambda: told)
+    membership = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
+    inbox = WaitingInbox(lambda peer, message, epoch: None, lambda: membership)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -164,7 +166,7 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
     assert arrive(inbox, leaving, LinkDown(A, 1, "closing")) == left
 
 
-def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: WaitingInbox) -> None:
+def test_a_peer_that_leaves_and_returns_at_once_is_a_new_member(inbox: WaitingInbox) -> None:
     arrive(inbox, LinkUp(A, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -172,20 +174,22 @@ def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: WaitingInbox) 
     assert arrive(inbox, LinkUp(A, 2, 0)) == [MemberLeft(A), MemberJoined(A, 0)]
 
 
-def test_who_comes_after_the_end_is_told_at_once(inbox: WaitingInbox, sent: list) -> None:
+def test_a_peer_that_arrives_after_the_end_is_informed_at_once(
+    inbox: WaitingInbox, sent: list
+) -> None:
     inbox.stop_message = stop_message("over", 9)
     arrive(inbox, LinkUp(A, 1, 0))
     assert sent == [(A, inbox.stop_message)]
 
 
-def test_nonsense_is_kept_as_a_refusal(inbox: WaitingInbox) -> None:
+def test_an_invalid_message_is_kept_as_a_refusal(inbox: WaitingInbox) -> None:
     nonsense = MessageArrived(A, Message(MessageKind.MEET, 1, payload=b"what"))
     assert arrive(inbox, nonsense) == []
     assert [refused.peer for refused in inbox.take_refusals()] == [A]
     assert inbox.take_refusals() == []
 
 
-def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_come(
+def test_the_last_grouping_before_the_start_is_the_first_event_and_later_ones_follow(
     inbox: WaitingInbox,
 ) -> None:
     first, second, third = (TopologyChanged({A: frozenset({Rank(peer)})}) for peer in (2, 3, 4))
@@ -194,17 +198,17 @@ def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_c
     assert arrive(inbox, third, LinkDown(A, 1, "no neighbour any more")) == [third, MemberLeft(A)]
 
 
-def test_an_answer_goes_to_the_link_that_the_question_came_on() -> None:
+def test_an_answer_uses_the_link_of_its_question() -> None:
     """A promise to a worker that has been replaced must not reach its successor."""
-    told: list[tuple[Rank, Message, int]] = []
-    inbox = WaitingInbox(lambda *sent: told.append(sent))
+    answers: list[tuple[Rank, Message, int]] = []
+    inbox = WaitingInbox(lambda *sent: answers.append(sent))
     asked = MessageArrived(A, join_barrier.join_request(13))
     arrive(inbox, LinkUp(A, 4, 0))
     inbox.start(3)
-    # In one step of this worker: the peer asks, is lost, comes back and asks again.
+    # In one step of this worker, the peer asks, is lost, returns and asks again.
     events = arrive(inbox, asked, LinkDown(A, 4, "killed"), LinkUp(A, 5, 0), asked)
     questions = [event for event in events if isinstance(event, JoinQuestion)]
     for question in questions:
         inbox.answer(question, JoinRole.IN, done=11)
     promise = join_barrier.join_answer(13, done=11, role=JoinRole.IN)
-    assert told[1:] == [(A, promise, 4), (A, promise, 5)]
+    assert answers[1:] == [(A, promise, 4), (A, promise, 5)]

@@ -1,7 +1,9 @@
-"""Facts: what a policy finds to be not finite as it sends ends a worker as diverged, with advice; a
-policy is reminded when it wants to be.
+"""Tests of the instruction executor.
 
-Left out: what each instruction does, a loss or gradient that is not finite (tests/local).
+If a policy finds values that are not finite as it sends, the worker ends as diverged, with advice.
+A policy is reminded when it asks for it.
+
+Left out: the effect of each instruction; a loss or gradient that is not finite (tests/local).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ RATE = np.float32(1e38)
 
 
 class Descent:
-    """A replica that descends with far too long steps."""
+    """A replica whose steps are far too long."""
 
     def __init__(self) -> None:
         self.weights_D = np.ones(LAYOUT.size, np.float32)
@@ -54,7 +56,7 @@ class Descent:
         self.weights_D[:] = weights_D
 
 
-def test_a_policy_is_reminded_once_when_its_time_is_over() -> None:
+def test_a_policy_is_reminded_once_at_its_deadline() -> None:
     now_s, heard, due = [5.0], [], []
     machine = SimpleNamespace(handle=lambda event: heard.append(event) or [])
     reporter = SimpleNamespace(now_s=lambda: now_s[0])
@@ -112,7 +114,10 @@ def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     gradient_D = np.full(LAYOUT.size, 1e3, np.float32)
 
     def steps() -> None:
-        for iteration in (1, 2):  # some send weights before their step, and find it at the next
+        for iteration in (
+            1,
+            2,
+        ):  # some policies send weights before their step, and find it at the next
             instructions.handle(LocalStepDone(iteration, gradient_D.copy(), 4, 1.0))
 
     with pytest.raises(DivergedError, match="learning rate"):

@@ -1,9 +1,11 @@
-"""Facts: a latecomer names an iteration ahead of all who train, a later one when somebody was
-faster, asks each link's life once, and has agreed only when every linked peer said that it is
-before that iteration; peers that do not train yet hold nobody up; nonsense is refused; weights held
-at that iteration may be older than of the one before, but no newer.
+"""Tests of the join barrier.
 
-Left out: that equal weights follow from it (`test_loop_cluster.py`).
+A latecomer names an iteration ahead of all training peers, and a later one if a peer was faster. It
+asks once per life of a link. It has agreement only when each linked peer confirms that it is before
+that iteration. Peers that do not train yet delay no one. Invalid messages are refused. Weights held
+at that iteration may be older than those of the iteration before, but not newer.
+
+Left out: the equal weights that result (`test_loop_cluster.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ def inside(done: int, *, asked: int = 0) -> JoinAnswer:
     return JoinAnswer(asked, done, JoinRole.IN)
 
 
-def test_an_iteration_ahead_of_all_is_named_to_all() -> None:
+def test_an_iteration_ahead_of_all_peers_is_named_to_all() -> None:
     meeting = JoinBarrier()
     assert meeting.peers_to_ask(LIVES, {A: inside(7), B: inside(9)}) == (A, B)
     assert meeting.iteration == 9 + FIRST_MARGIN
 
 
-def test_nobody_is_asked_twice_for_the_same_iteration() -> None:
+def test_a_peer_is_asked_once_for_an_iteration() -> None:
     meeting, answers = JoinBarrier(), {A: inside(7), B: inside(7)}
     meeting.peers_to_ask(LIVES, answers)
     assert meeting.peers_to_ask(LIVES, answers) == ()
@@ -54,7 +56,7 @@ def test_all_agree_when_all_are_before_the_iteration() -> None:
     assert meeting.is_agreed(LIVES, answers)
 
 
-def test_a_peer_that_was_past_it_is_met_later_and_by_a_larger_margin() -> None:
+def test_for_a_peer_past_the_iteration_a_later_one_is_named_with_a_larger_margin() -> None:
     meeting = JoinBarrier()
     meeting.peers_to_ask(LIVES, {A: inside(7), B: inside(7)})
     named = meeting.iteration
@@ -64,17 +66,17 @@ def test_a_peer_that_was_past_it_is_met_later_and_by_a_larger_margin() -> None:
     assert meeting.iteration == named + 2 * FIRST_MARGIN
 
 
-def test_another_latecomer_holds_nobody_up_once_it_has_heard() -> None:
+def test_another_latecomer_delays_no_peer_once_it_knows_the_iteration() -> None:
     meeting = JoinBarrier()
     meeting.peers_to_ask(LIVES, {A: inside(7), B: JoinAnswer(0, 0, JoinRole.OUT)})
     named = meeting.iteration
     answers = {A: inside(7, asked=named), B: JoinAnswer(0, 0, JoinRole.OUT)}
-    assert not meeting.is_agreed(LIVES, answers), "it has not heard of that iteration yet"
+    assert not meeting.is_agreed(LIVES, answers), "it does not know that iteration yet"
     answers[B] = JoinAnswer(named, 100, JoinRole.OUT)
     assert meeting.is_agreed(LIVES, answers)
 
 
-def test_weights_held_before_the_iteration_will_do_however_old_their_last_update() -> None:
+def test_weights_held_before_the_iteration_may_have_an_old_last_update() -> None:
     meeting = JoinBarrier()
     meeting.peers_to_ask({A: 1}, {A: inside(7)})
     assert meeting.accepts(meeting.iteration - 1)
@@ -87,19 +89,19 @@ def test_weights_held_before_the_iteration_will_do_however_old_their_last_update
     st.integers(0, 2**40),
     st.sampled_from([JoinRole.OUT, JoinRole.IN, JoinRole.NO_QUORUM]),
 )
-def test_what_is_said_is_what_is_read(asked: int, done: int, role: JoinRole) -> None:
+def test_an_encoded_answer_is_decoded_unchanged(asked: int, done: int, role: JoinRole) -> None:
     assert join_barrier.parse_message(join_barrier.join_request(asked)) == asked
     answer = join_barrier.join_answer(asked, done=done, role=role)
     assert join_barrier.parse_message(answer) == JoinAnswer(asked, done, role)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x04", b"\xff", b"\x00\x00"])
-def test_nonsense_is_refused(payload: bytes) -> None:
+def test_an_invalid_message_is_refused(payload: bytes) -> None:
     with pytest.raises(ContractError, match="MEET"):
         join_barrier.parse_message(Message(MessageKind.MEET, 3, payload=payload))
 
 
-def test_a_question_without_an_iteration_says_nothing_to_the_policies() -> None:
+def test_a_question_without_an_iteration_does_not_reach_the_policies() -> None:
     assert join_barrier.as_progress(0) is None
     assert join_barrier.as_progress(1) is None
     assert join_barrier.as_progress(9) == Message(MessageKind.PROGRESS, 8)

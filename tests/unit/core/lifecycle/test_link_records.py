@@ -1,8 +1,10 @@
-"""Facts: every link is reported once a second; where it is asked for, one that has never carried
-anything, and of which nothing has changed, less often; what was sent to a worker that is no
-neighbour, less often, but states at once; all of them at the end.
+"""Tests of link records.
 
-Left out: what reads the records (tests/unit/results, tests/unit/operator).
+Each link is reported once a second. On request, an unused link is reported less often as long as
+nothing changes, and so are bytes to a worker that is no neighbour. States are reported at once, and
+all links at the end.
+
+Left out: readers of the records (tests/unit/results, tests/unit/operator).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ QUIET = LinkCounters(
 BUSY, IDLE = Rank(1), Rank(2)
 
 
-class Told:
-    """A reporter of two links, told of them twice a second."""
+class LinkReports:
+    """A reporter of two links that reads their states twice a second."""
 
     def __init__(self, unused_links_every_s: float = 0.0) -> None:
         self.records: list[ProgressRecord] = []
@@ -58,46 +60,46 @@ class Told:
 
 
 def test_every_link_is_reported_once_a_second() -> None:
-    told = Told()
-    told.pass_time(10, bytes_per_s=1000)
+    reports = LinkReports()
+    reports.pass_time(10, bytes_per_s=1000)
     for peer in (BUSY, IDLE):
-        assert [one.time_s for one in told.of(peer)] == [0.5 + s for s in range(10)]
+        assert [one.time_s for one in reports.of(peer)] == [0.5 + s for s in range(10)]
 
 
-def test_unused_links_are_reported_as_seldom_as_is_asked_for() -> None:
-    told = Told(unused_links_every_s=10.0)
-    told.pass_time(20, bytes_per_s=1000)
-    assert [one.time_s for one in told.of(IDLE)] == [0.5, 10.5]
-    told.pass_time(3)
-    assert [one.time_s for one in told.of(BUSY)] == [0.5 + s for s in range(23)]
-    told.end()
-    assert [one.iteration for one in told.of(IDLE)] == [1, 21, 41, 46]
-    assert sum(one.sent_bytes for one in told.of(BUSY)) == 20_000
+def test_unused_links_are_reported_at_the_requested_interval() -> None:
+    reports = LinkReports(unused_links_every_s=10.0)
+    reports.pass_time(20, bytes_per_s=1000)
+    assert [one.time_s for one in reports.of(IDLE)] == [0.5, 10.5]
+    reports.pass_time(3)
+    assert [one.time_s for one in reports.of(BUSY)] == [0.5 + s for s in range(23)]
+    reports.end()
+    assert [one.iteration for one in reports.of(IDLE)] == [1, 21, 41, 46]
+    assert sum(one.sent_bytes for one in reports.of(BUSY)) == 20_000
 
 
 def test_a_change_of_an_unused_link_is_reported_at_once() -> None:
-    told = Told(unused_links_every_s=10.0)
-    told.pass_time(3)
-    told.states[IDLE] = replace(QUIET, connected=False)
-    told.pass_time(3)
-    told.states[IDLE] = replace(QUIET, sent_total=7)
-    told.pass_time(2)
-    found = [(one.time_s, one.connected, one.sent_bytes) for one in told.of(IDLE)]
+    reports = LinkReports(unused_links_every_s=10.0)
+    reports.pass_time(3)
+    reports.states[IDLE] = replace(QUIET, connected=False)
+    reports.pass_time(3)
+    reports.states[IDLE] = replace(QUIET, sent_total=7)
+    reports.pass_time(2)
+    found = [(one.time_s, one.connected, one.sent_bytes) for one in reports.of(IDLE)]
     assert found == [(0.5, True, 0), (3.5, False, 0), (6.5, True, 7), (7.5, True, 0)]
 
 
-def test_bytes_of_an_unused_link_are_never_left_out() -> None:
-    """Equal ones in a row, as of heartbeats and of what its sidecar sends."""
-    told = Told(unused_links_every_s=10.0)
+def test_all_bytes_of_an_unused_link_are_reported() -> None:
+    """The changes are equal and consecutive, as with heartbeats and with bytes of its sidecar."""
+    reports = LinkReports(unused_links_every_s=10.0)
     for second in range(1, 6):
-        told.states[IDLE] = replace(QUIET, header_total=40 * second)
-        told.pass_time(1)
-    assert len(told.of(IDLE)) == 1, "headers are no change"
+        reports.states[IDLE] = replace(QUIET, header_total=40 * second)
+        reports.pass_time(1)
+    assert len(reports.of(IDLE)) == 1, "headers are not a change"
     for second in range(1, 4):
-        told.states[IDLE] = replace(told.states[IDLE], probe_total=300 * second)
-        told.pass_time(1)
-    told.end()
-    found = told.of(IDLE)
+        reports.states[IDLE] = replace(reports.states[IDLE], probe_total=300 * second)
+        reports.pass_time(1)
+    reports.end()
+    found = reports.of(IDLE)
     assert [one.probe_bytes for one in found] == [0, 300, 300, 300, 0]
     assert sum(one.header_bytes for one in found) == 200
 

@@ -1,7 +1,9 @@
-"""Facts: samples that the manifest has left out as near-duplicates are told, for data by path, for
-a watched folder and for a program's own; where none were left out nothing is said.
+"""Tests of the report of near-duplicates.
 
-Left out: which samples are near-duplicates (tests/unit/worker/training/test_selection).
+Samples that the manifest leaves out as near-duplicates are reported: for data by path, for a
+watched folder and for data of a program. If none are left out, there is no event.
+
+Left out: the choice of near-duplicates (tests/unit/worker/training/test_selection).
 """
 
 from __future__ import annotations
@@ -46,30 +48,30 @@ def _job(dataset: dict[str, Any]) -> Job:
     )
 
 
-def _told(folder: Path, dataset: dict[str, Any]) -> list[ProgressRecord]:
-    """What a worker says of forty images, each of which comes four times."""
+def _reported(folder: Path, dataset: dict[str, Any]) -> list[ProgressRecord]:
+    """Return the records of a worker with forty images, each present four times."""
     x = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 1), dtype=np.uint8)
     (folder / "data").mkdir()
     for place in (folder / "data" / "train.npz", folder / "test.npz"):
         np.savez(place, x=np.repeat(x, 4, axis=0), y=np.repeat(np.arange(10) % 3, 4))
     (folder / "own.py").write_text(PROGRAM.replace("FILE", str(folder / "test.npz")))
-    told: list[ProgressRecord] = []
+    records: list[ProgressRecord] = []
     job = _job(dataset)
     program = programs.load(job.spec.trainer.program, directory=folder)
     reporter = Reporter(
-        rank=Rank(0), incarnation=1, start_monotonic_s=0, clock_s=lambda: 0.0, send=told.extend
+        rank=Rank(0), incarnation=1, start_monotonic_s=0, clock_s=lambda: 0.0, send=records.extend
     )
     data = datasets.load(job, job.workers()[0], program=program, data_root=folder)
     reporter.near_duplicates(data.near_duplicates_left_out, kept=data.samples)
-    return told
+    return records
 
 
 BY_PATH = {"path": "data", "format": "npz", "evaluationPath": "test.npz"}
 
 
 @pytest.mark.parametrize("dataset", [BY_PATH, {**BY_PATH, "watch": True}, {}], ids=str)
-def test_what_was_left_out_is_told(tmp_path: Path, dataset: dict[str, Any]) -> None:
-    (event,) = _told(tmp_path, {**dataset, "dropNearDuplicates": True})
+def test_left_out_samples_are_reported(tmp_path: Path, dataset: dict[str, Any]) -> None:
+    (event,) = _reported(tmp_path, {**dataset, "dropNearDuplicates": True})
     assert isinstance(event, EventRecord)
     assert event.reason == "NearDuplicatesLeftOut"
     assert event.message == "30 of 40 samples left out: similar to others"
@@ -81,7 +83,7 @@ def test_what_was_left_out_is_told(tmp_path: Path, dataset: dict[str, Any]) -> N
     [BY_PATH, {"dropNearDuplicates": True, "nearDuplicateThreshold": 0.0, "keepFraction": 0.05}],
     ids=str,
 )
-def test_nothing_is_said_where_nothing_was_left_out(
+def test_without_left_out_samples_there_is_no_event(
     tmp_path: Path, dataset: dict[str, Any]
 ) -> None:
-    assert _told(tmp_path, dataset) == []
+    assert _reported(tmp_path, dataset) == []

@@ -1,9 +1,11 @@
-"""Facts: a worker begins no step while its policy waits for a peer; it finishes a step although the
-run is over, unless the awaited peers answer no more or it does not train; a step that is abandoned
-at a barrier does not count, elsewhere it does; a directive takes effect from the next step, its
-budgets before the gradient is selected; a gradient that is not finite ends training with advice.
+"""Tests of the step cycle.
 
-Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`), real loops
+A worker begins no step while its policy waits for a peer. It finishes a step after the end of the
+run, unless the awaited peers no longer answer or it does not train. A step abandoned at a barrier
+does not count; elsewhere it does. A directive takes effect from the next step, its budgets before
+the selection. A gradient that is not finite ends training with advice.
+
+Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`); real loops
 (`test_loop_cluster.py`).
 """
 
@@ -43,7 +45,7 @@ SHARE = 96
 
 
 class Machine:
-    """A policy that waits for whom the test names."""
+    """A policy that waits for the peers that the test names."""
 
     def __init__(self, log: list[Any]) -> None:
         self.awaited: frozenset[Rank] = frozenset()
@@ -112,7 +114,7 @@ class Worker:
 
 
 def with_open_step(*, has_barrier: bool = True, is_sensor: bool = False) -> Worker:
-    """A worker that waits for its peer within its first step."""
+    """Return a worker that waits for its peer within its first step."""
     worker = Worker(has_barrier=has_barrier, is_sensor=is_sensor)
     assert isinstance(worker.next(), ComputeStep)
     worker.machine.awaited = frozenset({PEER})
@@ -155,7 +157,7 @@ def test_a_step_is_finished_although_the_run_is_over() -> None:
 
 
 @pytest.mark.parametrize("has_barrier", [True, False])
-def test_an_abandoned_step_counts_only_where_its_update_was_made(has_barrier: bool) -> None:
+def test_an_abandoned_step_counts_only_if_its_update_was_made(has_barrier: bool) -> None:
     worker = with_open_step(has_barrier=has_barrier)
     assert worker.progress.iteration == 1
     worker.over, worker.gives_up = "asked to stop", True
@@ -176,7 +178,7 @@ def test_a_directive_sets_the_next_batch_and_at_once_the_budgets() -> None:
     assert worker.cycle.global_batch_size() == 40
 
 
-def test_the_same_directive_is_taken_once() -> None:
+def test_the_same_directive_is_applied_once() -> None:
     worker = Worker()
     worker.directive = Directive(1, 5, 40, {PEER: 1000}, {}, {}, "measured")
     worker.next()

@@ -1,11 +1,12 @@
-"""A peer ends the run only where this worker, others or a whole site bear it out.
+"""Tests of stop claims: a peer ends the run only if this worker, other peers or a whole site
+confirm it.
 
-Facts: a stop at step 5 of 1,000 by one of three peers ends nothing; after ten seconds its sender
-counts as gone and is named, whatever name it signed with; a stop rule that this worker is near is
-believed at once; so is what most peers say, and a deadline of all linked workers of a site; a
-worker that runs ahead is believed by its steps; a reason is signed by who sent it.
+A stop at step 5 of 1,000 by one of three peers does not end the run. After ten seconds its sender
+counts as gone and is named, whatever name signs the message. A stop rule that this worker is close
+to is believed at once. So is a stop of most peers, and a deadline of all linked workers of a site.
+A worker that is ahead is believed by its steps. A reason is signed by its sender.
 
-Left out: that the trainer asks, and stops by this worker's own coordinator (tests/local).
+Left out: the trainer's request, and a stop by this worker's own coordinator (tests/local).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_STEPS = stop_rule_met("maxSteps", 1000)
 
 
 class Inbox:
-    """Worker 0 of four, training, all linked."""
+    """Worker 0 of four, training, with links to all."""
 
     def __init__(self, iteration: int = 5, *, linked: tuple[Rank, ...] = (A, B, C)) -> None:
         document = job_document({"a": 2, "b": 2})
@@ -71,11 +72,11 @@ class Inbox:
         ("worker 0: all is done", "it is not confirmed"),
     ],
 )
-def test_a_stop_by_one_peer_that_nothing_bears_out_ends_nothing(reason: str, words: str) -> None:
+def test_an_unconfirmed_stop_of_one_peer_does_not_end_the_run(reason: str, words: str) -> None:
     inbox = Inbox()
     assert inbox.stop(B, reason) == []
     assert inbox.later(CONFIRM_WITHIN_S - 0.1) == []
-    assert inbox.later(0.1) == [MemberLeft(B)], "it has ended, and is not waited for"
+    assert inbox.later(0.1) == [MemberLeft(B)], "it has ended, and is not awaited"
     assert inbox.inbox.stop_reason is inbox.inbox.stop_iteration is None
     (refused,) = inbox.inbox.take_refusals()
     assert (refused.peer, refused.kind) == (B, PeerRefusal.IMPLAUSIBLE)
@@ -98,7 +99,7 @@ def test_a_stop_by_one_peer_that_nothing_bears_out_ends_nothing(reason: str, wor
         (90, 0, stop_rule_met("maxEpochs", 10)),
     ],
 )
-def test_a_rule_that_this_worker_is_near_is_believed_at_once(
+def test_a_stop_rule_that_this_worker_is_close_to_is_believed_at_once(
     iteration: int, elapsed_s: float, reason: str
 ) -> None:
     inbox = Inbox(iteration)
@@ -108,7 +109,7 @@ def test_a_rule_that_this_worker_is_near_is_believed_at_once(
     assert inbox.inbox.stop_iteration == 1000
 
 
-def test_what_most_peers_say_is_believed() -> None:
+def test_a_stop_of_most_peers_is_believed() -> None:
     inbox = Inbox()
     inbox.stop(A, "worker 2: targetAccuracy 0.9 reached")
     assert inbox.inbox.stop_reason is None
@@ -118,19 +119,19 @@ def test_what_most_peers_say_is_believed() -> None:
     assert inbox.inbox.take_refusals() == []
 
 
-def test_the_only_peer_is_no_majority() -> None:
+def test_a_single_peer_is_not_a_majority() -> None:
     inbox = Inbox(linked=(B,))
     inbox.stop(B, MAX_STEPS)
     assert inbox.later(CONFIRM_WITHIN_S) == [MemberLeft(B)]
 
 
-def test_a_worker_of_this_site_does_not_speak_for_the_coordinator_that_they_share() -> None:
+def test_a_worker_of_this_site_does_not_confirm_a_stop_by_their_coordinator() -> None:
     inbox = Inbox(linked=(A,))
     inbox.stop(A, DEADLINE)
     assert inbox.inbox.stop_reason is None
 
 
-def test_a_deadline_is_believed_of_a_whole_other_site() -> None:
+def test_a_deadline_is_believed_from_all_workers_of_another_site() -> None:
     inbox = Inbox()
     inbox.stop(B, DEADLINE)
     assert inbox.inbox.stop_reason is None
@@ -138,7 +139,7 @@ def test_a_deadline_is_believed_of_a_whole_other_site() -> None:
     assert inbox.inbox.stop_reason == f"worker 2: {DEADLINE}"
 
 
-def test_a_worker_that_runs_ahead_is_believed_by_its_steps() -> None:
+def test_a_worker_that_is_ahead_is_believed_by_its_steps() -> None:
     inbox = Inbox()
     for iteration in range(1, 251):
         inbox.inbox.put(MessageArrived(B, Message(MessageKind.PROGRESS, iteration, 4)))
@@ -146,7 +147,7 @@ def test_a_worker_that_runs_ahead_is_believed_by_its_steps() -> None:
     assert inbox.inbox.stop_reason == f"worker 2: {MAX_STEPS}"
 
 
-def test_a_reason_is_signed_by_who_sent_it_or_by_who_has_said_so_itself() -> None:
+def test_a_reason_has_the_name_of_its_sender_or_of_a_peer_that_claims_it() -> None:
     """Only the link proves a name."""
     for first, expected in ((False, "worker 2: "), (True, "worker 1: ")):
         inbox = Inbox(iteration=1000)
@@ -165,20 +166,20 @@ def heard(inbox: Inbox, sender: Rank, *iterations: int) -> None:
 
 
 @pytest.mark.parametrize("rule", [MAX_STEPS, stop_rule_met("maxEpochs", 10)])
-def test_a_worker_that_runs_ahead_is_believed_over_all_its_links(rule: str) -> None:
+def test_a_worker_that_is_ahead_is_believed_by_messages_of_all_its_links(rule: str) -> None:
     """Without a barrier a worker counts its own iterations only."""
     inbox = Inbox(30, linked=(B,))  # 30 % of maxEpochs
     heard(inbox, B, *range(1, 40))
     inbox.inbox.put(LinkDown(B, 1, "broken"))
     inbox.inbox.put(LinkUp(B, 2, 39))
-    heard(inbox, B, *range(40, 101), *range(110, 900, 10))  # superseded ones are known of
+    heard(inbox, B, *range(40, 101), *range(110, 900, 10))  # superseded messages count too
     assert inbox.stop(B, rule) == []
     assert inbox.inbox.stop_reason == f"worker 2: {rule}"
 
 
 @pytest.mark.parametrize("rule", [MAX_STEPS, stop_rule_met("maxEpochs", 10)])
 def test_a_faster_worker_is_believed_after_a_resume(rule: str) -> None:
-    """It goes on from iteration 900 of its own checkpoint, this worker from 360."""
+    """It resumes from iteration 900 of its own checkpoint, this worker from 360."""
     inbox = Inbox(360, linked=(B,))
     inbox.progress.job_samples = 360 * 19  # of 19,200
     heard(inbox, B, *range(901, 1001))
@@ -187,14 +188,14 @@ def test_a_faster_worker_is_believed_after_a_resume(rule: str) -> None:
     assert inbox.inbox.stop_reason == f"worker 2: {rule}"
 
 
-def test_one_message_does_not_stand_for_all_steps_before_it() -> None:
+def test_one_message_does_not_prove_all_steps_before_it() -> None:
     inbox = Inbox(5, linked=(B,))
     heard(inbox, B, 1, 1000, 1000, 1000)
     assert inbox.stop(B, MAX_STEPS) == []
     assert inbox.inbox.stop_reason is None
 
 
-def test_what_the_own_coordinator_has_asked_meanwhile_bears_a_stop_out() -> None:
+def test_a_later_stop_by_the_own_coordinator_confirms_a_claim() -> None:
     """A step of more than ten seconds lies between the two."""
     inbox = Inbox(linked=(B,))
     is_asked = False
@@ -212,7 +213,7 @@ def test_what_the_own_coordinator_has_asked_meanwhile_bears_a_stop_out() -> None
     assert inbox.inbox.stop_reason == "worker 2: targetAccuracy 0.9 reached"
 
 
-def test_who_has_stopped_itself_doubts_nobody() -> None:
+def test_a_worker_that_has_stopped_believes_every_stop() -> None:
     inbox = Inbox(linked=(B,))
     inbox.inbox.stop_message = stop_message("targetAccuracy 0.9 reached", 5)
     assert inbox.stop(B, "targetAccuracy 0.9 reached") == inbox.later(CONFIRM_WITHIN_S) == []

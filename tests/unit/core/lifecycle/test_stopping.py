@@ -1,6 +1,8 @@
-"""Facts: each stop condition ends a run when it is met and not before; iterations that the job has
-made without this worker count for the job, not for the worker; evaluations come once an interval,
-at the end of a round if they can.
+"""Tests of stop conditions and of the times of evaluations.
+
+Each stop condition ends a run when it is met and not before. Iterations that the job makes without
+this worker count for the job, not for the worker. Evaluations occur once an interval, if possible
+at the end of a round.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def test_a_condition_is_met_at_its_value(stop: Stop, before: JobProgress, met: J
     assert stop_reason(stop, met, training_set_samples=1000) is not None
 
 
-def test_iterations_made_without_this_worker_count_for_the_job_alone() -> None:
+def test_iterations_made_without_this_worker_count_only_for_the_job() -> None:
     known = progress(iteration=3, own_samples=30, job_samples=90)
     known.advance(7, local_batch_size=10, global_batch_size=30)
     assert known == progress(iteration=7, own_samples=40, job_samples=90 + 4 * 30)

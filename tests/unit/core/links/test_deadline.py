@@ -1,4 +1,7 @@
-"""How long silence is usual: learnt from the gaps, and never from a pause of our own."""
+"""Tests of the deadline for a silent peer.
+
+It is learned from the gaps between arrivals. A pause of the worker itself does not count.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ def test_a_slow_or_uneven_link_is_given_longer() -> None:
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
-def test_what_has_just_arrived_is_never_overdue(gaps: list[float]) -> None:
+def test_a_peer_is_never_overdue_just_after_an_arrival(gaps: list[float]) -> None:
     deadline, now_s = after(gaps)
     assert not deadline.overdue(now_s)
 
 
-def test_our_own_pause_is_not_the_peers_silence() -> None:
+def test_a_pause_of_the_worker_is_not_a_silence_of_the_peer() -> None:
     deadline, now_s = after([1.0] * 20)
     deadline.extend(60.0)
     assert not deadline.overdue(now_s + 61.0)
     assert deadline.overdue(now_s + 60.0 + deadline.allowed_s + 1.0)
 
 
-def test_the_reason_says_both_figures() -> None:
+def test_the_reason_has_both_figures() -> None:
     deadline, now_s = after([1.0] * 200)
     assert deadline.describe(now_s + 9.0) == "silent for 9.0 s; timeout: 8.0 s"

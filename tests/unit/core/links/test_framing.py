@@ -1,4 +1,6 @@
-"""Framing: any chunking and interleaving comes together again; whatever is wrong is refused.
+"""Tests of framing.
+
+Chunks of any size and interleaving are reassembled. Invalid frames are refused.
 
 Left out: streams, certificates (tests/local/test_links.py); random hostile bytes (tests/fuzz).
 """
@@ -55,7 +57,7 @@ sizes = st.lists(st.integers(1, 50), max_size=20)
 
 
 @given(st.binary(max_size=500), st.binary(max_size=500), sizes, sizes, st.lists(st.booleans()))
-def test_any_chunking_and_interleaving_comes_together(
+def test_any_chunking_and_interleaving_is_reassembled(
     gradient: bytes, weights: bytes, cuts: list[int], bulk_cuts: list[int], turns: list[bool]
 ) -> None:
     sent = [
@@ -63,7 +65,7 @@ def test_any_chunking_and_interleaving_comes_together(
         Message(MessageKind.WEIGHTS, 2, 0, 4, weights),
     ]
     lanes = [frames_of(sent[0], 1, cuts), frames_of(sent[1], 2, bulk_cuts)]
-    # Headers open in the order of their numbers; after that any order within each lane.
+    # Headers open in the order of their numbers. After that, each lane keeps its own order.
     order = [lanes[0].pop(0), lanes[1].pop(0)]
     for turn in [*turns, *[False] * 600]:
         lane = lanes[turn] or lanes[not turn]
@@ -97,7 +99,7 @@ def test_any_flipped_bit_is_refused_or_harmless(
         arrived = [inbox.feed(inbox.parse(w), 0.0) for w in wire]
     except ContractError:
         return
-    # A bit of the header can make another message of it, but never another payload.
+    # A flipped bit of the header may give another message, but never another payload.
     for whole in arrived:
         assert whole is None or bytes(whole.payload) == payload
 
@@ -124,7 +126,7 @@ BAD: list[tuple[str, str, Callable[[Frame], None]]] = [
 
 
 @pytest.mark.parametrize(("what", "words", "spoil"), BAD, ids=[b[0] for b in BAD])
-def test_a_frame_that_breaks_the_protocol_is_refused_in_words(
+def test_a_frame_that_breaks_the_protocol_is_refused_with_a_reason(
     what: str, words: str, spoil: Callable[[Frame], None]
 ) -> None:
     frame = frames_of(Message(MessageKind.GRADIENT, 3, 32, 5, b"abc"), 1, [])[0]
@@ -155,7 +157,7 @@ def test_a_message_out_of_turn_is_refused(first: int | None, second: int) -> Non
         inbox.feed(frame, 0.0)
 
 
-def test_nothing_is_taken_before_a_hello_nor_after_an_old_one() -> None:
+def test_nothing_is_accepted_before_a_hello_or_after_an_old_one() -> None:
     inbox = StreamReceiver(LIMIT, incarnation=1)
     with pytest.raises(ContractError, match="not a hello"):
         inbox.feed(Frame(), 0.0)
@@ -172,7 +174,7 @@ def test_oversized_and_unreadable_bytes_are_refused() -> None:
         inbox.parse(b"\xff\xff\xff")
 
 
-def test_a_new_hello_forgets_half_a_message_and_counts_anew() -> None:
+def test_a_new_hello_discards_a_partial_message_and_resets_the_counts() -> None:
     inbox = opened()
     message = Message(MessageKind.GRADIENT, 3, payload=b"abcdef")
     inbox.feed(frames_of(message, 1, [3])[0], 0.0)
@@ -182,7 +184,7 @@ def test_a_new_hello_forgets_half_a_message_and_counts_anew() -> None:
     assert bytes(whole[-1].payload) == b"abcdef"  # type: ignore[union-attr]
 
 
-def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> None:
+def test_the_receiver_times_only_frames_that_arrive_back_to_back() -> None:
     # time  frame          counts
     # 0.0   first          no: nothing before it
     # 0.5   back to back   3 bytes in 0.5 s
@@ -194,9 +196,9 @@ def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> Non
     for frame, (now_s, back_to_back) in zip(frames, times, strict=True):
         frame.back_to_back = back_to_back
         inbox.feed(frame, now_s)
-    seen = inbox.acknowledgement()
-    assert (seen.busy_bytes, seen.receiver_busy_micros) == (6, 700_000)
-    assert (seen.frames, seen.stream_bytes) == (4, 12)
+    acknowledged = inbox.acknowledgement()
+    assert (acknowledged.busy_bytes, acknowledged.receiver_busy_micros) == (6, 700_000)
+    assert (acknowledged.frames, acknowledged.stream_bytes) == (4, 12)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> Non
     ],
     ids=["large", "progress with payload", "long reason", "reach", "iteration", "batch", "version"],
 )
-def test_a_message_that_no_peer_would_take_is_not_sent(message: Message) -> None:
+def test_a_message_that_every_peer_would_refuse_is_not_sent(message: Message) -> None:
     with pytest.raises(ContractError, match="allowed"):
         check_outgoing(message, LIMIT)
 
@@ -222,7 +224,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_message_costs_memory_as_it_comes_and_not_as_it_is_announced() -> None:
+def test_a_message_takes_memory_for_received_and_not_for_announced_bytes() -> None:
     total = 256 * 2**20
     chunk = bytes(MAX_CHUNK_BYTES)
     frames = [Frame(message=number, payload=chunk, checksum=crc32(chunk)) for number in (1, 2)]
@@ -250,7 +252,7 @@ def test_a_delivered_payload_cannot_be_changed() -> None:
 
 
 @given(st.integers(0, 2**26), st.integers(1, 2**23))
-def test_chunks_keep_to_their_bounds(total: int, limit: int) -> None:
+def test_chunks_stay_within_their_bounds(total: int, limit: int) -> None:
     size = chunk_bytes(total, limit)
     assert 1 <= size <= min(limit, MAX_CHUNK_BYTES)
 
@@ -271,7 +273,7 @@ FRAMES = st.builds(
 
 
 def means(data: bytes) -> Frame | None:
-    """What protobuf makes of these bytes."""
+    """Parse these bytes with protobuf."""
     try:
         return Frame.FromString(data)
     except DecodeError:
@@ -279,7 +281,7 @@ def means(data: bytes) -> Frame | None:
 
 
 def cut_means(data: bytes) -> Frame | None:
-    """The same by way of a payload that is cut off first."""
+    """Parse the same bytes with the payload cut off first."""
     head, payload = split_payload(data)
     frame = means(head)
     if frame is not None and payload is not None:
@@ -288,7 +290,7 @@ def cut_means(data: bytes) -> Frame | None:
 
 
 @given(FRAMES, st.binary(max_size=30), st.binary(max_size=30))
-def test_a_payload_that_is_cut_off_first_is_the_one_that_protobuf_reads(
+def test_a_payload_cut_off_first_equals_the_one_that_protobuf_reads(
     frame: Frame, before: bytes, after: bytes
 ) -> None:
     ours = OutgoingMessage(Message(MessageKind.GRADIENT, 1, 1, payload=frame.payload))
@@ -313,12 +315,12 @@ def test_the_payload_of_our_own_frames_is_cut_off_without_a_copy() -> None:
     assert bytes(payload) == b"abc"
 
 
-def test_a_frame_that_is_too_large_is_not_looked_into() -> None:
+def test_a_frame_that_is_too_large_is_not_parsed() -> None:
     data = bytes(MAX_FRAME_BYTES + 1)
     assert split_payload(data) == (data, None)
 
 
 @pytest.mark.timeout(20)
-def test_a_number_that_never_ends_is_given_up_at_once() -> None:
+def test_a_varint_without_end_is_refused_at_once() -> None:
     data = b"\x18" + b"\xff" * 600_000 + b"\x00"
     assert split_payload(data) == (data, None)

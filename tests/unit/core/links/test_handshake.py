@@ -1,13 +1,15 @@
-"""The handshake: timelines of two workers that open, lose and reopen their link.
+"""Tests of the handshake: timelines of two workers that open, lose and reopen their link.
 
-The two sides are real; only the network between them is the test's, so that every order in which
-things can be noticed is played. Left out: streams, and what is in frames.
+Both sides are real. Only the network between them is the test's, so that events are observed in
+every order.
+
+Left out: streams and the content of frames.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -30,7 +32,7 @@ def up(epoch: int = 1, iteration: int = 0) -> LinkUp:
     return LinkUp(Rank(1), epoch, iteration)
 
 
-def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
+def test_the_link_is_up_once_both_streams_are_open_in_either_order() -> None:
     link = Handshake(Rank(1))
     assert link.outbound_opened(1) == []
     assert link.hello_received(1, 5, new_stream=True) == [
@@ -43,7 +45,7 @@ def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
 
 
 @pytest.mark.parametrize("side", ["outbound", "inbound"])
-def test_a_break_in_either_direction_is_a_break(side: str) -> None:
+def test_a_break_in_either_direction_ends_the_link(side: str) -> None:
     link = Handshake(Rank(1))
     link.outbound_opened(1)
     link.hello_received(1, 0, new_stream=True)
@@ -52,12 +54,12 @@ def test_a_break_in_either_direction_is_a_break(side: str) -> None:
     assert link.outbound_closed("again") == []
 
 
-def test_a_restarted_peer_replaces_its_old_self() -> None:
+def test_a_restarted_peer_replaces_its_earlier_incarnation() -> None:
     # 1. up with incarnation 1
-    # 2. incarnation 2 says hello before anybody noticed that 1 died
-    # 3. our stream still leads to 1: dial again
-    # 4. our new stream reaches 2: up
-    # 5. a ghost of 1 says hello: refused
+    # 2. incarnation 2 sends a hello before the worker notices that 1 died
+    # 3. the worker's stream still leads to 1: dial again
+    # 4. the worker's new stream reaches 2: up
+    # 5. a late stream of 1 sends a hello: refused
     link = Handshake(Rank(1))
     link.outbound_opened(1)
     link.hello_received(1, 40, new_stream=True)
@@ -76,14 +78,14 @@ def test_a_restarted_peer_replaces_its_old_self() -> None:
     assert link.newest == 2
 
 
-def test_a_stream_that_leads_to_a_ghost_is_dialled_again() -> None:
+def test_a_stream_to_an_earlier_incarnation_is_dialled_again() -> None:
     link = Handshake(Rank(1))
     assert link.learn_incarnation(3) == []
     assert link.outbound_opened(2) == [HandshakeAction.RECONNECT]
     assert not link.is_up
 
 
-def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() -> None:
+def test_a_hello_on_an_open_link_reopens_it_only_after_messages() -> None:
     link = Handshake(Rank(1))
     link.outbound_opened(1)
     link.hello_received(1, 1, new_stream=True)
@@ -96,20 +98,19 @@ def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() ->
 
 @dataclass
 class Side:
-    """One worker, its streams, and what its trainer has been told."""
+    """One worker, its streams, and the state of its link for its trainer."""
 
     link: Handshake
     dialled: int = 0  # the number of its outgoing stream; 0: none
-    accepted: int = 0  # the number of the peer's stream that it has
+    accepted: int = 0  # the number of the peer's stream that it holds
     up: bool = False
-    told: list[str] = field(default_factory=list)
 
 
 class Pair:
     """Two workers and a network that the test moves by hand.
 
-    What travels: hellos and first acknowledgements per stream, and news that a stream broke, which
-    reaches the two ends at different times. Within one stream and direction order is kept.
+    Hellos and first acknowledgements travel per stream. News of a broken stream reaches the two
+    ends at different times. Within one stream and direction the order is kept.
     """
 
     def __init__(self) -> None:
@@ -143,14 +144,14 @@ class Pair:
             self.post(who, side.dialled, "forward", "hello", True)
 
     def break_stream(self, dialler: int, stream: int) -> None:
-        """Nothing more travels on it; each end has yet to notice."""
+        """Stop all traffic on the stream; each end has yet to notice."""
         self.travelling.pop((dialler, stream, "forward"), None)
         self.travelling.pop((1 - dialler, stream, "back"), None)
         self.post(dialler, stream, "forward", "broken", False)
         self.post(1 - dialler, stream, "back", "broken", False)
 
     def lose(self, dialler: int, stream: int) -> None:
-        """The dialler's end notices that the stream is gone."""
+        """Let the dialler's end notice that the stream is gone."""
         side = self.sides[dialler]
         if side.dialled == stream:
             side.dialled = 0
@@ -182,18 +183,18 @@ class Pair:
             self.apply(receiver, side.link.hello_received(1, 0, new_stream=False))
 
     def settle(self) -> None:
-        """Lets everything arrive, and each side dial whenever it has no stream."""
+        """Deliver everything, and let each side dial whenever it has no stream."""
         for _ in range(200):
             for who in (0, 1):
                 self.dial(who)
             if not self.travelling:
                 return
             self.move(next(iter(self.travelling)))
-        raise AssertionError("the two sides never come to rest")
+        raise AssertionError("the two sides never settle")
 
 
 @given(st.lists(st.integers(0, 1000), max_size=120))
-def test_whatever_breaks_in_whatever_order_the_link_comes_up_again_on_both_sides(
+def test_after_any_breaks_in_any_order_the_link_opens_again_on_both_sides(
     choices: list[int],
 ) -> None:
     pair = Pair()
@@ -218,7 +219,7 @@ def test_the_table_has_every_input_in_every_state() -> None:
 
 
 @pytest.mark.parametrize("state", LinkState)
-def test_a_newer_process_of_the_peer_and_a_broken_stream_of_ours_begin_anew(
+def test_a_newer_incarnation_of_the_peer_and_a_broken_stream_start_again(
     state: LinkState,
 ) -> None:
     for take in (Handshake.learn_incarnation, lambda link, _: link.outbound_closed("broke")):

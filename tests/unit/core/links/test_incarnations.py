@@ -1,8 +1,8 @@
-"""A peer's number of its start is believed within what its coordinator or a clock can show.
+"""Tests of incarnations: a peer's number is accepted within what its coordinator or a clock shows.
 
-Facts: 2^63 is refused and locks nobody out; a start that no coordinator has confirmed may link, and
-takes over the violations and the quarantine of the one before it; a confirmed start is free, until
-the third quarantine.
+2^63 is refused and locks no worker out. A start that no coordinator has confirmed may link. It
+takes over the violations and the quarantine of the start before it. A confirmed start begins
+without them, until the third quarantine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refusal(peer: PeerIncarnations, incarnation: int) -> PeerRefusal | None:
 
 
 @pytest.mark.parametrize("incarnation", [2**63, 2**64 - 1, int(NOW_S) + MAX_CLOCK_LEAD_S + 1])
-def test_a_number_that_no_clock_shows_is_refused(incarnation: int) -> None:
+def test_an_incarnation_beyond_the_clock_is_refused(incarnation: int) -> None:
     peer = known(START)
     assert refusal(peer, incarnation) is PeerRefusal.IMPLAUSIBLE
     assert refusal(peer, START) is None
@@ -49,13 +49,13 @@ def test_without_a_coordinator_a_new_start_may_link(incarnation: int) -> None:
     assert refusal(known(START), incarnation) is None
 
 
-def test_a_clock_far_ahead_is_believed_where_the_membership_has_it() -> None:
+def test_a_clock_far_ahead_is_accepted_if_the_membership_has_it() -> None:
     ahead = 2**39
     assert refusal(known(START), ahead) is PeerRefusal.IMPLAUSIBLE
     assert refusal(known(ahead), ahead + MAX_UNCONFIRMED_STARTS) is None
 
 
-def test_another_number_ends_no_quarantine_and_a_confirmed_start_does() -> None:
+def test_only_a_confirmed_start_ends_a_quarantine() -> None:
     peer = known(START)
     peer.quarantine(START)
     for incarnation in (START - 1, START, START + 1, int(NOW_S)):
@@ -65,14 +65,14 @@ def test_another_number_ends_no_quarantine_and_a_confirmed_start_does() -> None:
     assert refusal(peer, START + 10) is PeerRefusal.QUARANTINED
 
 
-def test_violations_under_other_numbers_add_up() -> None:
+def test_violations_of_several_incarnations_add_up() -> None:
     peer = known(START)
     assert peer.add_violation(START) == 1
     counts = [peer.add_violation(START + number) for number in range(1, MAX_VIOLATIONS + 1)]
     assert counts == [1, 2, MAX_VIOLATIONS]
 
 
-def test_after_some_quarantines_a_restart_helps_no_more() -> None:
+def test_after_some_quarantines_a_restart_does_not_help() -> None:
     peer = PeerIncarnations()
     for number in range(MAX_QUARANTINES):
         peer.confirm(START + number)

@@ -1,7 +1,8 @@
-"""The outbox: what may be under way, what gives way, how bulk and gradients share a link.
+"""Tests of the send queue: bytes in flight, superseded messages, shares of bulk and gradients.
 
-Every test plays sender, network and receiver by hand; the receiver is the real `StreamReceiver`.
-Left out: streams and time that passes by itself.
+Each test plays sender, network and receiver by hand. The receiver is the real `StreamReceiver`.
+
+Left out: streams and the passage of time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KIB = 1024
 
 
 class Wire:
-    """One outbox, one inbox, and what is between them."""
+    """One send queue, one receiver, and the frames between them."""
 
     def __init__(self, rule: QueueRule = QueueRule.KEEP, limit: int = 1000) -> None:
         self.send_queue = SendQueue(rule, limit)
@@ -42,7 +43,7 @@ class Wire:
         self.inbox.hello_received(Hello(epoch=self.send_queue.reset()))
 
     def fill(self) -> int:
-        """Lets every frame leave that may; how many did."""
+        """Let each frame leave that may; return how many did."""
         count = 0
         while (frame := self.send_queue.next_frame(self.now_s)) is not None:
             self.under_way.append(frame)
@@ -50,7 +51,7 @@ class Wire:
         return count
 
     def deliver(self, count: int = 1) -> None:
-        """Lets so many frames arrive, with one acknowledgement for all."""
+        """Deliver so many frames, with one acknowledgement for all."""
         for _ in range(count):
             frame = self.inbox.parse(self.under_way.popleft())
             if (message := self.inbox.feed(frame, self.now_s)) is not None:
@@ -58,7 +59,7 @@ class Wire:
         self.send_queue.acknowledge(self.inbox.acknowledgement(), self.now_s)
 
     def run(self) -> list[MessageKind]:
-        """Sends and delivers frame by frame until nothing is left; the kinds by completion."""
+        """Send and deliver frame by frame until none is left; return the kinds by completion."""
         self.fill()
         while self.under_way:
             self.deliver()
@@ -74,13 +75,13 @@ def progress(iteration: int) -> Message:
     return Message(MessageKind.PROGRESS, iteration)
 
 
-@settings(deadline=None)  # a busy machine stands still for longer
+@settings(deadline=None)  # a busy machine may pause for longer
 @given(
     st.integers(0, 300 * KIB),
     st.lists(st.integers(0, 400 * KIB), min_size=1, max_size=6),
     st.lists(st.integers(1, 4), max_size=40),
 )
-def test_never_more_than_two_budgets_under_way(
+def test_at_most_two_budgets_are_in_flight(
     budget: int, message_sizes: list[int], deliveries: list[int]
 ) -> None:
     wire = Wire()
@@ -97,12 +98,12 @@ def test_never_more_than_two_budgets_under_way(
     assert wire.send_queue.queued_bytes == 0
 
 
-@settings(deadline=None)  # a busy machine stands still for longer
+@settings(deadline=None)  # a busy machine may pause for longer
 @given(
     st.lists(st.tuples(st.integers(MIN_BUDGET_BYTES, 300 * KIB), st.integers(0, 6)), max_size=30),
     st.sampled_from(QueueRule),
 )
-def test_gradients_of_the_room_there_is_never_pile_up_past_the_backlog(
+def test_gradients_sized_to_the_free_room_never_exceed_the_backlog(
     rounds: list[tuple[int, int]], rule: QueueRule
 ) -> None:
     wire = Wire(rule)
@@ -120,7 +121,7 @@ def test_gradients_of_the_room_there_is_never_pile_up_past_the_backlog(
         wire.deliver(min(delivered, len(wire.under_way)))
 
 
-def test_there_is_room_for_a_budget_where_half_of_one_is_under_way() -> None:
+def test_a_budget_has_room_while_half_of_one_is_in_flight() -> None:
     wire = Wire()
     assert wire.send_queue.sendable_bytes() is None
     wire.send_queue.set_budget(100 * KIB)
@@ -133,7 +134,7 @@ def test_there_is_room_for_a_budget_where_half_of_one_is_under_way() -> None:
     assert wire.send_queue.sendable_bytes() == 100 * KIB
 
 
-def test_what_gives_way_and_bulk_take_no_room() -> None:
+def test_superseded_messages_and_bulk_take_no_room() -> None:
     wire = Wire(QueueRule.NEWEST)
     wire.send_queue.set_budget(100 * KIB)
     wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(4000 * KIB)))
@@ -143,7 +144,7 @@ def test_what_gives_way_and_bulk_take_no_room() -> None:
     assert wire.send_queue.sendable_bytes() == 100 * KIB
 
 
-def test_a_receiver_that_says_nothing_holds_the_sender() -> None:
+def test_a_receiver_without_acknowledgements_holds_the_sender() -> None:
     wire = Wire()
     wire.send_queue.set_budget(64 * KIB)
     wire.send_queue.push(gradient(1, 1000 * KIB))
@@ -159,7 +160,7 @@ def test_a_lower_budget_holds_until_enough_is_acknowledged() -> None:
     wire.send_queue.push(gradient(1, 4000 * KIB))
     wire.send_queue.set_budget(500 * KIB)
     wire.fill()
-    wire.send_queue.set_budget(125 * KIB)  # the link collapsed fourfold
+    wire.send_queue.set_budget(125 * KIB)  # the bandwidth falls to a quarter
     while wire.send_queue.unacknowledged_bytes > 250 * KIB:
         assert wire.fill() == 0
         wire.deliver()
@@ -167,10 +168,10 @@ def test_a_lower_budget_holds_until_enough_is_acknowledged() -> None:
     assert wire.arrived[0].size_bytes == 4000 * KIB
 
 
-def test_an_older_gradient_gives_way_to_a_newer_one_and_nothing_else_does() -> None:
-    # 1. gradient 1 has begun        stays: half of it is under way
+def test_a_newer_gradient_supersedes_only_an_older_gradient() -> None:
+    # 1. gradient 1 has begun        stays: half of it is in flight
     # 2. progress 2, gradient 3      gradient 3 has not begun
-    # 3. gradient 4                  gradient 3 gives way, progress 2 does not
+    # 3. gradient 4                  supersedes gradient 3 but not progress 2
     wire = Wire(QueueRule.NEWEST)
     wire.send_queue.set_budget(32 * KIB)
     wire.send_queue.push(gradient(1))
@@ -186,7 +187,7 @@ def test_an_older_gradient_gives_way_to_a_newer_one_and_nothing_else_does() -> N
     assert wire.send_queue.dropped_messages == 1
 
 
-def test_where_gradients_are_kept_all_of_them_arrive_in_order() -> None:
+def test_kept_gradients_all_arrive_in_order() -> None:
     wire = Wire(QueueRule.KEEP)
     wire.send_queue.set_budget(32 * KIB)
     for iteration in range(1, 6):
@@ -196,7 +197,7 @@ def test_where_gradients_are_kept_all_of_them_arrive_in_order() -> None:
     assert wire.send_queue.dropped_messages == 0
 
 
-def test_a_queue_at_its_bound_gives_the_link_up() -> None:
+def test_a_queue_at_its_bound_closes_the_link() -> None:
     wire = Wire(QueueRule.KEEP, limit=3)
     for iteration in range(3):
         wire.send_queue.push(gradient(iteration))
@@ -212,12 +213,12 @@ def test_gradients_pass_between_the_slices_of_bulk_and_bulk_keeps_half() -> None
     for iteration in range(2, 8):  # 6 x 100 KiB of gradients meet 1 MiB of weights
         wire.send_queue.push(gradient(iteration))
     kinds = wire.run()
-    assert kinds[-1] is MessageKind.WEIGHTS  # it has half, and is the larger
+    assert kinds[-1] is MessageKind.WEIGHTS  # bulk has half, and is the larger
     assert kinds[:6] == [MessageKind.GRADIENT] * 6
 
 
 def test_bytes_are_counted_by_the_kind_of_message() -> None:
-    """Headers and heartbeats come beside the payload."""
+    """The payload excludes headers and heartbeats."""
     wire = Wire()
     wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(300 * KIB)))
     wire.send_queue.push(gradient(2))
@@ -232,7 +233,7 @@ def test_bytes_are_counted_by_the_kind_of_message() -> None:
     assert queue.wire_sent_bytes == queue.sent_total + queue.header_total
 
 
-def test_bulk_is_not_starved_by_gradients_without_end() -> None:
+def test_endless_gradients_do_not_starve_bulk() -> None:
     wire = Wire()
     wire.send_queue.set_budget(128 * KIB)
     wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(512 * KIB)))
@@ -262,7 +263,7 @@ def test_chunks_are_small_on_a_small_budget_and_bounded_without_one() -> None:
 @pytest.mark.parametrize(
     ("bytes_per_s", "expected"), [(8e5, 100_000), (1e3, MIN_CHUNK_BYTES), (1e9, 400 * KIB)]
 )
-def test_a_chunk_is_no_more_than_the_link_carries_in_an_eighth_of_a_second(
+def test_a_chunk_is_at_most_what_the_link_carries_in_an_eighth_of_a_second(
     bytes_per_s: float, expected: int
 ) -> None:
     wire = Wire()
@@ -288,13 +289,13 @@ def test_only_the_first_chunk_after_a_pause_is_not_back_to_back() -> None:
     assert flags(wire) == [False, True, True]
 
 
-def test_a_chunk_behind_two_under_way_measures_the_link_though_nothing_was_queued() -> None:
+def test_a_chunk_behind_two_in_flight_measures_the_link_with_an_empty_queue() -> None:
     wire = Wire()
     wire.send_queue.push(gradient(1))
     wire.fill()
-    assert wire.send_queue.next_frame(wire.now_s) is None  # it ran dry
+    assert wire.send_queue.next_frame(wire.now_s) is None  # the queue was empty
     wire.deliver(1)
-    wire.send_queue.push(gradient(2))  # two of the first are under way
+    wire.send_queue.push(gradient(2))  # two of the first are in flight
     wire.fill()
     assert flags(wire) == [True] * 5
     wire.deliver(4)
@@ -306,7 +307,7 @@ def test_a_chunk_behind_two_under_way_measures_the_link_though_nothing_was_queue
 
 def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it() -> None:
     # 1. the idle link acknowledges after 10 ms
-    # 2. the window is full, frames still take 10 ms: our window sets the pace, not the link
+    # 2. the window is full, frames still take 10 ms: the window sets the pace, not the link
     # 3. they take 40 ms: the link does
     wire = Wire()
     wire.send_queue.set_budget(32 * KIB)
@@ -326,7 +327,7 @@ def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it
     assert flags(wire)[-1]
 
 
-def test_the_window_holds_what_two_round_trips_carry() -> None:
+def test_the_window_holds_the_bytes_of_two_round_trips() -> None:
     wire = Wire()
     wire.send_queue.set_budget(4 * KIB, 64 * KIB)
     assert wire.send_queue.window_bytes == 8 * KIB
@@ -341,7 +342,7 @@ def test_the_window_holds_what_two_round_trips_carry() -> None:
     assert wire.send_queue.window_bytes == UNBUDGETED_WINDOW_BYTES
 
 
-def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> None:
+def test_a_new_epoch_clears_the_queue_and_ignores_late_acknowledgements() -> None:
     wire = Wire()
     wire.send_queue.push(gradient(1))
     wire.fill()
@@ -367,7 +368,7 @@ def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> No
     ],
     ids=str,
 )
-def test_an_acknowledgement_that_cannot_be_is_refused(nonsense: dict[str, int]) -> None:
+def test_an_impossible_acknowledgement_is_refused(nonsense: dict[str, int]) -> None:
     wire = Wire()
     wire.send_queue.push(gradient(1))
     wire.fill()
@@ -376,7 +377,7 @@ def test_an_acknowledgement_that_cannot_be_is_refused(nonsense: dict[str, int]) 
         wire.send_queue.acknowledge(Acknowledgement(**{"epoch": 1, **nonsense}), 0.0)
 
 
-def test_a_message_waits_for_nothing_that_has_no_bytes() -> None:
+def test_a_message_does_not_wait_for_an_empty_one() -> None:
     wire = Wire()
     wire.send_queue.push(progress(1))
     wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=b""))
@@ -384,7 +385,7 @@ def test_a_message_waits_for_nothing_that_has_no_bytes() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 10**7), max_size=8))
-def test_levelled_rooms_are_never_above_their_own_and_hardly_below(rooms: dict[int, int]) -> None:
+def test_equalized_rooms_are_never_above_their_own_and_hardly_below(rooms: dict[int, int]) -> None:
     by_rank = {Rank(rank): room for rank, room in rooms.items()}
     level = equalize_similar(by_rank)
     assert level.keys() == by_rank.keys()

@@ -1,4 +1,4 @@
-"""State in chunks: any size comes together, anything else than the state itself is refused."""
+"""Tests of chunked state transfer: any size is reassembled, and other chunks are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dlion_core.links.state_transfer import CHUNK_BYTES, StateAssembler, state_c
 LIMIT = 4 * CHUNK_BYTES
 
 
-@settings(deadline=None)  # a busy machine stands still for longer
+@settings(deadline=None)  # a busy machine may pause for longer
 @given(
     st.sampled_from([1, 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, LIMIT]),
     st.integers(0, 2**40),
 )
-def test_a_state_of_any_size_comes_together(size: int, samples: int) -> None:
+def test_a_state_of_any_size_is_reassembled(size: int, samples: int) -> None:
     sent = StateSnapshot(7, samples, bytes(i % 251 for i in range(64)) * (size // 64 + 1))
     sent = StateSnapshot(7, samples, memoryview(sent.payload)[:size])
     assembly = StateAssembler(LIMIT)

@@ -1,4 +1,4 @@
-"""Policies by name: what is known, what an installed package adds, what is refused and how."""
+"""Tests of the catalogue of policies: known names, policies of installed packages, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_built_in_policy_can_be_made_with_its_defaults(name: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_package_adds_a_policy_with_parameters_of_its_own() -> None:
+def test_an_installed_package_adds_a_policy_with_its_own_parameters() -> None:
     assert "mine" in catalogue.names()
     assert catalogue.parameters_of(spec("mine", parameters={"share": 0.25})) == Knobs(share=0.25)
 
@@ -66,7 +66,7 @@ def test_an_installed_package_adds_a_policy_with_parameters_of_its_own() -> None
         ("full", {"share": 0.1}, "spec.exchange.parameters.share"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_allowed(
+def test_an_error_names_the_wrong_value_and_the_allowed_ones(
     policy: str, parameters: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(SpecError) as refused:
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named_with_what_is_allowed(
         ({"policy": "ako"}, "asynchronous", True),
     ],
 )
-def test_what_keeps_account_of_what_it_sent_may_not_give_way(
+def test_policies_that_track_sent_values_do_not_allow_superseding(
     exchange: dict[str, str], mode: str, expected: bool
 ) -> None:
     job = load_job(job_document(2, exchange=exchange, synchronization={"mode": mode}))
@@ -102,7 +102,7 @@ def test_what_keeps_account_of_what_it_sent_may_not_give_way(
         ("quorum-diloco", {"topology": "clustered"}, "allToAll"),
     ],
 )
-def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
+def test_a_topology_that_a_policy_does_not_support_is_refused_with_its_line(
     policy: str, exchange: dict[str, Any], allowed: str
 ) -> None:
     job = load_job(job_document(4, exchange={"policy": policy, **exchange}))
@@ -143,7 +143,7 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_starts(
+def test_incompatible_settings_are_refused_before_the_start(
     policy: str, exchange: dict[str, Any], at: str, value: str, allowed: str
 ) -> None:
     document = job_document(4, exchange={"policy": policy, **exchange})
@@ -158,7 +158,7 @@ def test_what_does_not_go_together_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(("workers", "backup"), [(1, 1), (2, 1), (4, 2)])
-def test_backup_workers_that_leave_one_to_wait_for_and_the_default_are_taken(
+def test_backup_workers_that_leave_one_awaited_peer_and_the_default_are_accepted(
     workers: int, backup: int
 ) -> None:
     exchange = {"policy": "hop", "parameters": {"backupWorkers": backup}}
@@ -179,16 +179,16 @@ def test_backup_workers_that_leave_one_to_wait_for_and_the_default_are_taken(
     ],
 )
 @pytest.mark.parametrize("optimizer", ["adam", "program"])
-def test_shares_of_steps_are_none_under_adam(
+def test_under_adam_there_are_no_shares_of_steps(
     policy: str, parameters: dict[str, Any], refused: bool, optimizer: str
 ) -> None:
-    """Nor under an optimizer that is not known."""
+    """The same holds for an unknown optimizer."""
     document = job_document(4, exchange={"policy": policy, "parameters": parameters})
     document["spec"]["trainer"]["optimizer"] = {"name": optimizer}
     document["spec"]["trainer"]["program"] = {"file": "mine.py"}
     spec = load_job(document).spec
     path = "spec.trainer.optimizer.name"
-    catalogue.parameters_of(spec, ranks=[0])  # alone its share is the whole
+    catalogue.parameters_of(spec, ranks=[0])  # alone, its share is the whole
     if not refused:
         catalogue.parameters_of(spec)
         return
@@ -207,7 +207,7 @@ PAGE = Path(__file__).resolve().parents[4] / "docs" / "policies.md"
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.BUILT_IN))
-def test_a_policy_has_its_own_pace_where_its_page_gives_synchronization_no_effect(
+def test_a_policy_that_documents_no_effect_of_synchronization_sets_its_own_pace(
     name: str,
 ) -> None:
     _, _, section = PAGE.read_text().partition(f"\n## {name}\n")
@@ -233,7 +233,7 @@ def test_a_policy_has_its_own_pace_where_its_page_gives_synchronization_no_effec
         ("hierarchical", {"mode": "bounded"}, True, True),
     ],
 )
-def test_who_comes_late_meets_the_others_where_all_update_together(
+def test_a_latecomer_joins_at_an_iteration_where_all_update_together(
     policy: str, synchronization: dict[str, Any], barrier: bool, together: bool
 ) -> None:
     document = job_document(2, exchange={"policy": policy})

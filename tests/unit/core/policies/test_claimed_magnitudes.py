@@ -1,12 +1,12 @@
-"""Gradients and weights that would destroy a model are refused, and their sender is named; honest
-ones of any kind are not.
+"""Tests of claimed magnitudes: destructive gradients and weights are refused with their sender's
+name, honest ones are not.
 
-Facts: one of three workers that sends 1e37 changes nothing under a barrier, in rounds and without a
-barrier; of two workers it is the same; a worker whose data are learnt still takes others'
-gradients; weights are compared with the own ones; the peak of a message is that of its values in
-every codec; a hundredfold gradient is reported once.
+One of three workers that sends 1e37 changes nothing: under a barrier, in rounds and without a
+barrier. One of two workers does not either. A worker whose gradients have become small still
+accepts others' gradients. Weights are compared with the worker's own. The peak of a message is that
+of its values in every codec. A hundredfold gradient is reported once.
 
-Left out: gradients that are wrong and plausible (SECURITY.md).
+Left out: gradients that are wrong but plausible (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -67,82 +67,83 @@ def step(value: float) -> LocalStepDone:
     return LocalStepDone(1, np.full(SIZE, value, np.float32), 4, 1.0)
 
 
-def updates(told: list[Instruction]) -> list[float]:
-    return [float(one.gradient_D[0]) for one in told if isinstance(one, ApplyGradient)]
+def updates(instructions: list[Instruction]) -> list[float]:
+    return [float(one.gradient_D[0]) for one in instructions if isinstance(one, ApplyGradient)]
 
 
-def refused(told: list[Instruction]) -> list[tuple[Rank, PeerRefusal]]:
-    return [(one.peer, one.kind) for one in told if isinstance(one, RejectMessage)]
+def refused(instructions: list[Instruction]) -> list[tuple[Rank, PeerRefusal]]:
+    return [(one.peer, one.kind) for one in instructions if isinstance(one, RejectMessage)]
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
 @pytest.mark.parametrize("ranks", [[ME, ONE], [ME, ONE, TWO]])
-def test_an_enormous_gradient_counts_nowhere_and_names_its_sender(
+def test_an_enormous_gradient_is_refused_and_its_sender_named(
     ranks: list[Rank], comes_first: bool
 ) -> None:
     worker = machine("synchronous", ranks)
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     events = [step(0.5), MessageArrived(ONE, gradient(1e37))]
     for event in reversed(events) if comes_first else events:
-        told += worker.handle(event)  # type: ignore[arg-type]
+        instructions += worker.handle(event)  # type: ignore[arg-type]
     if TWO in ranks:
-        told += worker.handle(MessageArrived(TWO, gradient(0.3)))
-    assert updates(told) == [pytest.approx(0.4 if TWO in ranks else 0.5)]
-    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+        instructions += worker.handle(MessageArrived(TWO, gradient(0.3)))
+    assert updates(instructions) == [pytest.approx(0.4 if TWO in ranks else 0.5)]
+    assert refused(instructions) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
 
 
-def test_without_a_barrier_it_is_refused_on_arrival() -> None:
+def test_without_a_barrier_an_enormous_gradient_is_refused_on_arrival() -> None:
     worker = machine("asynchronous", [ME, ONE])
     worker.handle(step(0.5))
-    told = worker.handle(MessageArrived(ONE, gradient(1e37)))
-    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
-    told = worker.handle(LocalStepDone(2, np.full(SIZE, 0.5, np.float32), 4, 1.0))
-    assert updates(told) == [pytest.approx(0.25)], (
-        "half of the batch is the peer's, which sent none"
+    instructions = worker.handle(MessageArrived(ONE, gradient(1e37)))
+    assert refused(instructions) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+    instructions = worker.handle(LocalStepDone(2, np.full(SIZE, 0.5, np.float32), 4, 1.0))
+    assert updates(instructions) == [pytest.approx(0.25)], (
+        "half of the batch is the peer's, which sent no gradient"
     )
 
 
-def test_what_came_before_the_first_step_is_compared_with_it() -> None:
+def test_a_gradient_before_the_first_step_is_compared_with_that_step() -> None:
     worker = machine("asynchronous", [ME, ONE, TWO])
     assert refused(worker.handle(MessageArrived(ONE, gradient(1e14)))) == []
     assert refused(worker.handle(MessageArrived(TWO, gradient(0.4)))) == []
-    told = worker.handle(step(0.5))
-    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
-    assert abs(updates(told)[0]) < 0.5, "nothing of it is left"
+    instructions = worker.handle(step(0.5))
+    assert refused(instructions) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+    assert abs(updates(instructions)[0]) < 0.5, "the refused gradient has no effect"
 
 
-def test_large_gradients_of_raw_targets_are_taken_before_the_first_step() -> None:
-    """A regression on prices: a worker with a large batch is the last to come to its first step."""
+def test_large_gradients_of_raw_targets_are_accepted_before_the_first_step() -> None:
+    """In a regression on prices, a worker with a large batch is the last to make its first step."""
     worker = machine("asynchronous", [ME, ONE])
     for iteration in range(1, 5):
         message = replace(gradient(2e5), iteration=iteration)
         assert refused(worker.handle(MessageArrived(ONE, message))) == []
-    told = worker.handle(step(1.9e5))
-    assert refused(told) == []
-    assert updates(told)[0] > 1e5
+    instructions = worker.handle(step(1.9e5))
+    assert refused(instructions) == []
+    assert updates(instructions)[0] > 1e5
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "bounded"])
 @pytest.mark.parametrize("tiny", [0.0, 1e-3])
-def test_one_sample_that_is_learnt_refuses_nobody(mode: str, tiny: float) -> None:
-    """The gradient of a batch of one may be nearly or exactly zero at any step, such as behind dead
-    units; those of a regression on raw targets are large."""
+def test_a_small_gradient_of_one_sample_refuses_no_peer(mode: str, tiny: float) -> None:
+    """The gradient of a batch of one may be zero or tiny at any step, for example behind dead
+    units. Gradients of a regression on raw targets are large.
+    """
     worker = machine(mode, [ME, ONE])
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     for iteration, own in enumerate([2e5, 3e4, tiny, 1e5, tiny], 1):
         own_D = np.full(SIZE, own, np.float32)
-        told += worker.handle(LocalStepDone(iteration, own_D, 1, 1.0))
+        instructions += worker.handle(LocalStepDone(iteration, own_D, 1, 1.0))
         message = replace(gradient(1.5e5), iteration=iteration)
-        told += worker.handle(MessageArrived(ONE, message))
-    assert refused(told) == []
+        instructions += worker.handle(MessageArrived(ONE, message))
+    assert refused(instructions) == []
 
 
-def test_a_worker_that_never_had_a_gradient_refuses_no_large_one() -> None:
+def test_a_worker_without_gradients_refuses_no_large_one() -> None:
     assert excessive({ME: 0.0, ONE: 1e9}, ME, lambda: 0.5) == []
     assert [one.peer for one in excessive({ME: 0.0, ONE: 1e16}, ME, lambda: 0.5)] == [ONE]
 
 
-def test_weights_that_begin_at_zero_refuse_no_gradient_and_no_weights() -> None:
+def test_a_worker_with_zero_weights_refuses_no_gradient_and_no_weights() -> None:
     """With a warm-up the first steps are tiny."""
     assert excessive({ME: 1e-6, ONE: 1.0}, ME, lambda: 0.0) == []
     small_D = np.full(SIZE, 1e-6, np.float32)
@@ -150,15 +151,15 @@ def test_weights_that_begin_at_zero_refuse_no_gradient_and_no_weights() -> None:
 
 
 @pytest.mark.parametrize("theirs", [1e-8, 1.0, 0.99])
-def test_a_worker_whose_data_are_learnt_takes_the_gradients_of_others(theirs: float) -> None:
+def test_a_worker_with_tiny_gradients_accepts_those_of_others(theirs: float) -> None:
     worker = machine("synchronous", [ME, ONE])
     worker.handle(step(1e-9))
-    told = worker.handle(MessageArrived(ONE, gradient(theirs)))
-    assert refused(told) == []
-    assert updates(told) == [pytest.approx(theirs / 2, rel=0.2)]
+    instructions = worker.handle(MessageArrived(ONE, gradient(theirs)))
+    assert refused(instructions) == []
+    assert updates(instructions) == [pytest.approx(theirs / 2, rel=0.2)]
 
 
-def test_in_a_round_an_enormous_contribution_counts_nowhere() -> None:
+def test_in_a_round_an_enormous_contribution_is_refused() -> None:
     job = spec(exchange={"policy": "adaptive", "parameters": {"codec": "float32", "density": 1}})
     cluster, calm = (WeighingCluster(job, [2, 2, 2]) for _ in "ab")
     for one in (cluster, calm):
@@ -170,27 +171,28 @@ def test_in_a_round_an_enormous_contribution_counts_nowhere() -> None:
     huge_D = np.full(cluster.layout.size, 1e37, np.float32)
     payload = HEAD.pack(0, 0, 2, 1) + bytes(encode_whole(huge_D, ValueCodec.FLOAT32))
     for rank in (ME, ONE):
-        said = cluster.replicas[rank].machine.handle(
+        instructions = cluster.replicas[rank].machine.handle(
             MessageArrived(TWO, Message(MessageKind.WEIGHTS, 1, 2, payload=payload))
         )
-        assert refused(said) == [(TWO, PeerRefusal.IMPLAUSIBLE)]
+        assert refused(instructions) == [(TWO, PeerRefusal.IMPLAUSIBLE)]
 
 
-def test_of_three_contributions_the_middle_of_the_others_counts() -> None:
-    """One bad worker among three can neither hide behind its own value nor accuse the others, and
-    two among four cannot hide behind each other."""
+def test_the_reference_for_a_contribution_is_the_middle_of_the_others() -> None:
+    """One bad worker of three can neither hide behind its own value nor accuse the others. Two of
+    four cannot hide behind each other.
+    """
     assert [one.peer for one in excessive({ME: 1.0, ONE: 1e9, TWO: 1.0}, ME, lambda: 1.0)] == [ONE]
     assert excessive({ME: 1.0, ONE: 1e-9, TWO: 1.0}, ME, lambda: 1.0) == []
     four = {ME: 1.0, ONE: 1e9, TWO: 1.0, Rank(3): 1e9}
     assert [one.peer for one in excessive(four, ME, lambda: 1.0)] == [ONE, 3]
 
 
-def test_without_anything_to_compare_with_a_bound_remains() -> None:
+def test_without_a_reference_an_absolute_bound_remains() -> None:
     assert excessive({ONE: 1e14}, ME, lambda: 0.0) == []
     assert excessive({ONE: 1e16}, ME, lambda: 0.0)
 
 
-def test_weights_are_compared_with_the_own_ones() -> None:
+def test_weights_are_compared_with_the_workers_own() -> None:
     own_D = np.full(SIZE, 0.1, np.float32)
     assert check_weights(own_D * 999, own_D) is not None
     with pytest.raises(CallerError, match=r"weights up to 1e\+37; allowed: up to 1e\+03") as error:
@@ -205,13 +207,15 @@ def test_weights_are_compared_with_the_own_ones() -> None:
     codec=st.sampled_from(ValueCodec),
 )
 @settings(max_examples=examples(100), deadline=None)
-def test_the_peak_is_that_of_the_values(values: list[float], codec: ValueCodec) -> None:
+def test_the_peak_of_a_message_is_that_of_its_values(
+    values: list[float], codec: ValueCodec
+) -> None:
     value_D = np.array(values, np.float32)
     part = decode_gradient(encode_whole(value_D, codec), value_D.size)
     found = float(np.abs(part.value_K).max())
     assert found <= part.peak * (1 + 1e-6)
     is_bound = codec in (ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2)
-    assert part.peak <= found * (3 if is_bound else 1 + 1e-6) + 1e-36, "but for subnormals"
+    assert part.peak <= found * (3 if is_bound else 1 + 1e-6) + 1e-36, "except subnormals"
 
 
 def test_a_hundredfold_gradient_is_reported_once() -> None:
@@ -220,22 +224,23 @@ def test_a_hundredfold_gradient_is_reported_once() -> None:
     assert peaks.add(ONE, 90.0) == ""
     assert peaks.add(ONE, 101.0) == "worker 1 sent values up to 1e+02; its median is 1"
     assert peaks.add(ONE, 102.0) == ""
-    assert peaks.add(TWO, 1e9) == "", "nothing is known of it yet"
+    assert peaks.add(TWO, 1e9) == "", "there is no earlier gradient"
 
 
-def test_gradients_of_the_first_steps_are_not_unusual_later() -> None:
-    """Where all is learnt the median is next to nothing; a merge of partitions, a restart or a new
-    sample brings back what was usual."""
+def test_the_size_of_first_gradients_is_not_unusual_later() -> None:
+    """After convergence the median is close to zero. A merge of partitions, a restart or a new
+    sample brings back earlier sizes.
+    """
     peaks = RecentPeaks()
     for peak in (9.0, *[5e-8] * 200, 7.6):
         assert peaks.add(ONE, peak) == ""
     for peak in (*[5e-8] * 200, 7.6):
-        assert peaks.add(TWO, peak) == "", "others had such"
+        assert peaks.add(TWO, peak) == "", "other workers had such gradients"
     assert peaks.add(TWO, 9.1) == "worker 2 sent values up to 9.1; its median is 5e-08"
 
 
-def test_all_measure_a_contribution_to_a_round_by_the_same_weights() -> None:
-    """Their own differ within a round, so that some would refuse what others take."""
+def test_all_workers_compare_a_contribution_with_the_same_weights() -> None:
+    """Their own weights differ within a round, so some would refuse what others accept."""
     job = spec(exchange={"policy": "adaptive"})
     cluster = WeighingCluster(job, [2, 2])
     for rank in (ME, ONE):
@@ -248,16 +253,18 @@ def test_all_measure_a_contribution_to_a_round_by_the_same_weights() -> None:
         assert rounds.largest_weight() == float(np.abs(rounds.anchor_D).max())
 
 
-def test_where_the_gradients_of_all_grow_only_the_first_is_named() -> None:
-    """One bad worker makes the model diverge. Then the honest ones' gradients grow as much."""
+def test_when_all_gradients_grow_only_the_first_sender_is_named() -> None:
+    """One bad worker makes the model diverge. Then honest gradients grow as much."""
     worker = machine("synchronous", [ME, ONE, TWO])
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     sizes = [(0.5, 0.5, 0.4)] * 10 + [(0.6, 80.0, 0.7), (90.0, 9e2, 80.0), (3e3, 9e3, 9e4)]
     for iteration, (mine, bad, honest) in enumerate(sizes, 1):
-        told += worker.handle(LocalStepDone(iteration, np.full(SIZE, mine, np.float32), 4, 1.0))
+        instructions += worker.handle(
+            LocalStepDone(iteration, np.full(SIZE, mine, np.float32), 4, 1.0)
+        )
         for sender, value in ((TWO, honest), (ONE, bad)):
             message = replace(gradient(value), iteration=iteration)
-            told += worker.handle(MessageArrived(sender, message))
-    texts = [one.text for one in told if isinstance(one, ReportEvent)]
+            instructions += worker.handle(MessageArrived(sender, message))
+    texts = [one.text for one in instructions if isinstance(one, ReportEvent)]
     assert {text.split()[1] for text in texts} == {"1"}, texts
     assert any("sent values up to 80" in text for text in texts)

@@ -1,7 +1,10 @@
-"""The largest global batch that can be known of an iteration bounds what a peer may claim.
+"""Tests of the bound on samples that a peer may claim: the largest possible global batch of an
+iteration.
 
-Oracle: the controller of the global batch itself, with any size of the training set. Left out: that
-policies ask (tests/property/test_adaptive.py, test_partition_merge.py, test_gradient_exchange.py).
+The oracle is the controller of the global batch, with training sets of any size.
+
+Left out: the checks in policies (tests/property/test_adaptive.py, test_partition_merge.py,
+test_gradient_exchange.py).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def test_without_growth_the_batch_is_the_initial_one() -> None:
     assert [max_batch_at(found, at) for at in (1, 10**6)] == [192, 192]
 
 
-def test_goodput_may_choose_the_largest_at_once() -> None:
+def test_goodput_may_choose_the_largest_batch_at_once() -> None:
     assert max_batch_at(growing("goodput", initial=192, max=5000, growth=True), 1) == 5000
 
 
@@ -59,6 +62,6 @@ def test_no_worker_can_have_a_larger_batch(
 
 @pytest.mark.parametrize("at", [0, 10**9])
 def test_the_bound_of_a_slow_growth_is_found_at_once(at: int) -> None:
-    """The longest schedule: a sample more at each iteration, up to a million."""
+    """The longest schedule adds one sample per iteration, up to a million."""
     sizes = {"factor": 1.000001, "increment": 1, "every_steps": 1, "growth": True}
     assert max_batch_at(growing(initial=1, max=10**6, **sizes), at) <= 10**6

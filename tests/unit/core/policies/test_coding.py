@@ -1,8 +1,10 @@
-"""Facts: every policy codes what it sends as the manifest says, gradients by any codec, weights
-never coarser than float16 but by polyline; the same run twice sends the same bytes; two workers'
-roundings differ; `ako` sends runs.
+"""Tests of coding by policies.
 
-Left out: what the codecs do (tests/unit/core/codecs, tests/property/test_codecs.py).
+Every policy codes its messages with the codec of the manifest. Gradients may use any codec; only
+polyline makes weights coarser than float16. The same run twice sends the same bytes. Two workers
+round differently. `ako` sends runs.
+
+Left out: the codecs (tests/unit/core/codecs, tests/property/test_codecs.py).
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ OWN_FORM = {
     "fedat",
     "sparseloco",
     "staged",
-}  # code what they send by a parameter of their own
-UPDATES = {"gaia"}  # its weights' messages are differences, and what is rounded off stays
+}  # these code their messages by a parameter of their own
+UPDATES = {"gaia"}  # its weight messages are differences, and rounding errors stay
 SERVED = {"halos", "quorum-diloco"}  # changes travel to a server, and its weights back
 PARAMETERS = {
     "demo": {"momentum": 0},
@@ -52,7 +54,7 @@ def exchange(policy: str, codec: str, index_codec: str = "fast") -> dict[str, ob
 
 
 def sent(policy: str, codec: str, index_codec: str = "fast") -> list[Message]:
-    """What three steps of two workers send."""
+    """Return the messages of three steps of two workers."""
     job = spec(exchange=exchange(policy, codec, index_codec))
     cluster = WeighingCluster(job, [4, 4], layout=LAYOUT)
     for _ in range(3):
@@ -60,13 +62,15 @@ def sent(policy: str, codec: str, index_codec: str = "fast") -> list[Message]:
             if cluster.may_step(rank):
                 cluster.step(rank)
         cluster.deliver_all()
-    said = [one for replica in cluster.replicas.values() for one in replica.instructions]
-    return [one.message for one in said if isinstance(one, SendMessage) and one.message.payload]
+    instructions = [one for replica in cluster.replicas.values() for one in replica.instructions]
+    return [
+        one.message for one in instructions if isinstance(one, SendMessage) and one.message.payload
+    ]
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_codes_as_the_manifest_says(policy: str, codec: ValueCodec) -> None:
+def test_a_policy_uses_the_codec_of_the_manifest(policy: str, codec: ValueCodec) -> None:
     of_weights = ValueCodec.FLOAT16
     if codec in (ValueCodec.FLOAT32, ValueCodec.POLYLINE):
         of_weights = codec
@@ -78,7 +82,7 @@ def test_a_policy_codes_as_the_manifest_says(policy: str, codec: ValueCodec) -> 
         is_change = policy in SERVED and message.weights_version % 4 in (0, 2)
         is_gradient = message.kind is MessageKind.GRADIENT or policy in UPDATES or is_change
         expected = {NUMBER[codec] if is_gradient else NUMBER[of_weights]}
-        if codec is ValueCodec.POLYLINE:  # where that is no shorter
+        if codec is ValueCodec.POLYLINE:  # if this is not longer
             expected.add(NUMBER[ValueCodec.FLOAT32])
         assert message.payload[1] in expected
 
@@ -106,7 +110,7 @@ def test_two_workers_round_the_same_gradient_differently() -> None:
 
 
 @pytest.mark.parametrize("index_codec", ["fast", "smallest"])
-def test_positions_are_coded_as_the_manifest_says(index_codec: str) -> None:
+def test_positions_use_the_codec_of_the_manifest(index_codec: str) -> None:
     schemes = {message.payload[2] for message in sent("topk", "float16", index_codec)
                if message.kind is MessageKind.GRADIENT}  # fmt: skip
     assert schemes == {Positions.RICE if index_codec == "smallest" else Positions.BLOCK}

@@ -1,13 +1,15 @@
-"""A peer whose contributions are wrong and of a plausible size is named, and honest ones are not.
+"""Tests of the detector of wrong contributions of a plausible size: it names bad peers and no
+honest ones.
 
-Facts: at most once for each cause are named: a norm far above all that others ever had, values that
-oppose workers of like data, values of one sign, a lasting difference from workers of like data,
-the same values again and again, no values at all;
-a worker with other data, a small batch, a slow link, nothing left to learn, a jump back to earlier
-norms, one round that opposes, or sums that do not fit a float is not named; a bad peer of three or
-four cannot have an honest one named; who is compared follows from the manifest; nothing is found
-where `robustness` is `off`, and policies with a barrier report what is found; between rounds no
-memory of the model's size is kept.
+Each cause is named at most once. A norm far above all earlier ones is a cause, and so is opposition
+to workers of like data. The others are values of one sign, a lasting difference from workers of
+like data, repeated values, and no values.
+
+Not named are workers with other data, a small batch, a slow link, or a model that has converged.
+Neither are a jump back to earlier norms, one round of opposition, and sums beyond a float. One bad
+peer of three or four cannot get an honest one named. The manifest determines which workers are
+compared. With `robustness: off` nothing is found. Policies with a barrier report the findings.
+Between rounds no memory of the model's size is kept.
 
 Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
 """
@@ -60,7 +62,7 @@ SITES = {Rank(0): "a", Rank(1): "a", Rank(2): "a", Rank(3): "b"}
 def context(
     policy: str = "adaptive", *, workers: int = 4, robustness: str = "detect", **data: object
 ) -> PolicyContext:
-    """Of worker 0, one of three at site a; the fourth is at site b."""
+    """The view of worker 0, one of three at site a; the fourth is at site b."""
     job = spec(exchange={"policy": policy, "robustness": robustness})
     dataset = Dataset(**{"name": "digits", **data})  # type: ignore[arg-type]
     job = replace(job, trainer=replace(job.trainer, dataset=dataset))
@@ -78,10 +80,11 @@ def named(
     opposite: Rank | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """What is found if worker 1 sends that instead of what it computed.
+    """Return the findings if worker 1 sends this instead of its computed values.
 
-    Honest contributions are a common direction, which changes slowly, and as much noise. `norms`:
-    of all from that round on. `opposite`: a worker whose data pull the other way.
+    Honest contributions are a common direction, which changes slowly, plus noise of the same size.
+    `norms`: the norms of all from that round on. `opposite`: a worker whose data pull the other
+    way.
     """
     rng = np.random.default_rng(seed)
     detector, texts = DeviationDetector(about), []
@@ -123,7 +126,7 @@ def drip(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
     ],
 )
 @pytest.mark.parametrize("workers", [3, 4])
-def test_who_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
+def test_a_worker_that_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
     (found,) = named(context(workers=workers), send)
     assert found.startswith(text)
 
@@ -136,7 +139,7 @@ def test_a_constant_contribution_lasts_and_is_repeated(workers: int) -> None:
 
 
 @pytest.mark.parametrize("other", [{}, {"partition": "bySite"}, {"partition": "dirichlet"}])
-def test_a_little_of_the_deviation_in_each_entry_is_named_soon(other: dict[str, object]) -> None:
+def test_a_small_deviation_in_each_entry_is_named_soon(other: dict[str, object]) -> None:
     """*Little is enough*: the mean of all less 1.5 standard deviations, in four rounds."""
     about, rng, texts = context(**other), np.random.default_rng(6), list[str]()
     detector, common_D = DeviationDetector(about), rng.standard_normal(SIZE)
@@ -150,7 +153,7 @@ def test_a_little_of_the_deviation_in_each_entry_is_named_soon(other: dict[str, 
 
 
 @pytest.mark.parametrize("one_sided", [range(4), (0, 3), (2, 3)])
-def test_where_another_has_one_sign_too_nobody_is_named(one_sided: Collection[int]) -> None:
+def test_if_another_worker_has_one_sign_too_no_worker_is_named(one_sided: Collection[int]) -> None:
     detector, rng = DeviationDetector(context()), np.random.default_rng(7)
     for _ in range(ROUNDS):
         value_PD = rng.standard_normal((4, SIZE)).astype(np.float32)
@@ -198,7 +201,7 @@ def test_rounds_and_blocks_follow_from_the_secret(monkeypatch: pytest.MonkeyPatc
     assert not {block for _, block in one} & {block for _, block in other}
 
 
-def test_flipped_signs_are_named_in_few_rounds_and_not_after_one() -> None:
+def test_flipped_signs_are_named_after_few_rounds_but_not_after_one() -> None:
     def once(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
         return -honest_D if at % 4 == 0 else honest_D
 
@@ -209,7 +212,7 @@ def test_flipped_signs_are_named_in_few_rounds_and_not_after_one() -> None:
         assert len(named(about, lambda _, honest_D: -honest_D, rounds=4)) == 1
 
 
-def test_where_all_is_learnt_who_opposes_others_that_do_not_agree_is_not_named() -> None:
+def test_after_convergence_opposition_to_workers_that_disagree_is_not_named() -> None:
     """Honest contributions cancel then: one opposes three that are at right angles."""
     detector, rng = DeviationDetector(context()), np.random.default_rng(8)
     for _ in range(ROUNDS):
@@ -219,7 +222,7 @@ def test_where_all_is_learnt_who_opposes_others_that_do_not_agree_is_not_named()
         assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
-def test_a_large_one_is_named_in_the_second_round_before_anything_diverges() -> None:
+def test_a_large_contribution_is_named_in_the_second_round_before_divergence() -> None:
     about = context()
     assert named(about, lambda _, honest_D: 100 * honest_D, rounds=1) == []
     assert len(named(about, lambda _, honest_D: 100 * honest_D, rounds=2)) == 1
@@ -233,14 +236,14 @@ def test_honest_workers_are_not_named(seed: int, workers: int) -> None:
     assert named(context(workers=workers), norms=late, seed=seed) == [], "a merge, a restart"
 
 
-def test_of_two_workers_nobody_is_named() -> None:
+def test_of_two_workers_none_is_named() -> None:
     about = context(workers=2)
     for send in (lambda _, honest_D: 1e6 * honest_D, lambda _, honest_D: -honest_D):
         assert named(about, send) == []
 
 
 def test_a_worker_with_other_data_is_not_named() -> None:
-    """Where two sites balance, what they contribute is opposite."""
+    """When two sites balance, their contributions are opposite."""
     about = context(partition="bySite")
     assert named(about, opposite=Rank(3)) == []
     assert named(context(partition="dirichlet"), opposite=Rank(3)) == []
@@ -248,7 +251,7 @@ def test_a_worker_with_other_data_is_not_named() -> None:
     assert found.startswith("worker 1 contributes values that oppose")
 
 
-def test_a_small_batch_or_nothing_left_to_learn_names_nobody() -> None:
+def test_a_small_batch_or_a_converged_model_names_no_worker() -> None:
     chance = np.random.default_rng(1)
 
     def noisy(_: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -259,8 +262,8 @@ def test_a_small_batch_or_nothing_left_to_learn_names_nobody() -> None:
 
 
 @pytest.mark.parametrize("workers", [3, 4])
-def test_a_bad_one_cannot_have_an_honest_one_named(workers: int) -> None:
-    """It sends the contrary of what worker 2 sends, or is so large that it decides the sum."""
+def test_a_bad_worker_cannot_get_an_honest_one_named(workers: int) -> None:
+    """It sends the opposite of worker 2's values, or is so large that it decides the sum."""
     about, detector = context(workers=workers), DeviationDetector(context(workers=workers))
     rng = np.random.default_rng(3)
     common_D, texts = rng.standard_normal(SIZE), []
@@ -273,8 +276,8 @@ def test_a_bad_one_cannot_have_an_honest_one_named(workers: int) -> None:
     assert {text.split()[1] for text in texts} == {"1"}, texts
 
 
-def test_where_few_workers_knowledge_is_left_out_their_growth_is_honest() -> None:
-    """Under `trimmed` and `krum` nobody learns what only one site knows."""
+def test_growth_of_workers_that_a_robust_sum_leaves_out_is_honest() -> None:
+    """Under `trimmed` and `krum` no worker learns what only one site has data for."""
 
     def growing(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
         return honest_D * np.float32(1 + at)
@@ -290,7 +293,7 @@ def test_sums_beyond_a_float_are_large(scale: float) -> None:
     assert found.startswith("worker 1 contributes values with the norm")
 
 
-def test_links_that_carry_nothing_for_a_while_name_nobody() -> None:
+def test_links_that_carry_nothing_for_a_while_name_no_worker() -> None:
     def rare(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32] | None:
         return honest_D if at % (EMPTY_STEPS - 1) == 0 else None
 
@@ -316,7 +319,7 @@ def test_between_rounds_no_memory_of_the_models_size_is_kept() -> None:
     assert some_D.nbytes <= most < 1.5 * some_D.nbytes  # once, not for each contribution
 
 
-def test_a_link_that_saves_up_for_a_message_may_be_silent_for_longer() -> None:
+def test_a_link_that_accumulates_budget_for_a_message_may_be_silent_for_longer() -> None:
     detector = DeviationDetector(context("dlion"))
     other_D = np.ones(SIZE, np.float32)
     sent = {rank: Contribution(8, GradientPart(other_D)) for rank in map(Rank, range(4))}
@@ -326,8 +329,8 @@ def test_a_link_that_saves_up_for_a_message_may_be_silent_for_longer() -> None:
     assert len(rounds[-1]) == 1
 
 
-def test_the_noise_of_a_much_smaller_batch_is_not_named_where_nothing_else_was_seen() -> None:
-    """As after a restart near a minimum: the norm falls with the root of the samples."""
+def test_noise_of_a_much_smaller_batch_is_not_named_without_earlier_rounds() -> None:
+    """After a restart near a minimum, the norm decreases with the root of the samples."""
     detector, chance = DeviationDetector(context()), np.random.default_rng(4)
     batches, texts = {Rank(0): 100, BAD: 1, Rank(2): 80, Rank(3): 60}, []
 
@@ -349,8 +352,8 @@ def test_the_noise_of_a_much_smaller_batch_is_not_named_where_nothing_else_was_s
 
 @pytest.mark.parametrize("silent", [0, 14])
 @pytest.mark.parametrize("share", [1.0, 0.01])
-def test_what_a_slow_link_has_kept_back_is_not_named(silent: int, share: float) -> None:
-    """Under policies with residuals: seldom or few entries, each the sum of many steps."""
+def test_residuals_of_a_slow_link_are_not_named(silent: int, share: float) -> None:
+    """Policies with residuals send seldom or few entries, each the sum of many steps."""
     about = context("dlion")
     exchange = replace(about.spec.exchange, residual="perLink")
     about = replace(about, spec=replace(about.spec, exchange=exchange))
@@ -378,7 +381,7 @@ def test_what_a_slow_link_has_kept_back_is_not_named(silent: int, share: float) 
             assert any("norm" in text for text in texts) is is_named, (factor, texts)
 
 
-def test_a_worker_that_left_begins_anew() -> None:
+def test_a_worker_that_returns_starts_without_history() -> None:
     detector, chance = DeviationDetector(context()), np.random.default_rng(0)
     texts = []
     for _ in range(60):
@@ -407,7 +410,7 @@ def test_a_worker_that_left_begins_anew() -> None:
         ({"name": None}, []),
     ],
 )
-def test_who_is_compared_follows_from_the_manifest(
+def test_the_manifest_determines_which_workers_are_compared(
     data: dict[str, object], groups: list[set[int]]
 ) -> None:
     assert [set(one) for one in groups_of_like_data(context(**data))] == groups
@@ -415,7 +418,7 @@ def test_who_is_compared_follows_from_the_manifest(
 
 @pytest.mark.parametrize("policy", ["adaptive", "dlion", "full", "sparseloco", "topk"])
 @pytest.mark.parametrize("robustness", ["off", "detect"])
-def test_policies_with_a_barrier_report_what_is_found(policy: str, robustness: str) -> None:
+def test_policies_with_a_barrier_report_the_findings(policy: str, robustness: str) -> None:
     parameters = {"localSteps": 1} if policy in ("adaptive", "sparseloco") else {}
     exchange = {"policy": policy, "robustness": robustness, "parameters": parameters}
     cluster = WeighingCluster(spec(exchange=exchange), [4] * 4)
@@ -427,16 +430,16 @@ def test_policies_with_a_barrier_report_what_is_found(policy: str, robustness: s
             cluster.step(rank, gradient_D.astype(np.float32))
         cluster.deliver_all()
     for rank in cluster.ranks:
-        told = [
+        texts = [
             one.text
             for one in cluster.replicas[rank].instructions
             if isinstance(one, ReportEvent) and one.reason is EventReason.UNUSUAL_VALUES
         ]
-        is_told = robustness == "detect" and rank != BAD
-        assert [text.split()[1] for text in told] == ["1"] * is_told, told
+        is_reported = robustness == "detect" and rank != BAD
+        assert [text.split()[1] for text in texts] == ["1"] * is_reported, texts
 
 
-def test_of_gradients_the_first_and_then_each_fourth_is_measured() -> None:
+def test_the_first_and_then_each_fourth_gradient_is_measured() -> None:
     """An attack that begins late is found, too."""
 
     def late(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:

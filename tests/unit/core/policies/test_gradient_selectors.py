@@ -1,6 +1,6 @@
-"""What Max N sends on each link, and when it waits.
+"""Tests of Max N: the entries that it sends on each link, and when it waits.
 
-Its selection against a naive reference over many gradients is in tests/property; left out here.
+Left out: its selection against a naive reference over many gradients (tests/property).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def some_gradient(seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float32]]
     return gradient_D
 
 
-def test_each_link_gets_as_much_as_it_carries() -> None:
+def test_each_link_gets_the_entries_that_it_can_carry() -> None:
     budgets = {ONE: 200, TWO: 2000, THREE: 7000}
     sent = MaxN(LAYOUT, ValueCodec.FLOAT16).prepare(some_gradient(), [ONE, TWO, THREE], budgets)
     kept = {}
@@ -36,7 +36,7 @@ def test_each_link_gets_as_much_as_it_carries() -> None:
         assert index_K is not None
         kept[peer] = set(index_K.tolist())
     assert kept[ONE] < kept[TWO] < kept[THREE]
-    assert any(index >= 3000 for index in kept[ONE])  # relative to each variable's largest
+    assert any(index >= 3000 for index in kept[ONE])  # relative to the largest of each variable
 
 
 def test_a_link_that_carries_everything_or_has_no_budget_gets_everything() -> None:
@@ -54,7 +54,7 @@ def test_links_with_equal_budgets_share_one_payload() -> None:
     assert sent.payloads[ONE] is sent.payloads[TWO]
 
 
-def test_where_not_even_the_floor_fits_the_link_waits_until_it_does() -> None:
+def test_a_link_whose_budget_is_below_the_floor_waits_until_it_fits() -> None:
     policy = MaxN(LAYOUT, ValueCodec.FLOAT32, floor_percent=50)
     sizes = []
     for iteration in range(40):
@@ -64,7 +64,7 @@ def test_where_not_even_the_floor_fits_the_link_waits_until_it_does() -> None:
     assert all(sum(sizes[: end + 1]) <= 100 * (end + 1) for end in range(40))
 
 
-def test_a_budget_of_nothing_sends_nothing() -> None:
+def test_a_budget_of_zero_sends_nothing() -> None:
     policy = MaxN(LAYOUT, ValueCodec.FLOAT32)
     for _ in range(3):
         assert policy.prepare(some_gradient(), [ONE], {ONE: 0}).payloads == {}
@@ -76,7 +76,7 @@ def test_a_flat_gradient_of_zeros_sends_nothing_on_a_tight_link() -> None:
     assert policy.prepare(zeros_D, [ONE], {ONE: 500}).payloads == {}
 
 
-def test_what_a_link_saved_up_survives_a_restart_but_not_its_peer() -> None:
+def test_the_saved_budget_of_a_link_survives_a_restart_but_not_the_loss_of_its_peer() -> None:
     policy = MaxN(LAYOUT, ValueCodec.FLOAT32)
     policy.prepare(some_gradient(), [ONE], {ONE: HEADER_BYTES})
     restored = MaxN(LAYOUT, ValueCodec.FLOAT32)
@@ -87,7 +87,7 @@ def test_what_a_link_saved_up_survives_a_restart_but_not_its_peer() -> None:
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
-def test_a_whole_gradient_counts_here_as_it_does_at_the_peers(codec: ValueCodec) -> None:
+def test_a_whole_gradient_counts_here_the_same_as_at_the_peers(codec: ValueCodec) -> None:
     sent = WholeGradient(codec).prepare(some_gradient(), [ONE, TWO], {ONE: 10})
     assert sent.payloads[ONE] is sent.payloads[TWO]
     arrived = decode_gradient(sent.payloads[ONE], SIZE)

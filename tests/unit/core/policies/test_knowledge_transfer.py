@@ -1,6 +1,7 @@
-"""Who asks whom for weights, and when, as numbered timelines of three workers (period 2).
+"""Tests of knowledge transfer: requests for weights, as numbered timelines of three workers (period
+2).
 
-Left out: what a merge does to accuracy (tests/simulated, the runner).
+Left out: the effect of a merge on accuracy (tests/simulated, the runner).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SIZE = 3
 
 
 class Worker:
-    """Rank 0 with peers 1 and 2, whose weights are as many as it has done steps."""
+    """Rank 0 with peers 1 and 2. The value of its weights is the number of its steps."""
 
     def __init__(
         self,
@@ -64,12 +65,12 @@ class Worker:
         return peers
 
     def steps(self, *losses: float) -> list[Instruction]:
-        told: list[Instruction] = []
+        instructions: list[Instruction] = []
         for loss in losses:
             self.iteration += 1
-            told += self.transfer.step_done(self.iteration, loss, self.peers)
-            self.weights_D += 1  # the update that follows the step
-        return told
+            instructions += self.transfer.step_done(self.iteration, loss, self.peers)
+            self.weights_D += 1  # the update after the step
+        return instructions
 
     def loss(self, sender: Rank, iteration: int, loss: float) -> list[Instruction]:
         self.finished[sender] = max(self.finished[sender], iteration)
@@ -88,10 +89,10 @@ class Worker:
         )
 
 
-def asked(told: list[Instruction]) -> list[int]:
+def requested_ranks(instructions: list[Instruction]) -> list[int]:
     return [
         one.peer
-        for one in told
+        for one in instructions
         if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS_REQUEST
     ]
 
@@ -99,12 +100,16 @@ def asked(told: list[Instruction]) -> list[int]:
 def test_the_mean_of_recent_losses_is_shared_every_period() -> None:
     worker = Worker()
     assert worker.steps(9.0) == []
-    told = worker.steps(1.0)
+    instructions = worker.steps(1.0)
     assert [
-        (one.peer, decode_loss(one.message.payload)) for one in told if isinstance(one, SendMessage)
+        (one.peer, decode_loss(one.message.payload))
+        for one in instructions
+        if isinstance(one, SendMessage)
     ]
     assert {
-        one.peer: decode_loss(one.message.payload) for one in told if isinstance(one, SendMessage)
+        one.peer: decode_loss(one.message.payload)
+        for one in instructions
+        if isinstance(one, SendMessage)
     } == {
         1: 5.0,
         2: 5.0,
@@ -114,63 +119,65 @@ def test_the_mean_of_recent_losses_is_shared_every_period() -> None:
 def test_best2all_asks_the_best_and_merges_its_weights() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)  # 1. own loss 3
-    assert asked(worker.loss(C, 2, 1.0)) == []  # 2. B's is still to come
-    assert asked(worker.loss(B, 2, 2.0)) == [2]  # 3. C is best
+    assert requested_ranks(worker.loss(C, 2, 1.0)) == []  # 2. B's loss is still missing
+    assert requested_ranks(worker.loss(B, 2, 2.0)) == [2]  # 3. C is best
     (mix,) = worker.weights(C, 2)  # 4.
     assert isinstance(mix, AverageWeights)
     assert (mix.fraction, mix.sender) == (0.75, 2)
     np.testing.assert_array_equal(mix.weights_D, 7)
-    assert worker.weights(C, 2) == []  # 5. once
+    assert worker.weights(C, 2) == []  # 5. only once
 
 
-def test_the_best_asks_nobody() -> None:
+def test_the_best_worker_sends_no_request() -> None:
     worker = Worker()
     worker.loss(B, 2, 2.0)
     worker.loss(C, 2, 1.0)
-    assert asked(worker.steps(0.5, 0.5)) == []
+    assert requested_ranks(worker.steps(0.5, 0.5)) == []
 
 
 @pytest.mark.parametrize(("own", "expected"), [(3.0, [2]), (1.5, []), (0.5, [])])
-def test_best2worst_lets_only_the_worst_ask(own: float, expected: list[int]) -> None:
+def test_with_best2worst_only_the_worst_worker_asks(own: float, expected: list[int]) -> None:
     worker = Worker("best2worst")
     worker.loss(B, 2, 2.0)
     worker.loss(C, 2, 1.0)
-    assert asked(worker.steps(own, own)) == expected
+    assert requested_ranks(worker.steps(own, own)) == expected
 
 
-def test_among_equals_the_lowest_rank_is_best() -> None:
+def test_of_equal_workers_the_lowest_rank_is_best() -> None:
     worker = Worker()
     worker.loss(B, 2, 1.0)
     worker.loss(C, 2, 1.0)
-    assert asked(worker.steps(1.0, 1.0)) == []
+    assert requested_ranks(worker.steps(1.0, 1.0)) == []
     other = Worker()
     other.loss(B, 2, 1.0)
     other.loss(C, 2, 1.0)
-    assert asked(other.steps(2.0, 2.0)) == [1]
+    assert requested_ranks(other.steps(2.0, 2.0)) == [1]
 
 
-def test_a_loss_that_was_lost_is_not_waited_for() -> None:
+def test_a_lost_loss_message_is_not_awaited() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)
     worker.loss(C, 2, 1.0)
-    worker.finished[B] = 3  # B is past the period, and its loss did not come
-    assert asked(worker.transfer.decide(worker.peers)) == [2]
+    worker.finished[B] = 3  # B is past the period, and its loss is missing
+    assert requested_ranks(worker.transfer.decide(worker.peers)) == [2]
 
 
 def test_a_slow_peer_holds_the_choice_for_one_period_at_most() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)  # B is at 0 and stays there
     worker.loss(C, 2, 1.0)
-    assert asked(worker.steps(3.0)) == []
-    assert asked(worker.steps(3.0)) == [2]  # the next period's end: with what is known
+    assert requested_ranks(worker.steps(3.0)) == []
+    assert requested_ranks(worker.steps(3.0)) == [
+        2
+    ]  # at the end of the next period: with the known losses
 
 
-def test_a_slow_worker_takes_the_latest_loss_of_a_fast_one() -> None:
+def test_a_slow_worker_uses_the_latest_loss_of_a_fast_one() -> None:
     worker = Worker()
     worker.loss(B, 2, 9.0)
     worker.loss(B, 8, 1.0)
     worker.loss(C, 6, 2.0)
-    assert asked(worker.steps(3.0, 3.0)) == [1]
+    assert requested_ranks(worker.steps(3.0, 3.0)) == [1]
 
 
 def test_if_the_best_leaves_the_period_is_skipped() -> None:
@@ -183,35 +190,35 @@ def test_if_the_best_leaves_the_period_is_skipped() -> None:
     with pytest.raises(ContractError, match="not requested"):
         worker.weights(C, 2)
     worker.loss(B, 4, 1.0)
-    assert asked(worker.steps(3.0, 3.0)) == [1]  # and the next one goes on without it
+    assert requested_ranks(worker.steps(3.0, 3.0)) == [1]  # and the next period runs without it
 
 
-def test_while_an_answer_is_under_way_nothing_more_is_asked_for_one_period() -> None:
+def test_while_an_answer_is_pending_no_request_is_sent_for_one_period() -> None:
     worker = Worker()
     for iteration, expected in ((2, [2]), (4, []), (6, [2])):
         worker.loss(B, iteration, 2.0)
         worker.loss(C, iteration, 1.0)
-        assert asked(worker.steps(3.0, 3.0)) == expected
-    assert worker.weights(C, 2) == []  # too late: forgotten, no harm
+        assert requested_ranks(worker.steps(3.0, 3.0)) == expected
+    assert worker.weights(C, 2) == []  # too late: ignored without harm
     assert len(worker.weights(C, 6)) == 1
 
 
-def test_a_period_not_decided_yet_is_skipped_when_weights_move_for_another_reason() -> None:
+def test_an_undecided_period_is_skipped_when_weights_change_for_another_reason() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)
     worker.loss(B, 2, 2.0)
     worker.transfer.suspend()
-    assert asked(worker.loss(C, 2, 1.0)) == []
+    assert requested_ranks(worker.loss(C, 2, 1.0)) == []
     worker.transfer.resume()
     worker.loss(B, 4, 2.0)
     worker.loss(C, 4, 1.0)
-    assert asked(worker.steps(3.0, 3.0)) == [C]  # and the next one goes on
+    assert requested_ranks(worker.steps(3.0, 3.0)) == [C]  # and the next period runs
 
 
-def answered(told: list[Instruction]) -> list[tuple[int, int, float | None]]:
-    """To whom, for which iteration, with which weights."""
-    answers = [one for one in told if isinstance(one, SendWeights)]
-    assert len(answers) == len(told)
+def answered(instructions: list[Instruction]) -> list[tuple[int, int, float | None]]:
+    """The recipient, the iteration and the weights of each answer."""
+    answers = [one for one in instructions if isinstance(one, SendWeights)]
+    assert len(answers) == len(instructions)
     return [
         (one.peer, one.iteration, None if one.weights_D is None else float(one.weights_D[0]))
         for one in answers
@@ -229,78 +236,82 @@ def test_a_request_is_answered_once_per_period_with_the_weights_at_its_end() -> 
     assert worker.requested(B, 2) == []
 
 
-def test_weights_of_a_period_before_the_last_are_not_to_be_had() -> None:
+def test_weights_of_a_period_before_the_last_are_not_available() -> None:
     worker = Worker()
     worker.steps(1.0, 1.0, 1.0, 1.0)
     assert worker.requested(B, 2) == []
 
 
-def test_out_of_step_a_request_is_answered_with_the_weights_when_all_losses_were_in() -> None:
+def test_without_a_barrier_the_answer_has_the_weights_when_all_losses_had_arrived() -> None:
     worker = Worker(in_lock_step=False)
     worker.steps(1.0, 1.0, 1.0)
     worker.loss(B, 2, 2.0)
-    assert worker.loss(C, 2, 3.0) == []  # after step 3: this one is the best
+    assert worker.loss(C, 2, 3.0) == []  # after step 3: this worker is the best
     worker.steps(1.0)
     assert answered(worker.requested(B, 2)) == [(B, 2, 3.0)]
 
 
-def test_out_of_step_a_request_before_that_is_answered_with_weights_as_they_are() -> None:
+def test_without_a_barrier_an_earlier_request_gets_the_present_weights() -> None:
     worker = Worker(in_lock_step=False)
     worker.steps(1.0, 1.0, 1.0)
     assert answered(worker.requested(B, 2)) == [(B, 2, None)]
 
 
-def test_a_best_that_is_periods_ahead_answers_with_weights_as_they_are() -> None:
+def test_a_best_worker_that_is_periods_ahead_answers_with_its_present_weights() -> None:
     worker = Worker(in_lock_step=False)
     worker.steps(*[1.0] * 6)
     assert answered(worker.requested(B, 2)) == [(B, 2, None)]
-    assert answered(worker.requested(B, 4)) == [(B, 4, None)]  # decided without B: it was behind
+    assert answered(worker.requested(B, 4)) == [(B, 4, None)]  # decided without B, which was behind
 
 
 @pytest.mark.parametrize("in_lock_step", [True, False])
-def test_nobody_gets_weights_of_before_they_moved_for_another_reason(in_lock_step: bool) -> None:
+def test_weights_from_before_another_change_are_not_sent(in_lock_step: bool) -> None:
     worker = Worker(in_lock_step=in_lock_step)
     worker.steps(1.0, 1.0, 1.0)
     worker.loss(B, 2, 2.0)
     worker.loss(C, 2, 3.0)
     worker.transfer.suspend()
     assert worker.requested(B, 2) == []
-    assert worker.steps(3.0) == []  # a period ends meanwhile: nobody hears of it
+    assert worker.steps(3.0) == []  # a period ends meanwhile: no peer hears of it
     worker.loss(B, 4, 1.0)
     assert worker.loss(C, 4, 2.0) == []
     worker.transfer.resume()
     assert worker.requested(B, 4) == []
     worker.loss(B, 6, 1.0)
     worker.loss(C, 6, 2.0)
-    assert asked(worker.steps(3.0, 3.0)) == [B]
+    assert requested_ranks(worker.steps(3.0, 3.0)) == [B]
 
 
-def test_a_restarted_worker_answers_for_no_period_of_before() -> None:
+def test_a_restarted_worker_answers_for_no_earlier_period() -> None:
     worker, again = Worker(in_lock_step=False), Worker(in_lock_step=False)
     worker.steps(1.0, 1.0, 1.0)
     again.transfer.restore(worker.transfer.state())
     assert again.requested(B, 2) == []
 
 
-def test_an_answer_that_comes_periods_late_is_not_merged() -> None:
+def test_an_answer_that_is_periods_late_is_not_merged() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)
     worker.loss(B, 2, 2.0)
-    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    assert requested_ranks(worker.loss(C, 2, 1.0)) == [C]
     for iteration in (4, 6):
         worker.loss(B, iteration, 2.0)
         worker.loss(C, iteration, 1.0)
-        assert asked(worker.steps(0.5, 0.5)) == []  # now this one is the best
+        assert requested_ranks(worker.steps(0.5, 0.5)) == []  # now this worker is the best
     assert worker.weights(C, 2) == []
 
 
 @pytest.mark.parametrize(("in_lock_step", "then"), [(True, 1.0), (False, 3.0)])
-def test_merged_is_how_weights_differed_then(in_lock_step: bool, then: float) -> None:
-    """At the period's end, the step 2; out of step when all losses are in, after three steps."""
+def test_the_merge_uses_the_difference_of_weights_at_the_period_end(
+    in_lock_step: bool, then: float
+) -> None:
+    """With a barrier this is step 2. Without one it is when all losses have arrived, after three
+    steps.
+    """
     worker = Worker(in_lock_step=in_lock_step)
     worker.steps(3.0, 3.0, 3.0)
     worker.loss(B, 2, 2.0)
-    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    assert requested_ranks(worker.loss(C, 2, 1.0)) == [C]
     worker.steps(3.0)
     (mix,) = worker.weights(C, 2)
     assert isinstance(mix, AverageWeights)
@@ -308,17 +319,17 @@ def test_merged_is_how_weights_differed_then(in_lock_step: bool, then: float) ->
     np.testing.assert_array_equal(mix.since_D, then)
 
 
-def test_a_merge_under_way_is_given_up_when_weights_move_for_another_reason() -> None:
+def test_a_pending_merge_is_cancelled_when_weights_change_for_another_reason() -> None:
     worker = Worker()
     worker.steps(3.0, 3.0)
     worker.loss(B, 2, 2.0)
-    assert asked(worker.loss(C, 2, 1.0)) == [C]
+    assert requested_ranks(worker.loss(C, 2, 1.0)) == [C]
     worker.transfer.suspend()
     assert worker.weights(C, 2) == []
     assert worker.requested(B, 2) == []
 
 
-def test_nonsense_is_refused() -> None:
+def test_an_invalid_message_is_refused() -> None:
     worker = Worker()
     worker.steps(1.0, 1.0)
     with pytest.raises(ContractError, match="not finished here"):
@@ -335,7 +346,7 @@ def test_weights_of_another_model_are_refused() -> None:
     worker = Worker()
     worker.loss(B, 2, 1.0)
     worker.loss(C, 2, 2.0)
-    assert asked(worker.steps(3.0, 3.0)) == [1]
+    assert requested_ranks(worker.steps(3.0, 3.0)) == [1]
     payload = encode_whole(np.ones(SIZE + 1, np.float32), ValueCodec.FLOAT32)
     with pytest.raises(ContractError, match="model of 4"):
         worker.transfer.weights_arrived(B, Message(MessageKind.WEIGHTS, 2, payload=payload))
@@ -348,10 +359,10 @@ def test_losses_survive_a_restart() -> None:
     restored.transfer.restore(worker.transfer.state())
     restored.iteration = 3
     for one in (worker, restored):
-        told = one.steps(9.0)
+        instructions = one.steps(9.0)
         losses = [
             decode_loss(step.message.payload)
-            for step in told
+            for step in instructions
             if isinstance(step, SendMessage) and step.message.kind is MessageKind.LOSS
         ]
         assert losses == [8.0, 8.0]
@@ -361,12 +372,12 @@ def test_without_a_policy_nothing_is_shared() -> None:
     assert Worker("none").steps(1.0, 1.0) == []
 
 
-def test_alone_there_is_nobody_to_ask() -> None:
+def test_a_single_worker_sends_no_request() -> None:
     assert Worker(peers=()).steps(1.0, 1.0) == []
 
 
 class Measured(Worker):
-    """As `Worker`, and can measure weights: the loss is what the test says for the first entry."""
+    """Like `Worker`, but measures weights: the test gives the loss for their first entry."""
 
     def __init__(self, losses: dict[float, float]) -> None:
         super().__init__()
@@ -381,11 +392,11 @@ OWN, THEIRS = 2.0, 7.0
 
 
 def merged(first: float, own: float, theirs: float) -> list[Instruction]:
-    """What a worker whose loss was `first` does with weights that have the loss `theirs`."""
+    """Return the effect of the weights of loss `theirs` on a worker of loss `first`."""
     worker = Measured({OWN: own, THEIRS: theirs})
     worker.steps(first, own)
     worker.loss(C, 2, 9.0)
-    assert asked(worker.loss(B, 2, min(0.0, 2 * own))) == [B]
+    assert requested_ranks(worker.loss(B, 2, min(0.0, 2 * own))) == [B]
     return worker.weights(B, 2)
 
 
@@ -395,7 +406,7 @@ def test_weights_that_are_far_worse_than_untrained_ones_are_not_merged(own: floa
     assert isinstance(refusal, RejectMessage)
     assert (refusal.peer, refusal.kind) == (B, PeerRefusal.IMPLAUSIBLE)
     assert "claimed a loss of 0, but its weights have 4.9 on samples held out here" in str(refusal)
-    assert not refusal.is_violation, "its samples may be others"
+    assert not refusal.is_violation, "its samples may differ"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +427,7 @@ def test_weights_that_are_somewhat_worse_here_are_merged(
 
 
 @pytest.mark.parametrize("loss", [-1e300, -2001.0])
-def test_a_loss_that_cannot_be_is_refused(loss: float) -> None:
+def test_an_impossible_loss_is_refused(loss: float) -> None:
     worker = Worker()
     worker.steps(2.0, 1.0)
     with pytest.raises(CallerError, match=r"loss -.*; allowed: -2000 on") as error:
@@ -425,24 +436,26 @@ def test_a_loss_that_cannot_be_is_refused(loss: float) -> None:
 
 
 @pytest.mark.parametrize("losses", [(0.02, 0.01), (0.5, -0.4), (3000.0, 800.0), (0.0, 0.0)])
-def test_a_loss_that_becomes_negative_there_first_is_taken(losses: tuple[float, float]) -> None:
+def test_a_loss_that_becomes_negative_at_the_peer_first_is_accepted(
+    losses: tuple[float, float],
+) -> None:
     worker = Worker()
     worker.steps(*losses)
     worker.loss(C, 2, 9.0)
-    assert asked(worker.loss(B, 2, -0.6)) == [B]
+    assert requested_ranks(worker.loss(B, 2, -0.6)) == [B]
 
 
-def test_a_loss_that_cannot_be_and_came_before_the_first_step_does_not_count() -> None:
+def test_an_impossible_loss_before_the_first_step_does_not_count() -> None:
     worker = Worker()
     worker.loss(B, 2, -1e300)
     worker.loss(C, 2, 3.0)
-    assert asked(worker.steps(2.0, 1.0)) == []
+    assert requested_ranks(worker.steps(2.0, 1.0)) == []
 
 
-def test_where_losses_are_negative_so_may_be_a_peers() -> None:
+def test_if_losses_are_negative_a_peers_loss_may_be_too() -> None:
     worker = Worker()
     worker.steps(-3.0, -4.0)
     worker.loss(C, 2, -3.0)
-    assert asked(worker.loss(B, 2, -40.0)) == [B]
+    assert requested_ranks(worker.loss(B, 2, -40.0)) == [B]
     with pytest.raises(CallerError, match="allowed: -4000 on"):
         worker.loss(B, 2, -1e300)

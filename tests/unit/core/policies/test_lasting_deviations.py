@@ -1,11 +1,11 @@
-"""Two figures of the detector of wrong contributions: sums over rounds, and the balance of signs.
+"""Tests by hand of two figures of the detector: sums over rounds, and the balance of signs.
 
-Facts, by hand: a sum counts what is above the allowance and never falls below zero; who is
-forgotten begins anew; a balance is the difference of positive and negative entries by their number,
-whatever their size and however many are zero; of a large vector it is that of evenly spaced blocks,
-each layer included, and the first block chooses which; few signs have no balance.
+A sum counts the excess above the allowance and is never below zero. A forgotten worker starts again
+at zero. A balance is the difference of positive and negative entries by their number, whatever
+their size and however many are zero. For a large vector it uses evenly spaced blocks of each layer,
+and the first block selects them. Few signs have no balance.
 
-Left out: who is named by them (test_deviations.py).
+Left out: the workers named by these figures (test_deviations.py).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dlion_core.policies.claims.sign_balance import BLOCK, MAX_ENTRIES, MIN_SIGN
 ONE, TWO = Rank(1), Rank(2)
 
 
-def test_a_sum_is_that_of_what_exceeds_the_allowance() -> None:
-    sums, seen = CumulativeSums(0.25), []
+def test_a_sum_counts_the_excess_above_the_allowance() -> None:
+    sums, values = CumulativeSums(0.25), []
     for figure in (0.75, 0.0, -9.0, 0.5, 1.25):
         sums.add(ONE, figure)
-        seen.append(sums.of(ONE))
-    assert seen == [0.5, 0.25, 0.0, 0.25, 1.25]
+        values.append(sums.of(ONE))
+    assert values == [0.5, 0.25, 0.0, 0.25, 1.25]
     assert sums.of(TWO) == 0.0
     sums.forget(ONE)
     sums.forget(TWO)
     assert sums.of(ONE) == 0.0
 
 
-def test_a_negative_allowance_lets_what_is_above_it_add_up() -> None:
+def test_with_a_negative_allowance_values_above_it_add_up() -> None:
     sums = CumulativeSums(-0.5)
     for _ in range(3):
         sums.add(ONE, -0.25)
@@ -58,7 +58,7 @@ def test_few_signs_have_no_balance() -> None:
     assert sign_balance(np.zeros(0, np.float32)) is None
 
 
-def test_of_a_large_vector_blocks_of_each_layer_count() -> None:
+def test_for_a_large_vector_blocks_of_each_layer_count() -> None:
     layers = 8
     values = np.repeat(np.array([1, -1] * (layers // 2), np.float32), MAX_ENTRIES)
     assert sign_balance(values) == 0.0
@@ -66,7 +66,7 @@ def test_of_a_large_vector_blocks_of_each_layer_count() -> None:
     assert sign_balance(values) == pytest.approx(-2 / layers, abs=BLOCK / MAX_ENTRIES)
 
 
-def test_the_first_block_chooses_others() -> None:
+def test_another_first_block_selects_other_blocks() -> None:
     every = 8
     values = np.ones(every * MAX_ENTRIES, np.float32)
     blocks_KB = values.reshape(-1, BLOCK)

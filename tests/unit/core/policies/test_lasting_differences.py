@@ -1,12 +1,12 @@
-"""Who differs from workers of like data in one direction, round after round.
+"""Tests of lasting differences from workers of like data in one direction.
 
-Facts: excesses are those of a naive computation, of workers that are absent or left, too; a small
-constant value in each message and *little is enough* with both signs are named, also if two of
-eight agree on them; honest workers, each with samples of its own, are not; who sends what another
-sends, or decides where others lie, cannot have an honest one named; teams have three to eight
-workers, and chance chooses them and the entries; few differences count for nothing.
+Excesses equal those of a naive computation, also for absent workers and workers that left. A small
+constant value in each message is named. So is *little is enough* with both signs, also if two of
+eight agree on them. Honest workers with different samples are not named. A worker that copies
+another, or decides where others lie, cannot get an honest one named. Teams have three to eight
+workers. Teams and entries are random. A small number of differences does not count.
 
-Left out: whole jobs (tests/simulated/test_insiders.py), the sums over rounds (test_deviations.py).
+Left out: whole jobs (tests/simulated/test_insiders.py); the sums over rounds (test_deviations.py).
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ def test_excesses_are_those_of_a_naive_computation(density: float) -> None:
 
 
 def drip(at: int, value_of: dict[int, Values]) -> Values:
-    """The right values, and a constant direction with a fifth of their norm."""
+    """The right values, plus a constant direction with a fifth of their norm."""
     steady_D = np.random.default_rng(1).standard_normal(SIZE)
     return value_of[BAD] + (0.1 * steady_D).astype(np.float32)
 
 
 def little_both_signs(at: int, value_of: dict[int, Values]) -> Values:
-    """The mean of the others, 1.5 standard deviations more or less, the same ones in each round."""
+    """The mean of the others, plus or minus 1.5 standard deviations; the signs stay the same."""
     others_PD = np.stack([one for rank, one in value_of.items() if rank != BAD])
     sign_D = np.sign(np.random.default_rng(1).standard_normal(SIZE))
     found_D: Values = (others_PD.mean(0) + 1.5 * sign_D * others_PD.std(0)).astype(np.float32)
@@ -114,13 +114,15 @@ def little_both_signs(at: int, value_of: dict[int, Values]) -> Values:
 
 
 def copy(at: int, value_of: dict[int, Values]) -> Values:
-    """What another sends, so that the third is alone."""
+    """The values of another worker, so that the third is alone."""
     noise_D = 1e-3 * np.random.default_rng(at).standard_normal(SIZE)
     return value_of[0] + noise_D.astype(np.float32)
 
 
 def divide(at: int, value_of: dict[int, Values]) -> Values:
-    """Far above or below all, except where two honest ones differ in a fixed direction."""
+    """Values far above or below all, except where two honest workers differ in a
+    fixed direction.
+    """
     far_D = 4 * np.random.default_rng(at).choice([-1.0, 1.0], SIZE)
     wanted_D = np.sign(np.random.default_rng(1).standard_normal(SIZE))
     is_wanted_D = np.sign(value_of[2] - value_of[0]) == wanted_D
@@ -129,10 +131,11 @@ def divide(at: int, value_of: dict[int, Values]) -> Values:
 
 def named(workers: int, attack: Attack | None, *, bad: tuple[int, ...] = (BAD,), seed: int = 0,
           own: float = 0.3) -> set[int]:  # fmt: skip
-    """Who is named for lasting differences in `ROUNDS` rounds by sums as in the detector.
+    """Return the workers named for lasting differences in `ROUNDS` rounds, by sums as in the
+    detector.
 
-    Honest values are a direction that changes, noise, and what each one's samples add. Entries have
-    sizes of two decades.
+    Honest values are a direction that changes, noise, and a part from each worker's samples. Sizes
+    of entries span two decades.
     """
     rng = np.random.default_rng(seed)
     size_D = 10 ** rng.uniform(-2, 0, SIZE)
@@ -156,11 +159,11 @@ def named(workers: int, attack: Attack | None, *, bad: tuple[int, ...] = (BAD,),
 
 @pytest.mark.parametrize("attack", [drip, little_both_signs])
 @pytest.mark.parametrize("workers", [3, 4, 6])
-def test_what_lasts_is_named(attack: Attack, workers: int) -> None:
+def test_a_lasting_difference_is_named(attack: Attack, workers: int) -> None:
     assert named(workers, attack) == {BAD}
 
 
-def test_two_of_eight_that_agree_do_not_hide_each_other() -> None:
+def test_two_of_eight_workers_that_agree_do_not_hide_each_other() -> None:
     assert named(8, little_both_signs, bad=(1, 5)) == {1, 5}
 
 
@@ -172,7 +175,7 @@ def test_honest_workers_are_not_named(workers: int, own: float) -> None:
 
 @pytest.mark.parametrize("attack", [copy, divide])
 @pytest.mark.parametrize("workers", [3, 4])
-def test_an_attacker_cannot_have_an_honest_one_named(attack: Attack, workers: int) -> None:
+def test_an_attacker_cannot_get_an_honest_worker_named(attack: Attack, workers: int) -> None:
     assert named(workers, attack) <= {BAD}
 
 
@@ -180,7 +183,7 @@ def test_an_attacker_cannot_have_an_honest_one_named(attack: Attack, workers: in
     ("count", "sizes"), [(2, []), (3, [3]), (8, [8]), (9, [4, 5]), (20, [6, 7, 7])]
 )
 def test_teams_have_three_to_eight_workers(count: int, sizes: list[int]) -> None:
-    """A worker of a team of two, or without like data, has no excess."""
+    """A worker in a team of two, or without like data, has no excess."""
     rng = np.random.default_rng(0)
     found = LastingDifferences(group(count), SIZE, rng)
     assert sorted(len(one.ranks) for one in found.teams) == sizes
@@ -190,7 +193,7 @@ def test_teams_have_three_to_eight_workers(count: int, sizes: list[int]) -> None
     assert LastingDifferences([], SIZE, rng).excesses(value_of) == {}
 
 
-def test_chance_chooses_entries_and_teams() -> None:
+def test_entries_and_teams_are_random() -> None:
     whole_D = np.arange(10 * MAX_ENTRIES, dtype=np.float32)
     one, other = (
         LastingDifferences(group(20), whole_D.size, np.random.default_rng(seed)) for seed in (1, 2)
@@ -200,8 +203,8 @@ def test_chance_chooses_entries_and_teams() -> None:
     assert [team.ranks for team in one.teams] != [team.ranks for team in other.teams]
 
 
-def test_few_differences_count_for_nothing() -> None:
-    """Of the few entries of a small model, many agree by chance."""
+def test_a_small_number_of_differences_does_not_count() -> None:
+    """In a small model, many of the few entries agree by chance."""
     rng = np.random.default_rng(0)
     steady = rng.standard_normal(MIN_SIGNS - 1).astype(np.float32)
     found = LastingDifferences(group(4), steady.size, rng)

@@ -1,8 +1,9 @@
-"""Facts: no payload of any codec is longer than what a receiver of that model takes, at worst, and
-neither is it with what stands beside it; a lower bound of the manifest counts. What is allowed is
-not far beyond the worst.
+"""Tests of the bound on message sizes.
 
-Left out: that receivers refuse what is longer (tests/unit/core/links/test_framing.py).
+No payload of any codec is longer than the limit of a receiver of that model, with its headers
+included. A lower bound in the manifest counts. The limit is not far above the worst case.
+
+Left out: the refusal of longer messages (tests/unit/core/links/test_framing.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from local_run import job_document
 
 
 def extremes(size: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Each as far from the one before as polyline with one decimal takes."""
+    """Values that differ from their neighbours by the most that polyline with one
+    decimal allows.
+    """
     value_D = np.full(size, 2**52 / 10.0**MAX_DECIMALS * 0.999, np.float32)
     value_D[::2] *= -1
     return value_D
@@ -40,7 +43,7 @@ def test_no_payload_is_longer_than_the_bound(size: int) -> None:
     assert 0.95 * most - 40 <= longest <= most
 
 
-def test_what_stands_beside_the_values_has_room() -> None:
+def test_the_bound_includes_the_headers() -> None:
     layout = Layout(tuple(f"v{n}" for n in range(900)), (1,) * 900)
     most = max_message_bytes(load_job(job_document(2)), layout)
     held = encode_version_vector({Rank(rank): 2**52 for rank in range(5000)})

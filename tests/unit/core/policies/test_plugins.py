@@ -1,8 +1,10 @@
-"""Proves: whatever the code of an installed package's policy raises, or yields against its word,
-becomes one error that names the policy, its file and line, and what was raised; `dlion explain`
-goes on with the others. DLion's own policies are left as they are.
+"""Tests of policies from installed packages.
 
-Left out: a whole job of such a policy (tests/simulated/test_writing_a_policy.py).
+Any exception from such a policy, or any result that breaks the interface, becomes one error. The
+error names the policy, its file and line, and the exception. `dlion explain` continues with the
+other policies. DLion's own policies are not changed.
+
+Left out: a whole job with such a policy (tests/simulated/test_writing_a_policy.py).
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ WHOLE = {
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Installs the policy `mine` with parts of its source replaced; its file."""
-    module = f"mine_{next(NUMBERS)}"  # a module is imported once
+    """Install the policy `mine` with parts of its source replaced; return its file."""
+    module = f"mine_{next(NUMBERS)}"  # a module is imported only once
 
     def made(**parts: str) -> Path:
         about = tmp_path / "mine-1.dist-info"
@@ -89,7 +91,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def line_of(path: Path, words: str) -> str:
-    """`file:line` of those words."""
+    """Return `file:line` of this text."""
     lines = path.read_text().splitlines()
     return f"{path}:{1 + next(n for n, line in enumerate(lines) if words in line)}"
 
@@ -101,13 +103,13 @@ def a_step_is_made() -> Any:
     return machine.handle(LocalStepDone(1, np.ones(8, np.float32), 4, 1.0))
 
 
-def test_a_policy_that_keeps_its_word_is_left_alone(install: Any) -> None:
+def test_a_policy_that_obeys_the_interface_is_not_changed(install: Any) -> None:
     install()
     assert a_step_is_made()
 
 
 @pytest.mark.parametrize(
-    ("parts", "line", "said"),
+    ("parts", "line", "expected"),
     [
         ({"prepare": 'raise ValueError("boom")'}, "boom", "prepare failed{at}: ValueError: boom"),
         ({"prepare": "return None"}, "def prepare", "prepare{at} yields NoneType; allowed: an Out"),
@@ -126,43 +128,43 @@ def test_a_policy_that_keeps_its_word_is_left_alone(install: Any) -> None:
         ({"last": "del POLICY"}, "", "loading failed: AttributeError: module"),
     ],
 )
-def test_what_fails_names_the_policy_its_line_and_what_was_raised(
-    install: Any, parts: dict[str, str], line: str, said: str
+def test_a_failure_names_the_policy_its_line_and_the_exception(
+    install: Any, parts: dict[str, str], line: str, expected: str
 ) -> None:
     path = install(**parts)
     with pytest.raises(ProgramError) as raised:
         a_step_is_made()
     words = str(raised.value)
     assert words.startswith(f"policy mine ({path.stem}:POLICY): ")
-    assert said.format(at=f" at {line_of(path, line)}" if line else "") in words
+    assert expected.format(at=f" at {line_of(path, line)}" if line else "") in words
 
 
-def test_numbers_that_are_not_finite_are_no_fault_of_its_code(install: Any) -> None:
+def test_values_that_are_not_finite_are_not_a_fault_of_the_policy(install: Any) -> None:
     install(prepare='raise NotFiniteError("a NaN")')
     with pytest.raises(NotFiniteError):
         a_step_is_made()
 
 
-def test_what_it_finds_wrong_with_a_manifest_is_the_manifests(install: Any) -> None:
+def test_an_error_that_it_finds_in_a_manifest_is_one_of_the_manifest(install: Any) -> None:
     install(check='from dlion_api.errors import Problem; return [Problem("spec.x", "is wrong")]')
     with pytest.raises(SpecError, match="is wrong"):
         a_step_is_made()
 
 
-def test_a_message_that_a_worker_refuses_is_the_policys_whose_message_it_is(install: Any) -> None:
+def test_a_refused_message_is_a_fault_of_the_policy_that_made_it(install: Any) -> None:
     install()
-    said = "worker 1, at iteration 3, refuses a message of worker 0: payload of 4 bytes"
+    refusal = "worker 1, at iteration 3, refuses a message of worker 0: payload of 4 bytes"
     mine = catalogue.rejection_error("mine", 1, 0, "payload of 4 bytes", 3)
     assert isinstance(mine, ProgramError)
-    assert said in str(mine)
+    assert refusal in str(mine)
     own = catalogue.rejection_error("topk", 1, 0, "payload of 4 bytes", 3)
     assert isinstance(own, ContractError)
-    assert str(own) == f"policy topk: {said}"
+    assert str(own) == f"policy topk: {refusal}"
 
 
 @pytest.mark.parametrize("field", ["exchange.policy", "exchange.parameters"])
 @pytest.mark.parametrize("last", ["import nosuchmodule", "POLICY = 3"])
-def test_explain_goes_on_with_the_other_policies(
+def test_explain_continues_with_the_other_policies(
     install: Any, field: str, last: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(last=last)
@@ -171,6 +173,6 @@ def test_explain_goes_on_with_the_other_policies(
     assert "cannot be read: " in out
     assert out.index("\n  mine") < out.index("\n  none") < out.index("\n  twostep")
     assert main(["explain", "exchange.parameters", "--policy", "mine"]) > 0
-    told = capsys.readouterr()
-    assert "mine" in told.err
-    assert not told.out
+    output = capsys.readouterr()
+    assert "mine" in output.err
+    assert not output.out

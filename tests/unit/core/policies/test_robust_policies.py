@@ -1,11 +1,11 @@
-"""What `exchange.robustness` does to the replicas of a policy.
+"""Tests of the effect of `exchange.robustness` on the replicas of a policy.
 
-Facts: with each method, under each policy that supports it and makes equal replicas, all workers
-make the same bits, with a bad worker among them; a worker that joins late makes them, too; a
-hundredfold contribution moves the weights no further than the method lets it; `off`, `detect` and,
-while norms are alike, `clip` lead to the same weights, bit for bit.
+They use each method under each policy that supports it and makes equal replicas. All workers make
+the same bits, with a bad worker among them. So does a worker that joins late. A hundredfold
+contribution moves the weights no further than the method allows. `off`, `detect` and, with similar
+norms, `clip` give the same weights, bit for bit.
 
-Left out: the arithmetic (tests/property/test_robust_sums.py), which jobs may have which method
+Left out: the arithmetic (tests/property/test_robust_sums.py); the methods allowed for a job
 (tests/support/manifest_table.py).
 """
 
@@ -40,14 +40,14 @@ def cluster(policy: str, robustness: str) -> WeighingCluster:
 
 
 def train(workers: WeighingCluster, steps: int, *, scale: float = 1.0) -> None:
-    """Steps of all, of which one worker's gradients are scaled."""
+    """Run steps of all workers, of which one worker's gradients are scaled."""
     rng = np.random.default_rng(5)
     for _ in range(steps):
         common_D = rng.standard_normal(workers.layout.size)
         for rank in workers.ranks:
             gradient_D = common_D + 0.1 * rng.standard_normal(workers.layout.size)
             factor = scale if rank == BAD else 1.0
-            if not workers.may_step(rank):  # it waits for one that comes back
+            if not workers.may_step(rank):  # it waits for a worker that returns
                 continue
             workers.step(rank, (factor * gradient_D).astype(np.float32))
         workers.deliver_all()
@@ -59,7 +59,7 @@ def weights(workers: WeighingCluster) -> list[bytes]:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_make_the_same_bits(policy: str, method: str) -> None:
+def test_all_workers_make_the_same_bits(policy: str, method: str) -> None:
     workers = cluster(policy, method)
     train(workers, 6, scale=-100)
     assert len(set(weights(workers))) == 1
@@ -82,7 +82,7 @@ def test_a_hundredfold_contribution_moves_the_weights_little(policy: str, method
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_changes_nothing_changes_no_bit(policy: str) -> None:
+def test_methods_without_effect_change_no_bit(policy: str) -> None:
     found = set()
     for robustness in ("off", "detect", "clip"):
         workers = cluster(policy, robustness)
@@ -92,7 +92,7 @@ def test_what_changes_nothing_changes_no_bit(policy: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_was_away_makes_the_same_bits(method: str) -> None:
+def test_a_worker_that_was_absent_makes_the_same_bits(method: str) -> None:
     workers = cluster("adaptive", method)
     train(workers, 2)
     lose_for_a_while(workers, Rank(2), steps=4)

@@ -1,4 +1,4 @@
-"""What `hierarchical` keeps of what it hears, and that a look-up costs the same always."""
+"""Tests of the messages that `hierarchical` keeps, and of the constant cost of a look-up."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from dlion_core.policies.hierarchical.site_messages import (
 from dlion_core.policies.interface import Message, MessageKind
 
 
-def told(what: int, iteration: int, samples: int = 1) -> SiteMessage:
+def site_message(what: int, iteration: int, samples: int = 1) -> SiteMessage:
     return SiteMessage(
         Message(MessageKind.PROGRESS, iteration, samples, what), Contribution(samples, None)
     )
 
 
-def heard_from(workers: int) -> ReceivedContributions:
-    heard = ReceivedContributions()
+def received_from(workers: int) -> ReceivedContributions:
+    received = ReceivedContributions()
     for rank in range(1, workers):
-        heard.add(Rank(rank), told(PART, 5))
-    return heard
+        received.add(Rank(rank), site_message(PART, 5))
+    return received
 
 
 def look_up_s(workers: int) -> float:
-    heard = heard_from(workers)
-    return min(timeit.repeat(lambda: heard.known(workers - 1, 5), number=20, repeat=10))
+    received = received_from(workers)
+    return min(timeit.repeat(lambda: received.known(workers - 1, 5), number=20, repeat=10))
 
 
-def test_a_look_up_does_not_go_through_all_that_was_said() -> None:
+def test_a_look_up_does_not_scan_all_messages() -> None:
     assert look_up_s(4000) < 20 * look_up_s(4)
 
 
-def test_the_first_word_of_the_lowest_rank_counts() -> None:
-    heard = ReceivedContributions()
+def test_the_first_message_of_the_lowest_rank_counts() -> None:
+    received = ReceivedContributions()
     for sender, samples in ((2, 7), (1, 8), (1, 9)):
-        heard.add(Rank(sender), told(MEAN + 3, 5, samples))
-    known = heard.known(mean_source(3), 5)
+        received.add(Rank(sender), site_message(MEAN + 3, 5, samples))
+    known = received.known(mean_source(3), 5)
     assert known is not None
     assert known.share.samples == 8
-    assert [(sender, one.share.samples) for sender, one in heard.means(5)] == [(1, 8), (2, 7)]
-    assert heard.known(mean_source(3), 6) is None
+    assert [(sender, one.share.samples) for sender, one in received.means(5)] == [(1, 8), (2, 7)]
+    assert received.known(mean_source(3), 6) is None
 
 
-def test_of_each_sender_the_last_iterations_are_kept_and_no_more() -> None:
-    heard = ReceivedContributions()
+def test_only_the_last_iterations_of_each_sender_are_kept() -> None:
+    received = ReceivedContributions()
     for iteration in range(1, 100):
-        heard.add(Rank(1), told(PART, iteration))
-    assert [at for at in range(1, 100) if heard.known(1, at)] == [98, 99]
-    heard.forget_before(99)
-    assert [at for at in range(1, 100) if heard.known(1, at)] == [99]
-    heard.forget_before(100)
-    assert heard.known(1, 99) is None
+        received.add(Rank(1), site_message(PART, iteration))
+    assert [at for at in range(1, 100) if received.known(1, at)] == [98, 99]
+    received.forget_before(99)
+    assert [at for at in range(1, 100) if received.known(1, at)] == [99]
+    received.forget_before(100)
+    assert received.known(1, 99) is None

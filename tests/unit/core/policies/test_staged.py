@@ -1,13 +1,15 @@
-"""Features on a link, and who sends them when.
+"""Tests of staged training: features on a link, and the times at which they are sent.
 
-Proves: decoded features are within half a level of the given ones, at any bits, also at the
-limit; a damaged or hostile payload is refused with what is allowed; the bits follow the link's
-rate; a decoder gets every sample once from sensors that restart, and waits for enough of them a
-bounded time; either machine refuses what the other would not send; a refused batch is requested
-again; no sensor takes the room of another; a checkpoint brings all features back in their order, or
-is refused.
+Decoded features are within half a level of the given ones, at any number of bits, also at the
+limit. A damaged or hostile payload is refused with the allowed values. The number of bits follows
+the link's rate. A decoder gets each sample once from sensors that restart. It waits a bounded
+time for enough sensors.
 
-Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py), whole jobs
+Either machine refuses messages that the other would not send. A refused batch is requested again.
+No sensor takes the room of another. A checkpoint restores all features in their order, or is
+refused.
+
+Left out: encoding by Keras (tests/unit/worker/training/test_encoding.py); whole jobs
 (tests/simulated/test_staged.py).
 """
 
@@ -80,7 +82,7 @@ def test_equal_values_survive() -> None:
 
 
 @pytest.mark.parametrize("bits", feature_batch.BITS)
-def test_values_up_to_the_limit_are_taken_and_none_is_beyond_it(bits: int) -> None:
+def test_values_up_to_the_limit_are_accepted_and_none_exceeds_it(bits: int) -> None:
     limit = np.float32(feature_batch.MAX_MAGNITUDE)
     lowest_B = np.linspace(-limit, limit, 50, dtype=np.float32)
     for lowest in lowest_B:
@@ -135,7 +137,7 @@ def test_a_receiver_has_room_for_the_largest_batch() -> None:
 
 
 @pytest.mark.parametrize(("rate", "bits"), [(None, 8), (1e6, 8), (40, 4), (20, 2), (0.1, 2)])
-def test_the_bits_follow_the_rate_of_the_link(rate: float | None, bits: int) -> None:
+def test_the_number_of_bits_follows_the_rate_of_the_link(rate: float | None, bits: int) -> None:
     sensor = machine(SENSOR)
     sensor.handle(request(0))
     sensor.handle(BudgetsChanged({}, bytes_per_s={} if rate is None else {DECODER: rate}))
@@ -157,7 +159,7 @@ def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
     _, *pending = decoder.handle(MemberJoined(SENSOR))
     assert decoder.waiting_for() == {SENSOR}
     for turn in range(12):
-        if turn == 2:  # what was under way is lost, and the sensor begins with its first sample
+        if turn == 2:  # messages in flight are lost, and the sensor begins with its first sample
             decoder.handle(MemberLeft(SENSOR))
             sensor, at = machine(SENSOR), 0
             _, *pending = decoder.handle(MemberJoined(SENSOR))
@@ -179,10 +181,10 @@ def test_a_decoder_gets_every_sample_once_from_a_sensor_that_restarts() -> None:
     restored = machine(DECODER)
     restored.restore(decoder.state())
     assert [one.key for one in restored.collected_samples()] == [one.key for one in added]
-    assert restored.handle(MemberJoined(SENSOR)) == [], "nothing is missing"
+    assert restored.handle(MemberJoined(SENSOR)) == [], "no sample is missing"
 
 
-def test_a_decoder_starts_when_enough_is_there_or_sensors_leave() -> None:
+def test_a_decoder_starts_when_enough_features_arrive_or_sensors_leave() -> None:
     decoder = machine(DECODER, startFraction=0.9)
     assert requested(decoder.handle(MemberJoined(SENSOR))) == [0]
     message = Message(MessageKind.FEATURES, 1, payload=encode(samples(), 8))
@@ -197,7 +199,7 @@ def test_a_start_waits_for_late_sensors_a_bounded_time() -> None:
     (timer, _) = decoder.handle(MemberJoined(SENSOR))
     assert timer == RemindAfter(7)
     (first,) = requested(decoder.handle(MemberJoined(Rank(2))))
-    assert first == 0, "one timer for all"
+    assert first == 0, "one timer for all sensors"
     decoder.handle(features(samples(0, 10), sender=Rank(2)))
     assert decoder.waiting_for() == {SENSOR}
     (reported,) = decoder.handle(ReminderDue())
@@ -255,7 +257,7 @@ def test_a_refused_batch_is_requested_again() -> None:
     assert not others, "the decoder has it"
 
 
-def test_no_sensor_takes_the_room_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sensor_does_not_take_the_room_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_batch, "MAX_TOTAL_VALUES", 4 * 300 * 6)
     decoder, other = machine(DECODER, workers=5), Rank(4)
     for rank, total in ((SENSOR, 301), (other, 300)):
@@ -265,7 +267,7 @@ def test_no_sensor_takes_the_room_of_another(monkeypatch: pytest.MonkeyPatch) ->
     assert decoder.max_kept_bytes >= 4 * (300 * 6 + 2 * 300), "at 8 bits, with labels"
 
 
-def test_a_state_stays_as_it_was_while_more_arrives() -> None:
+def test_a_saved_state_does_not_change_while_more_arrives() -> None:
     decoder, sensors = machine(DECODER, workers=3), [SENSOR, Rank(2)]
     collect(decoder, sensors, [0])
     state = decoder.state()
@@ -279,7 +281,7 @@ def test_a_state_stays_as_it_was_while_more_arrives() -> None:
     collect(restored, sensors, [1, 2])
     assert [one.key for one in restored.collected_samples()] == [
         f"features-{rank}-{first}" for first in (0, 256, 512) for rank in (1, 2)
-    ], "as they arrived"
+    ], "in the order of arrival"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_a_state_stays_as_it_was_while_more_arrives() -> None:
         ("payloads_1", header() + header(), "two batches"),
     ],
 )
-def test_a_state_of_something_else_is_refused(name: str, value: Any, words: str) -> None:
+def test_a_state_of_another_kind_is_refused(name: str, value: Any, words: str) -> None:
     decoder = machine(DECODER)
     collect(decoder, [SENSOR], [0])
     state = decoder.state()

@@ -1,6 +1,6 @@
-"""Who is waited for in each mode, as numbered timelines of one worker and its peers 1, 2, 3.
+"""Tests of each synchronization mode, as numbered timelines of one worker and its peers 1, 2, 3.
 
-Left out: what is done with gradients meanwhile (test_gradient_exchange.py), random schedules
+Left out: the use of gradients meanwhile (test_gradient_exchange.py); random schedules
 (tests/property).
 """
 
@@ -28,9 +28,9 @@ def at_start(mode: str, *, staleness: int = 0, backup: int = 0) -> Synchronizer:
     return worker
 
 
-def test_synchronous_waits_for_everybody() -> None:
+def test_synchronous_mode_waits_for_all_peers() -> None:
     worker = at_start("synchronous")
-    worker.step_done(1)  # 1. own step; nobody heard yet
+    worker.step_done(1)  # 1. own step; no peer has reported
     assert worker.waiting_for() == {1, 2, 3}
     worker.heard(TWO, 1)  # 2.
     assert worker.waiting_for()
@@ -38,11 +38,11 @@ def test_synchronous_waits_for_everybody() -> None:
     assert worker.waiting_for() == {3}
     worker.heard(THREE, 1)  # 4. released, once
     assert worker.waiting_for() == frozenset()
-    worker.heard(ONE, 2)  # 5. ahead: nothing to release
+    worker.heard(ONE, 2)  # 5. ahead: no step to release
     assert not worker.waiting_for()
 
 
-def test_a_peer_that_was_first_is_not_waited_for() -> None:
+def test_a_peer_that_is_ahead_is_not_awaited() -> None:
     worker = at_start("synchronous")
     for rank in (ONE, TWO, THREE):
         worker.heard(rank, 1)
@@ -50,7 +50,7 @@ def test_a_peer_that_was_first_is_not_waited_for() -> None:
     assert not worker.waiting_for()
 
 
-def test_bounded_lets_nobody_fall_behind_further_than_the_bound() -> None:
+def test_bounded_mode_lets_no_peer_fall_behind_the_bound() -> None:
     worker = at_start("bounded", staleness=2)
     worker.heard(ONE, 5)
     worker.heard(TWO, 5)
@@ -64,24 +64,24 @@ def test_bounded_lets_nobody_fall_behind_further_than_the_bound() -> None:
     assert not worker.waiting_for()
 
 
-def test_backup_goes_on_without_the_slowest() -> None:
+def test_backup_mode_continues_without_the_slowest() -> None:
     worker = at_start("backup", backup=1)
     worker.step_done(1)
     assert worker.waiting_for()
     worker.heard(ONE, 1)
     assert worker.waiting_for() == {2, 3}
-    worker.heard(THREE, 1)  # n - 1 are in
+    worker.heard(THREE, 1)  # n - 1 have arrived
     assert worker.waiting_for() == frozenset()
 
 
-def test_asynchronous_waits_for_nobody() -> None:
+def test_asynchronous_mode_waits_for_no_peer() -> None:
     worker = at_start("asynchronous")
     for iteration in range(1, 50):
         worker.step_done(iteration)
         assert not worker.waiting_for()
 
 
-def test_a_peer_that_leaves_while_waited_for_releases() -> None:
+def test_the_loss_of_an_awaited_peer_releases_the_step() -> None:
     worker = at_start("synchronous")
     worker.step_done(1)
     worker.heard(ONE, 1)
@@ -90,7 +90,7 @@ def test_a_peer_that_leaves_while_waited_for_releases() -> None:
     assert worker.waiting_for() == frozenset()
 
 
-def test_a_step_that_may_begin_stays_allowed_when_a_peer_comes() -> None:
+def test_a_released_step_stays_released_when_a_peer_joins() -> None:
     worker = at_start("synchronous")
     for rank in (ONE, TWO):
         worker.heard(rank, 1)
@@ -101,25 +101,25 @@ def test_a_step_that_may_begin_stays_allowed_when_a_peer_comes() -> None:
     assert worker.waiting_for() == frozenset()
 
 
-def test_a_newcomer_holds_nobody_until_it_has_caught_up() -> None:
+def test_a_newcomer_delays_no_peer_until_it_has_caught_up() -> None:
     worker = Synchronizer(sync_rule(settings("synchronous")), iteration=9)
     worker.step_done(10)
     worker.joined(ONE, 3)  # 1. back from a checkpoint of iteration 3
-    worker.step_done(11)  # 2. it has not been heard
+    worker.step_done(11)  # 2. it has sent nothing
     assert not worker.waiting_for()
     worker.heard(ONE, 4)  # 3. far behind
     worker.step_done(12)
     assert not worker.waiting_for()
-    worker.heard(ONE, 11)  # 4. one behind: from now on it counts
+    worker.heard(ONE, 11)  # 4. one behind: it counts from now on
     worker.step_done(13)
     assert worker.waiting_for() == {1}
 
 
-def test_a_newcomer_that_names_a_later_iteration_is_waited_for_there() -> None:
+def test_a_newcomer_that_names_a_later_iteration_is_awaited_there() -> None:
     worker = Synchronizer(sync_rule(settings("synchronous")), iteration=9)
     worker.step_done(10)
     worker.joined(ONE, 11)
-    worker.heard(ONE, 11)  # "I shall be with you at 12"
+    worker.heard(ONE, 11)  # "I join at iteration 12"
     worker.step_done(11)
     assert not worker.waiting_for()
     worker.step_done(12)
@@ -128,20 +128,20 @@ def test_a_newcomer_that_names_a_later_iteration_is_waited_for_there() -> None:
     assert not worker.waiting_for()
 
 
-def test_a_worker_left_behind_goes_to_where_the_others_are() -> None:
+def test_a_worker_left_behind_jumps_to_the_iteration_of_the_others() -> None:
     worker = Synchronizer(sync_rule(settings("bounded", staleness=2)), iteration=3)
     worker.joined(ONE, 3)
     worker.joined(TWO, 3)
     assert worker.next_iteration() == 4
     worker.heard(ONE, 30)
-    assert worker.next_iteration() == 4  # one alone may say what it likes
+    assert worker.next_iteration() == 4  # a single peer cannot move this worker
     worker.heard(TWO, 28)
     assert worker.next_iteration() == 29
     worker.step_done(29)
     assert worker.next_iteration() == 30
 
 
-def test_a_driver_that_steps_while_held_is_told_so() -> None:
+def test_a_driver_that_steps_while_held_gets_an_error() -> None:
     worker = at_start("synchronous")
     worker.step_done(1)
     with pytest.raises(ValueError, match="waiting_for"):

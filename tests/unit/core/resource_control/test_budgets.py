@@ -1,9 +1,10 @@
-"""Link budgets against a fluid queue in virtual time.
+"""Tests of link budgets against a fluid queue in virtual time.
 
-Proves: with more to send a link is used to at least 90 %, what is under way stays within two
-budgets, a fourfold drop is followed within three iterations, recovery is found again, links that
-share an uplink keep within it, unused shares go to others, and a budget is never nothing.
-Leaves out: TCP, real clocks, frames (tests/local), and how a policy fills a budget.
+With more to send, a link is used to at least 90 %, and at most two budgets are in flight. A drop to
+a quarter is followed within three iterations, and recovery is found. Links that share an uplink
+keep within it. Unused shares go to other links. A budget is never zero.
+
+Left out: TCP, real clocks, frames (tests/local); how a policy fills a budget.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class FluidNetwork:
         self.now_s = 0.0
         self.max_bytes: float | None = None
         self.lateness: dict[int, Callable[[], float]] = {}
-        """What a receiver that a quota holds back makes of a round's busy time."""
+        """Map a round's busy time to the time that a throttled receiver reports."""
 
     def round(self) -> float:
-        """One iteration; what the links carried in it as a fraction of the uplink."""
+        """Run one iteration; return the carried bytes as a fraction of the uplink."""
         self._send()
         before = dict(self.queued)
         busy_s, busy_bytes = dict.fromkeys(self.queued, 0.0), dict.fromkeys(self.queued, 0.0)
@@ -56,14 +57,14 @@ class FluidNetwork:
                 self.queued[peer] -= moved
             self.now_s += slice_s
         for peer, under_way in self.queued.items():
-            # A receiver reports only what it saw arrive.
-            seen = busy_bytes[peer] > 0
+            # A receiver reports only bytes that arrived.
+            arrived = busy_bytes[peer] > 0
             self.budgets.deliver(
                 LinkDelivery(
                     peer=Rank(peer),
                     acknowledged_bytes=round(before[peer]) - round(under_way),
                     busy_bytes=round(busy_bytes[peer]),
-                    receiver_busy_s=busy_s[peer] * self._late(peer) if seen else 0.0,
+                    receiver_busy_s=busy_s[peer] * self._late(peer) if arrived else 0.0,
                     unacknowledged_bytes=round(under_way),
                 )
             )
@@ -74,7 +75,7 @@ class FluidNetwork:
         return self.lateness[peer]() if peer in self.lateness else 1.0
 
     def _send(self) -> None:
-        """As the exchange does: at most a budget a round, at most one and a half under way."""
+        """Send like the exchange: at most one budget a round, at most one and a half in flight."""
         for peer, budget in self.current_budgets().items():
             room = max(0.0, 1.5 * budget - self.queued[peer])
             self.queued[peer] += min(budget, self.demand[peer], room)
@@ -148,7 +149,7 @@ def test_a_fourfold_drop_is_followed_within_three_iterations(count: int, phase: 
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_fourfold_rise_is_found_within_three_iterations(count: int) -> None:
+def test_a_fourfold_rise_is_followed_within_three_iterations(count: int) -> None:
     network = equal_links(stepping(5 * MBIT, 20 * MBIT, 20 * ITERATION_S), count)
     for _ in range(24):
         network.round()
@@ -166,34 +167,34 @@ def test_slow_links_leave_their_share_to_fast_ones() -> None:
     assert budgets[2] == pytest.approx(9 * MBIT * ITERATION_S, rel=0.15)
 
 
-def test_receivers_that_a_quota_holds_back_take_nothing_from_the_others() -> None:
-    """They read late: what came meanwhile seems to arrive all at once, or for ever."""
+def test_throttled_receivers_take_nothing_from_the_others() -> None:
+    """They read late: bytes received meanwhile seem to arrive all at once, or over a long time."""
     limits = {peer: constant((100 if peer <= 3 else 1.6) * MBIT) for peer in range(1, 6)}
     network = FluidNetwork(constant(50 * MBIT), limits, dict.fromkeys(limits, PLENTY))
     chance = random.Random(1)
     for peer in (4, 5):
         network.lateness[peer] = lambda: chance.choice([0.02, 0.3, 0.7, 1.0, 3.0])
-    seen = []
+    observed = []
     for _ in range(80):
         network.round()
-        seen.append(network.current_budgets())
-    fast = [budgets[peer] for budgets in seen[10:] for peer in (1, 2, 3)]
+        observed.append(network.current_budgets())
+    fast = [budgets[peer] for budgets in observed[10:] for peer in (1, 2, 3)]
     share = (50 - 2 * 1.6) / 3 * MBIT * ITERATION_S
     assert min(fast) >= 0.6 * share
     assert sum(fast) / len(fast) == pytest.approx(share, rel=0.15)
-    slow = [budgets[peer] for budgets in seen[10:] for peer in (4, 5)]
+    slow = [budgets[peer] for budgets in observed[10:] for peer in (4, 5)]
     assert sum(slow) / len(slow) == pytest.approx(1.6 * MBIT * ITERATION_S, rel=0.5)
-    assert max(slow) <= 0.9 * share, "a burst was taken for a rate"
+    assert max(slow) <= 0.9 * share, "a burst was mistaken for a rate"
 
 
-def test_a_link_with_little_to_send_leaves_its_share_to_the_other() -> None:
+def test_a_link_with_little_to_send_leaves_its_share_to_the_other_link() -> None:
     network = equal_links(constant(20 * MBIT), 2)
     network.demand[1] = round(2 * MBIT * ITERATION_S)
     used = [network.round() for _ in range(40)][20:]
     assert sum(used) / len(used) >= 0.88
 
 
-def test_all_links_together_get_no_more_than_is_affordable() -> None:
+def test_all_budgets_together_stay_within_the_affordable_bytes() -> None:
     network = equal_links(constant(20 * MBIT), 3)
     network.max_bytes = 300_000
     for _ in range(20):
@@ -206,7 +207,7 @@ def test_all_links_together_get_no_more_than_is_affordable() -> None:
     assert sum(used) / len(used) >= 0.9
 
 
-def test_slow_links_are_not_starved_for_what_the_others_cost() -> None:
+def test_slow_links_are_not_starved_by_the_cost_of_others() -> None:
     limits = {1: constant(48 * MBIT), 2: constant(48 * MBIT), 3: constant(MBIT)}
     network = FluidNetwork(constant(1000 * MBIT), limits, dict.fromkeys(limits, PLENTY))
     for _ in range(20):
@@ -221,8 +222,8 @@ def test_slow_links_are_not_starved_for_what_the_others_cost() -> None:
     assert SHORT_BYTES <= budgets[1] <= 150_000
 
 
-def test_links_that_have_little_to_send_are_held_back_too() -> None:
-    """Budgets far above what is sent would let the next long message through."""
+def test_links_with_little_to_send_are_limited_too() -> None:
+    """Budgets far above the sent bytes would let the next long message through."""
     network = equal_links(constant(200 * MBIT), 3, demand=200_000)
     for _ in range(20):
         network.round()
@@ -253,7 +254,7 @@ def test_a_link_that_stops_keeps_a_small_budget_and_recovers() -> None:
     assert network.current_budgets()[1] >= 0.9 * 20 * MBIT * ITERATION_S
 
 
-def test_messages_too_small_to_be_timed_still_raise_the_budget() -> None:
+def test_messages_too_small_to_time_still_raise_the_budget() -> None:
     budgets = LinkBudgets(shared_uplink=True)
     budgets.set_peers([Rank(1)])
     budgets.resume({Rank(1): 1.0})
@@ -282,7 +283,7 @@ def test_a_probe_gives_the_first_budgets_which_share_the_uplink() -> None:
     assert budgets.budgets() == {Rank(1): 500_000, Rank(2): 500_000}
 
 
-def test_links_that_share_nothing_keep_their_whole_rate() -> None:
+def test_links_without_a_shared_uplink_keep_their_whole_rate() -> None:
     budgets = LinkBudgets(shared_uplink=False)
     budgets.set_peers([Rank(1), Rank(2)])
     budgets.deliver(LinkDelivery(Rank(1), 100_000, 100_000, 0.1, 0))
@@ -291,7 +292,7 @@ def test_links_that_share_nothing_keep_their_whole_rate() -> None:
     assert budgets.budgets() == {Rank(1): 400_000, Rank(2): 100_000}
 
 
-def test_a_fraction_of_what_links_carry_is_left_to_others() -> None:
+def test_a_fraction_of_the_rate_is_left_to_others() -> None:
     network = equal_links(constant(20 * MBIT), 3)
     network.budgets = LinkBudgets(shared_uplink=True, fraction=0.25)
     network.budgets.set_peers([Rank(1), Rank(2), Rank(3)])
@@ -308,7 +309,7 @@ def test_a_peer_that_has_left_has_no_budget() -> None:
     assert set(budgets.budgets()) == {Rank(2)}
 
 
-def test_a_peer_that_comes_back_begins_at_its_old_rate() -> None:
+def test_a_peer_that_returns_begins_at_its_old_rate() -> None:
     budgets = LinkBudgets(shared_uplink=False)
     budgets.set_peers([Rank(1), Rank(2)])
     budgets.resume({Rank(1): 1e6, Rank(2): 1e6})
@@ -318,11 +319,10 @@ def test_a_peer_that_comes_back_begins_at_its_old_rate() -> None:
 
 
 @pytest.mark.parametrize(("together", "expected"), [(1.0, 400_000), (0.5, 200_000)])
-def test_what_is_shared_is_measured_where_the_manifest_says_auto(
-    together: float, expected: int
-) -> None:
-    """Two links of 1 MB/s alone: at full rate side by side they share nothing. The second ends
-    early, so shared links would be cut by how little they overlapped."""
+def test_with_auto_the_shared_rate_is_measured(together: float, expected: int) -> None:
+    """Two links of 1 MB/s each: at full rate side by side, they share nothing. The second one ends
+    early. If the links were shared, their budgets would be cut by how little they overlap.
+    """
     budgets = LinkBudgets(shared_uplink=None)
     budgets.set_peers([Rank(1), Rank(2)])
     for peer in (Rank(1), Rank(2)):
@@ -336,7 +336,7 @@ def test_what_is_shared_is_measured_where_the_manifest_says_auto(
     assert budgets.budgets()[Rank(1)] == pytest.approx(expected * cut, rel=0.01)
 
 
-def test_links_of_one_uplink_that_differ_by_chance_have_the_same_budget() -> None:
+def test_links_of_one_uplink_with_random_differences_have_the_same_budget() -> None:
     budgets = LinkBudgets(shared_uplink=True)
     budgets.set_peers([Rank(1), Rank(2), Rank(3)])
     budgets.resume({Rank(1): 0.98e6, Rank(2): 1.02e6, Rank(3): 2e6})
@@ -362,9 +362,13 @@ def test_all_reports_of_a_round_count() -> None:
     ("busy_s", "backlog_bytes", "expected"),
     [
         ([0.004, 0.04, 0.1, 0.02, 0.004, 0.03, 0.5], 0, 2e6),  # sometimes the receiver is busy
-        ([0.001, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 0, 80_000),  # one is read late, at once
+        (
+            [0.001, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
+            0,
+            80_000,
+        ),  # one is read late, all at once
         ([0.4], 8_000, 20_000),  # others wait behind it
-        ([0.001, 0.001, 0.04, 0.001, 0.002], 0, 4e6),  # the link is faster now
+        ([0.001, 0.001, 0.04, 0.001, 0.002], 0, 4e6),  # the link is faster from here
     ],
 )
 def test_short_transfers_lower_a_rate_together(
@@ -382,7 +386,7 @@ def test_short_transfers_lower_a_rate_together(
     assert budgets.bandwidths()[Rank(1)] == pytest.approx(expected, rel=0.2)
 
 
-def test_virtual_receivers_read_at_once() -> None:
+def test_virtual_receivers_read_immediately() -> None:
     budgets = LinkBudgets(shared_uplink=True, receiver_delay_s=0.0)
     budgets.set_peers([Rank(1)])
     budgets.probed(Rank(1), 200_000, 0.1)
@@ -392,7 +396,7 @@ def test_virtual_receivers_read_at_once() -> None:
     assert budgets.bandwidths()[Rank(1)] == pytest.approx(40_000, rel=0.01)
 
 
-def test_a_message_of_several_iterations_is_no_sign_of_a_fast_link() -> None:
+def test_a_message_of_several_iterations_does_not_suggest_a_fast_link() -> None:
     budgets = LinkBudgets(shared_uplink=True, fraction=0.3)
     budgets.set_peers([Rank(1)])
     budgets.probed(Rank(1), 50_000, 0.1)
@@ -405,12 +409,12 @@ def test_a_message_of_several_iterations_is_no_sign_of_a_fast_link() -> None:
     assert budgets.bandwidths()[Rank(1)] == pytest.approx(500_000)
 
 
-def test_a_probe_begins_the_judgement_of_short_transfers_again() -> None:
+def test_a_probe_resets_the_judgement_of_short_transfers() -> None:
     budgets = LinkBudgets(shared_uplink=True)
     budgets.set_peers([Rank(1)])
     budgets.probed(Rank(1), 200_000, 0.1)
     for turn in range(8):
-        if turn == 7:  # seven slow ones do not count against what the probe found
+        if turn == 7:  # seven slow ones do not outweigh the rate of the probe
             budgets.probed(Rank(1), 200_000, 0.1)
         budgets.deliver(LinkDelivery(Rank(1), 8_000, 8_000, 0.1, 0))
         budgets.end_round(wall_s=0.5, own_s=0.5)

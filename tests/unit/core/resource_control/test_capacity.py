@@ -1,11 +1,13 @@
-"""Capacity estimates from the step times of a simulated CPU with a CFS quota.
+"""Tests of capacity estimates from the step times of a simulated CPU with a CFS quota.
 
-Proves: throttled short steps give the sustained rate (a median would be five times too high), long
-steps are within 10 % and follow a changed quota within ten iterations with and without a readable
-quota, waiting for peers changes nothing, the exchange's CPU under a quota is not charged, a
-probe tells the capacity before the first step and is forgotten soon where it was disturbed, and
-steps in which a trainer starts, a quota changes or a batch is larger than ever do not count. Leaves
-out: real quotas (tests/local).
+Throttled short steps give the sustained rate; a median is five times too high. Estimates from long
+steps are within 10 %. They follow a changed quota within ten iterations, whether the quota is
+readable or not. Waiting for peers changes nothing. The exchange's CPU time under a quota is not
+charged. A probe gives the capacity before the first step; a disturbed probe is soon forgotten.
+Three steps do not count: the first of a trainer, the step of a quota change, and the first of the
+largest batch.
+
+Left out: real quotas (tests/local).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Worker:
         return estimate.samples_per_s
 
 
-def test_throttled_short_steps_give_the_sustained_rate_which_a_median_hides() -> None:
+def test_throttled_short_steps_give_the_sustained_rate_and_a_median_does_not() -> None:
     cpu = QuotaCpu(0.2)
     worker = Worker(cpu, quota_known=False)
     for _ in range(2000):
@@ -79,7 +81,7 @@ def test_throttled_short_steps_give_the_sustained_rate_which_a_median_hides() ->
 
 @pytest.mark.parametrize("quota_known", [True, False])
 @pytest.mark.parametrize("quota_cores", [0.8, 0.4, 0.2])
-def test_capacity_is_the_rate_alone_within_a_tenth_after_ten_steps(
+def test_after_ten_steps_capacity_is_the_undisturbed_rate_within_a_tenth(
     quota_cores: float, quota_known: bool
 ) -> None:
     worker = Worker(QuotaCpu(quota_cores), quota_known=quota_known)
@@ -126,7 +128,7 @@ def test_the_cpu_of_the_exchange_is_not_charged_under_a_quota() -> None:
     assert worker.capacity() == pytest.approx(0.2 / CPU_S_PER_SAMPLE, rel=0.1)
 
 
-def test_a_quota_above_what_the_program_can_use_is_not_believed() -> None:
+def test_a_quota_above_the_use_of_the_program_is_not_believed() -> None:
     worker = Worker(QuotaCpu(1.0))
     worker.cpu.quota_cores = 4.0  # one thread cannot use four cores
     for _ in range(20):
@@ -157,27 +159,27 @@ def test_the_first_step_of_a_trainer_does_not_count() -> None:
     assert estimate.samples_per_s == pytest.approx(10)
 
 
-def test_less_than_a_second_of_steps_is_no_measure() -> None:
+def test_less_than_a_second_of_steps_gives_no_estimate() -> None:
     estimator = CapacityEstimator()
     for iteration in range(4):
         estimator.add_step(StepTiming(iteration, 10, 0.3, 0.3, 0.3))
     assert estimator.estimate() is None
 
 
-def test_a_quota_that_holds_only_while_computing_still_sets_the_pace() -> None:
-    """Half of the time it waits for peers, and the exchange takes a part of the quota."""
+def test_a_quota_that_throttles_only_computing_still_sets_the_rate() -> None:
+    """It waits half of the time for peers, and the exchange takes a part of the quota."""
     worker = Worker(QuotaCpu(0.8))
-    seen = []
+    capacities = []
     for number in range(40):
         worker.step(64, waited_s=0.7 * (number % 2), exchange_cpu_s=0.1)
         if number > 10:
-            seen.append(worker.capacity())
+            capacities.append(worker.capacity())
     alone = 0.8 / CPU_S_PER_SAMPLE
-    assert seen == pytest.approx([alone] * len(seen), rel=0.1)
+    assert capacities == pytest.approx([alone] * len(capacities), rel=0.1)
 
 
 def probe(quota_cores: float | None, **changes: float) -> SpeedProbe:
-    """A second of computing at 10 ms a sample; the quota holds it where there is one below 1."""
+    """A second of computing at 10 ms a sample; a quota below 1 throttles it."""
     cores = 1.0 if quota_cores is None else min(1.0, quota_cores)
     values = {
         "samples": round(100 * cores),
@@ -190,7 +192,7 @@ def probe(quota_cores: float | None, **changes: float) -> SpeedProbe:
 
 
 @pytest.mark.parametrize("quota_cores", [0.02, 0.2, 0.8, None])
-def test_a_probe_tells_the_capacity_before_the_first_step(quota_cores: float | None) -> None:
+def test_a_probe_gives_the_capacity_before_the_first_step(quota_cores: float | None) -> None:
     estimator = CapacityEstimator()
     estimator.add_probe(probe(quota_cores))
     estimate = estimator.estimate()
@@ -202,10 +204,12 @@ def test_a_probe_tells_the_capacity_before_the_first_step(quota_cores: float | N
 
 @pytest.mark.parametrize("samples", [7, 17, 48])
 @pytest.mark.parametrize("probe_s", [1.5, 3.0])
-def test_a_disturbed_probe_is_corrected_within_some_seconds_however_small_its_batch(
+def test_a_disturbed_probe_of_any_batch_is_corrected_within_some_seconds(
     samples: int, probe_s: float
 ) -> None:
-    """The machine carries 4,000 samples a second; other workers' imports left the probe 320."""
+    """The machine does 4,000 samples a second. Beside imports of other workers the
+    probe found 320.
+    """
     estimator = CapacityEstimator()
     estimator.trainer_started()
     estimator.add_probe(
@@ -229,7 +233,7 @@ def test_a_disturbed_probe_is_corrected_within_some_seconds_however_small_its_ba
     assert estimate.samples_per_s == pytest.approx(4000, rel=0.1)
 
 
-def test_a_probe_that_the_quota_did_not_hold_tells_the_rate() -> None:
+def test_an_unthrottled_probe_gives_the_rate() -> None:
     estimator = CapacityEstimator()
     estimator.add_probe(probe(4.0))  # one thread cannot use four cores
     estimate = estimator.estimate()
@@ -238,8 +242,8 @@ def test_a_probe_that_the_quota_did_not_hold_tells_the_rate() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.8, 0.2), (0.2, 0.8)])
-def test_the_step_in_which_the_quota_changed_is_no_measure(before: float, after: float) -> None:
-    """It went on at the old pace for the most part; the quota itself says what comes now."""
+def test_the_step_of_a_quota_change_does_not_count(before: float, after: float) -> None:
+    """Most of it ran at the old rate. The quota itself gives the next rate."""
     estimator = CapacityEstimator()
     estimator.add_probe(probe(before))
     estimator.add_step(StepTiming(1, 10, 1.0, 1.0, 0.1))  # the first never counts
@@ -251,7 +255,7 @@ def test_the_step_in_which_the_quota_changed_is_no_measure(before: float, after:
     assert estimate.source is CapacitySource.QUOTA
 
 
-def test_the_first_step_of_a_larger_batch_gets_memory_and_is_no_measure() -> None:
+def test_the_first_step_of_a_larger_batch_allocates_memory_and_does_not_count() -> None:
     estimator = CapacityEstimator()
     estimator.add_probe(probe(0.5))
     for iteration, samples in enumerate([10, 50, 50]):
@@ -265,7 +269,7 @@ def test_the_first_step_of_a_larger_batch_gets_memory_and_is_no_measure() -> Non
     assert estimator.estimate() == known
 
 
-def test_batches_that_grow_with_every_step_are_measured_all_the_same() -> None:
+def test_batches_that_grow_with_each_step_are_measured() -> None:
     estimator = CapacityEstimator()
     for samples in range(10, 40):
         estimator.add_step(StepTiming(samples, samples, samples / 50, 1.0, samples / 100))

@@ -1,4 +1,4 @@
-"""How many bytes a worker may send for a part of its gradient's CPU."""
+"""Tests of the bytes that a worker may send for a part of its gradient's CPU time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def step(compute_cpu_s: float | None, exchange_cpu_s: float, exchanged: int | No
     )
 
 
-def test_half_of_the_part_is_for_what_is_sent() -> None:
+def test_half_of_the_part_is_for_sent_bytes() -> None:
     cost = ExchangeCost(0.2)
     cost.add(step(0.150, 0.045, 5_000_000))
-    # 9 ns a byte; 0.2 x 0.15 s pay for 3.33 MB, sent and received.
+    # At 9 ns a byte, 0.2 x 0.15 s allow 3.33 MB, sent and received.
     assert cost.max_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
 
 
-def test_two_workers_that_send_what_they_may_spend_that_part_of_their_cpu() -> None:
-    """As they do in a run: what one sends costs the other the same."""
+def test_two_workers_at_their_limit_spend_that_part_of_their_cpu() -> None:
+    """As in a run, bytes sent by one cost the other the same."""
     fraction, compute_s, cost_s = 0.2, 0.15, 9e-9
     cost, sent = ExchangeCost(fraction), 4_000_000.0
     for _ in range(3 * ITERATIONS):
@@ -39,7 +39,7 @@ def test_two_workers_that_send_what_they_may_spend_that_part_of_their_cpu() -> N
     assert cost_s * 2 * sent == pytest.approx(fraction * compute_s, rel=1e-3)
 
 
-def test_single_iterations_that_cost_several_times_as_much_do_not_count() -> None:
+def test_single_iterations_at_several_times_the_cost_do_not_count() -> None:
     cost = ExchangeCost(0.2)
     for number in range(ITERATIONS):
         cost.add(step(0.150, 0.450 if number in (1, 4, 6) else 0.045, 5_000_000))
@@ -51,7 +51,7 @@ def test_single_iterations_that_cost_several_times_as_much_do_not_count() -> Non
     [step(None, 0.05, 5_000_000), step(0.15, 0.05, None), step(0.15, 0.0, 5_000_000),
      step(0.15, 0.05, SHORT_BYTES - 1)],
 )  # fmt: skip
-def test_what_is_not_known_limits_nothing(unknown: StepTiming) -> None:
+def test_an_unknown_cost_limits_nothing(unknown: StepTiming) -> None:
     cost = ExchangeCost(0.2)
     cost.add(unknown)
     assert cost.max_bytes() is None

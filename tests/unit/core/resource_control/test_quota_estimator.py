@@ -1,6 +1,8 @@
-"""Facts: a quota is believed from the start; a worker that is busy all along, unthrottled and with
-less than its quota, disproves it, the sooner the less it uses; throttling proves it again; bursts
-between waits, however slow, prove nothing either way; another quota begins anew.
+"""Tests of the quota estimator.
+
+A quota is believed from the start. A worker that is always busy, unthrottled and below its quota
+disproves it. The less CPU it uses, the sooner it does. Throttling proves the quota again. Bursts
+between waits prove nothing, however slow they are. Another quota starts the estimate again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class Process:
         self.throttled_s = 0.0
 
     def step(self, *, cores: float, waited: float = 0.0, throttled: float = 0.0) -> bool:
-        """Half a second of which so much is waiting or throttled; the CPU used while computing."""
+        """Half a second, of which so much is waiting or throttled; the CPU use
+        while it computes.
+        """
         compute_s = 0.5 * (1 - waited)
         self.belief.add(
             compute_s=compute_s, wall_s=0.5, waited_s=0.5 * waited, cpu_s=cores * compute_s
@@ -42,25 +46,27 @@ def test_a_quota_is_believed_until_a_busy_worker_misses_it() -> None:
     slower = steps_until_disproved(cores=0.6)
     assert slower is not None
     assert 2 < slower <= MAX_INTERVALS
-    assert steps_until_disproved(cores=0.7) is None, "near enough"
+    assert steps_until_disproved(cores=0.7) is None, "close enough"
 
 
-def test_a_doubt_without_fresh_evidence_passes() -> None:
+def test_a_doubt_ends_without_recent_evidence() -> None:
     process = Process()
     for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
-    seen = [process.step(cores=0.4, waited=0.5) for _ in range(100)]
-    assert not seen[30]
-    assert seen[-1]
+    believed = [process.step(cores=0.4, waited=0.5) for _ in range(100)]
+    assert not believed[30]
+    assert believed[-1]
 
 
 @pytest.mark.parametrize("cores", [0.3, 0.55, 0.9])
 def test_bursts_between_waits_prove_nothing(cores: float) -> None:
-    """Peers on the same machine burst at the same time: slow bursts are not what is to be had."""
+    """Peers on the same machine burst at the same time, so slow bursts do not show the available
+    CPU.
+    """
     assert steps_until_disproved(cores=cores, waited=0.4) is None
 
 
-def test_a_throttled_worker_is_held_by_its_quota() -> None:
+def test_a_throttled_worker_is_limited_by_its_quota() -> None:
     assert steps_until_disproved(cores=0.7, throttled=0.2) is None
 
 
@@ -69,13 +75,13 @@ def test_throttling_proves_the_quota_again() -> None:
     for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
     assert not process.belief.is_limiting
-    assert not process.step(cores=0.4, waited=0.5), "that shows nothing new"
+    assert not process.step(cores=0.4, waited=0.5), "this is not new evidence"
     for _ in range(MAX_INTERVALS):
         process.step(cores=0.75, throttled=0.25)
     assert process.belief.is_limiting
 
 
-def test_another_quota_begins_anew() -> None:
+def test_another_quota_starts_the_estimate_again() -> None:
     process = Process()
     for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
@@ -86,7 +92,7 @@ def test_another_quota_begins_anew() -> None:
     assert process.step(cores=0.19, throttled=0.8)
 
 
-def test_sums_of_a_new_process_begin_again() -> None:
+def test_a_new_process_resets_the_sums() -> None:
     process = Process()
     process.step(cores=0.7, throttled=0.3)
     process.belief.trainer_started()

@@ -1,7 +1,8 @@
-"""Facts: a steady rate is kept over the whole window; one that changes in the middle of an
-observation is right with the second one after that, as the one in which it changed goes; a single
-observation that is far too high is no rise where several are asked for; the estimate is the sum of
-what the window holds, whatever came and went.
+"""Tests of rate estimates.
+
+A steady rate is kept over the whole window. A rate that changes within an observation is right from
+the second observation after it. A single observation that is far too high is not a rise if several
+are required. The estimate is the sum of the window, whatever was added and removed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def rate_of_a_link(min_rise_count: int = 1) -> ChangingRate:
     )
 
 
-def test_a_steady_rate_stands_on_the_whole_window() -> None:
+def test_a_steady_rate_uses_the_whole_window() -> None:
     rate = rate_of_a_link()
     for number in range(40):
         rate.add(SECONDS * BEFORE * (1.05 if number % 2 else 0.95), SECONDS)
@@ -30,7 +31,7 @@ def test_a_steady_rate_stands_on_the_whole_window() -> None:
 
 
 @given(st.floats(0.0, 1.0), st.sampled_from([(BEFORE, AFTER), (AFTER, BEFORE)]))
-def test_a_change_within_an_observation_is_right_two_later(
+def test_a_change_within_an_observation_is_right_two_observations_later(
     fraction: float, change: tuple[float, float]
 ) -> None:
     before, after = change
@@ -43,7 +44,7 @@ def test_a_change_within_an_observation_is_right_two_later(
     assert rate.rate() == pytest.approx(after)
 
 
-def test_one_observation_that_is_far_too_high_is_no_rise() -> None:
+def test_a_single_observation_that_is_far_too_high_is_not_a_rise() -> None:
     rate = rate_of_a_link(min_rise_count=3)
     for _ in range(10):
         rate.add(SECONDS * AFTER, SECONDS)
@@ -60,7 +61,7 @@ observations = st.tuples(
 
 
 @given(st.lists(observations, max_size=60), st.sampled_from([1, 2]))
-def test_the_estimate_is_what_its_window_holds(
+def test_the_estimate_is_the_sum_of_its_window(
     taken: list[tuple[float, float, float]], min_rise_count: int
 ) -> None:
     rate = rate_of_a_link(min_rise_count)

@@ -1,15 +1,17 @@
-"""The director in virtual time: what it tells the trainer, when, and why.
+"""Tests of the resource controller in virtual time: its directives, their times and their reasons.
 
-Proves: batch shares follow hard quotas within 10 % in ten iterations, from the first where speeds
-were probed, and again after the quotas are permuted; all directors agree on shares that sum to the
-global batch; each directive says why; a lost worker's share is spread; budgets follow deliveries
-and their absence of change makes no directive; a restarted sidecar goes on from the last directive;
-idle links are probed, one at a time; how much data there are is told before any speed, and few more
-make no directive; under a heat budget capacity and batch shrink to the mean share, the directive
-has the present one, and an invalid share is refused on either side; an expected speed counts
-instead of the measured one until it ends, with its reason.
+Batch shares follow hard quotas within 10 % in ten iterations, and again after the quotas are
+permuted. If speeds were probed, they do so from the first iteration. All controllers agree on
+shares that sum to the global batch. Each directive has a reason. The share of a lost worker is
+spread. Budgets follow deliveries; without a change there is no directive. A restarted sidecar
+continues from the last directive. Idle links are probed one at a time.
 
-Leaves out: sockets (tests/local).
+The amount of data is reported before any speed, and few more samples make no directive. Under a
+heat budget, capacity and batch shrink to the mean share, and the directive has the present share.
+Either side refuses an invalid share. An expected speed replaces the measured one until it ends,
+with its reason.
+
+Left out: sockets (tests/local).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def job_of(count: int, *, dataset: dict[str, object] | None = None, **batching: 
                 }
                 | batching,
                 "exchange": {"policy": "dlion"},
-                "network": {"bandwidthFraction": 1},  # budgets are then what links carry
+                "network": {"bandwidthFraction": 1},  # then budgets are the rates of links
             },
         }
     )
@@ -87,20 +89,21 @@ def membership_of(job: Job, *, gone: tuple[int, ...] = ()) -> Membership:
 
 
 class SynchronousJob:
-    """Workers under quotas that wait for the slowest, each with its director; all see at once
-    what one publishes."""
+    """Workers under quotas that wait for the slowest, each with its controller. A published
+    capacity reaches all at once.
+    """
 
     def __init__(self, quotas: list[float], *, exchange_cpu_s: float = 0.03) -> None:
         self.job = job_of(len(quotas))
         self.exchange_cpu_s = exchange_cpu_s
         self.cpus = [QuotaCpu(quota) for quota in quotas]
-        self.directors = [ResourceController(self.job, Rank(rank)) for rank in range(len(quotas))]
+        self.controllers = [ResourceController(self.job, Rank(rank)) for rank in range(len(quotas))]
         self.iteration = 0
-        for director in self.directors:
-            director.handle(Peers(membership_of(self.job), 50_000), 0.0)
+        for controller in self.controllers:
+            controller.handle(Peers(membership_of(self.job), 50_000), 0.0)
 
     def batches(self) -> list[int]:
-        return [d.directive.local_batch_size for d in self.directors if d.directive is not None]
+        return [d.directive.local_batch_size for d in self.controllers if d.directive is not None]
 
     def iterate(self) -> None:
         self.iteration += 1
@@ -114,12 +117,12 @@ class SynchronousJob:
             own.append((compute_s, cpu.now_s - began_s, cpu.cpu_s - began_cpu_s))
         end_s = max(cpu.now_s for cpu in self.cpus)
         batches = self.batches()
-        for director, cpu, (compute_s, own_s, cpu_s), samples in zip(
-            self.directors, self.cpus, own, batches, strict=True
+        for controller, cpu, (compute_s, own_s, cpu_s), samples in zip(
+            self.controllers, self.cpus, own, batches, strict=True
         ):
             cpu.wait(end_s - cpu.now_s)
-            director.handle(CpuAllowance(cpu.quota_cores, cpu.cpu_s, cpu.throttled_s), end_s)
-            director.handle(
+            controller.handle(CpuAllowance(cpu.quota_cores, cpu.cpu_s, cpu.throttled_s), end_s)
+            controller.handle(
                 StepTiming(
                     iteration=self.iteration,
                     samples=samples,
@@ -134,8 +137,8 @@ class SynchronousJob:
         self.tell()
 
     def tell(self) -> None:
-        for teller in self.directors:
-            for hearer in self.directors:
+        for teller in self.controllers:
+            for hearer in self.controllers:
                 if hearer is not teller:
                     hearer.handle_capacity(teller.capacities.own(), 1)
 
@@ -164,20 +167,20 @@ def test_shares_follow_hard_quotas_within_ten_iterations_and_again_when_permuted
 
 
 @pytest.mark.parametrize("quotas", [[0.8, 0.4, 0.2, 0.2], [0.3, 0.3, 0.3, 0.3]])
-def test_probes_give_the_first_iteration_its_shares(quotas: list[float]) -> None:
-    """And a directive with everybody's capacity also where that changes no share."""
+def test_probes_give_the_shares_of_the_first_iteration(quotas: list[float]) -> None:
+    """There is a directive with the capacity of all workers also if no share changes."""
     run = SynchronousJob(quotas)
-    for director, quota in zip(run.directors, quotas, strict=True):
+    for controller, quota in zip(run.controllers, quotas, strict=True):
         speed = SpeedProbe(
             round(quota / CPU_S_PER_SAMPLE), 1.0, quota, 1.0 - quota, quota, largest_batch=20
         )
-        director.handle(speed, 1.0)
+        controller.handle(speed, 1.0)
     run.tell()
     assert_shares(run.batches(), quotas)
-    for director in run.directors:
-        assert director.directive is not None
-        assert len(director.directive.capacities) == len(quotas)
-        assert director.steps_total == 0
+    for controller in run.controllers:
+        assert controller.directive is not None
+        assert len(controller.directive.capacities) == len(quotas)
+        assert controller.steps_total == 0
 
 
 def test_all_workers_agree_on_shares_that_sum_to_the_global_batch() -> None:
@@ -188,128 +191,132 @@ def test_all_workers_agree_on_shares_that_sum_to_the_global_batch() -> None:
 
 
 def test_a_changed_capacity_is_named_in_the_reason() -> None:
-    director = ResourceController(job_of(2), Rank(0))
-    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
-    director.handle_capacity(Capacity(Rank(1), 310.0, 2.0, CapacitySource.RATE, 5), 1)
+    controller = ResourceController(job_of(2), Rank(0))
+    controller.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    controller.handle_capacity(Capacity(Rank(1), 310.0, 2.0, CapacitySource.RATE, 5), 1)
     for iteration in range(1, 4):
-        director.handle(StepTiming(iteration, 62, 1.0, 1.0, 1.0), float(iteration))
-    directive = director.handle_capacity(Capacity(Rank(1), 150.0, 2.0, CapacitySource.RATE, 9), 1)
+        controller.handle(StepTiming(iteration, 62, 1.0, 1.0, 1.0), float(iteration))
+    directive = controller.handle_capacity(Capacity(Rank(1), 150.0, 2.0, CapacitySource.RATE, 9), 1)
     assert directive is not None
     assert "capacity of 1 fell from 310 to 150 samples/s" in directive.reason
 
 
-def test_versions_rise_and_noise_makes_no_directive() -> None:
-    director = ResourceController(job_of(2), Rank(0))
-    first = director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+def test_versions_increase_and_noise_makes_no_directive() -> None:
+    controller = ResourceController(job_of(2), Rank(0))
+    first = controller.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
     assert first is not None
-    second = director.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 1), 1)
-    assert second is None, "still an even share: the only capacity known counts for all"
-    told = [
-        director.handle(StepTiming(i, 100, 2.0 + 0.01 * (i % 2), 2.0, 2.0), 2.0 * i)
+    second = controller.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 1), 1)
+    assert second is None, "still an even share: the only known capacity counts for all"
+    directives = [
+        controller.handle(StepTiming(i, 100, 2.0 + 0.01 * (i % 2), 2.0, 2.0), 2.0 * i)
         for i in range(1, 20)
     ]
-    versions = [directive.version for directive in told if directive is not None]
+    versions = [directive.version for directive in directives if directive is not None]
     assert versions == sorted(set(versions))
     assert len(versions) == 1, "one change: 50 against 100 samples/s"
 
 
-def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
-    """Each counts the training set as if all had as much data as its own worker."""
+def test_controllers_agree_on_the_batch_when_one_worker_gets_data() -> None:
+    """Each controller assumes for all workers the amount of data of its own worker."""
     growing = {"globalBatchSize": {"initial": 100, "everySteps": 10, "max": 10_000}}
     job = job_of(2, **growing)
-    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
+    controllers = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
     def train(iterations: range) -> list[int]:
         for iteration in iterations:
-            for director in directors:
-                director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
-            for own, other in (directors, reversed(directors)):
+            for controller in controllers:
+                controller.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+            for own, other in (controllers, reversed(controllers)):
                 own.handle_capacity(other.capacities.own(), 1)
-        return [d.directive.global_batch_size for d in directors if d.directive is not None]
+        return [d.directive.global_batch_size for d in controllers if d.directive is not None]
 
-    for director in directors:
-        director.handle(Peers(membership_of(job), 2000), 0.0)
+    for controller in controllers:
+        controller.handle(Peers(membership_of(job), 2000), 0.0)
     assert train(range(1, 60)) == [200, 200]
-    directors[1].handle(Peers(membership_of(job), 6000), 60.0)
+    controllers[1].handle(Peers(membership_of(job), 6000), 60.0)
     assert train(range(60, 120)) == [400, 400]
 
 
-def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
-    """It is not this worker's times their number, and who is lost meanwhile still counts."""
+def test_the_training_set_is_the_sum_of_all_workers_once_all_have_reported() -> None:
+    """It is not this worker's amount times the number of workers. A worker lost meanwhile still
+    counts.
+    """
     job = job_of(2)
     sizes = [100, 10_000]
-    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
+    controllers = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
-    def train(director: ResourceController, iteration: int) -> int:
-        director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
-        assert director.directive is not None
-        return director.directive.training_set_samples
+    def train(controller: ResourceController, iteration: int) -> int:
+        controller.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+        assert controller.directive is not None
+        return controller.directive.training_set_samples
 
     alone = replace(membership_of(job), members=membership_of(job).members[:1])
-    for director, size in zip(directors, sizes, strict=True):
-        director.handle(Peers(alone, 2 * size, size), 0.0)
-        assert director.directive is not None
-        assert director.directive.training_set_samples == 0
-        director.handle(Peers(membership_of(job), 2 * size, size), 0.1)
-        assert [train(director, iteration) for iteration in range(1, 5)] == [0] * 4
-    for own, other in (directors, reversed(directors)):
+    for controller, size in zip(controllers, sizes, strict=True):
+        controller.handle(Peers(alone, 2 * size, size), 0.0)
+        assert controller.directive is not None
+        assert controller.directive.training_set_samples == 0
+        controller.handle(Peers(membership_of(job), 2 * size, size), 0.1)
+        assert [train(controller, iteration) for iteration in range(1, 5)] == [0] * 4
+    for own, other in (controllers, reversed(controllers)):
         own.handle_capacity(other.capacities.own(), 1)
         assert own.directive is not None
         assert own.directive.training_set_samples == 10_100
-    assert "the training set has 10100 samples" in directors[0].directive.reason
-    directors[0].handle(Peers(membership_of(job, gone=(1,)), 200, 100), 2.0)
-    assert train(directors[0], 5) == 10_100
+    assert "the training set has 10100 samples" in controllers[0].directive.reason
+    controllers[0].handle(Peers(membership_of(job, gone=(1,)), 200, 100), 2.0)
+    assert train(controllers[0], 5) == 10_100
     again = ResourceController(job, Rank(0))
-    again.handle(directors[0].directive, 3.0)
+    again.handle(controllers[0].directive, 3.0)
     again.handle(Peers(membership_of(job), 200, 100), 3.0)
     assert train(again, 6) == 10_100
 
 
-def test_a_new_sidecar_hears_and_tells_how_much_data_there_are_before_any_speed() -> None:
-    """As that of a worker that has taken a peer's state over, in another pod, before a step."""
+def test_a_new_sidecar_receives_and_sends_the_amount_of_data_before_any_speed() -> None:
+    """For example, that of a worker in another pod that has adopted a peer's state,
+    before a step.
+    """
     job = job_of(2)
-    trains, anew = ResourceController(job, Rank(0)), ResourceController(job, Rank(1))
+    trains, restarted = ResourceController(job, Rank(0)), ResourceController(job, Rank(1))
     trains.handle(Peers(membership_of(job), 2000, 1000), 0.0)
     trains.handle(StepTiming(1, 50, 1.0, 1.0, 1.0), 1.0)
     assert trains.directive is not None
     assert trains.directive.training_set_samples == 0
-    anew.handle(Peers(membership_of(job), 48, 24), 0.0)
-    trains.handle_capacity(anew.own(), 1)
-    anew.handle_capacity(trains.own(), 1)
-    for director in (trains, anew):
-        assert director.directive is not None
-        assert director.directive.training_set_samples == 1024
-        assert not director.capacities.known([Rank(0), Rank(1)])
+    restarted.handle(Peers(membership_of(job), 48, 24), 0.0)
+    trains.handle_capacity(restarted.own(), 1)
+    restarted.handle_capacity(trains.own(), 1)
+    for controller in (trains, restarted):
+        assert controller.directive is not None
+        assert controller.directive.training_set_samples == 1024
+        assert not controller.capacities.known([Rank(0), Rank(1)])
     trains.handle_capacity(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 48, 72), 2)
     trains.handle_capacity(Capacity(Rank(1), 9.0, 1.0, CapacitySource.RATE, 4, 0, 96), 2)
     trains.handle_capacity(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 0, 500), 1)
-    assert trains.directive.training_set_samples == 1096, "an older incarnation is no news"
+    assert trains.directive.training_set_samples == 1096, "an older incarnation changes nothing"
 
 
-def test_who_was_lost_before_a_sidecar_began_counts_as_the_others_mean() -> None:
+def test_a_worker_lost_before_the_sidecar_started_counts_with_the_mean_of_others() -> None:
     job = job_of(3)
-    director = ResourceController(job, Rank(1))
-    director.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
-    director.handle_capacity(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
-    assert director.directive is not None
-    assert director.directive.training_set_samples == 1536
-    director.handle_capacity(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
-    director.handle(Peers(membership_of(job), 72, 24), 1.0)
-    assert director.directive.training_set_samples == 1124
+    controller = ResourceController(job, Rank(1))
+    controller.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
+    controller.handle_capacity(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
+    assert controller.directive is not None
+    assert controller.directive.training_set_samples == 1536
+    controller.handle_capacity(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
+    controller.handle(Peers(membership_of(job), 72, 24), 1.0)
+    assert controller.directive.training_set_samples == 1124
 
 
-def test_a_few_files_more_make_no_directive() -> None:
+def test_a_few_more_files_make_no_directive() -> None:
     job = job_of(2, dataset=WATCHED)
-    director = ResourceController(job, Rank(0))
-    director.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
-    told = [
-        director.handle(Peers(membership_of(job), 2 * samples, samples), 0.0)
+    controller = ResourceController(job, Rank(0))
+    controller.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
+    directives = [
+        controller.handle(Peers(membership_of(job), 2 * samples, samples), 0.0)
         for samples in range(200_000, 206_000, 100)
     ]
-    known = [one.training_set_samples for one in told if one is not None]
+    known = [one.training_set_samples for one in directives if one is not None]
     assert known == [400_000, 404_100]
-    assert director.directive is not None
-    assert "the training set has 404100 samples" in director.directive.reason
+    assert controller.directive is not None
+    assert "the training set has 404100 samples" in controller.directive.reason
 
 
 WATCHED: dict[str, object] = {
@@ -328,53 +335,53 @@ WATCHED: dict[str, object] = {
         (WATCHED, {"policy": "even"}, [100, 100]),
     ],
 )
-def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
+def test_late_data_raise_the_share_of_their_worker(
     dataset: dict[str, object] | None, batching: dict[str, object], after: list[int]
 ) -> None:
     sizes = {"globalBatchSize": {"initial": 200, "growth": False}}
     job = job_of(2, dataset=dataset, **sizes, **batching)
-    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
+    controllers = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
     def train(iterations: range) -> list[int]:
         for iteration in iterations:
-            for director in directors:
-                director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
-            for own, other in (directors, reversed(directors)):
+            for controller in controllers:
+                controller.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
+            for own, other in (controllers, reversed(controllers)):
                 own.handle_capacity(other.capacities.own(), 1)
-        return [d.directive.local_batch_size for d in directors if d.directive is not None]
+        return [d.directive.local_batch_size for d in controllers if d.directive is not None]
 
-    for director in directors:
-        director.handle(Peers(membership_of(job), 2000, 1000), 0.0)
+    for controller in controllers:
+        controller.handle(Peers(membership_of(job), 2000, 1000), 0.0)
     assert train(range(1, 20)) == [100, 100]
-    directors[1].handle(Peers(membership_of(job), 6000, 3000), 20.0)
+    controllers[1].handle(Peers(membership_of(job), 6000, 3000), 20.0)
     assert train(range(20, 40)) == after
 
 
 def test_an_even_policy_ignores_capacities() -> None:
-    director = ResourceController(job_of(2, policy="even"), Rank(0))
-    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
-    director.handle_capacity(Capacity(Rank(1), 1000.0, 2.0, CapacitySource.RATE, 1), 1)
+    controller = ResourceController(job_of(2, policy="even"), Rank(0))
+    controller.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    controller.handle_capacity(Capacity(Rank(1), 1000.0, 2.0, CapacitySource.RATE, 1), 1)
     for iteration in range(1, 4):
-        director.handle(StepTiming(iteration, 10, 1.0, 1.0, 1.0), float(iteration))
-    assert director.directive is not None
-    assert director.directive.local_batch_size == GLOBAL // 2
+        controller.handle(StepTiming(iteration, 10, 1.0, 1.0, 1.0), float(iteration))
+    assert controller.directive is not None
+    assert controller.directive.local_batch_size == GLOBAL // 2
 
 
 def test_a_lost_workers_share_is_spread() -> None:
     job = job_of(4)
-    director = ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 1000), 0.0)
-    director.handle(StepTiming(1, 48, 0.1, 0.1, 0.1), 1.0)
-    directive = director.handle(Peers(membership_of(job, gone=(3,)), 1000), 2.0)
+    controller = ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 1000), 0.0)
+    controller.handle(StepTiming(1, 48, 0.1, 0.1, 0.1), 1.0)
+    directive = controller.handle(Peers(membership_of(job, gone=(3,)), 1000), 2.0)
     assert directive is not None
     assert directive.local_batch_size == GLOBAL // 3
 
 
-def test_before_the_first_step_those_who_may_still_come_keep_their_share() -> None:
+def test_before_the_first_step_workers_that_may_still_join_keep_their_share() -> None:
     job = job_of(4)
-    director = ResourceController(job, Rank(0))
+    controller = ResourceController(job, Rank(0))
     alone = replace(membership_of(job), members=membership_of(job).members[:1])
-    directive = director.handle(Peers(alone, 1000), 0.0)
+    directive = controller.handle(Peers(alone, 1000), 0.0)
     assert directive is not None
     assert directive.local_batch_size == GLOBAL // 4
 
@@ -382,51 +389,52 @@ def test_before_the_first_step_those_who_may_still_come_keep_their_share() -> No
 def test_the_global_batch_grows_with_the_iterations() -> None:
     growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 5000}}
     job = job_of(2, **growing)
-    director = ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 50_000), 0.0)
+    controller = ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 50_000), 0.0)
     directive = None
     for iteration in range(1, 10):
-        directive = director.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
+        directive = controller.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
     assert directive is not None
     assert directive.global_batch_size == 128
     assert "global batch rose from 64 to 128 samples" in directive.reason
 
 
-def deliver(director: ResourceController, iteration: int, busy_s: float) -> Directive | None:
-    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, busy_s, 0), float(iteration))
-    return director.handle(StepTiming(iteration, 96, 0.4, 0.4, 0.4, waited_s=0.0), float(iteration))
+def deliver(controller: ResourceController, iteration: int, busy_s: float) -> Directive | None:
+    controller.handle(LinkDelivery(Rank(1), 400_000, 400_000, busy_s, 0), float(iteration))
+    return controller.handle(
+        StepTiming(iteration, 96, 0.4, 0.4, 0.4, waited_s=0.0), float(iteration)
+    )
 
 
 def test_budgets_follow_deliveries_with_the_reason() -> None:
-    director = ResourceController(job_of(2), Rank(0))
-    director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
-    first = deliver(director, 1, 0.2)
+    controller = ResourceController(job_of(2), Rank(0))
+    controller.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
+    first = deliver(controller, 1, 0.2)
     assert first is not None
     assert first.budget_bytes == {Rank(1): 800_000}
-    deliver(director, 2, 0.2)
-    dropped = deliver(director, 3, 0.8)
+    deliver(controller, 2, 0.2)
+    dropped = deliver(controller, 3, 0.8)
     assert dropped is not None
     assert dropped.budget_bytes == {Rank(1): 200_000}
     assert "rate of the link to 1 fell from 2 to 0.5 MB/s" in dropped.reason
 
 
 def budget_after_a_step(job: Job, *, wall_s: float) -> int:
-    """Of a link of 2 MB/s, in bytes, after a step whose gradient took 0.4 s; nobody was waited
-    for."""
-    director = ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 1000), 0.0)
-    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
-    directive = director.handle(StepTiming(1, 96, 0.4, wall_s, 0.4, waited_s=0.0), 1.0)
+    """Budget in bytes of a link of 2 MB/s, after a step with 0.4 s for the gradient and no wait."""
+    controller = ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 1000), 0.0)
+    controller.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
+    directive = controller.handle(StepTiming(1, 96, 0.4, wall_s, 0.4, waited_s=0.0), 1.0)
     assert directive is not None
     return directive.budget_bytes[Rank(1)]
 
 
-def test_who_is_slow_at_exchanging_is_not_given_more_to_send_for_it() -> None:
+def test_a_slow_exchange_does_not_raise_the_budget() -> None:
     assert budget_after_a_step(job_of(2), wall_s=0.5) == 1_000_000
     assert budget_after_a_step(job_of(2), wall_s=4.0) == 1_600_000
 
 
-def test_the_manifests_bandwidth_fraction_is_what_budgets_are_cut_to() -> None:
+def test_budgets_are_cut_to_the_bandwidth_fraction_of_the_manifest() -> None:
     job = job_of(2)
     network = replace(job.spec.network, bandwidth_fraction=0.25)
     job = replace(job, spec=replace(job.spec, network=network))
@@ -437,27 +445,27 @@ def test_the_manifests_bandwidth_fraction_is_what_budgets_are_cut_to() -> None:
     ("policy", "part", "bytes_sent"),
     [("dlion", 0.2, 320_000), ("dlion", 100, 800_000), ("topk", 0.2, 800_000)],
 )
-def test_budgets_of_dlion_keep_to_a_part_of_the_gradients_cpu(
+def test_budgets_of_dlion_stay_within_a_part_of_the_gradients_cpu(
     policy: str, part: float, bytes_sent: int
 ) -> None:
     """0.32 s of computing, 0.08 s for 800 kB sent and received: 100 ns a byte."""
     job = job_of(2)
     exchange = replace(job.spec.exchange, policy=policy, cpu_fraction=part)
     job = replace(job, spec=replace(job.spec, exchange=exchange))
-    director = ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 1000), 0.0)
-    director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
+    controller = ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 1000), 0.0)
+    controller.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
     timing = StepTiming(
         1, 96, 0.4, 0.4, 0.4, compute_cpu_s=0.32, waited_s=0.0, exchanged_bytes=800_000
     )
-    directive = director.handle(timing, 1.0)
+    directive = controller.handle(timing, 1.0)
     assert directive is not None
     assert directive.budget_bytes == {Rank(1): bytes_sent}
 
 
-def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
+def test_a_restarted_sidecar_continues_from_the_last_directive() -> None:
     job = job_of(2)
-    director = ResourceController(job, Rank(0))
+    controller = ResourceController(job, Rank(0))
     last = Directive(
         version=41,
         local_batch_size=160,
@@ -466,76 +474,80 @@ def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
         capacities={Rank(0): 100.0, Rank(1): 20.0},
         bandwidth_bytes_per_s={Rank(1): 500_000.0},
     )
-    director.handle(last, 0.0)
-    told = director.handle(Peers(membership_of(job), 1000), 0.0)
-    directive = told or director.directive
+    controller.handle(last, 0.0)
+    change = controller.handle(Peers(membership_of(job), 1000), 0.0)
+    directive = change or controller.directive
     assert directive is not None
     assert directive.version >= 41
     assert directive.local_batch_size == 160
     assert directive.budget_bytes[Rank(1)] > 0
 
 
-def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_come() -> None:
+def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_been_added() -> None:
     growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 50_000}}
     job = job_of(2, **growing)
 
-    def told(director: ResourceController, iteration: int) -> int:
-        director.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
-        assert director.directive is not None
-        return director.directive.global_batch_size
+    def batch_at(controller: ResourceController, iteration: int) -> int:
+        controller.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
+        assert controller.directive is not None
+        return controller.directive.global_batch_size
 
-    director, again = ResourceController(job, Rank(0)), ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 5000), 0.0)
-    before = [told(director, iteration) for iteration in range(1, 75)][-1]
-    director.handle(Peers(membership_of(job), 50_000), 7.4)
-    assert director.directive is not None
-    again.handle(director.directive, 7.5)
+    controller, again = ResourceController(job, Rank(0)), ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 5000), 0.0)
+    before = [batch_at(controller, iteration) for iteration in range(1, 75)][-1]
+    controller.handle(Peers(membership_of(job), 50_000), 7.4)
+    assert controller.directive is not None
+    again.handle(controller.directive, 7.5)
     again.handle(Peers(membership_of(job), 50_000), 7.5)
     assert again.directive is not None
     assert again.directive.global_batch_size == before
     for iteration in range(76, 120):
-        assert told(again, iteration) == told(director, iteration)
+        assert batch_at(again, iteration) == batch_at(controller, iteration)
 
 
-def test_what_is_older_than_what_is_known_is_no_news() -> None:
-    director = ResourceController(job_of(2), Rank(0))
-    director.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)
-    director.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 8), 2)
-    director.handle_capacity(Capacity(Rank(1), 40.0, 2.0, CapacitySource.RATE, 10), 1)
-    assert director.capacities.known([Rank(1)]) == {Rank(1): 100.0}
-    director.handle_capacity(Capacity(Rank(1), 60.0, 2.0, CapacitySource.RATE, 1), 3)
-    assert director.capacities.known([Rank(1)]) == {Rank(1): 60.0}
+def test_older_capacities_and_directives_are_ignored() -> None:
+    controller = ResourceController(job_of(2), Rank(0))
+    controller.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)
+    controller.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 8), 2)
+    controller.handle_capacity(Capacity(Rank(1), 40.0, 2.0, CapacitySource.RATE, 10), 1)
+    assert controller.capacities.known([Rank(1)]) == {Rank(1): 100.0}
+    controller.handle_capacity(Capacity(Rank(1), 60.0, 2.0, CapacitySource.RATE, 1), 3)
+    assert controller.capacities.known([Rank(1)]) == {Rank(1): 60.0}
 
 
-def test_idle_links_are_probed_one_at_a_time_and_not_again_at_once() -> None:
+def test_idle_links_are_probed_one_at_a_time_with_pauses() -> None:
     job = job_of(3)
-    director = ResourceController(job, Rank(0))
-    director.handle(Peers(membership_of(job), 1000), 0.0)
-    first, second = director.link_to_probe(0.0), director.link_to_probe(0.0)
+    controller = ResourceController(job, Rank(0))
+    controller.handle(Peers(membership_of(job), 1000), 0.0)
+    first, second = controller.link_to_probe(0.0), controller.link_to_probe(0.0)
     assert first is not None
     assert second is not None
     assert (first.identity.rank, second.identity.rank) == (1, 2)
-    assert director.link_to_probe(0.0) is None
-    director.probed(Rank(1), 100_000, 0.1, 0.0)
-    again = director.link_to_probe(PROBE_RETRY_S)
+    assert controller.link_to_probe(0.0) is None
+    controller.probed(Rank(1), 100_000, 0.1, 0.0)
+    again = controller.link_to_probe(PROBE_RETRY_S)
     assert again is not None
     assert again.identity.rank == 2, "its probe failed"
-    later = director.link_to_probe(IDLE_LINK_S)
+    later = controller.link_to_probe(IDLE_LINK_S)
     assert later is not None
     assert later.identity.rank == 1
 
 
-def test_a_worker_by_which_a_group_has_grown_gets_its_share() -> None:
-    """Nobody knew of it when the run began; it knows of itself, and of another that came later."""
+def test_a_worker_added_to_a_group_gets_its_share() -> None:
+    """The run began without it. It knows itself and another worker that joined later."""
     job = job_of(2).with_group_ranks()
     grown = job_of(4).with_group_ranks()
-    directors = [ResourceController(job, worker.rank) for worker in grown.workers()]
-    for director in directors[:2]:
-        director.handle(Peers(membership_of(job), 50_000), 0.0)
-        director.handle(StepTiming(1, 96, 1.0, 1.0, 1.0), 1.0)
-    told = [director.handle(Peers(membership_of(grown), 50_000), 2.0) for director in directors]
-    assert [directive and directive.local_batch_size for directive in told] == [GLOBAL // 4] * 4
-    assert [len(director.neighbours()) for director in directors] == [3] * 4
+    controllers = [ResourceController(job, worker.rank) for worker in grown.workers()]
+    for controller in controllers[:2]:
+        controller.handle(Peers(membership_of(job), 50_000), 0.0)
+        controller.handle(StepTiming(1, 96, 1.0, 1.0, 1.0), 1.0)
+    directives = [
+        controller.handle(Peers(membership_of(grown), 50_000), 2.0) for controller in controllers
+    ]
+    assert [directive and directive.local_batch_size for directive in directives] == [
+        GLOBAL // 4
+    ] * 4
+    assert [len(controller.neighbours()) for controller in controllers] == [3] * 4
 
 
 # ---- the heat budget -----------------------------------------------------------------------------
@@ -544,13 +556,13 @@ INVALID = [0.0, -0.1, 1.01, math.nan, math.inf]
 
 
 def alone() -> ResourceController:
-    """A worker of two, which knows its own speed only."""
-    controller = SynchronousJob([1.0, 1.0]).directors[0]
+    """One of two workers, which knows only its own speed."""
+    controller = SynchronousJob([1.0, 1.0]).controllers[0]
     controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
     return controller
 
 
-def test_capacity_follows_the_mean_share_and_the_directive_the_present_one() -> None:
+def test_capacity_follows_the_mean_share_and_the_directive_the_present_share() -> None:
     controller = alone()
     before = controller.own().samples_per_s
     directive = controller.set_compute_share(0.5, 0.8, 10.0)
@@ -562,17 +574,17 @@ def test_capacity_follows_the_mean_share_and_the_directive_the_present_one() -> 
 
 def test_a_limited_worker_has_a_smaller_part_of_the_batch() -> None:
     job = SynchronousJob([1.0, 1.0])
-    for director in job.directors:
-        director.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
-    job.directors[0].set_compute_share(0.5, 0.5, 10.0)
+    for controller in job.controllers:
+        controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    job.controllers[0].set_compute_share(0.5, 0.5, 10.0)
     for receiver, sender in ((0, 1), (1, 0)):
-        job.directors[receiver].handle_capacity(job.directors[sender].own(), 1)
+        job.controllers[receiver].handle_capacity(job.controllers[sender].own(), 1)
     hot, cool = job.batches()
     assert hot + cool == 192
     assert hot == pytest.approx(192 / 3, abs=2)
 
 
-def test_a_small_change_makes_no_directive_and_the_end_of_the_limit_does() -> None:
+def test_a_small_change_makes_no_directive_but_the_end_of_the_limit_does() -> None:
     controller = alone()
     controller.set_compute_share(0.985, 0.985, 10.0)
     assert controller.set_compute_share(0.97, 0.985, 12.0) is None
@@ -581,7 +593,7 @@ def test_a_small_change_makes_no_directive_and_the_end_of_the_limit_does() -> No
     assert directive.compute_share == 1.0
 
 
-def test_a_restarted_sidecar_goes_on_from_the_share_of_its_trainer() -> None:
+def test_a_restarted_sidecar_continues_from_the_share_of_its_trainer() -> None:
     restarted = ResourceController(job_of(2), Rank(0))
     restarted.handle(Directive(7, 48, 192, compute_share=0.4), 0.0)
     restarted.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
@@ -597,40 +609,40 @@ def test_an_invalid_share_is_refused(share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0, 1.01, 2**60])
-def test_a_trainer_refuses_an_invalid_share_of_a_message(share: float) -> None:
+def test_a_trainer_refuses_an_invalid_share_in_a_message(share: float) -> None:
     fields = json.loads(encode(Directive(1, 48, 192)))
     fields["compute_share"] = share
     with pytest.raises(ContractError, match="compute share"):
         decode(json.dumps(fields).encode())
 
 
-# ---- the speed that is expected ------------------------------------------------------------------
+# ---- the expected speed --------------------------------------------------------------------------
 
 
 def measured_pair() -> SynchronousJob:
-    """Two equal workers, which know each other's speed."""
+    """Two equal workers that know each other's speed."""
     job = SynchronousJob([1.0, 1.0])
-    for director in job.directors:
-        director.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
+    for controller in job.controllers:
+        controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 0.0)
     exchange_capacities(job)
     return job
 
 
 def exchange_capacities(job: SynchronousJob) -> None:
     for receiver, sender in ((0, 1), (1, 0)):
-        job.directors[receiver].handle_capacity(job.directors[sender].own(), 1)
+        job.controllers[receiver].handle_capacity(job.controllers[sender].own(), 1)
 
 
-def test_an_expected_speed_counts_instead_of_the_measured_one_until_it_ends() -> None:
-    controller = measured_pair().directors[0]
+def test_an_expected_speed_replaces_the_measured_one_until_it_ends() -> None:
+    controller = measured_pair().controllers[0]
     measured = controller.measured_samples_per_s()
     assert measured == pytest.approx(100.0)
     directive = controller.set_expected_speed(50.0, "other work is expected", 10.0)
     assert controller.own().samples_per_s == 50.0
     assert controller.measured_samples_per_s() == measured
     assert directive is not None
-    told = "capacity of 0 fell from 100 to 50 samples/s; other work is expected"
-    assert directive.reason == told
+    reason = "capacity of 0 fell from 100 to 50 samples/s; other work is expected"
+    assert directive.reason == reason
     ended = controller.set_expected_speed(None, "", 20.0)
     assert controller.own().samples_per_s == measured
     assert ended is not None
@@ -638,7 +650,7 @@ def test_an_expected_speed_counts_instead_of_the_measured_one_until_it_ends() ->
 
 
 def test_an_expected_speed_ends_with_its_trainer() -> None:
-    controller = measured_pair().directors[0]
+    controller = measured_pair().controllers[0]
     controller.set_expected_speed(50.0, "other work is expected", 10.0)
     controller.trainer_started()
     controller.handle(SpeedProbe(100, 1.0, 1.0, 0.0, None, 100), 60.0)
@@ -647,21 +659,21 @@ def test_an_expected_speed_ends_with_its_trainer() -> None:
 
 def test_a_worker_that_is_expected_to_be_slow_has_a_smaller_part_of_the_batch() -> None:
     job = measured_pair()
-    job.directors[0].set_expected_speed(50.0, "soon", 10.0)
+    job.controllers[0].set_expected_speed(50.0, "soon", 10.0)
     exchange_capacities(job)
     slow, fast = job.batches()
     assert slow + fast == GLOBAL
     assert slow == pytest.approx(GLOBAL / 3, abs=2)
 
 
-def test_nothing_is_expected_of_a_worker_that_has_not_been_measured() -> None:
-    controller = SynchronousJob([1.0, 1.0]).directors[0]
+def test_an_unmeasured_worker_has_no_expected_speed() -> None:
+    controller = SynchronousJob([1.0, 1.0]).controllers[0]
     assert controller.measured_samples_per_s() is None
     controller.set_expected_speed(50.0, "soon", 10.0)
     assert controller.own().samples_per_s == 0.0
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
-def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
+def test_an_impossible_speed_is_refused(speed: float) -> None:
     with pytest.raises(ValueError, match="allowed: positive, finite"):
         alone().set_expected_speed(speed, "soon", 0.0)

@@ -1,6 +1,8 @@
-"""Facts: single steps that cost several times as much do not move a cost; a cost that has really
-changed is followed within five observations, smaller changes within the window; after a change of
-circumstances the last value fades as new ones come; short observations merge.
+"""Tests of the cost of a sample.
+
+Single steps at several times the cost do not move the estimate. A real large change is followed
+within five observations, a smaller one within the window. After a change of conditions the last
+value fades as new ones arrive. Short observations merge.
 """
 
 from __future__ import annotations
@@ -50,28 +52,28 @@ def test_a_small_change_is_followed_within_the_window() -> None:
     assert cost.cost_s() == pytest.approx(COST_S * 1.1)
 
 
-def test_the_last_value_fades_as_new_ones_come() -> None:
+def test_the_last_value_fades_as_new_ones_arrive() -> None:
     cost = fed([COST_S] * 3)
     cost.reset()
     assert cost.cost_s() == pytest.approx(COST_S)
-    told_s = []
+    estimates_s = []
     for _ in range(BLENDING_OBSERVATIONS):
         cost.add(1000, 1.2 * COST_S * 1000)
-        told_s.append(cost.cost_s())
-    assert told_s == pytest.approx([1.05 * COST_S, 1.1 * COST_S, 1.15 * COST_S, 1.2 * COST_S])
+        estimates_s.append(cost.cost_s())
+    assert estimates_s == pytest.approx([1.05 * COST_S, 1.1 * COST_S, 1.15 * COST_S, 1.2 * COST_S])
 
 
-def test_one_far_off_does_not_carry_the_last_value_away() -> None:
+def test_one_outlier_does_not_displace_the_last_value() -> None:
     cost = fed([COST_S] * 3)
     cost.reset()
     cost.add(1000, 9 * COST_S * 1000)
     assert cost.cost_s() == pytest.approx(COST_S, rel=0.13)
     for _ in range(BLENDING_OBSERVATIONS):
         cost.add(1000, 2 * COST_S * 1000)
-    assert cost.cost_s() == pytest.approx(2 * COST_S), "that was no chance"
+    assert cost.cost_s() == pytest.approx(2 * COST_S), "a repeated value is not an outlier"
 
 
-def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:
+def test_the_cost_is_unknown_without_enough_observations_or_a_given_value() -> None:
     cost = SampleCost()
     cost.add(1, ENOUGH_CPU_S / 4)
     assert cost.cost_s() is None
@@ -85,7 +87,7 @@ def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:
 def test_short_observations_count_together() -> None:
     cost = SampleCost()
     for number in range(4000):
-        cost.add(1, 1e-4 * (1 + number % 2))  # a clock too coarse for one
+        cost.add(1, 1e-4 * (1 + number % 2))  # a clock too coarse for one observation
     assert cost.cost_s() == pytest.approx(1.5e-4, rel=0.02)
     assert cost.window_s <= MAX_OBSERVATIONS * (MIN_CPU_S + 2e-4)
 
@@ -95,12 +97,12 @@ def test_short_observations_count_together() -> None:
     st.floats(1e-3, 1e3),
 )
 def test_a_cost_lies_between_the_extremes_and_keeps_its_unit(
-    seen: list[tuple[int, float]], scale: float
+    observed: list[tuple[int, float]], scale: float
 ) -> None:
     cost = SampleCost()
-    for samples, cpu_s in seen:
+    for samples, cpu_s in observed:
         cost.add_measured(samples, cpu_s)
     value_s = cost.cost_s()
-    each_s = [cpu_s / samples for samples, cpu_s in seen]
+    each_s = [cpu_s / samples for samples, cpu_s in observed]
     assert value_s is not None
     assert min(each_s) * 0.999999 <= value_s <= max(each_s) * 1.000001

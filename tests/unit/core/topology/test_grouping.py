@@ -1,11 +1,14 @@
-"""What a sidecar knows of all links, and what a director makes of its grouping.
+"""Tests of the sidecar's link rates and of the controller's grouping.
 
-Proves: a link is known after three probes, counts as what all but one of five saw, and no faster
-than a probe can tell; unknown links are probed soon, known ones in turn, one every five seconds,
-whoever uses them; a director budgets neighbours alone, tells its trainer of every grouping and why,
-takes its grouping up again after a restart, probes who is no neighbour, believes no nonsense; a
-gateway that is lost is replaced at once, one that has not come yet is not.
-Left out: which groups (tests/property/test_clusters.py).
+A link is known after three probes. Its rate is the one that all but one of the last five probes
+reached, and at most the rate that a probe can resolve. Unknown links are probed soon. Known links
+are probed in turn, one every five seconds, used or not.
+
+A controller budgets neighbours only. It reports each grouping to its trainer with a reason, and
+restores it after a restart. It probes workers that are not neighbours, and refuses invalid
+groupings. A lost gateway is replaced at once; a gateway that has not joined yet is not.
+
+Left out: the choice of groups (tests/property/test_clusters.py).
 """
 
 from __future__ import annotations
@@ -56,46 +59,46 @@ def members(job: Job, *, lost: tuple[int, ...] = (), come: int = 5) -> Peers:
     return Peers(Membership(1, job.key, 5, found), 100)
 
 
-def directors(count: int = 5) -> list[ResourceController]:
+def controllers(count: int = 5) -> list[ResourceController]:
     job = job_of()
     made = [ResourceController(job, Rank(rank)) for rank in range(count)]
-    for director in made:
-        director.handle(members(job), 0.0)
+    for controller in made:
+        controller.handle(members(job), 0.0)
     return made
 
 
-def step(director: ResourceController, iteration: int, now_s: float) -> None:
-    director.handle(StepTiming(iteration, 10, 0.1, 0.1, 0.1), now_s)
+def step(controller: ResourceController, iteration: int, now_s: float) -> None:
+    controller.handle(StepTiming(iteration, 10, 0.1, 0.1, 0.1), now_s)
 
 
 def probe_all(
     made: list[ResourceController], groups: list[set[int]], now_s: float, times: int = 3
 ) -> None:
-    """Every link, so many times; then all tell all."""
-    for rank, director in enumerate(made):
+    """Probe each link so many times; then let all workers report to all."""
+    for rank, controller in enumerate(made):
         for peer in range(len(made)):
             together = any({rank, peer} <= group for group in groups)
             for _ in range(times if peer != rank else 0):
-                director.probed(Rank(peer), FAST if together else SLOW, 1.0, now_s)
-    tell_all(made)
+                controller.probed(Rank(peer), FAST if together else SLOW, 1.0, now_s)
+    report_all(made)
 
 
-def tell_all(made: list[ResourceController]) -> None:
+def report_all(made: list[ResourceController]) -> None:
     for teller in made:
         for hearer in made:
             if hearer is not teller:
                 hearer.handle_capacity(teller.own(), 1)
 
 
-def last(director: ResourceController) -> Directive:
-    assert director.directive is not None
-    return director.directive
+def last(controller: ResourceController) -> Directive:
+    assert controller.directive is not None
+    return controller.directive
 
 
 # ---- rates of pairs ----------------------------------------------------------------------------
 
 
-def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
+def test_the_rate_of_a_link_is_one_that_all_but_one_of_the_last_probes_reached() -> None:
     rates = PairBandwidths(Rank(0))
     known = []
     for rate in (4e6, 1e6, 3e6, 5e6, 6e6, 7e6, 8e6):
@@ -104,7 +107,7 @@ def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
     assert known == [None, None, 3e6, 3e6, 3e6, 3e6, 5e6]
 
 
-def test_what_a_probe_cannot_tell_apart_is_the_same_and_the_slower_direction_counts() -> None:
+def test_rates_that_a_probe_cannot_distinguish_are_equal_and_the_slower_direction_counts() -> None:
     rates = PairBandwidths(Rank(0))
     for _ in range(3):
         rates.probed(Rank(1), 1e9)
@@ -123,7 +126,7 @@ def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
     while now_s < 2 * PAIR_RETRY_S + 1:
         while (peer := rates.next_to_probe([Rank(1), Rank(2)], now_s)) is not None:
             asked.append((now_s, peer))
-            if peer == 1:  # the other one does not answer
+            if peer == 1:  # the other worker does not answer
                 rates.probed(peer, 1e6)
         now_s += 1.0
     assert asked == [(0.0, 1), (0.0, 2), (2.0, 1), (2.0, 2), (4.0, 1), (4.0, 2)]
@@ -138,7 +141,7 @@ def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
     assert PAIR_PROBE_S == 5.0
 
 
-def test_a_link_of_which_nothing_is_found_out_keeps_no_other_from_its_turn() -> None:
+def test_a_link_without_a_result_does_not_delay_the_probes_of_others() -> None:
     rates, asked = PairBandwidths(Rank(0)), []
     for now_s in range(300):
         while (peer := rates.next_to_probe([Rank(1), Rank(2), Rank(3)], float(now_s))) is not None:
@@ -149,97 +152,97 @@ def test_a_link_of_which_nothing_is_found_out_keeps_no_other_from_its_turn() -> 
     assert asked.count(Rank(3)) >= 300 / PAIR_RETRY_S - 1
 
 
-# ---- the director ------------------------------------------------------------------------------
+# ---- the controller ----------------------------------------------------------------------------
 
 
 def test_before_links_are_known_groups_are_the_sites() -> None:
-    made = directors()
-    assert [director.grouping for director in made] == [BY_SITES] * 5
+    made = controllers()
+    assert [controller.grouping for controller in made] == [BY_SITES] * 5
     assert {m.identity.rank for m in made[0].neighbours()} == {1, 2, 3}
     assert {m.identity.rank for m in made[1].neighbours()} == {0, 2}
-    assert [last(director).grouping for director in made] == [BY_SITES] * 5
+    assert [last(controller).grouping for controller in made] == [BY_SITES] * 5
 
 
-def test_a_grouping_of_the_decider_reaches_every_trainer_with_its_reason() -> None:
-    made = directors()
+def test_a_grouping_of_the_decider_reaches_each_trainer_with_its_reason() -> None:
+    made = controllers()
     probe_all(made, [{0, 1}, {2, 3, 4}], 1.0)
-    for director in reversed(made):
-        director.regroup_if_due(1.0)
-    tell_all(made)
+    for controller in reversed(made):
+        controller.regroup_if_due(1.0)
+    report_all(made)
     wanted = Grouping(1, Rank(0), ((0, 1), (2, 3, 4)), (0, 3))
-    for director in made:
-        assert last(director).grouping == wanted
-        assert "worker 0 made groups (1) of links: 0 1 | 3 2 4" in last(director).reason
+    for controller in made:
+        assert last(controller).grouping == wanted
+        assert "worker 0 made groups (1) of links: 0 1 | 3 2 4" in last(controller).reason
     # budgets are for neighbours, at the rates that the probes have found
     assert set(last(made[2]).budget_bytes) == {3, 4}
     assert set(last(made[3]).budget_bytes) == {0, 2, 4}
     assert last(made[2]).bandwidth_bytes_per_s == {0: SLOW, 1: SLOW, 3: FAST, 4: FAST}
 
 
-def test_links_that_training_uses_are_probed_too_and_their_budget_stands() -> None:
-    made = directors()
-    director = made[0]
+def test_links_used_by_training_are_probed_too_and_keep_their_budget() -> None:
+    made = controllers()
+    controller = made[0]
     for at in range(20):
-        while director.link_to_probe(float(at)) is not None:
+        while controller.link_to_probe(float(at)) is not None:
             pass
     probe_all(made, [{0, 1, 2}, {3, 4}], 20.0)
-    probed = [director.link_to_probe(float(at)) for at in range(20, 60)]
+    probed = [controller.link_to_probe(float(at)) for at in range(20, 60)]
     assert {m.identity.rank for m in probed if m is not None} == {1, 2, 3, 4}
-    budgets = dict(last(director).budget_bytes)
-    assert director.probed(Rank(1), 10, 1.0, 21.0) is None
-    assert last(director).budget_bytes == budgets
+    budgets = dict(last(controller).budget_bytes)
+    assert controller.probed(Rank(1), 10, 1.0, 21.0) is None
+    assert last(controller).budget_bytes == budgets
 
 
 def test_a_lost_gateway_is_replaced_at_once_and_its_return_changes_nothing() -> None:
-    made = directors()
+    made = controllers()
     job = job_of()
-    for director in made:
-        step(director, 1, 1.0)
-    for director in made[1:]:
-        director.handle(members(job, lost=(0,)), 2.0)
-    tell_all(made[1:])
+    for controller in made:
+        step(controller, 1, 1.0)
+    for controller in made[1:]:
+        controller.handle(members(job, lost=(0,)), 2.0)
+    report_all(made[1:])
     wanted = Grouping(1, Rank(1), BY_SITES.groups, (1, 3))
-    assert [director.grouping for director in made[1:]] == [wanted] * 4
-    for director in made:
-        director.handle(members(job), 3.0)
-    tell_all(made)
-    assert [director.grouping for director in made] == [wanted] * 5
+    assert [controller.grouping for controller in made[1:]] == [wanted] * 4
+    for controller in made:
+        controller.handle(members(job), 3.0)
+    report_all(made)
+    assert [controller.grouping for controller in made] == [wanted] * 5
 
 
-def test_who_has_not_come_yet_is_a_gateway_all_the_same() -> None:
+def test_a_worker_that_has_not_joined_yet_can_be_a_gateway() -> None:
     job = job_of()
-    director = ResourceController(job, Rank(0))
-    director.handle(members(job, come=2), 0.0)
-    director.regroup_if_due(1.0)
-    assert director.grouping == BY_SITES
+    controller = ResourceController(job, Rank(0))
+    controller.handle(members(job, come=2), 0.0)
+    controller.regroup_if_due(1.0)
+    assert controller.grouping == BY_SITES
 
 
-def test_a_sidecar_that_restarts_takes_its_grouping_up_from_the_trainer() -> None:
-    made = directors()
+def test_a_restarted_sidecar_gets_its_grouping_from_the_trainer() -> None:
+    made = controllers()
     probe_all(made, [{0, 1}, {2, 3, 4}], 1.0)
     made[0].regroup_if_due(1.0)
-    anew = ResourceController(job_of(), Rank(0))
-    anew.handle(last(made[0]), 2.0)
-    anew.handle(members(job_of()), 2.0)
-    assert anew.grouping == made[0].grouping
-    assert {m.identity.rank for m in anew.neighbours()} == {1, 3}
+    restarted = ResourceController(job_of(), Rank(0))
+    restarted.handle(last(made[0]), 2.0)
+    restarted.handle(members(job_of()), 2.0)
+    assert restarted.grouping == made[0].grouping
+    assert {m.identity.rank for m in restarted.neighbours()} == {1, 3}
 
 
-def test_nonsense_about_groups_is_refused() -> None:
-    director = directors()[0]
-    said = Capacity(Rank(1), 10.0, 2.0, CapacitySource.RATE, 1, grouping=BY_SITES)
-    director.handle_capacity(said, 1)
+def test_an_invalid_grouping_is_refused() -> None:
+    controller = controllers()[0]
+    capacity = Capacity(Rank(1), 10.0, 2.0, CapacitySource.RATE, 1, grouping=BY_SITES)
+    controller.handle_capacity(capacity, 1)
     for wrong in (
         replace(BY_SITES, version=1, groups=((0, 1), (3, 4)), gateways=(0, 3)),
         replace(BY_SITES, version=1, gateways=(3, 0)),
     ):
         with pytest.raises(ContractError):
-            director.handle_capacity(replace(said, grouping=wrong), 1)
-    assert director.grouping == BY_SITES
+            controller.handle_capacity(replace(capacity, grouping=wrong), 1)
+    assert controller.grouping == BY_SITES
 
 
-def test_of_two_groupings_of_one_version_the_larger_one_is_held() -> None:
-    """Whichever arrives first: all sidecars come to the same one."""
+def test_of_two_groupings_with_one_version_the_larger_is_kept() -> None:
+    """The order of arrival does not matter: all sidecars keep the same grouping."""
     lesser, larger = (
         Grouping(3, Rank(rank), BY_SITES.groups, BY_SITES.gateways) for rank in (1, 2)
     )

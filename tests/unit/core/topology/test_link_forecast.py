@@ -1,10 +1,12 @@
-"""Proves: the network computes what NumPy computes of the same file, whatever the workers are
-called; the shipped file is small and readable; a missing or damaged one is named with what to do.
-Predictions: of nothing, one link, parts without a link between them, and rates that are no numbers;
-rates of one class stay as measured; a link that becomes slower is predicted slower than one that
-becomes faster; the last measured direction counts.
+"""Tests of the link forecast.
 
-Leaves out: what groups come of it (tests/property/test_learned_groups.py).
+The network computes the same as NumPy from the same file, for any names of workers. The
+shipped file is small and readable. The error for a missing or damaged file names it and states the
+remedy. Forecasts exist for no link, one link, parts without a known link between them, and rates
+that are not finite. Rates of one class stay as measured. A link that slows down is predicted slower
+than one that speeds up. The direction measured last counts.
+
+Left out: the resulting groups (tests/property/test_learned_groups.py).
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def random_features(count: int, seed: int) -> dict[tuple[Rank, Rank], list[float
 
 
 def by_numpy(found: dict[str, Any], features: dict[tuple[Rank, Rank], list[float]]) -> Any:
-    """The network over all pairs at once, as a message-passing network over matrices."""
+    """Compute the network over all pairs at once, as a message-passing network over matrices."""
     edges, feature_EF = list(features), np.array(list(features.values()))
     count = 1 + max(max(edge) for edge in edges)
     is_end_EN = np.array([[node in edge for node in range(count)] for edge in edges], float)
@@ -74,7 +76,7 @@ def by_numpy(found: dict[str, Any], features: dict[tuple[Rank, Rank], list[float
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
-def test_the_network_computes_what_numpy_does(count: int) -> None:
+def test_the_network_computes_the_same_as_numpy(count: int) -> None:
     found, features = document(), random_features(count, 1)
     predicted = parse_model(json.dumps(found).encode()).predict(features)
     assert predicted == pytest.approx(by_numpy(found, features), abs=1e-9)
@@ -135,14 +137,16 @@ def damaged(**changes: Any) -> bytes:
         (damaged(layers__output__bias=[1e9]), "no numbers"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_to_do(data: bytes, names: str) -> None:
+def test_the_error_for_a_damaged_file_names_it_and_the_remedy(data: bytes, names: str) -> None:
     with pytest.raises(ContractError, match=names) as caught:
         parse_model(data)
     for words in (forecast_model.FILE, "grouping: links", "--train"):
         assert words in str(caught.value)
 
 
-def test_a_missing_file_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_file_names_it_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(forecast_model, "FILE", "absent.json")
     with pytest.raises(ContractError, match=r"absent\.json.*cannot be read.*Install DLion again"):
         shipped_model.__wrapped__()
@@ -165,7 +169,7 @@ TWO = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("reported", [{}, {(Rank(0), Rank(1)): 1e6}])
-def test_nothing_or_one_link_stays_as_measured(reported: dict[Any, float]) -> None:
+def test_no_link_or_one_link_stays_as_measured(reported: dict[Any, float]) -> None:
     forecast = LinkForecast(MODEL)
     assert forecast.rates(range(2), reported, 0.0) == reported
     assert forecast.rates([], reported, 5.0) == {}
@@ -181,7 +185,7 @@ def test_rates_of_one_class_stay_as_measured() -> None:
     }
 
 
-def test_rates_that_are_no_numbers_are_ignored() -> None:
+def test_rates_that_are_not_finite_are_ignored() -> None:
     reported = reports(TWO)
     for link, rate in zip(list(reported)[:4], (math.nan, math.inf, 0.0, -1.0), strict=True):
         reported[link] = rate
@@ -192,14 +196,14 @@ def test_rates_that_are_no_numbers_are_ignored() -> None:
     assert (0, 1) not in LinkForecast(MODEL).rates(range(8), reported, 0.0)
 
 
-def test_parts_without_a_known_link_between_them_are_predicted_each() -> None:
+def test_each_part_without_a_known_link_to_others_is_predicted() -> None:
     reported = {link: rate for link, rate in reports(TWO).items() if rate > 1e6}
     reported[Rank(0), Rank(1)] = reported[Rank(1), Rank(0)] = 1e5
     found = LinkForecast(MODEL).rates(range(8), reported, 0.0)
     assert set(found) == {pair for pair in combinations(range(8), 2) if pair[1] < 4 or pair[0] > 3}
 
 
-def test_a_link_on_its_way_down_is_predicted_slower_than_one_on_its_way_up() -> None:
+def test_a_link_that_slows_down_is_predicted_slower_than_one_that_speeds_up() -> None:
     forecast = LinkForecast(MODEL)
     for step in range(7):
         reported = reports(TWO)
@@ -214,7 +218,7 @@ def test_a_link_on_its_way_down_is_predicted_slower_than_one_on_its_way_up() -> 
             assert found[Rank(0), Rank(1)] < 0.8 * found[Rank(4), Rank(5)]
 
 
-def test_the_direction_that_was_measured_lately_counts() -> None:
+def test_the_direction_measured_last_counts() -> None:
     history, there, back = LinkHistory(), (Rank(0), Rank(1)), (Rank(1), Rank(0))
     assert history.observe([0, 1], {there: 5.0, back: 3.0}, 0.0) == {(0, 1): 3.0}
     assert history.observe([0, 1], {there: 6.0, back: 3.0}, FRESH_S) == {(0, 1): 3.0}
