@@ -1,11 +1,13 @@
-"""Facts: the modules of a program are those beside it that import statements name, from the program
-on: relative imports, packages with and without `__init__.py`, and circles; everything else in the
-folder cannot be imported. Names of installed packages and of Python's modules are refused with file
-and line, but not an editable installation of the same file, nor what only the script's folder has;
-links out of the folder are refused; files that are not Python, names that are no files, and
-thousands of modules harm nothing. A ConfigMap's keys and a folder give the same modules.
+"""Tests of the modules of a program.
 
-Left out: what a program makes of them (tests/unit/worker/training/test_programs), how they travel
+They are the modules beside the program that import statements name: relative imports, packages with
+and without `__init__.py`, and cycles. Other files in the folder cannot be imported. Names of
+installed packages and of Python's modules are refused with file and line. An editable installation
+of the same file is accepted, and so are modules that only the script's folder has. Links out of the
+folder are refused. Files that are not Python, missing names and thousands of modules do no harm. A
+ConfigMap's keys and a folder give the same modules.
+
+Left out: the use by a program (tests/unit/worker/training/test_programs); the transfer
 (tests/unit/cli/test_program_files).
 """
 
@@ -33,7 +35,7 @@ def no_modules_left() -> Iterator[None]:
 
 
 def written(folder: Path, **texts: str) -> Path:
-    """Files by dotted name; `__` ends a package. The program."""
+    """Write files by dotted name (`__` ends a package); return the program."""
     for name, text in texts.items():
         path = folder.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,14 +44,14 @@ def written(folder: Path, **texts: str) -> Path:
 
 
 def found(folder: Path, **texts: str) -> list[str]:
-    """Names of the modules; there must be no problem."""
+    """Return the names of the modules; there must be no problem."""
     modules = find_modules(written(folder, **texts))
     assert modules.problems == ()
     return list(modules.files)
 
 
 def problem(folder: Path, **texts: str) -> str:
-    """The one problem."""
+    """Return the only problem."""
     (text,) = find_modules(written(folder, **texts)).problems
     return text
 
@@ -86,7 +88,7 @@ NET: dict[str, str] = {
         ("text = 'import net'", []),
     ],
 )
-def test_what_import_statements_name_is_found(
+def test_modules_named_by_import_statements_are_found(
     tmp_path: Path, statement: str, wanted: list[str]
 ) -> None:
     assert found(tmp_path, program=statement, **NET) == wanted
@@ -115,7 +117,7 @@ def test_relative_imports_are_followed(
 
 
 def test_relative_imports_outside_of_a_package_are_refused(tmp_path: Path) -> None:
-    """But where the file expects that they fail."""
+    """The exception is a file that expects the failure."""
     text = problem(tmp_path, program="\nfrom .net import layers", **NET)
     assert text.startswith(
         f"{tmp_path / 'program.py'}:2: is a relative import outside of a package"
@@ -126,7 +128,7 @@ def test_relative_imports_outside_of_a_package_are_refused(tmp_path: Path) -> No
     assert found(tmp_path, program=tried, **NET) == ["net", "net.layers"]
 
 
-def test_a_package_without_init_has_only_what_is_imported(tmp_path: Path) -> None:
+def test_a_package_without_init_has_only_imported_modules(tmp_path: Path) -> None:
     texts = {"program": "import bare.deep.one", "bare.deep.one": "x = 1", "bare.two": ""}
     modules = find_modules(written(tmp_path, **texts))
     assert list(modules.files) == ["bare.deep.one"]
@@ -138,7 +140,7 @@ def test_a_package_without_init_has_only_what_is_imported(tmp_path: Path) -> Non
     assert found(tmp_path, program="import data") == []
 
 
-def test_modules_may_import_each_other_in_circles_and_the_program(tmp_path: Path) -> None:
+def test_modules_may_import_each_other_in_cycles_and_the_program(tmp_path: Path) -> None:
     texts = {
         "program": "import a",
         "a": "import b",
@@ -162,8 +164,8 @@ def test_a_package_comes_before_a_module_and_a_module_before_a_bare_folder(tmp_p
 
 @pytest.mark.parametrize("name", ["numpy", "random", "sys", "dlion_worker", "tensorflow"])
 @pytest.mark.parametrize("form", ["{}", "{}.__init__"])
-def test_the_name_of_something_installed_is_refused(tmp_path: Path, name: str, form: str) -> None:
-    """Once, however often it is imported."""
+def test_the_name_of_an_installed_package_is_refused(tmp_path: Path, name: str, form: str) -> None:
+    """It is refused once for any number of imports."""
     texts = {"program": f"# mine\nfrom {name} import x\nimport {name}, other"}
     texts |= {"other": f"import {name}", form.format(name): ""}
     text = problem(tmp_path, **texts)
@@ -172,7 +174,7 @@ def test_the_name_of_something_installed_is_refused(tmp_path: Path, name: str, f
     assert "a module of Python's own" in text or "an installed package (" in text
 
 
-def test_what_is_not_imported_may_have_any_name(tmp_path: Path) -> None:
+def test_files_that_are_not_imported_may_have_any_name(tmp_path: Path) -> None:
     texts = {"program": "import net", "net": "", "numpy": "raise SystemExit", "random": ""}
     modules = find_modules(written(tmp_path, **texts))
     assert (list(modules.files), modules.problems) == (["net"], ())
@@ -181,17 +183,17 @@ def test_what_is_not_imported_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_hides_a_folder_and_the_program_itself(tmp_path: Path) -> None:
-    """As in Python: a folder of data, and `keras.py` that imports Keras."""
+    """As in Python, this holds for a folder of data, and for `keras.py` that imports Keras."""
     assert found(tmp_path, program="import keras.layers", **{"keras.layers": ""}) == []
     (tmp_path / "numpy.py").write_text("import numpy")
     modules = find_modules(tmp_path / "numpy.py")
     assert modules == ProgramModules({}, imports_program=False, problems=())
 
 
-def test_an_installation_of_the_same_file_is_no_other(
+def test_an_installation_of_the_same_file_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An editable one. Another file of that name is, but not a bare folder."""
+    """The installation is editable. Another file of that name is refused, but not a bare folder."""
     texts = {"program": "import net.layers, bare.one", "bare.one": ""}
     monkeypatch.syspath_prepend(tmp_path)
     assert found(tmp_path, **texts, **NET) == ["bare.one", "net", "net.layers"]
@@ -230,24 +232,24 @@ print([*found.files], *found.problems)
         (["PYTHONPATH", "-c", FIND], True),
     ],
 )
-def test_the_folder_of_a_script_or_a_shell_is_nothing_installed(
+def test_modules_in_the_folder_of_a_script_or_a_shell_are_not_installed(
     tmp_path: Path, arguments: list[str], is_refused: bool
 ) -> None:
-    """A run does not have it: `python -P` starts it."""
+    """A run does not have that folder, because `python -P` starts it."""
     written(tmp_path, helpers="X = 1", go=FIND, **{"other.run": FIND})
     written(tmp_path / "programs", program="import helpers", helpers="X = 2")
     environment = {**os.environ}
     if arguments[0] == "PYTHONPATH":
         arguments = arguments[1:]
         environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, *arguments],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     if is_refused:
-        assert f"has the name of an installed package ({tmp_path / 'helpers.py'})" in told
+        assert f"has the name of an installed package ({tmp_path / 'helpers.py'})" in output
     else:
-        assert told == "['helpers']\n"
+        assert output == "['helpers']\n"
 
 
 def test_links_out_of_the_folder_are_refused_and_others_followed(tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_links_out_of_the_folder_are_refused_and_others_followed(tmp_path: Path)
 
 
 def test_files_that_are_not_python_are_named(tmp_path: Path) -> None:
-    """But not the program: to load it fails."""
+    """The program itself is an exception: its load fails."""
     text = problem(tmp_path, program="import net", net="x = 1\ndef f(:")
     assert text.startswith(f"{tmp_path / 'net.py'}:2: is not Python: ")
     for content in ("\0", "(" * 100_000):
@@ -277,7 +279,7 @@ def test_files_that_are_not_python_are_named(tmp_path: Path) -> None:
     assert found(tmp_path, program="import net\ndef f(:") == []
 
 
-def test_what_is_no_file_is_no_module(tmp_path: Path) -> None:
+def test_a_name_without_a_file_is_not_a_module(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "loop.py").symlink_to("loop.py")
@@ -297,8 +299,8 @@ def test_thousands_of_modules_are_found(tmp_path: Path) -> None:
     assert len(names) == 2_001
 
 
-def test_keys_of_a_config_map_are_the_same_modules(tmp_path: Path) -> None:
-    """As a kubelet mounts them: links into a folder of links."""
+def test_keys_of_a_config_map_give_the_same_modules(tmp_path: Path) -> None:
+    """A kubelet mounts them as links into a folder of links."""
     texts: dict[str, str] = {
         "program": "from net.layers import WIDTH\nimport bare.one, helper",
         "net.__init__": "from .deep import *",

@@ -104,27 +104,27 @@ def test_all_bytes_of_an_unused_link_are_reported() -> None:
     assert sum(one.header_bytes for one in found) == 200
 
 
-def test_what_goes_to_no_neighbour_is_reported_seldom_and_its_states_at_once() -> None:
-    told = Told()
+def test_bytes_to_a_non_neighbour_are_reported_rarely_and_states_at_once() -> None:
+    reports = LinkReports()
     away = replace(QUIET, connected=False, neighbour=False)
-    told.states[IDLE] = replace(away, state_total=500)
-    told.pass_time(3)
-    told.states[IDLE] = replace(away, state_total=900, probe_total=7)
-    told.pass_time(3)
-    told.states[IDLE] = replace(away, state_total=900, probe_total=77, header_total=3)
-    told.pass_time(40)
-    found = [(each.time_s, each.state_bytes, each.probe_bytes) for each in told.of(IDLE)]
+    reports.states[IDLE] = replace(away, state_total=500)
+    reports.pass_time(3)
+    reports.states[IDLE] = replace(away, state_total=900, probe_total=7)
+    reports.pass_time(3)
+    reports.states[IDLE] = replace(away, state_total=900, probe_total=77, header_total=3)
+    reports.pass_time(40)
+    found = [(each.time_s, each.state_bytes, each.probe_bytes) for each in reports.of(IDLE)]
     assert found == [(0.5, 500, 0), (3.5, 400, 7), (33.5, 0, 70)]
-    assert not any(each.neighbour for each in told.of(IDLE))
-    told.states[IDLE] = replace(away, state_total=900, probe_total=80, header_total=4)
-    told.end()
-    assert sum(each.probe_bytes for each in told.of(IDLE)) == 80
-    assert sum(each.header_bytes for each in told.of(IDLE)) == 4
+    assert not any(each.neighbour for each in reports.of(IDLE))
+    reports.states[IDLE] = replace(away, state_total=900, probe_total=80, header_total=4)
+    reports.end()
+    assert sum(each.probe_bytes for each in reports.of(IDLE)) == 80
+    assert sum(each.header_bytes for each in reports.of(IDLE)) == 4
 
 
 def test_a_link_that_is_no_longer_kept_is_reported_once() -> None:
-    told = Told()
-    told.pass_time(2)
-    told.states[IDLE] = replace(QUIET, connected=False, neighbour=False)
-    told.pass_time(5)
-    assert [each.neighbour for each in told.of(IDLE)] == [True, True, False]
+    reports = LinkReports()
+    reports.pass_time(2)
+    reports.states[IDLE] = replace(QUIET, connected=False, neighbour=False)
+    reports.pass_time(5)
+    assert [each.neighbour for each in reports.of(IDLE)] == [True, True, False]

@@ -1,8 +1,10 @@
-"""Facts: a keeper's certificate is renewed when half of its life is over, and twice a
-minute where the job names the authority, whose successor signs for workers at any time. A new one
-goes into the credentials that the port and the service hold.
+"""Tests of a keeper's certificate.
 
-Left out: the request itself and TLS (tests/local/test_pods).
+It is renewed after half of its life. If the job names the authority, it is renewed twice a minute,
+because the authority's successor may sign for workers at any time. A new certificate goes into the
+credentials that the port and the service hold.
+
+Left out: the request and TLS (tests/local/test_pods).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ SITE = SiteName("plant-a")
         ({"mode": "CertManager", "issuerName": "example-pki"}, NAMED_RENEWAL_S),
     ],
 )
-def test_it_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
+def test_a_certificate_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
     job, key = load_job(job_document(1, tls=tls)), WorkerKey()
     config = KeeperConfig(job, SITE, Path(), "", "", "", Path(), "", 0)
     signed = CertificateAuthority(SITE).sign(key.csr_pem(), config.identity, job.key)

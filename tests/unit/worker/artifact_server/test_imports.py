@@ -1,5 +1,7 @@
-"""Facts: a keeper starts without TensorFlow and what else only training needs; a pod's first
-process without gRPC and NumPy, too, so that it becomes the next one at once.
+"""Tests of the imports of short-lived processes.
+
+A keeper starts without TensorFlow and other modules that only training needs. A pod's first process
+also starts without gRPC and NumPy, so that it becomes the next process quickly.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The keeper's tar stream, and what the command line makes of it.
+"""Tests of the keeper's tar stream, and of its unpacking by the command line.
 
-Proves: files arrive whole, under their names, with their times and checked; the whole folder comes
-without what means nothing elsewhere; nothing outside the run's folder is sent, nor are links;
-of the records the events alone are sent where that is asked for, the newest of too many;
-missing paths are told; a stream that is cut off, damaged or hostile at any place changes nothing in
-the folder; the program itself, as `dlion fetch` starts it, keeps its exit codes.
+Files arrive complete and checked, with their names and times. The whole folder comes without files
+that mean nothing elsewhere. Files outside the run's folder are not sent, and neither are links. On
+request only the events of the records are sent, and of too many the newest. Missing paths are
+reported. A stream that is truncated, damaged or hostile at any place does not change the folder.
+The program keeps its exit codes when `dlion fetch` starts it.
 
-Leaves out: the way through the cluster (tests/cluster/test_cli_pods.py).
+Left out: the path through the cluster (tests/cluster/test_cli_pods.py).
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 100_000, 10_000_000])
-def test_a_model_arrives_whole(kept: Path, tmp_path: Path, size: int) -> None:
+def test_a_model_arrives_complete(kept: Path, tmp_path: Path, size: int) -> None:
     content = stream(kept, "models/plant-a/model.json" if size == 1 else "models/plant-a")
     out = tmp_path / "out"
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     made = unpack(
         pieces(content, size),
         out,
         rename=lambda name: name.removeprefix("models/plant-a/"),
-        on_progress=lambda done, whole: seen.append((done, whole)),
+        on_progress=lambda done, whole: progress.append((done, whole)),
     )
     assert {path.name for path in made} == names(out)
     assert (out / "model.json").stat().st_mtime == 1_700_000_000
     if size > 1:
         assert (out / "model.keras").read_bytes() == MODEL
-        assert seen[-1] == (len(MODEL) + 2, len(MODEL) + 2)
+        assert progress[-1] == (len(MODEL) + 2, len(MODEL) + 2)
 
 
 def test_the_whole_folder_comes_without_locks_links_and_state(kept: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_whole_folder_comes_without_locks_links_and_state(kept: Path, tmp_pa
     }  # fmt: skip
 
 
-def test_what_was_there_is_replaced_and_the_rest_stays(kept: Path, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_and_the_others_stay(kept: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "events.jsonl").write_text("old")
@@ -111,12 +111,12 @@ def test_nothing_outside_the_runs_folder_is_sent(kept: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", "a/b", "/"])
-def test_a_run_is_one_name(kept: Path, run: str) -> None:
+def test_a_run_is_a_single_name(kept: Path, run: str) -> None:
     with pytest.raises(DataError, match="not a run's name"):
         pack(kept, run, ["."], io.BytesIO())
 
 
-def test_what_is_missing_is_told(kept: Path) -> None:
+def test_missing_paths_are_reported(kept: Path) -> None:
     with pytest.raises(DataError, match=r"models/b: does not exist yet; the run has: .*models"):
         stream(kept, "models/b")
     with pytest.raises(DataError, match=r"no results of run '2' yet; it has those of: 1"):
@@ -126,7 +126,7 @@ def test_what_is_missing_is_told(kept: Path) -> None:
         pack(kept, "3", ["."], io.BytesIO())
 
 
-def test_a_file_that_grows_is_sent_as_long_as_it_was(kept: Path, tmp_path: Path) -> None:
+def test_a_growing_file_is_sent_with_its_first_length(kept: Path, tmp_path: Path) -> None:
     events = kept / "1" / "events.jsonl"
     events.write_bytes(b"x" * 1_000_000)
 
@@ -143,7 +143,7 @@ def test_a_file_that_grows_is_sent_as_long_as_it_was(kept: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.99])
-def test_a_stream_that_is_cut_off_changes_nothing(kept: Path, tmp_path: Path, share: float) -> None:
+def test_a_truncated_stream_changes_nothing(kept: Path, tmp_path: Path, share: float) -> None:
     content = stream(kept, ".")
     out = tmp_path / "out"
     out.mkdir()
@@ -163,7 +163,7 @@ def test_a_flipped_bit_changes_nothing(kept: Path, tmp_path: Path) -> None:
 
 
 def hostile(*members: tarfile.TarInfo) -> bytes:
-    """A stream with these members, and checksums that are right."""
+    """A stream with these members, and valid checksums."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for member in members:
@@ -238,7 +238,7 @@ def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixtu
     assert cut.returncode == ExitCode.UNAVAILABLE
 
 
-def test_events_alone_are_sent_where_that_is_asked_for(kept: Path, tmp_path: Path) -> None:
+def test_on_request_only_events_are_sent(kept: Path, tmp_path: Path) -> None:
     events = [b'{"kind":"event","number":%d}\n' % number for number in range(3)]
     step = b'{"kind":"step","text":"\\"kind\\":\\"event\\""}\n'
     half = b'{"kind":"event",'

@@ -1,10 +1,13 @@
-"""Facts: each record is in the folder once, in order, whatever is sent again and wherever the
-keeper is killed; a coordinator that begins anew is followed from its first record; what it had to
-forget is said once; a record that is none is passed over and never asked for again; a summary ends
-it, also over a restart; a folder has one keeper.
+"""Tests of the recorder.
 
-Real result folders; a kill is the recorder dropped without `close`. Left out: the stream itself
-(tests/local/test_pods).
+Each record is in the folder once, in order. This holds for any repeated record and for a kill of
+the keeper at any moment. A coordinator that starts again is followed from its first record. A gap
+is reported once. An invalid record is skipped and not requested again. A summary ends the recorder,
+also after a restart. A folder has one keeper.
+
+Result folders are real. A kill is a recorder that is dropped without `close`.
+
+Left out: the stream (tests/local/test_pods).
 """
 
 from __future__ import annotations
@@ -48,13 +51,13 @@ def dropped(folder: Path) -> list[str]:
 
 
 def kill(it: Recorder) -> None:
-    """As SIGKILL does it: the lock goes, nothing else is written."""
+    """End the recorder as SIGKILL does: the lock is released and nothing else is written."""
     it._folder.close()
     del it
     gc.collect()
 
 
-def test_what_comes_again_is_taken_once(tmp_path: Path) -> None:
+def test_a_repeated_record_is_kept_once(tmp_path: Path) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), record(2), record(3)])
     it.take("a", 2, [record(2), record(3), record(4)])
@@ -65,7 +68,7 @@ def test_what_comes_again_is_taken_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", range(6))
-def test_a_killed_keeper_knows_where_it_was(tmp_path: Path, taken: int) -> None:
+def test_a_killed_keeper_continues_at_its_position(tmp_path: Path, taken: int) -> None:
     it = Recorder(tmp_path, job())
     for number in range(1, taken + 1):
         it.take("a", number, [record(number)])
@@ -77,7 +80,7 @@ def test_a_killed_keeper_knows_where_it_was(tmp_path: Path, taken: int) -> None:
     assert numbers(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_line_that_was_torn_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_torn_line_is_requested_again(tmp_path: Path) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), record(2)])
     kill(it)
@@ -103,7 +106,7 @@ def test_a_new_coordinator_is_followed_from_its_first_record(tmp_path: Path) -> 
     assert dropped(tmp_path) == []
 
 
-def test_a_gap_is_said_once(tmp_path: Path) -> None:
+def test_a_gap_is_reported_once(tmp_path: Path) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1)])
     it.take("a", 5, [record(5)])
@@ -117,7 +120,7 @@ def test_a_gap_is_said_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "{", "[]", '{"kind": "unknown"}', "x" * 100_000])
-def test_what_is_no_record_is_passed_over(tmp_path: Path, bad: str) -> None:
+def test_an_invalid_record_is_skipped(tmp_path: Path, bad: str) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), bad, record(3)])
     kill(it)
@@ -128,7 +131,7 @@ def test_what_is_no_record_is_passed_over(tmp_path: Path, bad: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', '{"epoch":"a","sequence":[]}'])
-def test_a_damaged_place_does_not_stop_it(tmp_path: Path, content: str) -> None:
+def test_a_damaged_position_does_not_stop_it(tmp_path: Path, content: str) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1)])
     it.close()
@@ -139,7 +142,7 @@ def test_a_damaged_place_does_not_stop_it(tmp_path: Path, content: str) -> None:
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_a_summary_ends_it_also_over_a_restart(tmp_path: Path) -> None:
+def test_a_summary_ends_the_recorder_also_after_a_restart(tmp_path: Path) -> None:
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1)])
     assert not it.is_over
@@ -161,7 +164,9 @@ def test_a_second_keeper_is_refused(tmp_path: Path) -> None:
     it.close()
 
 
-def test_the_place_is_noted_as_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_position_is_saved_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SAVE_INTERVAL_S", -1.0)
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), record(2)])

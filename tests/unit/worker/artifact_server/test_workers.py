@@ -1,7 +1,9 @@
-"""Facts: a rank belongs to one worker and a worker has one rank, also over restarts of the keeper
-and when the manifest has other counts by then; other sites' workers are none; a damaged file does
-not stop a keeper. Nobody is served before the revoked workers are known, and after the end of a run
-the last ones stay, with the reasons.
+"""Tests of the workers that a keeper serves.
+
+A rank belongs to one worker and a worker has one rank. This holds across restarts of the keeper,
+also if the manifest then has other counts. Workers of other sites are refused. A damaged file does
+not stop a keeper. No worker is served before the revoked workers are known. After the end of a run
+the last revoked workers stay, with their reasons.
 
 Left out: certificates (tests/local/test_keeper).
 """
@@ -39,14 +41,16 @@ def worker(rank: int, site: SiteName, index: int) -> WorkerIdentity:
 @pytest.mark.parametrize(
     "claimed",
     [
-        worker(2, PLANT_B, 1),  # another's rank
-        worker(3, PLANT_B, 0),  # another's name
+        worker(2, PLANT_B, 1),  # the rank of another worker
+        worker(3, PLANT_B, 0),  # the name of another worker
         worker(5, PLANT_B, 1),  # a second rank
-        worker(0, PLANT_A, 0),  # another site's
+        worker(0, PLANT_A, 0),  # a worker of another site
         worker(9, PLANT_A, 9),
     ],
 )
-def test_what_does_not_belong_to_it_is_refused(tmp_path: Path, claimed: WorkerIdentity) -> None:
+def test_workers_that_do_not_belong_to_it_are_refused(
+    tmp_path: Path, claimed: WorkerIdentity
+) -> None:
     workers = SiteWorkerRegistry(tmp_path, job(), PLANT_B)
     with pytest.raises(AccessDeniedError):
         workers.check(claimed)
@@ -54,8 +58,8 @@ def test_what_does_not_belong_to_it_is_refused(tmp_path: Path, claimed: WorkerId
         workers.register(claimed)
 
 
-def test_ranks_stay_when_the_manifest_counts_anew(tmp_path: Path) -> None:
-    """Plant A has grown: by the manifest plant B's ranks would be 3 and 4."""
+def test_ranks_stay_when_the_manifest_changes_its_counts(tmp_path: Path) -> None:
+    """Plant A has grown: by the manifest, plant B's ranks would be 3 and 4."""
     late = worker(5, PLANT_B, 2)
     SiteWorkerRegistry(tmp_path, job(), PLANT_B).register(late)
     again = SiteWorkerRegistry(tmp_path, job(workers_a=3), PLANT_B)
@@ -71,7 +75,7 @@ def test_a_damaged_file_does_not_stop_it(tmp_path: Path, content: str) -> None:
     SiteWorkerRegistry(tmp_path, job(), PLANT_B).check(worker(2, PLANT_B, 0))
 
 
-def test_a_keeper_that_starts_again_serves_nobody_before_it_knows_who_is_revoked(
+def test_a_restarted_keeper_serves_no_worker_before_it_knows_the_revoked_ones(
     tmp_path: Path,
 ) -> None:
     trusted, bad = worker(0, PLANT_A, 0), worker(1, PLANT_A, 1)
@@ -90,7 +94,7 @@ def test_a_keeper_that_starts_again_serves_nobody_before_it_knows_who_is_revoked
 
 def test_after_the_end_of_a_run_the_last_revoked_workers_stay(tmp_path: Path) -> None:
     trusted, bad = worker(0, PLANT_A, 0), worker(1, PLANT_A, 1)
-    with pytest.raises(UnavailableError):  # an earlier keeper has never known them
+    with pytest.raises(UnavailableError):  # an earlier keeper never knew them
         RevokedWorkers(tmp_path, is_over=True).check(trusted)
     first = RevokedWorkers(tmp_path, is_over=False)
     first.set([])
@@ -109,7 +113,7 @@ def test_after_the_end_of_a_run_the_last_revoked_workers_stay(tmp_path: Path) ->
     ["", "7", "[1", "[" * 9999, '["plant-a/g-1"]', "{}", '{"names": 7, "reasons": {}}',
      '{"names": [], "reasons": []}'],
 )  # fmt: skip
-def test_with_a_damaged_file_of_revoked_workers_nobody_is_served(
+def test_with_a_damaged_file_of_revoked_workers_no_worker_is_served(
     tmp_path: Path, content: str
 ) -> None:
     (tmp_path / REVOKED_FILE).write_text(content)

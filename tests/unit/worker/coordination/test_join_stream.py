@@ -1,4 +1,4 @@
-"""A join stream closes although gRPC does not end its cancelled call."""
+"""Tests of a join stream: it closes although gRPC does not end its cancelled call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlion_worker.coordination.join_stream import JoinStream
 
 
 class Endless:
-    """A stub, a call and an announcement: no update comes, and cancelling ends nothing."""
+    """A stub, a call and an announcement: no update arrives, and cancelling has no effect."""
 
     def __init__(self) -> None:
         self.joined, self.over, self.cancelled = threading.Event(), threading.Event(), False

@@ -1,5 +1,8 @@
-"""Facts: records leave in the order they came; a batch keeps to the limits of a report; within the
-bound the oldest steps and links give way, evaluations and events do not, and that is told.
+"""Tests of the queue of records.
+
+Records leave in the order of their arrival. A batch stays within the limits of a report. When the
+queue is full, the oldest steps and links are dropped, but no evaluations and events. The loss is
+reported.
 
 Left out: sending (tests/local/test_coordination.py).
 """
@@ -49,7 +52,7 @@ def taken(queue: RecordQueue) -> list[tuple[str, int]]:
     return [(json.loads(text)["kind"], json.loads(text)["iteration"]) for text in texts]
 
 
-def test_records_leave_in_the_order_they_came() -> None:
+def test_records_leave_in_the_order_of_arrival() -> None:
     queue = RecordQueue()
     for record in (step(1), event(1), link(1), step(2), evaluation(2), step(3)):
         queue.put(record)
@@ -60,7 +63,7 @@ def test_records_leave_in_the_order_they_came() -> None:
     assert queue.take_batch() == []
 
 
-def test_a_batch_keeps_to_the_limits_of_a_report() -> None:
+def test_a_batch_stays_within_the_limits_of_a_report() -> None:
     queue = RecordQueue()
     for iteration in range(2 * MAX_RECORDS_PER_REPORT):
         queue.put(event(iteration))
@@ -73,7 +76,7 @@ def test_a_batch_keeps_to_the_limits_of_a_report() -> None:
     assert max(sizes) <= MAX_RECORDS_PER_REPORT
 
 
-def test_the_oldest_steps_give_way_and_evaluations_and_events_do_not() -> None:
+def test_the_oldest_steps_are_dropped_but_no_evaluations_and_events() -> None:
     room_bytes = 5 * len(record_to_json(step(10)))
     queue = RecordQueue(max_droppable_bytes=room_bytes)
     queue.put(evaluation(10))
@@ -87,7 +90,7 @@ def test_the_oldest_steps_give_way_and_evaluations_and_events_do_not() -> None:
     assert rest == [*kept, *(("step", n) for n in range(25, 30)), ("event", 99)]
 
 
-def test_what_gave_way_is_told_once_with_the_count() -> None:
+def test_dropped_records_are_reported_once_with_their_count() -> None:
     queue = RecordQueue(max_droppable_bytes=len(record_to_json(step(10))))
     for iteration in range(10, 14):
         queue.put(step(iteration))

@@ -1,6 +1,8 @@
-"""Facts: every kind of record comes back as it was, non-finite losses and NumPy scalars included;
-what breaks the form is refused with a ContractError and nothing else; so is every configuration
-that a process could not use.
+"""Tests of records and of process configurations.
+
+Every kind of record is restored unchanged, also with non-finite losses and NumPy scalars. An
+invalid form is refused with a ContractError only. So is every configuration that a process could
+not use.
 
 Left out: random input (tests/property/test_records.py).
 """
@@ -48,19 +50,19 @@ RECORDS: list[ProgressRecord] = [
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_record_comes_back_as_it_was(record: ProgressRecord) -> None:
+def test_a_record_is_restored_unchanged(record: ProgressRecord) -> None:
     text = record_to_json(record)
     assert "\n" not in text
     assert record_from_json(text) == record
     assert record_from_json(text.encode()) == record
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind_is_tested() -> None:
     assert {type(record) for record in RECORDS} == set(KINDS.values())
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_diverged_loss_is_valid_json_and_comes_back(loss: float) -> None:
+def test_a_diverged_loss_is_valid_json_and_restored(loss: float) -> None:
     text = record_to_json(replace(STEP, loss=loss))
     json.loads(text, parse_constant=pytest.fail)
     back = record_from_json(text)
@@ -76,12 +78,12 @@ def test_a_class_without_samples_has_no_accuracy() -> None:
     assert math.isnan(back.class_accuracy[1])
 
 
-def test_numpy_scalars_will_do() -> None:
+def test_numpy_scalars_are_accepted() -> None:
     record = replace(STEP, loss=np.float32(0.25), iteration=np.int64(4))
     assert record_from_json(record_to_json(record)) == STEP
 
 
-def test_a_long_message_is_cut_not_refused() -> None:
+def test_a_long_message_is_truncated_and_not_refused() -> None:
     back = record_from_json(record_to_json(EventRecord(1.0, Rank(0), 2, "R", "x" * 10**6)))
     assert isinstance(back, EventRecord)
     assert len(back.message) == 4096
@@ -90,7 +92,7 @@ def test_a_long_message_is_cut_not_refused() -> None:
 @pytest.mark.parametrize(
     "change", [{"compute_s": math.nan}, {"iteration": -1}, {"iteration": 1.5}, {"loss": "0.5"}]
 )
-def test_what_would_be_refused_is_not_sent(change: dict[str, object]) -> None:
+def test_an_invalid_record_is_not_sent(change: dict[str, object]) -> None:
     with pytest.raises(ContractError, match=next(iter(change))):
         record_to_json(replace(STEP, **change))  # type: ignore[arg-type]
 
@@ -143,7 +145,7 @@ WRONG: dict[str, str | bytes] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_breaks_the_form_is_refused(name: str) -> None:
+def test_an_invalid_form_is_refused(name: str) -> None:
     with pytest.raises(ContractError):
         record_from_json(WRONG[name])
 
@@ -168,7 +170,7 @@ CONFIG = WorkerConfig(
 )
 
 
-def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_configuration_is_restored_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "worker.json"
     CONFIG.save(path)
     assert WorkerConfig.load(path) == CONFIG
@@ -178,7 +180,7 @@ def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
     assert CONFIG.link_address(Rank(0), "measuring") is None
 
 
-def test_a_program_is_looked_up_in_the_data_root_where_nothing_else_is_said() -> None:
+def test_a_program_is_found_in_the_data_root_by_default() -> None:
     assert str(CONFIG.program_dir) == "project"
     assert str(replace(CONFIG, program_root="", data_root="data").program_dir) == "data"
 
@@ -216,7 +218,7 @@ def test_a_wrong_configuration_names_its_field(tmp_path: Path, change: dict[str,
     assert [problem.path for problem in raised.value.problems] == list(change)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "worker.json"
     path.write_text('{"rank": "x", "odd": 1}')
     with pytest.raises(SpecError) as raised:
@@ -225,7 +227,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b" " * (5 * 2**20)])
-def test_what_is_no_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "worker.json"
     path.write_bytes(content)
     with pytest.raises(SpecError):

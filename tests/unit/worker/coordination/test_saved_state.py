@@ -1,8 +1,10 @@
-"""Facts: incarnations grow whatever the clock and the disk do; a kept membership comes back whole,
-or not at all where it is damaged or another run's; a coordinator that starts anew takes nobody
-away; waits between attempts double up to a bound.
+"""Tests of saved state.
 
-Left out: when they are kept (tests/local/test_coordination.py).
+Incarnations increase with any clock and disk. A saved membership is restored completely. It is
+not restored if it is damaged or of another run. A coordinator that starts again removes no members.
+Waits between attempts double up to a bound.
+
+Left out: the times of saving (tests/local/test_coordination.py).
 """
 
 from __future__ import annotations
@@ -42,32 +44,34 @@ def membership(version: int, *members: Member) -> Membership:
     return Membership(version, JOB, 3, members)
 
 
-def test_each_start_has_a_higher_number_whatever_the_clock_does(tmp_path: Path) -> None:
+def test_each_start_has_a_higher_number_for_any_clock(tmp_path: Path) -> None:
     clock_s = [1000.0, 1000.0, 500.0, 2000.9, 0.0]
     numbers = [next_incarnation(tmp_path, wall_clock_s=now_s) for now_s in clock_s]
     assert numbers == [1000, 1001, 1002, 2000, 2001]
 
 
-def test_a_lost_folder_starts_above_by_the_clock(tmp_path: Path) -> None:
+def test_with_a_lost_folder_the_number_follows_the_clock(tmp_path: Path) -> None:
     assert next_incarnation(tmp_path, wall_clock_s=1000.0) == 1000
     (tmp_path / INCARNATION_FILE).unlink()
     assert next_incarnation(tmp_path, wall_clock_s=1001.0) == 1001
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-5", b"\xff\xfe", b"1" * 5000])
-def test_a_damaged_counter_starts_from_the_clock(tmp_path: Path, content: bytes) -> None:
+def test_with_a_damaged_counter_the_number_follows_the_clock(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / INCARNATION_FILE).write_bytes(content)
     assert next_incarnation(tmp_path, wall_clock_s=1000.0) == 1000
 
 
-def test_a_number_that_the_coordinator_knows_is_passed_by_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_exceeds_the_number_that_the_coordinator_knows(tmp_path: Path) -> None:
     assert next_incarnation(tmp_path, wall_clock_s=1000.0) == 1000
     raise_incarnation(tmp_path, 5000)
     raise_incarnation(tmp_path, 3000)
     assert next_incarnation(tmp_path, wall_clock_s=1001.0) == 5001
 
 
-def test_a_kept_membership_comes_back_whole(tmp_path: Path) -> None:
+def test_a_saved_membership_is_restored(tmp_path: Path) -> None:
     kept = SavedMembership(membership(7, member(0), member(1, MemberState.LOST)), 12.5)
     assert load_membership(tmp_path, JOB) is None
     save_membership(tmp_path, kept)
@@ -79,7 +83,7 @@ def test_a_kept_membership_comes_back_whole(tmp_path: Path) -> None:
     assert load_membership(tmp_path, JOB) is None
 
 
-def test_a_damaged_membership_is_none(tmp_path: Path) -> None:
+def test_a_damaged_membership_is_not_restored(tmp_path: Path) -> None:
     save_membership(tmp_path, SavedMembership(membership(7, member(0)), 12.5))
     path = tmp_path / MEMBERSHIP_FILE
     whole = path.read_text()
@@ -100,7 +104,7 @@ def test_after_a_reboot_the_start_of_the_run_is_not_known(tmp_path: Path) -> Non
     assert math.isnan(kept.start_time_monotonic_s)
 
 
-def test_whom_a_new_coordinator_does_not_know_yet_stays() -> None:
+def test_a_member_that_a_new_coordinator_does_not_know_yet_stays() -> None:
     kept = membership(7, member(0), member(1), member(2))
     received = membership(8, member(1, MemberState.LOST), member(0, incarnation=4))
     together = merge_memberships(kept, received)

@@ -1,6 +1,8 @@
-"""Facts: a trainer's request is answered by the evaluator, whatever both die of in between; equal
-weights are evaluated once; a trainer evaluates itself where the evaluator is away, has failed, or
-the disk is full, and stops waiting when it must end.
+"""Tests of final evaluations by the evaluator.
+
+The evaluator answers a trainer's request, although either process dies in between. Equal weights
+are evaluated once. A trainer evaluates itself if the evaluator is absent or has failed, or the disk
+is full. It stops waiting when it must end.
 
 Left out: real processes (tests/local/test_companions.py).
 """
@@ -29,7 +31,7 @@ RESULT = EvaluationResult(accuracy=0.1 + 0.2, loss=1 / 3, class_accuracy=(0.5, 0
 
 
 class Trainers:
-    """Threads that ask, each as a trainer of its own."""
+    """Threads that send requests, each as a separate trainer."""
 
     def __init__(self, folder: Path) -> None:
         self._asked = FinalEvaluations(folder)
@@ -51,7 +53,7 @@ def trainers(tmp_path: Path) -> Trainers:
     return Trainers(tmp_path)
 
 
-def test_equal_weights_are_evaluated_once_and_all_get_the_result(
+def test_equal_weights_are_evaluated_once_for_all_trainers(
     tmp_path: Path, trainers: Trainers
 ) -> None:
     evaluated: list[tuple[np.ndarray, np.ndarray]] = []
@@ -72,7 +74,7 @@ def test_equal_weights_are_evaluated_once_and_all_get_the_result(
     assert not list(tmp_path.glob("*.final"))
 
 
-def test_a_new_evaluator_answers_what_the_one_before_it_was_asked(
+def test_a_new_evaluator_answers_the_requests_to_the_earlier_one(
     tmp_path: Path, trainers: Trainers
 ) -> None:
     def killed(*_: np.ndarray) -> EvaluationResult:
@@ -88,7 +90,7 @@ def test_a_new_evaluator_answers_what_the_one_before_it_was_asked(
         assert asked.result(30) == RESULT
 
 
-def test_a_trainer_evaluates_itself_where_the_evaluator_has_failed(
+def test_a_trainer_evaluates_itself_if_the_evaluator_has_failed(
     tmp_path: Path, trainers: Trainers
 ) -> None:
     with present(tmp_path):
@@ -98,7 +100,7 @@ def test_a_trainer_evaluates_itself_where_the_evaluator_has_failed(
         assert asked.result(30) is None
 
 
-def test_a_trainer_evaluates_itself_where_the_evaluators_disk_is_full(
+def test_a_trainer_evaluates_itself_if_the_evaluators_disk_is_full(
     tmp_path: Path, trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -112,7 +114,7 @@ def test_a_trainer_evaluates_itself_where_the_evaluators_disk_is_full(
         assert asked.result(30) is None
 
 
-def test_a_trainer_evaluates_itself_where_there_is_no_evaluator(
+def test_a_trainer_evaluates_itself_if_there_is_no_evaluator(
     tmp_path: Path, trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_evaluations, "MAX_AWAY_S", 0.2)
@@ -123,17 +125,17 @@ def test_a_trainer_evaluates_itself_where_there_is_no_evaluator(
     with present(tmp_path):
         asked = trainers.ask("cc")
         trainers.wait_until_asked(10)
-        assert not asked.done(), "an evaluator that is there is waited for"
+        assert not asked.done(), "a running evaluator is awaited"
         answer_requests(tmp_path, lambda *_: RESULT)
         assert asked.result(30) == RESULT
 
 
-def test_a_trainer_evaluates_itself_where_it_cannot_ask(tmp_path: Path) -> None:
+def test_a_trainer_evaluates_itself_if_it_cannot_send_a_request(tmp_path: Path) -> None:
     asked = FinalEvaluations(tmp_path / "gone")
     assert asked.evaluate("aa", WEIGHTS_D, STATE_S, between_polls=lambda: None) is None
 
 
-def test_a_wait_ends_when_the_trainer_must(tmp_path: Path) -> None:
+def test_a_wait_ends_when_the_trainer_must_end(tmp_path: Path) -> None:
     def end() -> None:
         raise InterruptedError
 

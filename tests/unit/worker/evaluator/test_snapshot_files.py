@@ -1,6 +1,10 @@
-"""Facts: a snapshot put down comes up whole, once, oldest iteration first; of one replica's waiting
-snapshots the oldest give way; those of one iteration come up together; what is no snapshot is
-named. Left out: the process that evaluates (tests/local)."""
+"""Tests of snapshot files.
+
+A snapshot is read back completely and once, the oldest iteration first. Of one replica's waiting
+snapshots the oldest are dropped. Those of one iteration are read together. A file that is not a snapshot is named.
+
+Left out: the process that evaluates (tests/local).
+"""
 
 from pathlib import Path
 
@@ -23,7 +27,7 @@ def _replica(rank: int, iteration: int) -> ReplicaSnapshot:
     )
 
 
-def test_what_is_put_down_comes_up_once_oldest_first(tmp_path: Path) -> None:
+def test_snapshots_are_read_once_oldest_first(tmp_path: Path) -> None:
     for rank, iteration in ((1, 20), (2, 30), (0, 10)):
         write_snapshot(tmp_path, _replica(rank, iteration))
     taken = list(take_snapshots(tmp_path))
@@ -34,14 +38,14 @@ def test_what_is_put_down_comes_up_once_oldest_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_replicas_older_snapshots_give_way_and_the_others_stay(tmp_path: Path) -> None:
+def test_older_snapshots_of_a_replica_are_dropped_and_others_stay(tmp_path: Path) -> None:
     write_snapshot(tmp_path, _replica(1, 1))
     for iteration in (1, 2, 3):
         write_snapshot(tmp_path, _replica(0, iteration))
     assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(1, 1), (0, 3)]
 
 
-def test_a_replica_whose_snapshot_is_replaced_meanwhile_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_replica_with_a_snapshot_replaced_meanwhile_is_not_skipped(tmp_path: Path) -> None:
     for rank, iteration in ((0, 1), (1, 2)):
         write_snapshot(tmp_path, _replica(rank, iteration))
     taken = take_snapshots(tmp_path)
@@ -52,7 +56,7 @@ def test_a_replica_whose_snapshot_is_replaced_meanwhile_is_not_passed_over(tmp_p
     assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(0, 3)]
 
 
-def test_snapshots_of_an_iteration_do_not_give_way_while_one_is_evaluated(tmp_path: Path) -> None:
+def test_snapshots_of_an_iteration_are_kept_while_one_is_evaluated(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         write_snapshot(tmp_path, _replica(rank, 1))
     taken = take_snapshots(tmp_path)
@@ -62,13 +66,13 @@ def test_snapshots_of_an_iteration_do_not_give_way_while_one_is_evaluated(tmp_pa
     assert [(one.rank, one.iteration) for one in taken] == [(1, 1), (2, 1)]
 
 
-def test_what_is_no_snapshot_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_snapshot_is_named(tmp_path: Path) -> None:
     (tmp_path / "000000-000000000001.npz").write_bytes(b"half a file")
     with pytest.raises(DataError, match=r"000000-000000000001\.npz"):
         list(take_snapshots(tmp_path))
 
 
-def test_a_foreign_file_is_named_and_holds_up_nothing(tmp_path: Path) -> None:
+def test_a_foreign_file_is_named_and_delays_nothing(tmp_path: Path) -> None:
     (tmp_path / "foreign.npz").write_bytes(b"anything")
     with pytest.raises(DataError, match=r"foreign\.npz"):
         next(take_snapshots(tmp_path))

@@ -1,6 +1,8 @@
-"""Facts: tar and zip archives are unpacked with their folders; other files stay as they are; what
-would leave the folder, is no plain file, or is too much, ends it with the name and what is wrong;
-a damaged archive too; of a refused archive nothing stays.
+"""Tests of archives.
+
+Tar and zip archives are unpacked with their folders. Other files do not change. An entry that
+leaves the folder, is not a plain file, or is too large fails the download with its name and fault.
+So does a damaged archive. Nothing of a refused archive stays.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ def zipped(entries: dict[str, bytes], mode: int = 0o100644) -> bytes:
 
 
 def two_streams(content: bytes) -> bytes:
-    """As `cat a.xz b.xz` makes it, with padding between them."""
+    """Make it like `cat a.xz b.xz`, with padding between the parts."""
     return lzma.compress(content[:700]) + b"\0" * 4 + lzma.compress(content[700:]) + b"\0" * 8
 
 
 def large_dictionary() -> bytes:
-    """An .xz file whose first block asks for a dictionary of 1 GiB."""
+    """An .xz file whose first block requests a dictionary of 1 GiB."""
     packed = bytearray(tar(FILES, "w:xz"))
     size = (packed[12] + 1) * 4
     header = packed[12 : 12 + size - 4]
@@ -101,7 +103,7 @@ def test_an_archive_is_unpacked(
 
 
 def test_an_archive_is_removed_before_its_files_count(tmp_path: Path) -> None:
-    """Else a process that ends in between leaves it for ever."""
+    """Otherwise a process that ends in between would leave the archive permanently."""
     content = tar(FILES)
     (tmp_path / f"{hashlib.sha256(content).hexdigest()}-a.tar").write_bytes(b"in its place")
     with pytest.raises(NotADirectoryError):
@@ -110,7 +112,7 @@ def test_an_archive_is_removed_before_its_files_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data.npz", "model.keras"])
-def test_a_zip_by_another_name_stays_as_it_is(tmp_path: Path, name: str) -> None:
+def test_a_zip_with_another_name_does_not_change(tmp_path: Path, name: str) -> None:
     content = zipped(FILES)
     assert (fetch(tmp_path, content, name) / name).read_bytes() == content
 
@@ -134,7 +136,7 @@ def huge_header(kind: bytes) -> bytes:
 
 
 def sparse(version: str) -> bytes:
-    """A sparse file of the old or the new GNU format, whose map is empty."""
+    """A sparse file of the old or the new GNU format with an empty map."""
     if version == "old":
         return tar({"a": b""}, kind=tarfile.GNUTYPE_SPARSE)
     content = io.BytesIO()
@@ -179,7 +181,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+def test_a_hostile_archive_is_refused_and_leaves_no_files(tmp_path: Path, case: str) -> None:
     name, content, words = HOSTILE[case]
     folder = tmp_path / "downloads"
     with pytest.raises(DataError, match=words):
@@ -216,7 +218,7 @@ def test_headers_within_the_limit_are_read(tmp_path: Path, kind: bytes) -> None:
     ],
     ids=["zip", "tar", "xz"],
 )
-def test_an_archive_that_unpacks_to_too_much_is_refused(
+def test_an_archive_that_unpacks_to_too_many_bytes_is_refused(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     with pytest.raises(DataError, match="when unpacked"):

@@ -1,6 +1,9 @@
-"""Facts: a Secret's token, or user and password, become a header; a Secret without them fails the
-download before a request, as it may come later; no message has a token; each Secret has its own
-variables outside of a cluster; no credentials leave https, and none go to another server.
+"""Tests of credentials for downloads.
+
+The token, or the user and password, of a Secret become a header. A Secret without them fails the
+download before a request, because they may be added later. No message contains a token. Outside a
+cluster each Secret has its own variables. Credentials are sent over https only, and not to another
+server.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ CONTENT = b"content"
 
 @pytest.fixture
 def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedFile]:
-    """A file over https, whose certificate is trusted."""
+    """A file over https with a trusted certificate."""
     certificate = write_certificate(tmp_path / "server.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with served(CONTENT, certificate=certificate) as file:

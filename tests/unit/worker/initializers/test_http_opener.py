@@ -1,7 +1,9 @@
-"""Facts: whatever a server sends a byte now and then, its request ends; the body of a redirect is
-not read; a loop of redirects ends the download.
+"""Tests of requests to hostile servers.
 
-Left out: redirects to plain http and credentials (test_credentials, test_store).
+A request ends although a server sends single bytes at intervals. The body of a redirect is not
+read. A loop of redirects ends the download.
+
+Left out: redirects to plain http, and credentials (test_credentials, test_store).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class HostileServer:
-    """Answers each request with the same bytes, the last of them in parts of some size."""
+    """Answer each request with the same bytes, the last of them in parts of some size."""
 
     first: bytes
     rest: bytes
@@ -47,7 +49,7 @@ class HostileServer:
 
 @contextmanager
 def serving(server: HostileServer) -> Iterator[HttpFile]:
-    """Its file, of a client whose clock passes six seconds each time that it looks."""
+    """A file from that server, for a client whose clock advances six seconds per reading."""
     is_over = threading.Event()
 
     def serve() -> None:
@@ -87,14 +89,14 @@ def save(file: HttpFile, folder: Path) -> None:
     ],
     ids=["status", "header", "chunk", "content"],
 )
-def test_a_byte_now_and_then_holds_no_request(tmp_path: Path, first: bytes) -> None:
+def test_single_bytes_at_intervals_do_not_hold_a_request(tmp_path: Path, first: bytes) -> None:
     server = HostileServer(first, b"0" * DRIPPED_BYTES)
     with serving(server) as file, pytest.raises(UnavailableError, match=r"only \d+ bytes in 6"):
         save(file, tmp_path)
     assert 0 < server.most_sent < DRIPPED_BYTES
 
 
-def test_a_refusal_that_drips_ends_it(tmp_path: Path) -> None:
+def test_a_slow_refusal_ends_the_download(tmp_path: Path) -> None:
     first = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 400\r\n\r\n"
     server = HostileServer(first, b"0" * DRIPPED_BYTES)
     with serving(server) as file, pytest.raises(DataError, match="HTTP 403 Forbidden"):
@@ -109,10 +111,10 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path: Path) -> None:
         with serving(server) as file:
             save(file, tmp_path)
     assert (tmp_path / "part").read_bytes() == b"content"
-    assert server.most_sent < 32 * MIB, "no more than sockets buffer"
+    assert server.most_sent < 32 * MIB, "at most the buffers of sockets"
 
 
-def test_a_loop_of_redirects_ends_it(tmp_path: Path) -> None:
+def test_a_loop_of_redirects_ends_the_download(tmp_path: Path) -> None:
     with served(b"content") as file:
         file.failures, file.redirect_to = ["redirect"] * 99, file.url
         with pytest.raises(DataError, match="infinite loop"):

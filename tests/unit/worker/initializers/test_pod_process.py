@@ -1,7 +1,8 @@
-"""Facts: an init container gets its own download into the pod's volume, within what the
-volume has left;
-how it ends is its exit code, also on SIGTERM, and the message is where the operator reads it; the
-trainer then finds its paths there.
+"""Tests of the process of an init container.
+
+It gets its own download into the pod's volume, within the free space of the volume. Its exit code
+gives the result, also on SIGTERM. Its message is where the operator reads it. The trainer then
+finds its paths there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from manifest_table import changed, smallest
 
 CONTENT = b"content"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-"""Of the data set; the model has the digest of nothing."""
+"""Digest of the data set; the model has the digest of an empty file."""
 MODEL = {"url": "https://example.com/m.keras", "sha256": hashlib.sha256().hexdigest()}
 
 
 def pod(root: Path, url: str, **more: str) -> Path:
-    """A pod's mounts. Returns its termination message."""
+    """Make a pod's mounts; return its termination message."""
     dataset = {"url": url, "sha256": SHA256, **more}
     document = changed(smallest(), {
         "spec.trainer.dataset": {"path": "data.npz", "format": "npz"},
@@ -57,7 +58,7 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a pod of the first worker keeps its downloads."""
+    """Folder of the downloads in a pod of the first worker."""
     monkeypatch.setenv(names.GROUP_VARIABLE, "small")
     monkeypatch.setenv(names.INDEX_VARIABLE, "0")
     monkeypatch.setenv(names.POD_IP_VARIABLE, "127.0.0.1")
@@ -69,7 +70,7 @@ def initialize(root: Path) -> int:
     return main(["dataset-initializer", "--root", str(root)])
 
 
-def test_the_trainer_finds_what_was_downloaded(
+def test_the_trainer_finds_the_download(
     tmp_path: Path, volume: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -82,13 +83,13 @@ def test_the_trainer_finds_what_was_downloaded(
     assert "data.npz: 0.0 of 0.0 MB (100%)" in caplog.text
 
 
-def test_a_pod_without_what_reports_need_downloads_all_the_same(
+def test_a_pod_without_the_variables_of_reports_downloads_too(
     tmp_path: Path,
     volume: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As a Job of an earlier operator, whose init containers know no group."""
+    """This is a Job of an earlier operator, whose init containers have no group."""
     monkeypatch.delenv(names.GROUP_VARIABLE)
     with served(CONTENT) as file:
         pod(tmp_path, file.url)
@@ -114,7 +115,7 @@ def test_a_failure_is_in_the_termination_message(tmp_path: Path, volume: Path) -
     assert not list(volume.glob(f"{SHA256}*"))
 
 
-def test_a_secret_that_is_not_there_may_come_later(tmp_path: Path, volume: Path) -> None:
+def test_a_missing_secret_may_be_added_later(tmp_path: Path, volume: Path) -> None:
     report = pod(tmp_path, "https://127.0.0.1:1/data.npz", secretName="hub")
     assert initialize(tmp_path) == ExitCode.UNAVAILABLE
     assert "no credentials of Secret hub" in report.read_text()
@@ -145,7 +146,7 @@ def test_earlier_downloads_use_the_volume_too(
         assert initialize(tmp_path) == ExitCode.OK
 
 
-def test_sigterm_ends_it_while_it_waits(tmp_path: Path, volume: Path) -> None:
+def test_sigterm_ends_the_process_while_it_waits(tmp_path: Path, volume: Path) -> None:
     with served(b"") as gone:
         pod(tmp_path, gone.url)
     process = subprocess.Popen(
@@ -159,7 +160,7 @@ def test_sigterm_ends_it_while_it_waits(tmp_path: Path, volume: Path) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
 
 
-def test_without_a_cluster_the_users_cache_has_them(
+def test_without_a_cluster_the_users_cache_has_the_downloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(names.DOWNLOADS_VARIABLE, raising=False)

@@ -1,9 +1,11 @@
-"""Facts: an object is asked for by a signed request to the server that the Secret names, whatever
-the machine's variables say; what the server answers names its code and what to do; no message has a
-key; what cannot be right is refused before a request.
+"""Tests of objects in S3.
 
-Left out: that a server takes the signature (tests/local/test_s3.py), what is common to all
-downloads (test_store).
+An object is requested by a signed request to the server that the Secret names, whatever the
+machine's variables are. An error has the server's code and a remedy. No message contains a key.
+Invalid values are refused before a request.
+
+Left out: the check of the signature by a server (tests/local/test_s3.py); features of all downloads
+(test_store).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def download(url: str = "s3://bucket/a/data.npz") -> Download:
 
 
 def variables(secret: Mapping[str, str]) -> dict[str, str]:
-    """What stands for that Secret outside of a cluster."""
+    """Set the variables that replace the Secret outside a cluster."""
     return {local_variables("hub")[key]: value for key, value in secret.items()}
 
 
@@ -85,7 +87,7 @@ def test_the_machines_own_variables_do_not_count(monkeypatch: pytest.MonkeyPatch
     [("https://store.example:99999", ""), ("https://store.example", "AWS_UNSIGNED_PAYLOAD"),
      ("https://store.example", "AWS_CHECKSUM_ALGORITHM")],
 )  # fmt: skip
-def test_what_obstore_refuses_is_named(
+def test_an_address_that_obstore_refuses_is_named(
     endpoint: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable:
@@ -113,7 +115,7 @@ def test_a_secret_without_keys_fails_before_a_request(missing: list[str]) -> Non
      ("AWS_REGION", "WORD.example/"), ("AWS_REGION", "x" * 65), ("AWS_SESSION_TOKEN", "a\nWORD"),
      ("AWS_SECRET_ACCESS_KEY", "a WORD"), ("AWS_ACCESS_KEY_ID", "\udcffWORD")],
 )  # fmt: skip
-def test_what_cannot_be_right_is_refused_and_not_shown(key: str, value: str) -> None:
+def test_invalid_keys_are_refused_and_not_shown(key: str, value: str) -> None:
     with pytest.raises(DataError, match=f"Secret hub: {key} .*Correct it") as caught:
         s3_object({**KEYS, key: value})
     assert "WORD" not in str(caught.value)
@@ -132,7 +134,7 @@ def test_a_key_that_no_request_can_have_is_refused(key: str) -> None:
      ("ExpiredToken", "AWS_SESSION_TOKEN"), ("PermanentRedirect", "AWS_REGION"),
      ("AccessDenied", "s3:GetObject"), ("SomethingNew", "Correct the address or the keys")],
 )  # fmt: skip
-def test_an_answer_says_what_to_do(code: str, words: str) -> None:
+def test_an_error_has_a_remedy(code: str, words: str) -> None:
     answer = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>m</Message></Error>'
     explained = s3_object(KEYS).explain(answer.encode(), format_datetime(datetime.now(UTC)))
     assert explained.startswith(code)
@@ -140,7 +142,7 @@ def test_an_answer_says_what_to_do(code: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"<Code>" + b"x" * 65, b"<Code>\xff</Code>"])
-def test_another_servers_answer_is_named(answer: bytes) -> None:
+def test_the_answer_of_another_server_is_named(answer: bytes) -> None:
     assert "no answer of S3. Correct AWS_ENDPOINT_URL" in s3_object(KEYS).explain(answer, "")
 
 
@@ -153,13 +155,13 @@ def test_a_wrong_clock_is_named(hours: int, side: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["PermanentRedirect", "InvalidAccessKeyId", "NoSuchKey"])
-def test_a_clock_that_decides_nothing_is_not_named(code: str) -> None:
+def test_a_clock_that_is_not_the_cause_is_not_named(code: str) -> None:
     server_time = format_datetime(datetime.now(UTC) + timedelta(hours=1))
     explained = s3_object(KEYS).explain(f"<Code>{code}</Code>".encode(), server_time)
     assert "clock" not in explained
 
 
-def test_an_object_is_kept_as_any_download(tmp_path: Path) -> None:
+def test_an_object_is_stored_like_any_download(tmp_path: Path) -> None:
     with served(CONTENT) as server:
         server.failures = [503, "cut 3"]
         endpoint = server.url.partition("/files/")[0]

@@ -1,8 +1,10 @@
-"""Facts: a download is whole and verified or not there; it goes on where it stopped, in one process
-or the next; temporary failures are tried again, others end it with what to do; no credentials go to
-another address; two processes get it once.
+"""Tests of the store of downloads.
 
-Left out: archives (test_archives), proxies and certificates, which are urllib's.
+A download is complete and verified, or absent. It continues where it stopped, in the same process
+or the next. Temporary failures are repeated; others end it with a remedy. Credentials are sent to
+no other address. Two processes download a file once.
+
+Left out: archives (test_archives); proxies and certificates, which belong to urllib.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def partial(file: ServedFile, folder: Path) -> Path:
     return folder / f".{download(file).sha256}.part"
 
 
-def test_a_file_lies_under_its_digest_and_is_not_got_again(
+def test_a_file_is_stored_by_digest_and_not_downloaded_again(
     tmp_path: Path, file: ServedFile
 ) -> None:
     place = fetch(file, tmp_path)
@@ -55,18 +57,20 @@ def test_a_file_lies_under_its_digest_and_is_not_got_again(
     assert not partial(file, tmp_path).exists()
 
 
-def test_a_broken_connection_goes_on_where_it_stopped(tmp_path: Path, file: ServedFile) -> None:
+def test_after_a_broken_connection_the_download_continues_where_it_stopped(
+    tmp_path: Path, file: ServedFile
+) -> None:
     file.failures = ["cut"]
-    seen: list[tuple[int, int | None]] = []
+    progress: list[tuple[int, int | None]] = []
     source = HttpFile(file.url, pause=lambda _s: None)
-    source.save(tmp_path / "part", max_bytes=10**9, on_progress=lambda *each: seen.append(each))
+    source.save(tmp_path / "part", max_bytes=10**9, on_progress=lambda *each: progress.append(each))
     assert (tmp_path / "part").read_bytes() == CONTENT
     assert [each.get("Range") for each in file.requests] == [None, f"bytes={len(CONTENT) // 2}-"]
-    assert seen[0] == (0, len(CONTENT))
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert progress[0] == (0, len(CONTENT))
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_the_next_process_goes_on_where_the_last_one_stopped(
+def test_the_next_process_continues_where_the_last_one_stopped(
     tmp_path: Path, file: ServedFile
 ) -> None:
     partial(file, tmp_path).write_bytes(CONTENT[:1000])
@@ -75,15 +79,13 @@ def test_the_next_process_goes_on_where_the_last_one_stopped(
 
 
 @pytest.mark.parametrize("beginning", [b"another file", CONTENT + b"more", CONTENT])
-def test_a_wrong_beginning_is_thrown_away(
-    tmp_path: Path, file: ServedFile, beginning: bytes
-) -> None:
+def test_a_wrong_beginning_is_discarded(tmp_path: Path, file: ServedFile, beginning: bytes) -> None:
     partial(file, tmp_path).write_bytes(beginning)
     assert (fetch(file, tmp_path) / "data.npz").read_bytes() == CONTENT
     assert len(file.requests) == (1 if beginning == CONTENT else 2)
 
 
-def test_a_range_that_was_not_asked_for_is_refused(tmp_path: Path, file: ServedFile) -> None:
+def test_a_range_that_was_not_requested_is_refused(tmp_path: Path, file: ServedFile) -> None:
     file.failures = ["cut", "shift"]
     HttpFile(file.url, pause=lambda _s: None).save(
         tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
@@ -98,7 +100,9 @@ def test_another_name_of_the_same_file_has_its_own_folder(tmp_path: Path) -> Non
         assert (fetch(second, tmp_path) / "other.npz").read_bytes() == CONTENT
 
 
-def test_a_server_without_ranges_sends_all_again(tmp_path: Path, file: ServedFile) -> None:
+def test_a_server_without_ranges_sends_the_whole_file_again(
+    tmp_path: Path, file: ServedFile
+) -> None:
     file.has_ranges, file.failures = False, ["cut"]
     HttpFile(file.url, pause=lambda _s: None).save(
         tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None
@@ -107,10 +111,10 @@ def test_a_server_without_ranges_sends_all_again(tmp_path: Path, file: ServedFil
 
 
 @pytest.mark.parametrize("ranges", ["false", "none"])
-def test_a_server_that_starts_anew_again_and_again_is_given_up(
+def test_a_server_that_always_starts_from_the_beginning_fails_the_download(
     tmp_path: Path, file: ServedFile, ranges: str
 ) -> None:
-    """Each cut is a byte further than the one before, or at the same place after a false range."""
+    """Each cut is a byte after the one before, or at the same place after a false range."""
     if ranges == "none":
         file.has_ranges, file.failures = False, [f"cut {100 + n}" for n in range(99)]
     else:
@@ -123,7 +127,9 @@ def test_a_server_that_starts_anew_again_and_again_is_given_up(
     assert len(file.requests) <= MAX_RESTARTS + 2
 
 
-def test_a_reset_connection_goes_on_where_it_stopped(tmp_path: Path, file: ServedFile) -> None:
+def test_after_a_reset_connection_the_download_continues_where_it_stopped(
+    tmp_path: Path, file: ServedFile
+) -> None:
     file.failures = ["reset"]
     HttpFile(file.url, pause=lambda _s: None).save(
         tmp_path / "part",
@@ -135,7 +141,7 @@ def test_a_reset_connection_goes_on_where_it_stopped(tmp_path: Path, file: Serve
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504, 507, 509, 522, 599])
-def test_a_temporary_failure_is_tried_again(tmp_path: Path, file: ServedFile, code: int) -> None:
+def test_a_temporary_failure_is_repeated(tmp_path: Path, file: ServedFile, code: int) -> None:
     file.failures = [code] * MAX_FAILURES
     waits: list[float] = []
     HttpFile(file.url, pause=waits.append).save(
@@ -146,7 +152,7 @@ def test_a_temporary_failure_is_tried_again(tmp_path: Path, file: ServedFile, co
     assert waits[-1] > 4 * waits[0]
 
 
-def test_a_lasting_failure_ends_it_and_keeps_what_is_there(
+def test_a_lasting_failure_ends_the_download_and_keeps_its_part(
     tmp_path: Path, file: ServedFile
 ) -> None:
     file.failures = ["cut", *[503] * 99]
@@ -158,7 +164,7 @@ def test_a_lasting_failure_ends_it_and_keeps_what_is_there(
     assert (tmp_path / "part").read_bytes() == CONTENT[: len(CONTENT) // 2]
 
 
-def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+def test_a_server_that_sends_single_bytes_at_intervals_fails_the_download(
     tmp_path: Path, file: ServedFile
 ) -> None:
     file.failures = ["cut 1"] * 99
@@ -168,7 +174,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
         source.save(tmp_path / "part", max_bytes=10**9, on_progress=lambda *_: None)
 
 
-def test_a_server_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_called_again(tmp_path: Path) -> None:
     with served(b"") as gone:
         pass
     waits: list[float] = []
@@ -185,7 +191,7 @@ def test_a_server_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
      (501, "HTTP 501"), (505, "HTTP 505"),
      (403, "token, or username and password")],
 )  # fmt: skip
-def test_a_permanent_failure_ends_it_at_once(
+def test_a_permanent_failure_ends_the_download_at_once(
     tmp_path: Path, file: ServedFile, code: int, words: str
 ) -> None:
     file.failures = [code]
@@ -195,13 +201,15 @@ def test_a_permanent_failure_ends_it_at_once(
 
 
 @pytest.mark.parametrize("url", ["http://a:b/c", "http://[1:2]/a", "http://a..b/c"])
-def test_an_address_that_is_none_ends_it_at_once(tmp_path: Path, url: str) -> None:
+def test_an_invalid_address_ends_the_download_at_once(tmp_path: Path, url: str) -> None:
     source = HttpFile(url, pause=lambda _s: pytest.fail("a retry"))
     with pytest.raises(DataError, match="Correct the address"):
         source.save(tmp_path / "part", max_bytes=1, on_progress=lambda *_: None)
 
 
-def test_another_digest_ends_it_and_leaves_nothing(tmp_path: Path, file: ServedFile) -> None:
+def test_another_digest_ends_the_download_and_leaves_no_file(
+    tmp_path: Path, file: ServedFile
+) -> None:
     with pytest.raises(DataError, match=r"another SHA-256 .* Correct url or sha256"):
         fetch(file, tmp_path, b"something else")
     assert [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")] == []
@@ -217,7 +225,7 @@ def test_a_file_above_the_limit_is_refused(
         fetch(file, tmp_path, max_bytes=1000)
 
 
-def test_credentials_are_sent_to_the_address_alone(tmp_path: Path, file: ServedFile) -> None:
+def test_credentials_are_sent_only_to_the_address(tmp_path: Path, file: ServedFile) -> None:
     with served(CONTENT) as other:
         file.authorization, file.failures = "Bearer secret", ["redirect"]
         file.redirect_to = other.url
@@ -275,7 +283,9 @@ def test_no_query_is_in_a_message(tmp_path: Path, file: ServedFile) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_cut_without_a_length_is_tried_once_more(tmp_path: Path, file: ServedFile) -> None:
+def test_a_truncated_answer_without_a_length_is_repeated_once(
+    tmp_path: Path, file: ServedFile
+) -> None:
     file.has_length, file.failures = False, ["cut"]
     assert (fetch(file, tmp_path) / "data.npz").read_bytes() == CONTENT
     file.failures = ["cut"] * 9
@@ -296,7 +306,7 @@ def test_files_are_on_disk_before_they_count(
     assert [name.startswith(f".{download(file).sha256}.") for name in names] == [True]
 
 
-def test_two_at_once_get_it_once(tmp_path: Path, file: ServedFile) -> None:
+def test_two_concurrent_processes_download_a_file_once(tmp_path: Path, file: ServedFile) -> None:
     threads = [threading.Thread(target=fetch, args=(file, tmp_path)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -305,7 +315,7 @@ def test_two_at_once_get_it_once(tmp_path: Path, file: ServedFile) -> None:
     assert len(file.requests) == 1
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path, file: ServedFile) -> None:
+def test_parts_left_by_a_killed_process_are_removed(tmp_path: Path, file: ServedFile) -> None:
     left = tmp_path / f".{download(file).sha256}.abc"
     left.mkdir()
     (left / "data.npz").write_bytes(b"half")

@@ -1,6 +1,8 @@
-"""Facts: site, group and index make the rank that the manifest gives them; a pod's address decides
-the family that is listened on, IPv6 too; mounts become the paths of the configuration, which loads;
-whatever is missing or wrong in a pod is said with its name, value and what is allowed.
+"""Tests of a pod's environment.
+
+Site, group and index give the rank of the manifest. A pod's address determines the family to listen
+on, also IPv6. Mounts become the paths of the configuration, which loads. A missing or invalid
+variable is reported with its name, its value and the allowed values.
 
 Left out: becoming a process (tests/local/test_pods).
 """
@@ -46,7 +48,7 @@ def document(**spec: Any) -> dict[str, Any]:
 def pod(
     root: Path, *, site: str = "plant-b", spec: dict[str, Any] | None = None, **env: str
 ) -> Pod:
-    """A pod with its mounts; keywords replace or (empty) remove variables."""
+    """Make a pod with its mounts; keywords replace or (empty) remove variables."""
     folder = root / "etc/dlion"
     folder.mkdir(parents=True, exist_ok=True)
     config = PodConfig(document(**(spec or {})), site, "dlion.example:7443", "keeper:7442")
@@ -72,7 +74,7 @@ def test_the_manifest_gives_the_rank(
 @pytest.mark.parametrize(
     ("address", "wildcard_host"), [("10.1.2.3", "0.0.0.0"), ("fd00::12", "::"), ("", "::")]
 )
-def test_the_pods_address_says_where_to_listen(
+def test_the_pods_address_gives_the_family_to_listen_on(
     tmp_path: Path, address: str, wildcard_host: str
 ) -> None:
     assert pod(tmp_path, DLION_POD_IP=address).wildcard_host() == wildcard_host
@@ -92,14 +94,14 @@ def test_the_configuration_has_the_paths_of_the_mounts_and_loads(tmp_path: Path)
     assert loaded.program_root == ""
 
 
-def test_a_program_in_a_config_map_is_looked_up_where_it_is_mounted(tmp_path: Path) -> None:
+def test_a_program_in_a_config_map_is_found_at_its_mount(tmp_path: Path) -> None:
     program = {"program": {"configMap": {"name": "net", "key": "net"}}}
     it = pod(tmp_path, spec={"trainer": program})
     config = it.worker_config(listen_host="::", state_dir=tmp_path)
     assert config.program_root == str(tmp_path / "etc/dlion-program")
 
 
-def test_without_tls_no_authority_is_asked_for(tmp_path: Path) -> None:
+def test_without_tls_no_authority_is_required(tmp_path: Path) -> None:
     it = pod(tmp_path, spec={"tls": {"mode": "Disabled"}})
     (tmp_path / "etc/dlion/ca.pem").unlink()
     assert it.authority_path() == ""
@@ -138,7 +140,7 @@ def test_a_missing_authority_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"site": 3})])
-def test_a_config_map_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_invalid_config_map_is_refused(tmp_path: Path, content: str) -> None:
     pod(tmp_path)
     (tmp_path / "etc/dlion/pod.json").write_text(content)
     with pytest.raises(SpecError, match=r"pod\.json"):

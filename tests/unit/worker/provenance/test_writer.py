@@ -1,8 +1,10 @@
-"""Facts: a statement names each worker once, by the best evidence: a replica in the model, steps
-that have arrived, membership. Figures are bounded by what the run can have had; revoked workers are
-marked; the model of startFrom is named by its digest. Each file is a valid statement. A worker that
-nobody knows any more is named by its rank. Figures that make no valid statement leave the model
-without one, and it is uploaded all the same.
+"""Tests of provenance statements.
+
+A statement names each worker once, by the best evidence: a replica in the model, steps that have
+arrived, or membership. Figures are bounded by the possible values of the run. Revoked workers are
+marked. The model of startFrom is named by its digest. Each file is a valid statement. A worker that
+is no longer known is named by its rank. If figures make no valid statement, the model has none and
+is still uploaded.
 
 Left out: a whole run (tests/local/test_end_of_run.py).
 """
@@ -72,12 +74,12 @@ def test_each_worker_is_named_by_the_best_evidence(tmp_path: Path) -> None:
     rows = [(each.rank, each.evidence, each.samples, each.revoked) for each in found.workers]
     assert rows[0] == (0, Evidence.REPLICA, 320, False)
     assert rows[1][:2] == (1, Evidence.REPLICA)
-    assert rows[1][2] <= MAX_COUNT, "a peer's own figure"
+    assert rows[1][2] <= MAX_COUNT, "the figure is the peer's own"
     assert rows[3] == (3, Evidence.JOINED, 0, True)
     assert [each.worker for each in found.workers[4:]] == ["rank 77"]
     rank, evidence, samples, _ = rows[2]
     assert (rank, evidence) == (2, Evidence.STEPS)
-    assert 0 < samples < 2**31, "no more than all batches of seven iterations"
+    assert 0 < samples < 2**31, "at most all batches of seven iterations"
     assert found.start_model_sha256 == hashlib.sha256(b"start").hexdigest()
     assert statement.sha256 == {
         "model.keras": hashlib.sha256(b"weights").hexdigest(),
@@ -89,4 +91,6 @@ def test_each_worker_is_named_by_the_best_evidence(tmp_path: Path) -> None:
     impossible = [CollectedReplica(Rank(1), state, -1, 10)]
     writer.then(uploaded.append)(SavedModel(tmp_path, about, tuple(impossible)))
     assert uploaded == [tmp_path]
-    assert not (tmp_path / PROVENANCE_FILE).exists(), "the earlier one is of another model"
+    assert not (tmp_path / PROVENANCE_FILE).exists(), (
+        "the earlier statement belongs to another model"
+    )

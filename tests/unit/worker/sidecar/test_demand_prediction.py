@@ -1,8 +1,10 @@
-"""Proves, on a tree of files as Linux has them: the machine's counters are read, also where steal
-time counts and the kernel has no pressure; what is missing, cut off or no number is no reading and
-said once; steps and files together show what others take; a sidecar follows a cycle of them.
+"""Tests of the prediction of demand on a tree of files in Linux' format.
 
-Leaves out: the predictor (tests/unit/core/demand), a whole run (tests/local/test_demand.py).
+The machine's counters are read, also with steal time, and without pressure in the kernel. A
+missing, truncated or invalid counter gives no reading and is logged once. Steps and files together
+give the demand of other processes. A sidecar follows a cycle of it.
+
+Left out: the predictor (tests/unit/core/demand); a whole run (tests/local/test_demand.py).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def write_pressure(root: Path, text: str) -> None:
     (root / "proc/pressure/cpu").write_text(text)
 
 
-def test_busy_time_counts_what_a_hypervisor_withholds(tmp_path: Path) -> None:
+def test_busy_time_includes_the_time_stolen_by_a_hypervisor(tmp_path: Path) -> None:
     write_stat(tmp_path, 100.0, steal_s=7.0)
     machine = read_machine_cpu(tmp_path)
     assert machine is not None
@@ -55,7 +57,7 @@ def test_busy_time_counts_what_a_hypervisor_withholds(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_pressure_is_the_time_that_some_task_waited(
+def test_pressure_is_the_time_in_which_some_task_waits(
     tmp_path: Path, text: str, expected: float | None
 ) -> None:
     write_stat(tmp_path, 1.0)
@@ -75,13 +77,13 @@ def test_pressure_is_the_time_that_some_task_waited(
         "intr 1 2 3\nctxt 9\n",
     ],
 )  # fmt: skip
-def test_what_linux_would_not_write_is_no_reading(tmp_path: Path, text: str) -> None:
+def test_content_that_linux_does_not_write_gives_no_reading(tmp_path: Path, text: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text(text)
     assert read_machine_cpu(tmp_path) is None
 
 
-def test_bytes_that_are_no_text_are_no_reading(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_give_no_reading(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_bytes(b"\xff\xfe\x00cpu 1")
     assert read_machine_cpu(tmp_path) is None
@@ -91,7 +93,7 @@ def step(cores: float) -> StepTiming:
     return StepTiming(1, round(50 * cores), 1.0, 1.0, cores, cores, 0.0)
 
 
-def test_what_cannot_be_read_is_said_once_and_steps_still_tell(
+def test_an_unreadable_file_is_logged_once_and_steps_still_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -105,7 +107,7 @@ def test_what_cannot_be_read_is_said_once_and_steps_still_tell(
     assert demand.decision.taken_cores == pytest.approx(2.0, abs=0.1)
 
 
-def test_a_kernel_without_pressure_is_said_once(
+def test_a_kernel_without_pressure_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -131,5 +133,5 @@ def test_a_cycle_of_other_work_is_followed(
         before = cores
     assert demand.decision.state is DemandState.PREDICTED
     assert caplog.text.count("forecasts of other work have been better") == 1
-    assert 599 % 20 >= 14  # others end with the next step
+    assert 599 % 20 >= 14  # the other work ends with the next step
     assert 600 % 20 < 14

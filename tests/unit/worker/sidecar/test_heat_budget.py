@@ -1,8 +1,10 @@
-"""Proves, on a tree of files as Linux has them: the hottest plausible sensor counts, hardware
-monitors where there is no zone; a machine that warms up is limited and one without a sensor is not;
-what cannot be read is said once; the busy time of steps is what the model learns from.
+"""Tests of the heat budget on a tree of files in Linux' format.
 
-Leaves out: the controller (tests/unit/core/heat), a whole run (tests/local/test_heat.py).
+The hottest plausible sensor counts; without a thermal zone, hardware monitors do. A machine that
+warms up is limited, and one without a sensor is not. An unreadable file is logged once. The model
+learns from the busy time of steps.
+
+Left out: the controller (tests/unit/core/heat); a whole run (tests/local/test_heat.py).
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def test_a_machine_that_warms_up_is_limited_before_the_threshold(
     assert caplog.text.count("limits compute to stay below 70 °C") >= 1
 
 
-def test_a_machine_without_a_sensor_is_not_limited_and_says_so_once(
+def test_a_machine_without_a_sensor_is_not_limited_and_logs_this_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     budget = HeatBudget(POLICY, tmp_path)
@@ -81,7 +83,7 @@ def test_a_machine_without_a_sensor_is_not_limited_and_says_so_once(
     assert caplog.text.count("no temperature in") == 1
 
 
-def test_a_sensor_that_vanishes_leads_to_the_floor_with_one_warning(
+def test_a_sensor_that_disappears_leads_to_the_floor_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     budget = HeatBudget(POLICY, tmp_path)

@@ -1,7 +1,8 @@
-"""The lines between trainer and sidecar.
+"""Tests of the lines between trainer and sidecar.
 
-Proves: every kind of record survives its line; nothing else is believed. Leaves out: sockets
-(tests/local); random records (tests/property).
+Every kind of record is unchanged after its line. Other lines are refused.
+
+Left out: sockets (tests/local); random records (tests/property).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ RECORDS: list[LocalRecord] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_a_record_survives_its_line(record: LocalRecord) -> None:
+def test_a_record_is_unchanged_after_its_line(record: LocalRecord) -> None:
     line = encode(record)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -93,7 +94,7 @@ def changed(record: LocalRecord, **fields: object) -> bytes:
     ],
     ids=lambda line: line[:40],
 )
-def test_nothing_else_is_believed(line: bytes) -> None:
+def test_other_lines_are_refused(line: bytes) -> None:
     with pytest.raises(ContractError):
         decode(line)
 

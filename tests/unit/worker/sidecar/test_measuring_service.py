@@ -1,8 +1,10 @@
-"""Facts: a peer's sidecar is heard on a connection that stands only for as long as its certificate
-holds and its site is believed; with a newer one it is heard again. Each end counts what it sends.
-Real TLS over loopback.
+"""Tests of the service between sidecars.
 
-Left out: what capacities say (test_capacity_messages.py), how they are asked for (tests/local).
+A peer's sidecar is served on a connection only as long as its certificate is valid and its site is
+trusted. With a newer certificate it is served again. Each end counts its sent bytes. TLS over
+loopback is real.
+
+Left out: capacities (test_capacity_messages.py); requests for them (tests/local).
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ HERE, THERE = (JOB.worker(Rank(rank)) for rank in (0, 1))
 LIFE = timedelta(seconds=3)
 
 
-class Beside:
-    """The worker of a sidecar, that which is called or the other."""
+class SidecarWorker:
+    """The worker of a sidecar at either end of a connection."""
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = Rank(rank)
@@ -64,20 +66,20 @@ class Beside:
         self.refusals[kind] += 1
 
 
-class Called:
+class ServedSidecar:
     """A sidecar's port, and the peer's connection to it."""
 
     def __init__(self, life: timedelta = LIFE) -> None:
-        """`life` is that of the peer's certificate."""
+        """`life`: life of the peer's certificate."""
         self.sites: dict[SiteName, CertificateAuthority] = {
             HERE.site: CertificateAuthority(HERE.site),
             THERE.site: CertificateAuthority(THERE.site, life=life),
         }
         self.bundles = {site: authority.bundle_pem for site, authority in self.sites.items()}
-        self.beside = Beside()
+        self.worker = SidecarWorker()
         self.mine, self.theirs = self._signed(HERE.site, 0), self._signed(THERE.site, 1)
         self.service = MeasuringService(
-            job=JOB, rank=Rank(0), worker=self.beside, credentials=self.mine
+            job=JOB, rank=Rank(0), worker=self.worker, credentials=self.mine
         )
 
     def _signed(self, site: SiteName, rank: int) -> WorkerCredentials:
@@ -99,8 +101,8 @@ class Called:
 
 async def share(channel: grpc.aio.Channel, speed: float) -> measuring_pb2.CapacityShare:
     stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
-    said = to_wire(Capacity(Rank(1), speed, 1.0, CapacitySource.RATE, 1), JOB.key, 1)
-    answer: measuring_pb2.CapacityShare = await stub.Share(said, timeout=10)
+    message = to_wire(Capacity(Rank(1), speed, 1.0, CapacitySource.RATE, 1), JOB.key, 1)
+    answer: measuring_pb2.CapacityShare = await stub.Share(message, timeout=10)
     return answer
 
 
@@ -111,74 +113,74 @@ async def refused(channel: grpc.aio.Channel, text: str) -> None:
     assert text in str(raised.value.details())
 
 
-def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
+def test_a_peer_without_a_renewal_is_served_until_its_certificate_ends() -> None:
     async def body() -> None:
-        called = Called()
+        served = ServedSidecar()
         signed_s = time.monotonic()
-        port = await called.service.start("127.0.0.1", preferred_port=0)
-        async with called.connection(port) as open_connection:
+        port = await served.service.start("127.0.0.1", preferred_port=0)
+        async with served.connection(port) as open_connection:
             for speed in (10.0, 20.0):
                 await share(open_connection, speed)
-            assert called.beside.heard_speeds == [10.0, 20.0]
+            assert served.worker.heard_speeds == [10.0, 20.0]
             await asyncio.sleep(signed_s + LIFE.total_seconds() + 0.1 - time.monotonic())
             for _ in range(2):
                 await refused(open_connection, "certificate")
-        called.renew()
-        async with called.connection(port) as remade:
+        served.renew()
+        async with served.connection(port) as remade:
             await share(remade, 30.0)
-        assert called.beside.heard_speeds == [10.0, 20.0, 30.0]
-        assert called.beside.refusals == {PeerRefusal.BAD_CERTIFICATE: 2}
-        await called.service.stop()
+        assert served.worker.heard_speeds == [10.0, 20.0, 30.0]
+        assert served.worker.refusals == {PeerRefusal.BAD_CERTIFICATE: 2}
+        await served.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
-def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
+def test_a_peer_of_a_site_that_is_no_longer_trusted_is_refused() -> None:
     async def body() -> None:
-        called = Called()
-        port = await called.service.start("127.0.0.1", preferred_port=0)
-        async with called.connection(port) as open_connection:
+        served = ServedSidecar()
+        port = await served.service.start("127.0.0.1", preferred_port=0)
+        async with served.connection(port) as open_connection:
             first = await share(open_connection, 10.0)
-            called.mine.trust({HERE.site: called.bundles[HERE.site]})
+            served.mine.trust({HERE.site: served.bundles[HERE.site]})
             for _ in range(2):
                 await refused(open_connection, "not by the authority of site plant-b")
-            called.mine.trust(called.bundles)
+            served.mine.trust(served.bundles)
             second = await share(open_connection, 20.0)
-        assert called.beside.heard_speeds == [10.0, 20.0]
+        assert served.worker.heard_speeds == [10.0, 20.0]
         answers = [first.ByteSize(), second.ByteSize()]
-        assert called.beside.sent_bytes == [(Rank(1), each) for each in answers]
-        await called.service.stop()
+        assert served.worker.sent_bytes == [(Rank(1), each) for each in answers]
+        await served.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
-def test_who_calls_counts_its_capacity_and_its_probes() -> None:
+def test_the_caller_counts_its_capacity_and_its_probes() -> None:
     async def body() -> None:
-        called, beside = Called(life=timedelta(minutes=5)), Beside(1)
-        port = await called.service.start("127.0.0.1", preferred_port=0)
+        served, worker = ServedSidecar(life=timedelta(minutes=5)), SidecarWorker(1)
+        port = await served.service.start("127.0.0.1", preferred_port=0)
         caller = PeerSidecarClient(
             job=JOB.key,
             rank=Rank(1),
-            worker=cast("Any", beside),
-            credentials=called.theirs,
+            worker=cast("Any", worker),
+            credentials=served.theirs,
             dial=lambda _: f"127.0.0.1:{port}",
         )
         member = Member(HERE, 1, MemberState.READY, "h:1", "h:2")
         caller.set_peers([member])
         await caller.probe(member)
         await caller.close()
-        await called.service.stop()
+        await served.service.stop()
         payload = bytes(PROBE_CHUNK_BYTES)
         chunk = measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=payload)
-        capacity = to_wire(beside.own(), JOB.key, beside.incarnation())
+        capacity = to_wire(worker.own(), JOB.key, worker.incarnation())
         found = {(Rank(0), 16 * chunk.ByteSize()), (Rank(0), capacity.ByteSize())}
-        assert set(beside.sent_bytes) == found
+        assert set(worker.sent_bytes) == found
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
 async def begun_probe(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryCall:
-    """A probe that sends its first chunk and no more."""
+    """A probe that sends only its first chunk."""
     stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
     call = stub.Probe()
     chunk = measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=b"x")
@@ -193,24 +195,24 @@ async def end_of(call: grpc.aio.StreamUnaryCall) -> str:
     return str(raised.value.details())
 
 
-def test_one_peer_takes_only_a_few_probes_at_once_and_none_for_ever() -> None:
+def test_a_peer_has_few_concurrent_probes_of_bounded_time() -> None:
     async def body() -> None:
-        called = Called(life=timedelta(minutes=5))
-        called.service.probe_within_s = 2.0
-        port = await called.service.start("127.0.0.1", preferred_port=0)
-        async with called.connection(port) as first, called.connection(port) as second:
+        served = ServedSidecar(life=timedelta(minutes=5))
+        served.service.probe_within_s = 2.0
+        port = await served.service.start("127.0.0.1", preferred_port=0)
+        async with served.connection(port) as first, served.connection(port) as second:
             held = [await begun_probe(first) for _ in range(MAX_PROBES_PER_CALLER)]
             ends = [await end_of(call) for call in (await begun_probe(second), *held)]
             refused_at_once = [each for each in ends if "probes at once" in each]
             too_slow = [each for each in ends if "a probe of more than 2 s" in each]
-            # Whose is refused is open: probes of two connections may arrive in any order.
+            # Either probe may be refused: those of two connections arrive in any order.
             assert (len(refused_at_once), len(too_slow)) == (1, MAX_PROBES_PER_CALLER), ends
             await share(second, 10.0)
             call = await begun_probe(second)
             await call.done_writing()
             assert (await call).busy_bytes == 0
-        assert called.beside.heard_speeds == [10.0]
-        assert called.beside.refusals == {PeerRefusal.MALFORMED: MAX_PROBES_PER_CALLER + 1}
-        await called.service.stop()
+        assert served.worker.heard_speeds == [10.0]
+        assert served.worker.refusals == {PeerRefusal.MALFORMED: MAX_PROBES_PER_CALLER + 1}
+        await served.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))

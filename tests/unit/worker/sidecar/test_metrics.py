@@ -1,7 +1,9 @@
-"""Metric families against docs/metrics.md.
+"""Tests of metric families against docs/metrics.md.
 
-Proves: what a full reading exports is what the document lists of sidecars, name by name, with the
-labels it names; missing facts leave their family out. Leaves out: HTTP (tests/local).
+A full reading exports the families that the document lists for sidecars, with its names and labels.
+Missing facts omit their family.
+
+Left out: HTTP (tests/local).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from dlion_worker.sidecar.step_seconds import StepSeconds
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 MANY = tuple((rank, "c", rank) for rank in range(4, 4 + MAX_LABELLED_PEERS))
-"""With one of the other three, they are too many for a label each."""
+"""Together with one of the other three, too many peers for a label each."""
 PEERS = {
     Rank(rank): WorkerIdentity(Rank(rank), SiteName(site), "gpu", index)
     for rank, site, index in ((1, "a", 1), (2, "b", 0), (3, "b", 1), *MANY)
@@ -87,7 +89,7 @@ def test_the_document_lists_what_is_exported_and_nothing_else() -> None:
     assert names == set(re.findall(r"^\| `(dlion_\w+)`", ours, re.MULTILINE))
 
 
-def test_the_parts_of_steps_add_up_to_their_time_and_never_shrink() -> None:
+def test_the_parts_of_steps_add_up_to_their_time_and_never_decrease() -> None:
     seconds = StepSeconds()
     phases = PhaseSeconds(0.1, 0.05, 0.0, 0.1, 0.05, link_send_s=0.2, link_receive_s=0.3)
     step = StepTiming(1, 48, 1.0, 2.0, 2.0, waited_s=0.5, phases=phases)
@@ -135,7 +137,7 @@ def test_sent_bytes_add_up_by_peer_or_by_site(
     assert sum(value for _, value in labels) == 42 + len(others)
 
 
-def test_a_rank_that_the_job_cannot_have_ends_no_metrics() -> None:
+def test_an_impossible_rank_does_not_end_the_metrics() -> None:
     none = Rank(10**12)
     directive = Directive(3, 48, 192, {none: 10, Rank(2): 5}, {}, {none: 5.0})
     rows = ((none, "gradient", 9), (Rank(2), "gradient", 4))
@@ -144,7 +146,7 @@ def test_a_rank_that_the_job_cannot_have_ends_no_metrics() -> None:
     assert re.findall(r"^dlion_link_budget_bytes{.*} (.*)$", text, re.MULTILINE) == ["5.0"]
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_facts_are_left_out() -> None:
     text = exported(reading(full=False))
     assert "dlion_node" not in text
     assert "dlion_capacity" not in text

@@ -1,7 +1,9 @@
-"""Node facts from recorded /proc and /sys trees of control groups version 1 and 2.
+"""Tests of node facts from recorded /proc and /sys trees of control groups version 1 and 2.
 
-Proves: quotas (the tightest on the way up), weights, limits, pressure, frequency, temperature and
-memory are read in either version; what is not there is None. Leaves out: hybrid mounts of systemd.
+Quotas (the tightest among the parents), weights, limits, pressure, frequency, temperature and
+memory are read in either version. A missing fact is None.
+
+Left out: hybrid mounts of systemd.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ VERSION_1 = {
 }
 
 VERSION_2 = {
-    "proc/self/cgroup": "0::/\n",  # as a container sees it: its own group is the top
+    "proc/self/cgroup": "0::/\n",  # the view of a container: its own group is the root
     "sys/fs/cgroup/cpu.max": "20000 100000\n",
     "sys/fs/cgroup/cpu.weight": "39\n",
     "sys/fs/cgroup/memory.max": "max\n",
@@ -54,7 +56,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_version_1_gives_the_tightest_quota_on_the_way_up(tmp_path: Path) -> None:
+def test_version_1_gives_the_tightest_quota_of_all_parents(tmp_path: Path) -> None:
     facts = read_node_facts(tree(tmp_path, VERSION_1))
     assert facts == NodeFacts(
         quota_cores=1.5,
@@ -81,12 +83,12 @@ def test_version_2_gives_quota_weight_pressure_frequency_and_temperature(tmp_pat
     )
 
 
-def test_a_machine_that_says_nothing_gives_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_facts_gives_none(tmp_path: Path) -> None:
     assert read_node_facts(tmp_path) == NodeFacts()
 
 
 @pytest.mark.parametrize("garbage", ["", "max", "lots of cores", "-1 100000", "100 0"])
-def test_a_limit_that_is_no_number_is_no_limit(tmp_path: Path, garbage: str) -> None:
+def test_a_limit_that_is_not_a_number_is_ignored(tmp_path: Path, garbage: str) -> None:
     tree(tmp_path, VERSION_2 | {"sys/fs/cgroup/cpu.max": garbage})
     assert read_node_facts(tmp_path).quota_cores is None
 
@@ -94,12 +96,12 @@ def test_a_limit_that_is_no_number_is_no_limit(tmp_path: Path, garbage: str) -> 
 @pytest.mark.parametrize(
     "garbage", ["", "Tcp: OutSegs", "Tcp: OutSegs\nTcp: many", "Tcp: \nTcp: 1"]
 )
-def test_counters_of_tcp_that_are_none_are_left_out(tmp_path: Path, garbage: str) -> None:
+def test_invalid_tcp_counters_are_left_out(tmp_path: Path, garbage: str) -> None:
     tree(tmp_path, VERSION_2 | {"proc/self/net/snmp": garbage})
     assert read_node_facts(tmp_path).tcp_sent_segments is None
 
 
-def test_time_held_by_a_quota_is_read_in_either_version(tmp_path: Path) -> None:
+def test_throttled_time_is_read_in_either_version(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/cpu/kubepods/burstable/pod7/cpu.stat"
     older = tree(tmp_path / "1", VERSION_1 | {group: "nr_periods 9\nthrottled_time 2500000000\n"})
     assert ProcessCpuLimits(older).throttled_s() == 2.5

@@ -1,8 +1,11 @@
-"""Rounds of probes, in a sidecar's own loop: a probe that takes longer than until its link is due
-again keeps it neither from its looks at what is known nor from its end.
+"""Tests of rounds of probes in a sidecar's own loop.
 
-The sidecar and its director are real; the caller is a peer that hangs. Left out: which link is due
-(test_grouping.py), real peers (tests/local/test_sidecar.py).
+A probe may take longer than the interval of its link. It then delays neither the sidecar's
+regrouping nor its end.
+
+The sidecar and its controller are real; the caller is a peer that hangs.
+
+Left out: the order of links (test_grouping.py); real peers (tests/local/test_sidecar.py).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ PROBE_S = 0.02
 
 
 class Hanging:
-    """Nobody answers; each probe is given up only when its link is due again."""
+    """A peer that does not answer; a probe fails only when its link is due again."""
 
     def __init__(self) -> None:
         self.probes = 0
@@ -40,11 +43,11 @@ class Hanging:
         raise UnavailableError(f"worker {member.identity.rank} does not answer")
 
     def notify(self) -> None:
-        """There is nobody to tell."""
+        """There is no peer to notify."""
 
 
 @pytest.mark.timeout(30)
-def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
+def test_a_peer_that_hangs_does_not_delay_the_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouping, "PAIR_RETRY_S", PROBE_S / 2)
@@ -64,14 +67,14 @@ def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
         nonlocal looks
         stopped, look = asyncio.Event(), sidecar._controller.regroup_if_due
 
-        def seen(now_s: float) -> Any:
+        def counted_look(now_s: float) -> Any:
             nonlocal looks
             looks += 1
             if looks == 3:
                 stopped.set()
             return look(now_s)
 
-        monkeypatch.setattr(sidecar._controller, "regroup_if_due", seen)
+        monkeypatch.setattr(sidecar._controller, "regroup_if_due", counted_look)
         await asyncio.wait_for(sidecar._probe_until(stopped, math.inf, {""}), timeout=10)
 
     asyncio.run(run())

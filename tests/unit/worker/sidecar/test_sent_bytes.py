@@ -1,8 +1,11 @@
-"""Facts: a sidecar sums up the sent bytes of members alone; what it sends while its trainer is
-away, or has no links yet, is told with the next step.
+"""Tests of sent bytes in a sidecar.
 
-The sidecar and its socket are real; the trainer is this test. Left out: real peers
-(tests/local/test_sidecar.py).
+A sidecar sums the sent bytes of members only. Bytes sent while its trainer is absent, or has no
+links yet, are reported with the next step.
+
+The sidecar and its socket are real; the test is the trainer.
+
+Left out: real peers (tests/local/test_sidecar.py).
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ def sidecar(tmp_path: Path) -> SidecarProcess:
     return SidecarProcess(config, JOB, metrics_host="127.0.0.1", metrics_port=0)
 
 
-def told(sidecar: SidecarProcess, *records: TrainerRecord) -> list[LocalRecord]:
-    """What the sidecar answers to a trainer that sends these and ends."""
+def answers(sidecar: SidecarProcess, *records: TrainerRecord) -> list[LocalRecord]:
+    """Return the sidecar's answers to a trainer that sends these records and ends."""
 
     async def run() -> bytes:
         await sidecar._local.start()
@@ -66,17 +69,19 @@ def told(sidecar: SidecarProcess, *records: TrainerRecord) -> list[LocalRecord]:
     return [decode(line) for line in answer.splitlines()]
 
 
-def test_bytes_to_what_is_no_member_are_not_kept(sidecar: SidecarProcess) -> None:
+def test_bytes_to_a_rank_that_is_not_a_member_are_not_kept(sidecar: SidecarProcess) -> None:
     ranks = (*range(1, 500), 10**12)
-    told(sidecar, PEERS, *(LinkDelivery(Rank(n), 10, 5, 0.5, 3, SentBytes(7)) for n in ranks))
+    answers(sidecar, PEERS, *(LinkDelivery(Rank(n), 10, 5, 0.5, 3, SentBytes(7)) for n in ranks))
     assert sidecar._reading().link_bytes == ((Rank(1), "gradient", 7),)
 
 
-def test_what_is_sent_without_a_trainer_is_told_with_its_next_step(sidecar: SidecarProcess) -> None:
+def test_bytes_sent_without_a_trainer_are_reported_with_its_next_step(
+    sidecar: SidecarProcess,
+) -> None:
     for sent_bytes in (200, 131_072):
         sidecar.count_sent(Rank(1), sent_bytes)
-    assert not [one for one in told(sidecar, PEERS) if isinstance(one, MeasuringSent)]
+    assert not [one for one in answers(sidecar, PEERS) if isinstance(one, MeasuringSent)]
     sidecar.count_sent(Rank(1), 8)
     step = StepTiming(1, 48, 0.3, 0.4, 0.5)
-    found = [one for one in told(sidecar, PEERS, step, step) if isinstance(one, MeasuringSent)]
+    found = [one for one in answers(sidecar, PEERS, step, step) if isinstance(one, MeasuringSent)]
     assert found == [MeasuringSent(Rank(1), 131_280)]

@@ -1,4 +1,6 @@
-"""A sidecar that ends while its trainer is connected disconnects it, and logs no traceback."""
+"""Tests of the trainer's socket: a sidecar that ends disconnects its trainer without a traceback in
+the log.
+"""
 
 from __future__ import annotations
 

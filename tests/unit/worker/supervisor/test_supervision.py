@@ -1,7 +1,9 @@
-"""Facts: restarts wait 1, 2, 4, 8, 10, 10 s, and 1 s again after a healthy minute; all restarts
-count; fatal codes and a stop end it; failure rules add restarts, take them away, or let them not
-count; who does not stop within the grace is killed. A trainer proves
-an orderly end by a code of its own: one that ends with 0 was ended by its program, and fails.
+"""Tests of supervision.
+
+Restarts wait 1, 2, 4, 8, 10, 10 s, and 1 s again after a healthy minute. All restarts count. Fatal
+codes and a stop end supervision. Failure rules add restarts, remove them, or do not count them. A
+child that does not stop within the grace period is killed. A trainer shows an orderly end by its
+own exit code. One that ends with 0 was ended by its program, and has failed.
 
 Left out: processes and signals (tests/local/test_supervisor.py).
 """
@@ -28,7 +30,7 @@ CRASH = ExitCode.FAILED
 
 
 def acts(instructions: tuple[Instruction, ...]) -> list[Instruction]:
-    """Without what is only logged."""
+    """Return the actions without log entries."""
     return [instruction for instruction in instructions if not isinstance(instruction, LogEvent)]
 
 
@@ -64,7 +66,7 @@ def test_a_healthy_minute_resets_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("last", "code"), [(69, 69), (-signal.SIGSEGV, 139)])
-def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: int, code: int) -> None:
+def test_after_the_last_restart_it_ends_with_the_last_exit_code(last: int, code: int) -> None:
     supervision = running(max_restarts=2)
     for now_s in (100.0, 200.0):
         assert acts(supervision.child_exited(CRASH, now_s)) == []
@@ -79,7 +81,7 @@ def test_exactly_the_documented_codes_are_fatal() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 65, 130])
-def test_a_fatal_code_ends_it(code: int) -> None:
+def test_a_fatal_code_ends_supervision(code: int) -> None:
     assert acts(running().child_exited(code, 5.0)) == [ExitSupervisor(code)]
 
 
@@ -97,7 +99,9 @@ def under(*rules: FailureRule, group: str = "small") -> Supervision:
 
 
 def restarts(supervision: Supervision, code: int, most: int = 20) -> tuple[int, int | None]:
-    """How often it restarts a child that always ends so, and its own exit code, if any."""
+    """Return the number of restarts of a child that always ends this way, and the final exit code,
+    if any.
+    """
     for count in range(most):
         for each in supervision.child_exited(code, 100.0 * count):
             if isinstance(each, ExitSupervisor):
@@ -106,11 +110,13 @@ def restarts(supervision: Supervision, code: int, most: int = 20) -> tuple[int, 
     return most, None
 
 
-def test_a_rule_lets_a_program_try_again_within_max_restarts() -> None:
+def test_a_rule_restarts_a_program_within_max_restarts() -> None:
     rule = FailureRule(on_ends=("ProgramFailed",), action="Restart")
     assert restarts(under(rule), ExitCode.PROGRAM) == (1, ExitCode.RESTARTS)
     assert restarts(under(rule), ExitCode.DATA) == (0, ExitCode.DATA)
-    assert restarts(under(rule), ExitCode.OK) == (1, ExitCode.RESTARTS), "its program ended it"
+    assert restarts(under(rule), ExitCode.OK) == (1, ExitCode.RESTARTS), (
+        "the program ended the trainer"
+    )
 
 
 def test_an_ignored_end_is_not_counted() -> None:
@@ -121,8 +127,8 @@ def test_an_ignored_end_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("action", ["FailWorker", "FailRun"])
-def test_a_rule_takes_restarts_away(action: FailureAction) -> None:
-    """The exit code stays: the operator looks the rule up by it."""
+def test_a_rule_removes_restarts(action: FailureAction) -> None:
+    """The exit code stays, because the operator finds the rule by it."""
     rule = FailureRule(on_ends=("Crashed", "Unavailable"), action=action)
     assert restarts(under(rule), CRASH) == (0, CRASH)
     assert restarts(under(rule), -signal.SIGSEGV) == (0, 139)
@@ -141,8 +147,8 @@ def test_the_first_rule_of_the_workers_group_counts() -> None:
     assert restarts(under(*rules, group="small"), -signal.SIGKILL) == (20, None)
 
 
-def test_a_stop_outweighs_every_rule() -> None:
-    """What ends a pod on request is not restarted in it, however its trainer ends."""
+def test_a_stop_has_priority_over_every_rule() -> None:
+    """An end of the pod on request allows no restart in it, however its trainer ends."""
     supervision = under(FailureRule(on_ends=("Crashed",), action="Ignore"))
     supervision.stop_requested(signal.SIGTERM, 1.0)
     assert acts(supervision.child_exited(CRASH, 2.0)) == [ExitSupervisor(CRASH)]
@@ -165,21 +171,21 @@ def test_a_trainer_that_its_program_ends_with_zero_has_failed() -> None:
     assert "ended the trainer's process with exit code 0" in error.message
 
 
-def test_a_trainer_whose_program_ends_it_on_a_stop_signal_was_interrupted() -> None:
+def test_a_trainer_ended_by_its_program_on_a_stop_signal_was_interrupted() -> None:
     supervision = trainer()
     supervision.stop_requested(signal.SIGTERM, 1.0)
     assert acts(supervision.child_exited(0, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
 
 
-def test_the_code_of_an_orderly_end_is_no_documented_one() -> None:
+def test_the_code_of_an_orderly_end_is_not_a_documented_one() -> None:
     assert TRAINING_ENDED not in set(ExitCode)
-    assert 0 < TRAINING_ENDED < 128, "above, shells see signals"
+    assert 0 < TRAINING_ENDED < 128, "higher codes mean signals in shells"
 
 
-def test_a_signal_is_passed_on_and_the_childs_end_is_ours() -> None:
+def test_a_signal_is_passed_on_and_the_childs_end_ends_supervision() -> None:
     supervision = running()
     assert acts(supervision.stop_requested(signal.SIGINT, 1.0)) == [SendSignal(signal.SIGINT)]
-    # Even a code that would be restarted: somebody asked for the end.
+    # This holds also for a code that would be restarted, because the end was requested.
     assert acts(supervision.child_exited(CRASH, 2.0)) == [ExitSupervisor(1)]
 
 
@@ -190,11 +196,11 @@ def test_a_child_that_dies_of_the_signal_passed_on_was_interrupted() -> None:
     assert acts(supervision.child_exited(ended, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
 
 
-def test_who_does_not_stop_within_the_grace_is_killed_once() -> None:
+def test_a_child_that_does_not_stop_within_the_grace_period_is_killed_once() -> None:
     supervision = running(grace_s=4.0)
     supervision.stop_requested(signal.SIGTERM, 1.0)
     assert supervision.due_s == 5.0
-    # Asked again: passed on again, but the time to be killed does not move.
+    # A second request is passed on, but the time of the kill does not change.
     assert acts(supervision.stop_requested(signal.SIGTERM, 3.0)) == [SendSignal(signal.SIGTERM)]
     assert supervision.due_s == 5.0
     assert acts(supervision.timer_expired(5.0)) == [SendSignal(signal.SIGKILL)]
@@ -203,7 +209,7 @@ def test_who_does_not_stop_within_the_grace_is_killed_once() -> None:
     assert acts(supervision.child_exited(killed, 5.1)) == [ExitSupervisor(137)]
 
 
-def test_a_signal_between_two_starts_ends_it_at_once() -> None:
+def test_a_signal_between_two_starts_ends_supervision_at_once() -> None:
     supervision = running()
     supervision.child_exited(CRASH, 1.0)
     assert acts(supervision.stop_requested(signal.SIGTERM, 1.5)) == [
@@ -211,7 +217,7 @@ def test_a_signal_between_two_starts_ends_it_at_once() -> None:
     ]
 
 
-def test_in_a_pod_used_up_restarts_have_a_code_of_their_own() -> None:
+def test_in_a_pod_exhausted_restarts_have_their_own_code() -> None:
     supervision = Supervision(max_restarts=0, grace_s=4.0, given_up_code=ExitCode.RESTARTS)
     supervision.start(0.0)
     killed = -signal.SIGKILL

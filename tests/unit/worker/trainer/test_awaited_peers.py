@@ -1,5 +1,8 @@
-"""A linked peer that holds a step is named after a minute, then ever less often; not where this
-process was paused meanwhile (SIGSTOP)."""
+"""Tests of events about awaited peers.
+
+A linked peer that holds a step is named after a minute, then at growing intervals. It is not named
+if this process was paused meanwhile (SIGSTOP).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_worker.trainer.awaited_peers import REPORT_AFTER_S, AwaitedPeers
 
 
-def test_who_holds_a_step_is_named_ever_less_often() -> None:
+def test_a_peer_that_holds_a_step_is_named_at_growing_intervals() -> None:
     records: list[EventRecord] = []
     reporter = Reporter(
         rank=Rank(0), incarnation=1, start_monotonic_s=0.0, clock_s=float,

@@ -1,8 +1,11 @@
-"""Facts: changes of a look become one event a kind, with few files named and skipped ones each with
-what is wrong; a file that is still not whole at its second look is told as pending, once; the
-number of samples is told on when it changes; a look that fails is told once and tried again.
+"""Tests of the dataset watcher.
 
-Left out: how files become samples (tests/unit/worker/training/test_watch), the thread
+The changes of one poll become one event per kind, with few files named. Skipped files are each
+named with their fault. A file that is still incomplete at its second poll is reported as pending,
+once. The number of samples is passed on when it changes. A failed poll is reported once and
+repeated.
+
+Left out: the conversion of files to samples (tests/unit/worker/training/test_watch); the thread
 (tests/local).
 """
 
@@ -22,7 +25,7 @@ from dlion_worker.training.datasets import FileChange
 
 @dataclass
 class _Folder:
-    """What the next looks find, as scripted."""
+    """The scripted results of the next polls."""
 
     looks: list[list[FileChange] | Exception] = field(default_factory=list)
     samples: int = 10
@@ -37,7 +40,7 @@ class _Folder:
 
 
 @dataclass
-class _Told:
+class _Recorder:
     events: list[tuple[str, str, bool]] = field(default_factory=list)
     grown_count: int = 0
 
@@ -48,9 +51,9 @@ class _Told:
         self.grown_count += 1
 
 
-def _growing(folder: _Folder) -> tuple[DatasetWatcher, _Told]:
-    told = _Told()
-    return DatasetWatcher(folder, report=told.report, on_samples=told.grown), told
+def _growing(folder: _Folder) -> tuple[DatasetWatcher, _Recorder]:
+    recorded = _Recorder()
+    return DatasetWatcher(folder, report=recorded.report, on_samples=recorded.grown), recorded
 
 
 def _added(count: int) -> list[FileChange]:
@@ -84,49 +87,49 @@ def test_each_kind_of_change_has_its_event() -> None:
 
 
 def test_skipped_files_beyond_a_few_are_counted() -> None:
-    told = summarize_changes(
+    recorded = summarize_changes(
         [FileChange(EventReason.DATA_SKIPPED, f"{n}.npz", 0, "corrupt") for n in range(20)]
     )
-    assert len(told) == 6
-    assert told[-1][1].endswith("and 10 more: also skipped")
+    assert len(recorded) == 6
+    assert recorded[-1][1].endswith("and 10 more: also skipped")
 
 
-def test_a_file_that_stays_unread_is_told_once() -> None:
+def test_a_file_that_stays_unread_is_reported_once() -> None:
     folder = _Folder()
-    growing, told = _growing(folder)
+    growing, recorded = _growing(folder)
     folder.waiting = frozenset({"late.npz"})
     growing.check(1.0)
-    assert told.events == [], "new files take two looks anyway"
+    assert recorded.events == [], "every new file takes two polls"
     for now_s in (2.0, 3.0, 4.0):
         growing.check(now_s)
-    assert told.events == [("DataPending", "late.npz: incomplete, waiting for the rest", False)]
+    assert recorded.events == [("DataPending", "late.npz: incomplete, waiting for the rest", False)]
     folder.waiting = frozenset()
     growing.check(5.0)
     folder.waiting = frozenset({"late.npz"})
     growing.check(6.0)
     growing.check(7.0)
-    assert len(told.events) == 2, "a new wait is told again"
+    assert len(recorded.events) == 2, "a new wait is reported again"
 
 
 def test_a_change_of_samples_is_passed_on() -> None:
-    growing, told = _growing(
+    growing, recorded = _growing(
         _Folder([[], _added(3), [FileChange(EventReason.DATA_ADDED, "none.npz", 0)]])
     )
     growing.check(1.0)
-    assert told.grown_count == 0
+    assert recorded.grown_count == 0
     growing.check(2.0)
     growing.check(3.0)
-    assert told.grown_count == 1
+    assert recorded.grown_count == 1
 
 
-def test_a_look_that_fails_is_told_once_and_tried_again() -> None:
+def test_a_failed_poll_is_reported_once_and_repeated() -> None:
     gone = OSError(5, "Input/output error")
-    growing, told = _growing(_Folder([gone, gone, _added(1), DataError("x")]))
+    growing, recorded = _growing(_Folder([gone, gone, _added(1), DataError("x")]))
     for now_s in range(4):
         growing.check(float(now_s))
-    assert [reason for reason, _, _ in told.events] == [
+    assert [reason for reason, _, _ in recorded.events] == [
         "DataUnavailable",
         "DataAdded",
         "DataUnavailable",
     ]
-    assert told.events[0][2]
+    assert recorded.events[0][2]

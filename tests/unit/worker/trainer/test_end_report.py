@@ -1,7 +1,9 @@
-"""Facts: who has saved a model reports whose replicas it holds and which are missing of those that
-have joined and are still wanted; nothing that fails in writing it fails the worker.
+"""Tests of the report at the end of a run.
 
-Left out: a trainer in a pod (tests/local/test_pods.py), the form (tests/unit/api).
+A worker that has saved a model reports its replicas. It also reports missing replicas of workers
+that have joined and are still wanted. A failure to write the report does not fail the worker.
+
+Left out: a trainer in a pod (tests/local/test_pods.py); the format (tests/unit/api).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ REASON = "worker 1: maxSteps 60 reached"
 
 
 def membership(*states: MemberState, expected: int = 4) -> Membership:
-    """Of workers 0, 1, ..., as far as they have joined."""
+    """Membership of workers 0, 1, ..., as far as they have joined."""
     workers = JOB.workers()[: len(states)]
     members = tuple(
         Member(worker, 1, state, "") for worker, state in zip(workers, states, strict=True)
@@ -35,17 +37,17 @@ def missing(
     *states: MemberState, saved_ranks: tuple[int, ...], expected: int = 4
 ) -> tuple[int, ...]:
     ranks = [Rank(rank) for rank in saved_ranks]
-    told = end_report(
+    report = end_report(
         REASON, 60, saved_ranks=ranks, membership=membership(*states, expected=expected)
     )
-    assert told.ranks == saved_ranks
-    return told.missing
+    assert report.ranks == saved_ranks
+    return report.missing
 
 
-def test_the_reason_is_the_stop_rules_own_words() -> None:
-    told = end_report(REASON, 60, saved_ranks=(), membership=membership(READY, READY))
-    assert told == EndReport("maxSteps 60 reached", 60)
-    assert is_stop_rule(told.stop_reason)
+def test_the_reason_is_the_text_of_the_stop_rule() -> None:
+    report = end_report(REASON, 60, saved_ranks=(), membership=membership(READY, READY))
+    assert report == EndReport("maxSteps 60 reached", 60)
+    assert is_stop_rule(report.stop_reason)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +55,12 @@ def test_the_reason_is_the_stop_rules_own_words() -> None:
     [
         ((READY, READY, READY), (0, 1, 2), 4, ()),  # the fourth has never joined
         ((READY, READY, LOST), (0, 1), 4, (2,)),
-        ((READY, FINISHED, READY), (0, 2), 4, (1,)),  # it ended before, by itself
+        ((READY, FINISHED, READY), (0, 2), 4, (1,)),  # it ended earlier
         ((READY, READY, READY, FINISHED), (0, 1, 2), 3, ()),  # it was scaled down
         ((READY, LOST, READY, FINISHED), (0, 2), 3, (1,)),
     ],
 )
-def test_missing_is_who_has_joined_and_is_still_wanted(
+def test_missing_are_workers_that_have_joined_and_are_still_wanted(
     states: tuple[MemberState, ...],
     saved_ranks: tuple[int, ...],
     expected: int,
@@ -67,11 +69,11 @@ def test_missing_is_who_has_joined_and_is_still_wanted(
     assert missing(*states, saved_ranks=saved_ranks, expected=expected) == lacks
 
 
-def test_it_stands_in_the_file_alone_and_where_there_is_none_nothing_fails(tmp_path: Path) -> None:
-    told = EndReport("maxSteps 9 reached", 9, ranks=(Rank(0),))
+def test_the_file_has_only_the_report_and_without_a_file_nothing_fails(tmp_path: Path) -> None:
+    report = EndReport("maxSteps 9 reached", 9, ranks=(Rank(0),))
     path = tmp_path / "termination-log"
-    write_end_report(path, told)
-    assert not path.exists(), "the kubelet makes it"
+    write_end_report(path, report)
+    assert not path.exists(), "the kubelet makes the file"
     path.write_text("x" * 5000)
-    write_end_report(path, told)
-    assert EndReport.from_json(path.read_text()) == told
+    write_end_report(path, report)
+    assert EndReport.from_json(path.read_text()) == report

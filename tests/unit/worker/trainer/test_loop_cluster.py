@@ -1,15 +1,20 @@
-"""Facts: workers in lock step that vanish, alone or two at once, the lowest rank too, and come back
-while messages are on their way, meet the others at an iteration: every worker holds bit-identical
-weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
-Under `dlion`, whose replicas differ anyway, nobody waits while a latecomer takes over a state.
-Before `minSites` sites are there nobody begins, however many workers of one site are. Each step
-tells how often all have gone through the data. Workers that the coordinator asks to stop finish a
-round of local steps that is near its end, and no longer one.
+"""Tests of training loops of workers that vanish and return.
 
-Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
-Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
-killed. Left out: a worker that vanishes when some peers have its gradient and others have not, or
-when one that has just come in is all that is left for others on their way.
+Workers run in lock step. One or two vanish, also the lowest rank, and return while messages are in
+flight. They join the others at an iteration, and all weights stay bit-identical after every step.
+No worker stops permanently, even if only one is left that trains. Under `dlion`, whose replicas
+differ, no worker waits while a latecomer adopts a state.
+
+Before `minSites` sites have joined, no worker begins, however many workers of one site have. Each
+step reports the number of passes through the data. Workers that the coordinator stops finish a
+round of local steps if its end is close.
+
+Loop, entrance, inbox and policies are real; `loop_cluster` replaces TensorFlow and the network.
+Threads and delays are real and short, so schedules differ from run to run. The seed determines
+which workers are killed.
+
+Left out: a worker that vanishes after only some peers have its gradient; one that has just joined
+and is all that is left for other latecomers.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
 STATE_S = 3.0
-"""Longer than any schedule of busy threads delays a message."""
+"""Longer than any delay of a message by busy threads."""
 
 
 def _wait(is_so: Callable[[], bool], what: str) -> None:
@@ -48,19 +53,19 @@ def differing(nodes: list[Node]) -> list[int]:
     return sorted(iteration for iteration, hashes in known.items() if len(hashes) > 1)
 
 
-def test_a_step_tells_how_often_the_data_were_passed() -> None:
+def test_a_step_reports_the_passes_through_the_data() -> None:
     """A thousand samples (`loop_cluster`), a global batch each step."""
     job = synchronous_job(1, 5)
     node = Node(job, Rank(0), Network(random.Random(0), 0.0), 1, 0.0).start()
     node.thread.join(60)
     assert node.error is None
     batch = job.spec.batching.global_batch_size.initial
-    told = [step.epochs for step in node.steps]
-    assert told == [iteration * batch / 1000 for iteration in range(1, 6)]
+    epochs = [step.epochs for step in node.steps]
+    assert epochs == [iteration * batch / 1000 for iteration in range(1, 6)]
 
 
-def test_what_was_sent_after_the_last_step_is_told_to_the_sidecar() -> None:
-    """With the last report of links alone: before, steps tell it."""
+def test_bytes_sent_after_the_last_step_are_reported_to_the_sidecar() -> None:
+    """Only the last report of links has them; earlier bytes come with a step."""
     node = Node(synchronous_job(1, 2), Rank(0), Network(random.Random(0), 0.0), 1, 0.0).start()
     node.thread.join(60)
     assert node.error is None
@@ -75,7 +80,7 @@ def test_what_was_sent_after_the_last_step_is_told_to_the_sidecar() -> None:
     assert sent == [delivery]
 
 
-class AskedInTheMiddle(Node):
+class StoppedWithinRound(Node):
     """It is asked to stop after its sixth step; rounds end after the fifth and the tenth."""
 
     asked_at = 6
@@ -88,10 +93,10 @@ class AskedInTheMiddle(Node):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_that_are_asked_to_stop_finish_their_round_and_are_equal(seed: int) -> None:
-    """Each in the same round, at different steps of it."""
+    """All stop in the same round, at different steps of it."""
     job = synchronous_job(3, 10_000_000, policy="adaptive", localSteps=5)
     network = Network(random.Random(seed), DELAY_S)
-    nodes = [AskedInTheMiddle(job, Rank(r), network, 1, NAP_S) for r in range(3)]
+    nodes = [StoppedWithinRound(job, Rank(r), network, 1, NAP_S) for r in range(3)]
     for node in nodes:
         node.asked_at = 6 + (node.rank + seed) % 3
         node.start()
@@ -102,7 +107,7 @@ def test_workers_that_are_asked_to_stop_finish_their_round_and_are_equal(seed: i
     assert len({node.replica.weights_D.tobytes() for node in nodes}) == 1
 
 
-def test_a_round_that_is_long_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_round_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "FINISH_ROUND_WITHIN_S", 0.1)
     job = synchronous_job(2, 10_000_000, policy="localsgd", localSteps=10_000)
     network = Network(random.Random(0), DELAY_S)
@@ -116,13 +121,15 @@ def test_a_round_that_is_long_is_not_finished(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("last", "made", "least"), [(7, 7, 6), (12, 10, 10)])
-def test_a_round_is_finished_if_the_runs_last_step_is_not_before_its_end(
+def test_a_round_is_finished_unless_the_run_ends_within_it(
     last: int, made: int, least: int
 ) -> None:
-    """One that learns of the other's end makes no more steps of a round that nobody finishes."""
+    """A worker that knows of the other's end makes no more steps of a round that no worker
+    finishes.
+    """
     job = synchronous_job(2, last, policy="adaptive", localSteps=5)
     network = Network(random.Random(0), DELAY_S)
-    nodes = [AskedInTheMiddle(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
+    nodes = [StoppedWithinRound(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
     for node in nodes:
         node.thread.join(30)
     assert [node.error for node in nodes] == [None] * 2
@@ -135,7 +142,7 @@ CASES = [(0, "full"), (1, "full"), (2, "dlion")]
 
 
 @pytest.mark.parametrize(("seed", "policy"), CASES)
-def test_who_comes_back_holds_the_others_weights(seed: int, policy: str) -> None:
+def test_a_worker_that_returns_has_the_weights_of_the_others(seed: int, policy: str) -> None:
     job, chance = synchronous_job(WORKERS, 10_000_000, policy=policy), random.Random(seed)
     network = Network(chance, DELAY_S)
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(WORKERS)}
@@ -149,7 +156,7 @@ def test_who_comes_back_holds_the_others_weights(seed: int, policy: str) -> None
                 nodes[rank] = Node(job, rank, network, kill + 2, NAP_S).start()
             deadline_s = time.monotonic() + 30
             while not all(len(nodes[rank].hashes) > 10 for rank in dead):
-                assert time.monotonic() < deadline_s, f"seed {seed}: {dead} never came back"
+                assert time.monotonic() < deadline_s, f"seed {seed}: {dead} did not return"
                 time.sleep(0.01)
             different = differing(list(nodes.values())) if policy == "full" else []
             assert not different, f"seed {seed}, after kill {kill} of {dead}"
@@ -160,8 +167,10 @@ def test_who_comes_back_holds_the_others_weights(seed: int, policy: str) -> None
 
 
 @pytest.mark.parametrize(("workers", "lost"), [(2, 1), (3, 2)])
-def test_the_only_one_left_is_met_though_it_leaps(workers: int, lost: int) -> None:
-    """Alone it is faster than a question, so a later iteration is named, to which it leaps."""
+def test_a_latecomer_joins_the_only_worker_left_although_it_jumps_ahead(
+    workers: int, lost: int
+) -> None:
+    """Alone, it is faster than a question. So a later iteration is named, and it jumps there."""
     job, chance = synchronous_job(workers, 10_000_000), random.Random(workers)
     network = Network(chance, 3 * DELAY_S)
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S / 3).start() for r in range(workers)}
@@ -182,8 +191,10 @@ def test_the_only_one_left_is_met_though_it_leaps(workers: int, lost: int) -> No
 
 
 @pytest.mark.parametrize(("seed", "policy"), CASES)
-def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(seed: int, policy: str) -> None:
-    """Of two one trains at any moment; the other comes and vanishes."""
+def test_no_worker_waits_permanently_when_others_vanish_while_they_join(
+    seed: int, policy: str
+) -> None:
+    """At any moment one of two workers trains, and the other joins and vanishes."""
     job, chance = synchronous_job(2, 10_000_000, policy=policy), random.Random(seed)
     network, every = Network(chance, DELAY_S), []
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)}
@@ -192,7 +203,7 @@ def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(seed: int, policy: str) 
             _wait(lambda: any(node.is_training for node in nodes.values()), f"kill {kill}")
             stays = chance.choice(sorted(rank for rank, node in nodes.items() if node.is_training))
             (goes,) = nodes.keys() - {stays}
-            if nodes[stays].hashes:  # else it may lack the last steps of the one that vanishes
+            if nodes[stays].hashes:  # else it may lack the last steps of the worker that vanishes
                 every.append(nodes[goes])
             nodes[goes].kill()
             nodes[goes] = Node(job, goes, network, kill + 2, NAP_S).start()
@@ -206,8 +217,8 @@ def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(seed: int, policy: str) 
 
 
 @pytest.mark.parametrize(("workers", "policy"), [(2, "dlion"), (4, "dlion"), (4, "full")])
-def test_while_a_state_is_on_its_way_the_others_go_on(workers: int, policy: str) -> None:
-    """But where replicas have to be equal."""
+def test_the_others_continue_while_a_state_is_transferred(workers: int, policy: str) -> None:
+    """Policies with equal replicas are the exception."""
     job, chance = synchronous_job(workers, 10_000_000, policy=policy), random.Random(workers)
     network = Network(chance, DELAY_S, state_s=STATE_S)
     nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(workers)]
@@ -227,7 +238,7 @@ def test_while_a_state_is_on_its_way_the_others_go_on(workers: int, policy: str)
     assert not [node.error for node in nodes if node.error is not None]
 
 
-def test_one_that_says_what_cannot_be_keeps_nobody_from_catching_up() -> None:
+def test_an_impossible_message_does_not_stop_others_from_catching_up() -> None:
     job, chance = synchronous_job(3, 10_000_000, policy="dlion"), random.Random(3)
     network = Network(chance, DELAY_S, state_s=STATE_S / 4)
     nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(3)]
@@ -245,10 +256,10 @@ def test_one_that_says_what_cannot_be_keeps_nobody_from_catching_up() -> None:
     assert not [node.error for node in nodes if node.error is not None]
 
 
-def test_a_site_counts_once_though_a_worker_of_it_is_linked(
+def test_a_site_with_two_workers_counts_once_for_the_quorum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`startDeadlineSeconds` is over, and `minSites` sites are not there before the last comes."""
+    """`startDeadlineSeconds` is over, and the last worker completes the `minSites` sites."""
     looks: list[float] = []
 
     def an_hour_later() -> float:

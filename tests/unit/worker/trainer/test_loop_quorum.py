@@ -1,11 +1,14 @@
-"""Facts: of two sites with `minSites: 2` one loses its only worker: the other's workers begin no
-step beyond the one under way; the lost one comes in at an iteration that all hold at, in lock step,
-and all go on with bit-identical weights. One that is told to stop while all hold still ends, and so
-does one on its way back. A worker that holds still while others train comes in anew, and takes
-nobody's place.
+"""Tests of training loops with a quorum: two sites with `minSites: 2`, of which one loses its only
+worker.
 
-Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
-Left out: who counts as joined, weights after a split (tests/property/test_quorum.py).
+Workers of the other site finish the current step and begin no other. The lost worker joins at the
+iteration where all are halted. Then all continue in lock step with bit-identical weights. A worker
+that is asked to stop while all are halted ends; so does one that is joining. A worker that is
+halted while others train joins again, without another worker's place.
+
+Loop, entrance, inbox and policies are real; `loop_cluster` replaces TensorFlow and the network.
+
+Left out: which workers count as joined, and weights after a split (tests/property/test_quorum.py).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from loop_cluster import Network, Node, synchronous_job
 
 NAP_S, DELAY_S = 0.003, 0.003
 SOME_STEPS_S = 0.1
-"""In which tens of steps would be made."""
+"""Long enough for tens of steps."""
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
@@ -40,8 +43,8 @@ def all_step(nodes: Iterable[Node]) -> None:
     )
 
 
-def hold_still(nodes: Iterable[Node]) -> None:
-    """They come to do so, and end no more than the step that was under way."""
+def wait_until_halted(nodes: Iterable[Node]) -> None:
+    """Wait until all workers are halted, each at most after its current step."""
     nodes = list(nodes)
     wait_until(lambda: all(node.lacks_quorum for node in nodes), "all hold still")
     before = [len(node.hashes) for node in nodes]
@@ -49,7 +52,7 @@ def hold_still(nodes: Iterable[Node]) -> None:
     assert all(len(node.hashes) <= steps + 1 for node, steps in zip(nodes, before, strict=True))
 
 
-def test_a_site_alone_holds_still_until_the_other_is_back() -> None:
+def test_a_single_site_is_halted_until_the_other_returns() -> None:
     job = synchronous_job({"a": 2, "b": 1}, 10_000_000, min_sites=2)
     network = Network(random.Random(1), DELAY_S)
     ranks = [worker.rank for worker in job.workers()]
@@ -58,7 +61,7 @@ def test_a_site_alone_holds_still_until_the_other_is_back() -> None:
     try:
         all_step(nodes.values())
         nodes[lost].kill()
-        hold_still(here)
+        wait_until_halted(here)
 
         nodes[lost] = Node(job, lost, network, 2, NAP_S).start()
         all_step(nodes.values())
@@ -66,14 +69,14 @@ def test_a_site_alone_holds_still_until_the_other_is_back() -> None:
         assert not differing(list(nodes.values()))
 
         nodes[lost].kill()
-        hold_still(here)
+        wait_until_halted(here)
     finally:
-        for node in here:  # the second has heard it from the first
+        for node in here:  # the second one got the message from the first
             node.stop()
     assert not [node.error for node in nodes.values() if node.error is not None]
 
 
-def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
+def test_a_site_halted_while_others_trained_joins_again() -> None:
     job = synchronous_job({"a": 1, "b": 1, "c": 1}, 10_000_000, min_sites=2)
     network = Network(random.Random(2), DELAY_S)
     ranks = [worker.rank for worker in job.workers()]
@@ -82,7 +85,7 @@ def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
     try:
         all_step(nodes.values())
         network.cut_off(alone)
-        hold_still([alone])
+        wait_until_halted([alone])
         all_step(others)
         assert not alone.replica.taken
         network.restore(alone)
@@ -92,7 +95,7 @@ def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
         assert not any(node.lacks_quorum for node in nodes.values())
 
         network.cut_off(alone)
-        hold_still([alone])
+        wait_until_halted([alone])
         alone.stop()
     finally:
         for node in nodes.values():
@@ -100,10 +103,8 @@ def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
     assert not [node.error for node in nodes.values() if node.error is not None]
 
 
-def test_one_that_is_told_to_stop_on_its_way_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        join_barrier, "ALL_LINKS_WAIT_S", 3600.0
-    )  # it waits for the one that is gone
+def test_a_returning_worker_that_is_asked_to_stop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_barrier, "ALL_LINKS_WAIT_S", 3600.0)  # it waits for the lost worker
     job = synchronous_job({"a": 1, "b": 1, "c": 1, "d": 1}, 10_000_000, min_sites=2)
     network = Network(random.Random(3), DELAY_S)
     ranks = [worker.rank for worker in job.workers()]
@@ -113,14 +114,14 @@ def test_one_that_is_told_to_stop_on_its_way_back_ends(monkeypatch: pytest.Monke
         all_step(nodes.values())
         gone.kill()
         network.cut_off(alone)
-        hold_still([alone])
+        wait_until_halted([alone])
         held_at = alone.progress.iteration
         all_step(others)
         network.restore(alone)
-        wait_until(lambda: alone.is_on_the_way_back, "it comes in anew")
+        wait_until(lambda: alone.is_on_the_way_back, "it joins again")
         all_step(others)
         alone.stop()
-        assert alone.progress.iteration in {held_at - 1, held_at}, "a step under way is undone"
+        assert alone.progress.iteration in {held_at - 1, held_at}, "an unfinished step is undone"
         assert not alone.replica.taken
     finally:
         for node in nodes.values():

@@ -1,8 +1,11 @@
-"""What a trainer does about refusals: told once each and at once, counted every time, and a peer
-whose messages go on to make no sense is shut out, in every incarnation anew.
+"""Tests of the trainer's reaction to refused messages.
 
-A real link; nothing is sent on it. Left out: who refuses (tests/local/test_links), the way of the
-records (test_reporting).
+Each refusal is reported once and at once, and counted every time. A peer that keeps sending invalid
+messages is quarantined, each incarnation separately.
+
+The link is real; nothing is sent on it.
+
+Left out: the checks (tests/local/test_links); the path of the records (test_reporting).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ PEER = Rank(3)
 
 
 class Worker:
-    """What refusals need of one, and what became of them."""
+    """The parts of a worker that refusals need, and their effects."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -51,7 +54,7 @@ class Worker:
         self.events.append((message, iteration))
 
     def admits(self, incarnation: int) -> bool:
-        """Whether that incarnation of the peer may send."""
+        """Return whether that incarnation of the peer may send."""
         stream: Any = SimpleNamespace(end=lambda _reason: None)
         try:
             self.link.accept_stream(Hello(incarnation=incarnation), stream)
@@ -71,7 +74,7 @@ def worker() -> Worker:
     return Worker()
 
 
-def test_what_the_exchange_refuses_is_told_once_and_counted_always(worker: Worker) -> None:
+def test_a_refusal_of_the_exchange_is_reported_once_and_always_counted(worker: Worker) -> None:
     passed: list[Any] = []
     take = worker.refusals.filtered(passed.append)
     down = LinkDown(PEER, 1, "gone")
@@ -89,14 +92,14 @@ def test_what_the_exchange_refuses_is_told_once_and_counted_always(worker: Worke
     }  # fmt: skip
 
 
-def test_what_the_sidecar_refuses_is_told(worker: Worker) -> None:
+def test_a_refusal_of_the_sidecar_is_reported(worker: Worker) -> None:
     worker.measuring("a caller: x")
     worker.measuring("a caller: x")
     assert worker.events == [("measuring: a caller: x", 7)]
-    assert worker.counts == StreamRefusals(())  # it counts itself
+    assert worker.counts == StreamRefusals(())  # it counts its own refusals
 
 
-def test_strangers_fill_neither_the_memory_nor_the_room_of_peers(worker: Worker) -> None:
+def test_unknown_peers_fill_neither_memory_nor_the_quota_of_peers(worker: Worker) -> None:
     many = 2 * MAX_PER_KEY
     worker.refusals.report([Refused(None, str(n)) for n in range(many)])
     assert len(worker.events) == MAX_PER_KEY
@@ -108,10 +111,10 @@ def test_strangers_fill_neither_the_memory_nor_the_room_of_peers(worker: Worker)
     ]  # fmt: skip
 
 
-def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) -> None:
+def test_a_repeated_violation_quarantines_a_peer_and_its_next_incarnation(worker: Worker) -> None:
     for incarnation in (1, 2, 3):
-        assert worker.admits(incarnation) == (incarnation == 1), "another number is no restart"
-        worker.link.set_member(incarnation, "")  # its coordinator knows it
+        assert worker.admits(incarnation) == (incarnation == 1), "another number is not a restart"
+        worker.link.set_member(incarnation, "")  # its coordinator has confirmed it
         assert worker.admits(incarnation)
         for _ in range(MAX_VIOLATIONS - 1):
             worker.link.record_violation("not finite")
@@ -119,9 +122,9 @@ def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) 
         for _ in range(3):  # those that have arrived already, too
             worker.link.record_violation("not finite")
         assert not worker.admits(incarnation)
-    told = [words for words, _ in worker.events]
-    assert told[0] == "worker 3: not finite"
-    assert [words.partition(": ")[2].partition(":")[0] for words in told[1:]] == [
+    events = [words for words, _ in worker.events]
+    assert events[0] == "worker 3: not finite"
+    assert [words.partition(": ")[2].partition(":")[0] for words in events[1:]] == [
         f"incarnation {incarnation} is quarantined" for incarnation in (1, 2, 3)
     ]
     assert set(worker.counts.counts) == {
@@ -130,8 +133,8 @@ def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) 
     }
 
 
-def test_a_peer_that_goes_on_with_nonsense_does_not_fill_the_events(worker: Worker) -> None:
+def test_a_peer_with_many_invalid_messages_does_not_fill_the_events(worker: Worker) -> None:
     for n in range(2 * MAX_PER_KEY):
         worker.link.record_violation(f"iteration {n}")
-    told = [words for words, _ in worker.events]
-    assert 0 < len([words for words in told if "quarantined" not in words]) <= MAX_PER_KEY
+    events = [words for words, _ in worker.events]
+    assert 0 < len([words for words in events if "quarantined" not in words]) <= MAX_PER_KEY

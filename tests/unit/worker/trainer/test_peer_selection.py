@@ -1,8 +1,8 @@
-"""Whom a worker links with: neighbours while it trains, everybody at the end, and for how long it
-waits for who is missing then.
+"""Tests of the selection of linked peers: neighbours during training, all workers at the end.
 
-Left out: the links themselves (tests/local/test_topologies.py); the exchange only notes what it is
-told here.
+They also cover how long the end waits for missing peers.
+
+Left out: the links (tests/local/test_topologies.py). The exchange here only records its calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from local_run import job_document
 READY, LOST = MemberState.READY, MemberState.LOST
 
 
-class Around:
-    """Worker 0 of five on a ring (or all linked), what its exchange is told, and the time."""
+class SelectionScene:
+    """Worker 0 of five on a ring (or all linked), the calls of its exchange, and the time."""
 
     def __init__(self, topology: str = "ring", sites: int | dict[str, int] = 5) -> None:
         exchange = {"policy": "full", "topology": topology}
@@ -34,14 +34,14 @@ class Around:
         self.on_regroup: list[TopologyChanged] = []
         self.now_s = 0.0
         config: Any = SimpleNamespace(rank=0, link_address=lambda _rank, _service: None)
-        told: Any = SimpleNamespace(
+        recorder: Any = SimpleNamespace(
             set_members=lambda _members, _dial, *, linked: self.linked.append(linked),
             quarantined=lambda: self.quarantined,
         )
         self.near = PeerSelection(
             self.job,
             config,
-            told,
+            recorder,
             self.membership,
             on_regroup=self.on_regroup.append,
             clock_s=lambda: self.now_s,
@@ -58,74 +58,74 @@ def ranks(*numbers: int) -> set[Rank]:
     return {Rank(number) for number in numbers}
 
 
-def test_neighbours_are_linked_and_at_the_end_everybody() -> None:
-    around = Around()
+def test_neighbours_are_linked_and_at_the_end_all_workers() -> None:
+    around = SelectionScene()
     around.near.update()
     around.near.connect_all(iteration_s=1.0)
     around.near.update()
     assert around.linked == [ranks(1, 4), None, None]
 
 
-def test_who_has_not_come_by_the_end_is_waited_for_but_not_for_ever() -> None:
-    around = Around()
+def test_the_end_waits_a_bounded_time_for_a_worker_that_has_not_joined() -> None:
+    around = SelectionScene()
     around.near.connect_all(iteration_s=1.0)
     assert around.near.missing(ranks(1, 4)) == ranks(2, 3)
     around.now_s = MIN_PATIENCE_S - 1
     assert around.near.missing(ranks(1, 4, 2)) == ranks(3)
-    around.now_s += MIN_PATIENCE_S  # counted from when somebody came last
-    assert around.near.missing(ranks(1, 4)) == ranks(3)  # 2 was there, and has gone
+    around.now_s += MIN_PATIENCE_S  # counted from the last join
+    assert around.near.missing(ranks(1, 4)) == ranks(3)  # worker 2 had joined and has left
     around.now_s += 1
     assert around.near.missing(ranks(1, 4)) == set()
 
 
-def test_who_is_lost_is_not_waited_for() -> None:
-    around = Around()
+def test_the_end_does_not_wait_for_a_lost_worker() -> None:
+    around = SelectionScene()
     around.states[3] = LOST
     around.near.connect_all(iteration_s=1.0)
     assert around.near.missing(ranks(1, 4)) == ranks(2)
 
 
-def test_who_is_shut_out_is_not_waited_for() -> None:
-    around = Around()
+def test_the_end_does_not_wait_for_a_quarantined_worker() -> None:
+    around = SelectionScene()
     around.quarantined = ranks(3)
     around.near.connect_all(iteration_s=1.0)
     assert around.near.missing(ranks(1, 4)) == ranks(2)
 
 
-def test_slow_iterations_are_waited_for_longer() -> None:
-    around = Around()
+def test_the_end_waits_longer_when_iterations_are_slow() -> None:
+    around = SelectionScene()
     around.near.connect_all(iteration_s=60.0)
     around.near.missing(ranks(1, 4))
     around.now_s = 239.0
     assert around.near.missing(ranks(1, 4)) == ranks(2, 3)
 
 
-def test_where_all_are_neighbours_a_link_that_broke_just_before_the_end_is_waited_for() -> None:
-    around = Around("allToAll")
+def test_with_all_workers_linked_the_end_waits_for_a_link_that_just_broke() -> None:
+    around = SelectionScene("allToAll")
     around.states[4] = LOST
     around.near.update()
     around.near.connect_all(iteration_s=1.0)
     assert around.linked == [None]
     assert around.near.missing(ranks(1, 2)) == ranks(3)
     assert around.near.missing(ranks(1, 2, 3)) == set()
-    assert around.near.missing(ranks(1)) == set(), "they have ended and left"
+    assert around.near.missing(ranks(1)) == set(), "these workers have ended and left"
 
 
-def test_models_are_published_from_who_is_there_linked_or_not() -> None:
-    around = Around()
+def test_published_models_use_all_present_workers_linked_or_not() -> None:
+    around = SelectionScene()
     around.states[2] = LOST
     assert around.near.reachable() == ranks(1, 3, 4)
 
 
-def test_neighbours_follow_the_newest_grouping_and_the_policy_hears_of_it() -> None:
-    around = Around("clustered", {"a": 3, "b": 2})
+def test_neighbours_follow_the_newest_grouping_and_the_policy_receives_it() -> None:
+    around = SelectionScene("clustered", {"a": 3, "b": 2})
     around.near.update()
     newer = Grouping(2, Rank(1), ((0, 4), (1, 2, 3)), (4, 1))
     for grouping in (
         newer,
         newer,
-        Grouping(1, Rank(0), ((0, 1, 2, 3, 4),), (0,)),  # late
-        Grouping(3, Rank(0), ((0, 1, 2, 3),), (0,)),  # of another number of workers
+        Grouping(1, Rank(0), ((0, 1, 2, 3, 4),), (0,)),  # out of date
+        Grouping(3, Rank(0), ((0, 1, 2, 3),), (0,)),  # for another number of workers
         None,
     ):
         around.near.on_directive(Directive(1, 8, 40, grouping=grouping))
@@ -143,8 +143,8 @@ def test_neighbours_follow_the_newest_grouping_and_the_policy_hears_of_it() -> N
     assert around.linked[2:] == [None, None]
 
 
-def test_a_job_of_another_topology_hears_of_no_grouping() -> None:
-    around = Around()
+def test_a_job_with_another_topology_receives_no_grouping() -> None:
+    around = SelectionScene()
     around.near.on_directive(
         Directive(1, 8, 40, grouping=Grouping(2, Rank(0), ((0, 1, 2, 3, 4),), (0,)))
     )

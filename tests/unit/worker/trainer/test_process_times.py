@@ -1,6 +1,8 @@
-"""Facts: the log of a trainer says how long its process had been there when all was imported, and
-how long the first trace took; the phases of a process add up to its age, also where it comes back
-to one, and each is a field of the record.
+"""Tests of the phases of a trainer process.
+
+The log has the age of the process when all imports are done, and the time of the first trace. The
+phases of a process add up to its age, also if one occurs again. Each phase is a field of the
+record.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ log_import_time()
 """
 
 
-def told_s(text: str, what: str) -> float:
+def logged_s(text: str, what: str) -> float:
     (found,) = re.findall(rf"{what} took (\d+\.\d) s", text)
     return float(found)
 
@@ -44,7 +46,7 @@ def test_imports_count_from_the_start_of_the_process() -> None:
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=120
     )
     there_s = time.monotonic() - began_s
-    assert 0.3 <= told_s(done.stderr, "imports") <= there_s + 0.05 + TICK_S
+    assert 0.3 <= logged_s(done.stderr, "imports") <= there_s + 0.05 + TICK_S
 
 
 def test_the_first_trace_is_timed(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +54,7 @@ def test_the_first_trace_is_timed(caplog: pytest.LogCaptureFixture) -> None:
     began_s = time.monotonic()
     with logged_first_trace():
         time.sleep(0.2)
-    assert 0.2 <= told_s(caplog.text, "first trace") <= time.monotonic() - began_s + 0.05
+    assert 0.2 <= logged_s(caplog.text, "first trace") <= time.monotonic() - began_s + 0.05
 
 
 def test_phases_add_up_to_the_age_of_the_process() -> None:
@@ -62,11 +64,11 @@ def test_phases_add_up_to_the_age_of_the_process() -> None:
     before_s = process_age_s()
     found = times.seconds()
     assert before_s - TICK_S <= sum(found.values()) <= process_age_s() + TICK_S
-    assert times.seconds()["close_s"] > found["close_s"]  # the phase goes on
+    assert times.seconds()["close_s"] > found["close_s"]  # the phase continues
 
 
 def test_each_phase_has_its_own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that comes back, and one within another."""
+    """This includes a phase that occurs again, and one within another."""
     now_s = 100.0
     monkeypatch.setattr(process_times, "process_age_s", lambda: 5.0)
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

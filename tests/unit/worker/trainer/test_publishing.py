@@ -1,11 +1,14 @@
-"""Facts: of a site only its lead publishes, and where it is gone the next rank does; what is
-published is the better of its replica and the average by samples of all that it reaches, as numbers
-of a file that is read again, and of replicas that were not judged nothing is claimed; a peer whose
-state does not come, or is no state, is left out and named; a full disk is reported and the last
-model stands; closing stops a publication in its middle, whether it waits for a peer or evaluates.
+"""Tests of the publication of models during a run.
 
-Real models, exchanges with mutual TLS, files and threads; averages are worked out again in NumPy.
-Left out: publishing in a whole run (tests/local/test_growing_data), the model at a run's end.
+Only the lead of a site publishes; when it is gone, the next rank does. The published model is the
+better one of its own replica and the average by samples of all reachable replicas. The file is read
+again to judge it. Nothing is claimed of replicas that were not judged. A peer without a state, or
+with an invalid one, is left out and named. A full disk is reported, and the last model stays.
+Closing stops a publication in the middle, whether it waits for a peer or evaluates.
+
+Models, exchanges with mutual TLS, files and threads are real. Averages are computed again in NumPy.
+
+Left out: publication in a whole run (tests/local/test_growing_data); the model at the end of a run.
 """
 
 from __future__ import annotations
@@ -68,12 +71,12 @@ def job() -> Job:
 
 @functools.cache
 def compiled_model(seed: int) -> FlatModel:
-    """Never changed itself: what TensorFlow compiles for it serves all tests."""
+    """The model itself never changes, so its compiled functions serve all tests."""
     return FlatModel(builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=seed)
 
 
 def replica(rank: int, program: TrainingProgram | None = None) -> LocalReplica:
-    """A replica with weights of its own."""
+    """A replica with its own weights."""
     if program is None:
         model = compiled_model(rank).sibling(seed=rank, rank=rank)
     else:
@@ -85,13 +88,13 @@ def replica(rank: int, program: TrainingProgram | None = None) -> LocalReplica:
 
 
 def averaged(replicas: list[LocalReplica]) -> np.ndarray:
-    """Weights by samples, in double precision."""
+    """Average weights by samples in double precision."""
     weighted = [r.samples * r.model.weights_D.astype(np.float64) for r in replicas]
     return sum(weighted) / sum(r.samples for r in replicas)
 
 
 def answers(model: FlatModel, weights_D: np.ndarray) -> np.ndarray:
-    """The label that these weights give each sample, found by trying them all."""
+    """The label that these weights give each sample, found by trying all labels."""
     snapshot = model.snapshot_of(weights_D.astype(np.float32), model.get_state())
     right = np.zeros((len(X), 10))
     for label in range(10):
@@ -102,7 +105,7 @@ def answers(model: FlatModel, weights_D: np.ndarray) -> np.ndarray:
 
 
 class Peer(Worker):
-    """An exchange that gives its replica's state, unless it is told otherwise."""
+    """An exchange that sends the state of its replica, unless the test replaces it."""
 
     def __init__(self, rank: int, authorities: dict[SiteName, CertificateAuthority]) -> None:
         who = identity(rank, SITE_OF[rank])
@@ -112,12 +115,12 @@ class Peer(Worker):
 
     @property
     def state(self) -> StateSnapshot:
-        """What a peer that asks is given."""
+        """The answer of a peer to a request for its state."""
         return self.give()
 
     @state.setter
     def state(self, _: StateSnapshot) -> None:
-        """The state of a worker without a replica is not wanted here."""
+        """The state of a worker without a replica, which these tests do not need."""
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ def peers() -> Iterator[list[Peer]]:
 
 
 class Published:
-    """A publisher of one worker, its folder and what it has reported."""
+    """The publisher of one worker, its folder and its reports."""
 
     def __init__(
         self,
@@ -166,26 +169,26 @@ class Published:
         self.events.append((reason, message, warning))
 
     def about(self) -> dict[str, Any]:
-        """What `model.json` says."""
+        """Return the content of `model.json`."""
         content: dict[str, Any] = json.loads((self.folder / "model.json").read_text())
         return content
 
     def weights(self) -> np.ndarray:
-        """Of the published model, read by another one."""
+        """Return the weights of the published model, read by another model."""
         reader = replica(0).model
         reader.load_keras(self.folder / "model.keras")
         return reader.get_weights()
 
     def publishers(self) -> list[threading.Thread]:
-        """Its thread, while it lives."""
+        """Return the publisher's thread while it runs."""
         return [t for t in threading.enumerate() if t.name == "publisher"]
 
 
 UNKNOWN = dict.fromkeys(["best_replica", "best_replica_accuracy", "mean_replica_accuracy"])
-"""What `model.json` says of replicas that were not judged."""
+"""What `model.json` has of replicas that were not judged."""
 
 
-def test_only_the_lead_of_a_site_publishes_and_the_next_rank_after_it(
+def test_only_the_lead_of_a_site_publishes_and_then_the_next_rank(
     peers: list[Peer], tmp_path: Path
 ) -> None:
     published = [Published(peer, tmp_path / str(peer.who.rank)) for peer in peers]
@@ -199,7 +202,7 @@ def test_only_the_lead_of_a_site_publishes_and_the_next_rank_after_it(
     assert published[1].about()["ranks"] == [1, 2]
 
 
-def test_the_average_by_samples_is_published_where_it_is_better(
+def test_the_average_by_samples_is_published_if_it_is_better(
     peers: list[Peer], tmp_path: Path
 ) -> None:
     expected_D = averaged([peer.replica for peer in peers])
@@ -217,14 +220,14 @@ def test_the_average_by_samples_is_published_where_it_is_better(
     assert message.startswith("averaged of workers 0, 1, 2: accuracy 1.0000 on 24 ")
 
 
-def test_the_own_replica_is_published_where_it_is_better(peers: list[Peer], tmp_path: Path) -> None:
+def test_the_own_replica_is_published_if_it_is_better(peers: list[Peer], tmp_path: Path) -> None:
     own = peers[0].replica.model
     published = Published(peers[0], tmp_path, y=answers(own, own.weights_D))
     published.publisher.publish()
     about = published.about()
     assert (about["model"], about["accuracy"]) == ("replica 0", 1.0)
     assert about["averaged_accuracy"] < 1.0
-    assert UNKNOWN.items() <= about.items(), "the others may be better"
+    assert UNKNOWN.items() <= about.items(), "the other replicas may be better"
     assert np.array_equal(published.weights(), own.weights_D)
 
 
@@ -240,7 +243,7 @@ def another_model() -> StateSnapshot:
     ("give", "words"),
     [(no_state, "not ready yet"), (another_model, "run different programs")],
 )
-def test_a_peer_that_cannot_be_asked_is_left_out_and_named(
+def test_a_peer_without_a_usable_state_is_left_out_and_named(
     peers: list[Peer],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -286,7 +289,7 @@ def test_the_best_replica_of_one_is_known(peers: list[Peer], tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_is_reported_and_the_last_model_stands(
+def test_a_full_disk_is_reported_and_the_last_model_stays(
     peers: list[Peer], tmp_path: Path
 ) -> None:
     published = Published(peers[0], tmp_path)
@@ -302,24 +305,24 @@ def test_a_full_disk_is_reported_and_the_last_model_stands(
     assert message.endswith("the previous model is kept")
     assert {path.name: path.read_bytes() for path in published.folder.iterdir()} == before
     published.publisher.publish()
-    assert published.events[-1][0] == "ModelPublished", "and once there is space, a new one"
+    assert published.events[-1][0] == "ModelPublished", "with free space there is a new model"
     assert (published.folder / "model.keras").read_bytes() != before["model.keras"]
 
 
 class Gate:
-    """A place where a publication stands until it is let through."""
+    """A point where a publication waits until the test releases it."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def wait(self) -> None:
-        """Says that somebody is here, and waits."""
+        """Report that the publication is here, and wait."""
         self.reached.set()
         assert self.opened.wait(30)
 
 
 def close_in_the_middle(published: Published, gate: Gate) -> None:
-    """Nothing may be written or reported, at once nor after the gate is opened."""
+    """Check that nothing is written or reported, at once or after the gate opens."""
     published.publisher.start()
     assert gate.reached.wait(30)
     began_s = time.monotonic()
@@ -376,4 +379,4 @@ def test_closing_stops_a_publication_that_evaluates(peers: list[Peer], tmp_path:
     gate.reached.clear()
     gate.opened.clear()
     close_in_the_middle(Published(peers[0], tmp_path, own=own, copies=24), gate)
-    assert batches == [256], "of three batches for each of two models"
+    assert batches == [256], "three batches for each of two models"

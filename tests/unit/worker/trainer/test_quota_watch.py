@@ -1,6 +1,8 @@
-"""Facts: a change of the quota is seen once, within a tenth of a second; the group is not read more
-often than that; an allowance is due twice a second, and at once when it is asked for; a change is
-told while a step goes on, and still counts as one when that step ends.
+"""Tests of the quota watch.
+
+A change of the quota is reported once, within a tenth of a second. The control group is not read
+more often than that. An allowance is due twice a second, and at once on request. A change during a
+step is reported at once, and still counts as one when the step ends.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dlion_worker.trainer.background.quota_watch import (
 
 
 def control_group(root: Path) -> Path:
-    """The folder of a group of 0.2 cores, throttled for 1.5 s so far."""
+    """The folder of a control group with 0.2 cores, throttled for 1.5 s so far."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/\n")
     group = root / "sys/fs/cgroup"
@@ -28,7 +30,7 @@ def control_group(root: Path) -> Path:
     return group
 
 
-def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
+def test_a_change_is_reported_once(tmp_path: Path) -> None:
     group = control_group(tmp_path)
     now_s = 100.0
     watch = QuotaWatch(ProcessCpuLimits(tmp_path), clock=lambda: now_s)
@@ -39,12 +41,12 @@ def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
     assert watch.allowance(now=False) is None
 
     (group / "cpu.max").write_text("80000 100000\n")
-    assert not watch.changed(), "just looked at"
+    assert not watch.changed(), "just read"
     now_s += READ_INTERVAL_S
     assert watch.changed()
-    told = watch.allowance(now=True)
-    assert told is not None
-    assert told.quota_cores == 0.8
+    allowance = watch.allowance(now=True)
+    assert allowance is not None
+    assert allowance.quota_cores == 0.8
     now_s += READ_INTERVAL_S
     assert not watch.changed()
     assert watch.allowance(now=False) is None
@@ -56,20 +58,20 @@ def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
     assert watch.cores is None
 
 
-def test_a_change_is_told_while_a_step_goes_on(tmp_path: Path) -> None:
+def test_a_change_during_a_step_is_reported_at_once(tmp_path: Path) -> None:
     group = control_group(tmp_path)
     watch = QuotaWatch(ProcessCpuLimits(tmp_path))
-    told: list[CpuAllowance] = []
+    allowances: list[CpuAllowance] = []
     came = threading.Event()
 
     def tell(allowance: CpuAllowance) -> None:
-        told.append(allowance)
+        allowances.append(allowance)
         came.set()
 
     with watch.reporting_changes(tell):
         (group / "cpu.max").write_text("80000 100000\n")
         assert came.wait(10)
-    assert [one.quota_cores for one in told] == [0.8]
-    assert watch.changed(), "the step under way is a measure of neither quota"
+    assert [one.quota_cores for one in allowances] == [0.8]
+    assert watch.changed(), "the current step gives no estimate for either quota"
     assert not watch.changed()
     assert "quota-watch" not in {thread.name for thread in threading.enumerate()}

@@ -1,8 +1,9 @@
-"""Saving and resuming a worker's state, without a keeper.
+"""Tests of saving and resuming a worker's state, without a keeper.
 
-Proves: with a peer's state the samples of all workers count that it stands for, and never fewer
-than were counted; a full or missing disk is reported and ends nothing; a damaged checkpoint is set
-aside. Left out: what a checkpoint holds (test_checkpointing), uploads (tests/local/test_keeper).
+With a peer's state, the samples of all workers count up to that state, and never fewer than before.
+A full or missing disk is reported and does not end the worker. A damaged checkpoint is set aside.
+
+Left out: the content of a checkpoint (test_checkpointing); uploads (tests/local/test_keeper).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
 
 @dataclass
 class Saving:
-    """A saver whose checkpoint is in that folder, and what it has reported."""
+    """A saver whose checkpoint is in that folder, and its reports."""
 
     folder: Path
     progress: JobProgress = field(default_factory=JobProgress)
@@ -67,7 +68,7 @@ class Saving:
 
 
 @pytest.mark.parametrize(("counted", "expected"), [(100, 720), (1000, 1000)])
-def test_the_samples_of_all_count_with_a_peers_state(
+def test_with_a_peers_state_the_samples_of_all_workers_count(
     tmp_path: Path, counted: int, expected: int
 ) -> None:
     saving = Saving(tmp_path, JobProgress(iteration=2, job_samples=counted))
@@ -77,7 +78,7 @@ def test_the_samples_of_all_count_with_a_peers_state(
     assert saving.reasons() == [EventReason.WORKER_REJOINED]
 
 
-def test_a_disk_that_takes_nothing_is_reported_and_ends_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_disk_is_reported_and_does_not_end_the_worker(tmp_path: Path) -> None:
     saving = Saving(tmp_path / "gone" / "for good")
     saving.saver.save()
     (record,) = saving.records
@@ -98,10 +99,10 @@ def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
 
 
-def test_a_full_disk_is_tried_again_after_a_while_and_not_at_each_step(
+def test_after_a_full_disk_saving_is_retried_after_a_pause_and_not_at_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a checkpoint due at each step, tens of failures a second were reported."""
+    """A retry at each step would report tens of failures a second."""
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     saving = Saving(tmp_path / "gone" / "for good")

@@ -1,6 +1,8 @@
-"""Facts: the averaged model weighs replicas by their samples; every site's lowest living rank
-leads, and the next one where it is gone, until somebody has saved for the site. A model of one
-replica alone is called that replica, not an average.
+"""Tests of the end of a run.
+
+The averaged model weighs replicas by their samples. The lowest living rank of each site leads. If
+it is gone, the next one leads, until a worker has saved for the site. A model of one replica is
+named after that replica and not called an average.
 
 Left out: the whole end of a run (tests/local/test_end_of_run.py).
 """
@@ -41,7 +43,7 @@ def test_replicas_count_by_their_samples() -> None:
     assert averaged.model_state_S == pytest.approx([2.0])
 
 
-def test_the_mean_of_equal_replicas_is_equal_to_them_bit_for_bit() -> None:
+def test_the_mean_of_equal_replicas_has_their_bits() -> None:
     vector = np.array([-0.0, 0.0, 1e-40, 0.1, -3e38, np.float32(np.pi)], np.float32)
     state = TrainingState(vector, vector[:1], vector[:2])
     equal = [
@@ -52,11 +54,11 @@ def test_the_mean_of_equal_replicas_is_equal_to_them_bit_for_bit() -> None:
     assert averaged.model_state_S.tobytes() == vector[:1].tobytes()
 
 
-def test_without_samples_all_count_alike() -> None:
+def test_without_samples_all_replicas_count_equally() -> None:
     assert average([replica(0, 1.0, 0), replica(1, 5.0, 0)]).weights_D[0] == pytest.approx(3.0)
 
 
-def test_a_model_of_one_replica_is_called_that_replica() -> None:
+def test_a_model_of_one_replica_is_named_after_it() -> None:
     alone, _ = choose_model(JOB, [replica(2, 1, 9)], accuracy_of=lambda _: 0.5, stop_reason="")
     assert (alone.model, str(alone).partition(":")[0]) == ("replica 2", "replica 2 of worker 2")
     both = [replica(0, 1, 9), replica(2, 1, 9)]
@@ -80,7 +82,7 @@ def test_a_sensor_publishes_the_decoder() -> None:
         choose_model(staged, [own, replica(3, 1, 9)], accuracy_of=lambda _: 0.5, stop_reason="")
 
 
-def test_of_a_model_that_was_saved_before_only_a_final_one_of_this_run_counts(
+def test_of_earlier_saved_models_only_a_final_one_of_this_run_counts(
     tmp_path: Path,
 ) -> None:
     def ranks(since_s: float = 0.0) -> set[int]:
@@ -91,7 +93,7 @@ def test_of_a_model_that_was_saved_before_only_a_final_one_of_this_run_counts(
     about.parent.mkdir(parents=True)
     about.write_text(json.dumps({"ranks": [0, 1], "stop_reason": "maxSteps 9 reached"}))
     assert ranks() == {0, 1}
-    assert ranks(since_s=time.time() + 9) == set(), "an earlier run's"
+    assert ranks(since_s=time.time() + 9) == set(), "a model of an earlier run"
     about.write_text(json.dumps({"ranks": [0, 1], "stop_reason": "still training"}))
     assert ranks() == set()
     about.write_text("{")

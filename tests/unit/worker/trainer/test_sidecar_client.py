@@ -1,5 +1,7 @@
-"""Facts: a sidecar whose records this release does not know is called again ever less often, and
-the log says why.
+"""Tests of the client of the sidecar.
+
+A sidecar with unknown records, as of another release, is called again at growing intervals. The log
+has the reason.
 
 Left out: a sidecar that restarts (tests/local/test_sidecar.py).
 """
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 WATCHED_S = 0.7
 MAX_CALLS = 6
-"""With pauses of at least 0.05, 0.1, 0.2 and 0.4 s, and one to spare."""
+"""Enough for pauses of at least 0.05, 0.1, 0.2 and 0.4 s, with a margin."""
 
 
-def test_a_sidecar_of_another_release_is_called_ever_less_often(
+def test_a_sidecar_of_another_release_is_called_at_growing_intervals(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = 0

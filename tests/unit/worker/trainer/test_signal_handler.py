@@ -1,8 +1,10 @@
-"""Facts: a signal is noted while work is done patiently, and breaks off what is done promptly, in
-the midst of that too; only the first one is the reason; a user's program that it breaks off has not
-failed.
+"""Tests of the signal handler.
 
-Left out: what a worker saves then (tests/local/test_interrupts.py).
+While signals are deferred, a signal is only recorded. While they are immediate, it interrupts the
+work, also within deferred work. Only the first signal is the reason. A user's program that it
+interrupts has not failed.
+
+Left out: the state that a worker then saves (tests/local/test_interrupts.py).
 """
 
 from __future__ import annotations
@@ -26,40 +28,40 @@ def signals() -> Iterator[SignalHandler]:
         signal.signal(number, handler)
 
 
-def told(number: signal.Signals) -> None:
+def send_signal(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_what_is_done_patiently_is_not_broken_off(signals: SignalHandler) -> None:
+def test_deferred_work_is_not_interrupted(signals: SignalHandler) -> None:
     with signals.deferred():
-        told(signal.SIGTERM)
-        told(signal.SIGINT)
+        send_signal(signal.SIGTERM)
+        send_signal(signal.SIGINT)
     assert signals.reason == "SIGTERM received"
 
 
-def test_what_is_done_promptly_is(signals: SignalHandler) -> None:
+def test_immediate_work_is_interrupted(signals: SignalHandler) -> None:
     with signals.deferred():
         with pytest.raises(Interrupted, match="SIGTERM"), signals.immediate():
-            told(signal.SIGTERM)
-        told(signal.SIGTERM)  # it saves now
+            send_signal(signal.SIGTERM)
+        send_signal(signal.SIGTERM)  # the worker saves here
     with pytest.raises(Interrupted, match="SIGTERM"):
-        told(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
 
-def test_a_program_that_a_signal_breaks_off_has_not_failed(signals: SignalHandler) -> None:
+def test_a_program_that_a_signal_interrupts_has_not_failed(signals: SignalHandler) -> None:
     program = TrainingProgram(name="mine.py", build=lambda _shape, _classes: None)
 
-    def breaks_off() -> None:
+    def interrupted() -> None:
         with user_code(program, "build_model()", "Correct it"), suppress(Exception):
-            told(signal.SIGTERM)
+            send_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="SIGTERM"):
-        breaks_off()
+        interrupted()
 
 
-def test_a_thread_learns_of_a_signal_when_it_looks(signals: SignalHandler) -> None:
+def test_a_thread_finds_a_signal_when_it_checks(signals: SignalHandler) -> None:
     signals.check()
     with signals.deferred():
-        told(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM received"):
         signals.check()

@@ -1,9 +1,11 @@
-"""The probe before the first step, in virtual time on a CPU with a CFS quota.
+"""Tests of the probe before the first step, in virtual time on a CPU with a CFS quota.
 
-Proves: samples per CPU second are right within a few per cent for any quota and cost, whether the
-quota is there from the start or comes meanwhile; it ends within its bound and one step, and when
-it is told to; what steps did to model and data is undone. Leaves out: what the sidecar makes of it
-(tests/unit/worker/sidecar), and real training after it (tests/local/test_same_as_one_process.py).
+Samples per CPU second are right within a few per cent for any quota and cost, also if the quota
+appears meanwhile. The probe ends within its bound plus one step, and on request. Its changes to
+model and data are undone.
+
+Left out: the sidecar's use of it (tests/unit/worker/sidecar); real training after it
+(tests/local/test_same_as_one_process.py).
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from dlion_worker.trainer.background.speed_probing import (
 )
 from quota_cpu import QuotaCpu
 
-MOST_SAMPLES = 600
+MAX_SAMPLES = 600
 
 
 class Group:
-    """The control group of that CPU, as the trainer reads it; its quota may come later."""
+    """The control group of that CPU, as the trainer reads it; its quota may appear later."""
 
     def __init__(self, cpu: QuotaCpu, from_s: float = 0.0) -> None:
         self.cpu, self.from_s = cpu, from_s
@@ -39,7 +41,7 @@ class Group:
 
 
 class Trainer:
-    """Steps on that CPU, with a fixed cost each, and memory to be had for larger batches."""
+    """Steps on that CPU, each with a fixed cost, and memory allocation for larger batches."""
 
     def __init__(self, quota_cores: float, cost_s: float, *, from_s: float = 0.0) -> None:
         self.cpu = QuotaCpu(1.0 if from_s else quota_cores)
@@ -57,7 +59,7 @@ class Trainer:
         group = Group(self.cpu, self.from_s)
         return SpeedProber(
             self.step,
-            max_samples=MOST_SAMPLES,
+            max_samples=MAX_SAMPLES,
             quota=QuotaWatch(group, clock=lambda: self.cpu.now_s),  # type: ignore[arg-type]
             other_cpu_s=lambda: 0.0,
             stopped=lambda: len(self.batches) >= stop_after,
@@ -83,10 +85,10 @@ def test_the_probe_gives_the_capacity_at_that_quota(
     assert estimate.samples_per_s == pytest.approx(quota_cores / cost_s, rel=0.05)
     longest_s = 2 * max(trainer.batches) * cost_s / quota_cores
     assert trainer.cpu.now_s < MAX_PROBE_S + longest_s
-    assert max(trainer.batches) == probe.largest_batch <= MOST_SAMPLES
+    assert max(trainer.batches) == probe.largest_batch <= MAX_SAMPLES
 
 
-def test_of_a_very_weak_worker_one_small_batch_is_all_that_is_measured() -> None:
+def test_for_a_very_weak_worker_only_one_small_batch_is_measured() -> None:
     trainer = Trainer(0.02, 0.05)
     probe = trainer.probe()
     assert probe is not None
@@ -95,7 +97,7 @@ def test_of_a_very_weak_worker_one_small_batch_is_all_that_is_measured() -> None
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 4])
-def test_a_stop_ends_it_at_once(stop_after: int) -> None:
+def test_a_stop_ends_the_probe_at_once(stop_after: int) -> None:
     trainer = Trainer(0.4, 0.002)
     probe = trainer.probe(stop_after=stop_after)
     assert len(trainer.batches) == stop_after
@@ -135,7 +137,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_model_and_data_are_as_before_also_when_it_fails(fails: bool) -> None:
+def test_model_and_data_are_restored_also_after_a_failure(fails: bool) -> None:
     model, stream = Model(), Stream()
     try:
         with preserved_state(model, stream):  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
-"""Proves: a rest lasts as long as the share of compute demands, follows a share that changes, and
-ends at a request to stop.
+"""Tests of rests between steps.
+
+A rest lasts as long as the share of compute requires. It follows a changed share, and ends at a
+request to stop.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ def rested_s(share: float, *, busy_s: float = 0.4) -> float:
     return time.monotonic() - began_s
 
 
-def test_a_rest_lasts_as_long_as_the_share_demands() -> None:
+def test_a_rest_lasts_as_long_as_the_share_requires() -> None:
     assert rested_s(0.5) >= 0.39
     assert rested_s(1.0) < 0.1
     assert rested_s(0.1, busy_s=0.0) < 0.1
 
 
-def test_a_share_that_rises_ends_the_rest() -> None:
+def test_a_higher_share_ends_the_rest() -> None:
     shares = iter([0.01, 0.01, 1.0])
     began_s = time.monotonic()
     clock(5.0).rest(lambda: next(shares), until=lambda: False)
@@ -42,6 +44,6 @@ def test_a_request_to_stop_ends_the_rest() -> None:
     assert time.monotonic() - began_s < 5.0
 
 
-def test_a_share_of_nothing_is_refused() -> None:
+def test_a_share_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="allowed: above 0"):
         clock(1.0).rest(lambda: 0.0, until=lambda: False)

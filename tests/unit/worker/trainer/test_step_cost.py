@@ -1,8 +1,12 @@
-"""Facts: of what a step costs in CPU, all that the main thread does for peers counts as the
-exchange's, and neither the batch nor the gradient does. Capacity is judged by the rest.
+"""Tests of the CPU cost of a step.
 
-The real loop of a worker by itself (`loop_cluster`), with 20 ms of CPU burnt where links are asked
-for their room, or in the model. Left out: gRPC's threads (tests/local).
+All work of the main thread for peers counts as the exchange's; the batch and the gradient do not.
+Capacity uses the rest.
+
+The loop of a single worker is real (`loop_cluster`). It burns 20 ms of CPU in the model, or where
+it asks links for their room.
+
+Left out: gRPC's threads (tests/local).
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ def burn() -> None:
 
 
 class Burning(Node):
-    """One that burns CPU for its links, or for its gradient."""
+    """A worker that burns CPU for its links, or for its gradient."""
 
     for_links = True
 
@@ -42,7 +46,7 @@ class Burning(Node):
 
 
 @pytest.mark.parametrize("for_links", [True, False])
-def test_what_peers_cost_the_main_thread_is_the_exchanges(for_links: bool) -> None:
+def test_the_cost_of_peers_in_the_main_thread_counts_as_the_exchanges(for_links: bool) -> None:
     network = Network(random.Random(0), 0.0)
     node = Burning(synchronous_job(1, 5), Rank(0), network, 1, 0.0)
     node.for_links = for_links

@@ -1,10 +1,10 @@
-"""Facts: where no worker sees all data, their number is what the sidecar says; as long as it says
-none they are unknown, however long the worker waits for others before its first step, and for a
-minute from that step on; then all count as having as many as this worker. A number that is known
-is taken at once.
+"""Tests of the size of the training set, when no worker has all data.
 
-Left out: how sidecars come to know it
-(tests/unit/core/resource_control/test_resource_controller.py).
+The sidecar reports the size. Until it does, the size is unknown: as long as the worker waits before
+its first step, and for a minute after it. Then each worker counts with the amount of data of this
+one. A reported size is used at once.
+
+Left out: how sidecars learn it (tests/unit/core/resource_control/test_resource_controller.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Clock:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[SidecarClient]:
-    """Nobody is at its other end; what came from there is put in."""
+    """A sidecar client without a sidecar; the test inserts its messages."""
     client = SidecarClient(tmp_path / "sidecar.sock")
     yield client
     client.close()
@@ -76,7 +76,7 @@ def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object])
     )  # fmt: skip
 
 
-def test_a_worker_that_waits_before_its_first_step_knows_no_number(sidecar: SidecarClient) -> None:
+def test_a_worker_that_waits_before_its_first_step_knows_no_size(sidecar: SidecarClient) -> None:
     clock = Clock()
     known = companions(sidecar, clock, OF_ITS_OWN)
     clock.now_s += 10 * MAX_TOTAL_WAIT_S  # it joins, and pulls a state over a slow link
@@ -90,7 +90,7 @@ def test_a_worker_that_waits_before_its_first_step_knows_no_number(sidecar: Side
     assert known.training_set_samples(True) == 1024
 
 
-def test_what_is_known_counts_at_once(sidecar: SidecarClient) -> None:
+def test_a_reported_size_counts_at_once(sidecar: SidecarClient) -> None:
     known = companions(sidecar, Clock(), OF_ITS_OWN)
     sidecar._directive = Directive(1, 8, 16, training_set_samples=1024)
     assert known.training_set_samples(False) == 1024

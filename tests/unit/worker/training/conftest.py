@@ -1,4 +1,4 @@
-"""Jobs and small files that the tests of training share."""
+"""Jobs and small files shared by the tests of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture(scope="session")
 def make_job() -> MakeJob:
-    """A job with two sites of 2 + 1 workers; keywords are fields of `trainer.dataset`."""
+    """Make a job with two sites of 2 + 1 workers; keywords are fields of `trainer.dataset`."""
 
     def make(
         *,
@@ -55,7 +55,7 @@ def make_job() -> MakeJob:
 
 @pytest.fixture(scope="session")
 def write_records() -> Callable[..., Path]:
-    """Writes images [N, H, W, C] and labels as a TFRecord file of PNG (lossless) or JPEG."""
+    """Write images [N, H, W, C] and labels as a TFRecord file of PNG (lossless) or JPEG."""
 
     def write(path: Path, x: np.ndarray, y: np.ndarray, *, jpeg: bool = False) -> Path:
         with tf.io.TFRecordWriter(str(path)) as writer:

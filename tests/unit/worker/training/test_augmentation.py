@@ -1,7 +1,9 @@
-"""Facts: `augment(x, y)` changes training batches, alone: their random numbers are those of the
-worker and its position, so the same after a restart, other ones for the next batch and for another
-worker, and with the distribution that TensorFlow's operation has. Held-out samples stay as they
-are. What changes shapes or types, or what no seed reaches, is refused with what to do.
+"""Tests of `augment(x, y)`.
+
+It changes training batches only. Its random numbers depend on the worker and its position: the same
+after a restart, others for the next batch and for another worker. They have the distribution of
+TensorFlow's operation. Held-out samples do not change. A function that changes shapes or types, or
+uses random numbers beyond the seed, is refused with a remedy.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def changed(augment: Any, x: Any = X, y: Any = Y, seed: Any = (1, 0, 0, 0)) -> A
 
 
 def usual(x: Any, y: Any) -> Any:
-    """As in the `.map()` of a tf.data pipeline."""
+    """Augment as in the `.map()` of a tf.data pipeline."""
     x = tf.image.random_flip_left_right(x)
     x = tf.image.random_brightness(x, 0.2)
     if tf.random.uniform([]) > 0.5:
@@ -100,7 +102,7 @@ def test_operations_of_one_batch_have_numbers_of_their_own() -> None:
         ),
     ],
 )  # fmt: skip
-def test_numbers_have_the_distribution_that_was_asked_for(
+def test_numbers_have_the_requested_distribution(
     draw: Any, mean: float, least: float, most: float
 ) -> None:
     x, _ = changed(lambda x, y: (draw(tf.shape(x)), y))
@@ -143,7 +145,7 @@ def in_map_fn(x: Any, y: Any) -> Any:
 
 
 def cropped(x: Any, y: Any) -> Any:
-    """With a random operation that has no Random in its name."""
+    """Use a random operation without Random in its name."""
     begin, _, _ = tf.image.sample_distorted_bounding_box(
         [6, 6, 1], tf.zeros([1, 0, 4]), 0.1, use_image_if_no_bounding_boxes=True
     )
@@ -181,13 +183,13 @@ def fails(x: Any, y: Any) -> Any:
         (fails, r"augment\(x, y\) failed at .*test_augmentation\.py:\d+: AttributeError"),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(augment: Any, message: str) -> None:
+def test_an_augmentation_that_cannot_be_repeated_is_refused(augment: Any, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         changed(augment)
 
 
-def test_a_program_augments_what_it_trains_on_alone(tmp_path: Path, make_job: Any) -> None:
-    """Also samples that the manifest names."""
+def test_a_program_augments_only_training_samples(tmp_path: Path, make_job: Any) -> None:
+    """This includes samples that the manifest names."""
     (tmp_path / "mine.py").write_text(
         "import keras, tensorflow as tf\n"
         "def build_model():\n    return keras.Sequential([keras.Input((8, 8, 1))])\n"

@@ -1,9 +1,11 @@
-"""Facts: every sample comes once per epoch, in an order that follows (seed, rank, epoch); batches
-run over an epoch's end and may be larger than the data; a restored stream gives the same next
-batch; new samples are seen within the epoch under way and removed ones never again, whatever the
-sequence of calls; a position that is asked for while samples come and go is of one moment.
+"""Tests of the stream of batches.
 
-Left out: watching files (test_watch).
+Each sample comes once per epoch, in an order that depends on seed, rank and epoch. A batch may span
+the end of an epoch, and may be larger than the data. A restored stream gives the same next batch.
+For any sequence of calls, new samples come within the current epoch, and removed ones do not
+return. A position that is read while samples change is consistent.
+
+Left out: watched files (test_watch).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from example_counts import examples
 
 
 def _part(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples that bear their own number, as x [N, 2] and as label."""
+    """Samples with their own number, as x [N, 2] and as label."""
     number = np.arange(first, first + count, dtype=np.int32)
     return np.stack([number, number], axis=1).astype(np.float32), number
 
@@ -75,12 +77,12 @@ def test_a_restored_stream_gives_the_same_next_batch(count: int, before: list[in
     stream, other = _stream(count), _stream(count)
     for size in before:
         stream.next(size)
-    # As a checkpoint gives it back: arrays of no dimension.
+    # As a checkpoint restores it: arrays without a dimension.
     other.restore({k: np.asarray(v) for k, v in stream.state().items()})
     assert [_numbers(other, 7) for _ in range(4)] == [_numbers(stream, 7) for _ in range(4)]
 
 
-def test_a_position_in_other_data_begins_the_epoch_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_position_in_other_data_restarts_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
     stream = _stream(20)
     stream.next(25)
     other = _stream(21)
@@ -91,17 +93,17 @@ def test_a_position_in_other_data_begins_the_epoch_anew(caplog: pytest.LogCaptur
         other.restore({"epoch": 1})
 
 
-def test_new_samples_are_seen_in_the_epoch_under_way() -> None:
+def test_new_samples_come_within_the_current_epoch() -> None:
     stream = _stream(20)
-    seen = _numbers(stream, 15)
+    before_the_end = _numbers(stream, 15)
     stream.extend({"more": _part(100, 10)})
     assert stream.samples == 30
     rest = _numbers(stream, 15)
-    assert sorted(seen + rest) == [*range(20), *range(100, 110)]
+    assert sorted(before_the_end + rest) == [*range(20), *range(100, 110)]
     assert sorted(_numbers(stream, 30)) == [*range(20), *range(100, 110)]
 
 
-def test_removed_samples_never_come_again() -> None:
+def test_removed_samples_do_not_return() -> None:
     stream = _stream(20)
     stream.extend({"more": _part(100, 10)})
     stream.next(7)
@@ -122,7 +124,9 @@ def test_removed_samples_never_come_again() -> None:
         max_size=25,
     )
 )
-def test_any_sequence_of_calls_keeps_the_samples_right(calls: list[tuple[str, int, int]]) -> None:
+def test_the_samples_are_right_after_any_sequence_of_calls(
+    calls: list[tuple[str, int, int]],
+) -> None:
     stream = _stream(6)
     held: dict[str, set[int]] = {"start": set(range(6))}
     fresh = 100
@@ -145,7 +149,7 @@ def test_any_sequence_of_calls_keeps_the_samples_right(calls: list[tuple[str, in
     assert sorted(_numbers(stream, len(everything))) == sorted(everything)
 
 
-def test_a_position_is_of_one_moment_while_samples_come_and_go() -> None:
+def test_a_position_is_consistent_while_samples_change() -> None:
     stream, few = _stream(20), 5
     ended = threading.Event()
 

@@ -1,7 +1,9 @@
-"""Facts: callbacks are called as Keras calls them, with an iteration for a batch and a pass over
-the worker's own samples for an epoch, also after a restart; they read the weights of that moment.
-Keras' own that only watch work. What steers training is refused by name with what to use, at the
-start or where it happens, and a failure has the user's line.
+"""Tests of Keras callbacks.
+
+Callbacks are called as Keras calls them. An iteration is a batch, and a pass over the worker's own
+samples is an epoch, also after a restart. Callbacks read the current weights. Callbacks of Keras
+that only observe work. A callback that steers training is refused by name with an alternative, at
+the start or when it acts. A failure has the user's line.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class Trained:
         self.called.training_ended(RESULT)
 
 
-class Told(callbacks.Callback):
-    """Notes every call."""
+class CallRecorder(callbacks.Callback):
+    """Record every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Told(callbacks.Callback):
 
 
 def noting(hook: str) -> Any:
-    def call(self: Told, *arguments: Any, logs: Any = None) -> None:
+    def call(self: CallRecorder, *arguments: Any, logs: Any = None) -> None:
         self.calls.append((hook, *arguments, dict(logs)))
 
     return call
@@ -80,13 +82,13 @@ for each in (
     "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_train_batch_begin",
     "on_train_batch_end", "on_test_begin", "on_test_end",
 ):  # fmt: skip
-    setattr(Told, each, noting(each))
+    setattr(CallRecorder, each, noting(each))
 
 
 def test_hooks_are_called_in_the_order_of_keras() -> None:
-    told = Told()
-    Trained(told).train(3)
-    assert told.calls == [
+    recorder = CallRecorder()
+    Trained(recorder).train(3)
+    assert recorder.calls == [
         ("on_train_begin", {}),
         ("on_epoch_begin", 0, {}),
         ("on_train_batch_begin", 0, {}),
@@ -103,32 +105,35 @@ def test_hooks_are_called_in_the_order_of_keras() -> None:
     ]
 
 
-def test_an_unknown_loss_is_in_no_logs() -> None:
-    told = Told()
-    Trained(told, callbacks.TerminateOnNaN()).train(2, loss=math.nan)
-    assert ("on_train_batch_end", 1, {}) in told.calls
-    assert ("on_epoch_end", 0, {}) in told.calls
+def test_an_unknown_loss_is_not_in_the_logs() -> None:
+    recorder = CallRecorder()
+    Trained(recorder, callbacks.TerminateOnNaN()).train(2, loss=math.nan)
+    assert ("on_train_batch_end", 1, {}) in recorder.calls
+    assert ("on_epoch_end", 0, {}) in recorder.calls
 
 
-def test_a_resumed_worker_goes_on_in_its_epoch() -> None:
-    told = Told()
-    trained = Trained(told, own_samples=35)
+def test_a_resumed_worker_continues_in_its_epoch() -> None:
+    recorder = CallRecorder()
+    trained = Trained(recorder, own_samples=35)
     trained.called.training_begins()
     trained.called.training_ended()
-    assert [call[:2] for call in told.calls[:2]] == [("on_train_begin", {}), ("on_epoch_begin", 3)]
-    assert told.calls[-1] == ("on_train_end", {})
-    assert all(call[0] != "on_test_end" for call in told.calls)
+    assert [call[:2] for call in recorder.calls[:2]] == [
+        ("on_train_begin", {}),
+        ("on_epoch_begin", 3),
+    ]
+    assert recorder.calls[-1] == ("on_train_end", {})
+    assert all(call[0] != "on_test_end" for call in recorder.calls)
     trained.train(1)
-    assert ("on_epoch_end", 3, {"loss": 40.0}) in told.calls
+    assert ("on_epoch_end", 3, {"loss": 40.0}) in recorder.calls
 
 
 def test_a_batch_may_end_several_epochs() -> None:
-    told = Told()
-    trained = Trained(told)
+    recorder = CallRecorder()
+    trained = Trained(recorder)
     trained.called.training_begins()
     trained.own_samples = 25
     trained.called.step_ended(1.0, 25)
-    epochs = [call[:2] for call in told.calls if call[0].startswith("on_epoch")]
+    epochs = [call[:2] for call in recorder.calls if call[0].startswith("on_epoch")]
     assert epochs == [
         ("on_epoch_begin", 0),
         ("on_epoch_end", 0),
@@ -138,26 +143,26 @@ def test_a_batch_may_end_several_epochs() -> None:
     ]
 
 
-def test_the_model_has_the_weights_of_that_moment() -> None:
-    """Also its moving statistics, and by the names of older programs."""
-    seen: list[Any] = []
+def test_a_callback_reads_the_current_weights() -> None:
+    """These include its moving statistics, also by the names in older programs."""
+    weights: list[Any] = []
 
     class Reads(callbacks.Callback):
         def on_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append([np.array(each) for each in self.model.get_weights()])
+            weights.append([np.array(each) for each in self.model.get_weights()])
 
     trained = Trained(Reads())
     trained.train(2)
-    assert len(seen) == 2
-    flat = np.concatenate([np.ravel(each) for each in seen[1][:4]])
+    assert len(weights) == 2
+    flat = np.concatenate([np.ravel(each) for each in weights[1][:4]])
     np.testing.assert_array_equal(flat, trained.model.weights_D)
     np.testing.assert_array_equal(
-        np.concatenate([np.ravel(each) for each in seen[1][4:]]), trained.model.get_state()
+        np.concatenate([np.ravel(each) for each in weights[1][4:]]), trained.model.get_state()
     )
-    assert not np.array_equal(seen[0][0], seen[1][0])
+    assert not np.array_equal(weights[0][0], weights[1][0])
 
 
-def test_watching_callbacks_of_keras_work(tmp_path: Path) -> None:
+def test_observing_callbacks_of_keras_work(tmp_path: Path) -> None:
     lines: list[str] = []
     history = callbacks.History()
     Trained(
@@ -174,7 +179,7 @@ def test_watching_callbacks_of_keras_work(tmp_path: Path) -> None:
 
 
 class Patient(callbacks.EarlyStopping):
-    """A subclass is what its base is."""
+    """A subclass, which is treated like its base."""
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ class Patient(callbacks.EarlyStopping):
         ),
     ],
 )
-def test_what_steers_training_is_refused_by_name(given: Any, instead: str) -> None:
+def test_a_callback_that_steers_training_is_refused_by_name(given: Any, instead: str) -> None:
     with pytest.raises(ProgramError, match=instead):
         Trained(given())
 
@@ -229,7 +234,7 @@ class Fails(callbacks.Callback):
         (Fails, r"Fails\.on_epoch_begin\(\) failed at .*test_callbacks\.py:\d+: OSError: no disk"),
     ],
 )
-def test_what_a_callback_does_wrong_ends_the_worker(callback: Any, message: str) -> None:
+def test_a_fault_of_a_callback_ends_the_worker(callback: Any, message: str) -> None:
     trained = Trained(callback())
     with pytest.raises(ProgramError, match=message):
         trained.train(3)

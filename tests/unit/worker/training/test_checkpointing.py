@@ -1,10 +1,11 @@
-"""Facts: what is saved comes back, so that the next batch and step are the same; what is saved with
-a step under way is the state before it, and where a peer has made that step's update, the place
-after it is taken up with the peer's weights; of every gradient what was sent and what is held back
-make up the whole, whichever it was; what had arrived for weights that a peer's replace is dropped;
-another job's checkpoint is refused.
+"""Tests of checkpoints.
 
-Real checkpointer, policies and stream position; the model stands in (`loop_cluster`).
+A saved state is restored, so that the next batch and step are the same. A checkpoint during a step
+has the state before it. If a peer has made that step's update, the worker continues after it with
+the peer's weights. For each gradient, the sent and the withheld part make up the whole. Messages
+for weights that a peer's weights replace are dropped. A checkpoint of another job is refused.
+
+Checkpointer, policies and stream position are real; `loop_cluster` replaces the model.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
 
 
 class Worker:
-    """What a checkpoint is of."""
+    """The parts that a checkpoint saves."""
 
     def __init__(
         self, folder: Path, *, peers: bool = True, mode: str = "synchronous", **exchange: Any
     ) -> None:
-        """`exchange` are other fields of the manifest's."""
+        """`exchange`: other fields of `spec.exchange` in the manifest."""
         spec = synchronous_job(2, 100).spec
         spec = dataclasses.replace(
             spec,
@@ -63,7 +64,7 @@ class Worker:
             self.machine.handle(MemberJoined(Rank(1)))
 
     def step(self, *, is_held: bool = True, value: float = 1.0) -> list[Instruction]:
-        """One local step, which is held for the peer; its gradient has that value everywhere."""
+        """Run one local step, which waits for the peer; its gradient has that value everywhere."""
         if is_held:
             self.checkpointer.begin_step()
         iteration = self.machine.next_iteration()
@@ -73,7 +74,7 @@ class Worker:
         return self.machine.handle(LocalStepDone(iteration, gradient_D, 8, 1.0))
 
     def sent(self, *, value: float) -> np.ndarray:
-        """What the peer reads of a local step."""
+        """Return the values that the peer reads of a local step."""
         (payload,) = (
             one.message.payload for one in self.step(value=value) if type(one) is SendMessage
         )
@@ -81,13 +82,13 @@ class Worker:
         return np.asarray(part.weighted(np.float32(1)))
 
     def hear(self, iteration: int) -> None:
-        """The peer's gradient of that iteration, all ones."""
+        """Receive the peer's gradient of that iteration, all ones."""
         payload = encode_whole(np.ones(SIZE, np.float32), ValueCodec.FLOAT32)
         message = Message(MessageKind.GRADIENT, iteration, 8, payload=payload)
         self.machine.handle(MessageArrived(Rank(1), message))
 
 
-def test_a_step_under_way_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+def test_an_unfinished_step_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.step()
     worker.checkpointer.undo_step()
@@ -99,8 +100,8 @@ def test_a_step_under_way_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     assert again.machine.next_iteration() == 1
 
 
-def test_a_resumed_worker_is_where_it_was(tmp_path: Path) -> None:
-    """Its progress, its data, its policies and its moments: not a step before or after."""
+def test_a_resumed_worker_continues_at_its_position(tmp_path: Path) -> None:
+    """Its progress, data, policies and moments are neither a step behind nor ahead."""
     worker = Worker(tmp_path)
     moment_D = np.arange(SIZE, dtype=np.float32)
     worker.replica.optimizer = SimpleNamespace(state=lambda: {"moment_D": moment_D})
@@ -121,7 +122,7 @@ def test_a_resumed_worker_is_where_it_was(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restored[0]["moment_D"], moment_D)
 
 
-def test_a_step_whose_update_a_peer_has_made_is_not_done_again(tmp_path: Path) -> None:
+def test_a_step_with_an_update_by_a_peer_is_not_repeated(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.step()
     worker.checkpointer.undo_step()
@@ -136,10 +137,10 @@ def test_a_step_whose_update_a_peer_has_made_is_not_done_again(tmp_path: Path) -
     assert np.array_equal(again.replica.model.weights_D, weights_D)
 
 
-def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_update(
+def test_policy_state_of_an_older_checkpoint_is_void_with_an_update_by_a_peer(
     tmp_path: Path,
 ) -> None:
-    """Until then it had no state of policies after the step under way."""
+    """An older checkpoint has no state of policies after the unfinished step."""
     worker = Worker(tmp_path, residual="perLink")
     worker.step(value=ODD)
     worker.checkpointer.undo_step()
@@ -156,7 +157,7 @@ def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_upda
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
 
 
-def test_a_state_of_another_iteration_makes_void_what_the_step_under_way_withheld(
+def test_a_state_of_another_iteration_voids_the_residual_of_an_unfinished_step(
     tmp_path: Path,
 ) -> None:
     worker = Worker(tmp_path, residual="perLink")
@@ -172,7 +173,7 @@ def test_a_state_of_another_iteration_makes_void_what_the_step_under_way_withhel
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
 
 
-def test_a_state_of_another_iteration_leaves_this_workers_place_in_its_data(tmp_path: Path) -> None:
+def test_a_state_of_another_iteration_keeps_the_position_in_the_data(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.stream.place = 5
     worker.checkpointer.adopt(StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes()))
@@ -191,10 +192,10 @@ ODD = 1 / 3  # a value that the codec rounds
 
 
 @pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
-def test_a_step_under_way_is_not_in_what_is_held_back(
+def test_an_unfinished_step_is_not_in_the_residual(
     tmp_path: Path, exchange: dict[str, Any]
 ) -> None:
-    """It is made again with what was held back before it: the same is sent."""
+    """The step is repeated with the earlier residual, so the same values are sent."""
     worker = Worker(tmp_path, codec="float16", **exchange)
     worker.sent(value=ODD)
     worker.hear(1)
@@ -210,7 +211,7 @@ def test_a_step_under_way_is_not_in_what_is_held_back(
 
 
 @pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
-def test_what_a_step_whose_update_a_peer_has_made_held_back_is_sent_later(
+def test_the_residual_of_a_step_with_an_update_by_a_peer_is_sent_later(
     tmp_path: Path, exchange: dict[str, Any]
 ) -> None:
     worker = Worker(tmp_path, codec="float16", **exchange)
@@ -226,10 +227,10 @@ def test_what_a_step_whose_update_a_peer_has_made_held_back_is_sent_later(
     assert np.array_equal(again.sent(value=ODD), worker.sent(value=ODD))
 
 
-def test_gradients_that_arrived_for_weights_which_a_peers_replace_are_dropped(
+def test_gradients_for_weights_that_a_peers_weights_replace_are_dropped(
     tmp_path: Path,
 ) -> None:
-    """The peer's hold them already."""
+    """The peer's weights already include them."""
     worker = Worker(tmp_path, mode="bounded")
     worker.step(is_held=False)
     worker.hear(1)
@@ -248,10 +249,10 @@ def test_gradients_that_arrived_for_weights_which_a_peers_replace_are_dropped(
 
 
 @pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
-def test_what_was_held_back_is_void_where_a_peers_weights_are_taken(
+def test_the_residual_is_void_when_a_peers_weights_are_adopted(
     tmp_path: Path, exchange: dict[str, Any]
 ) -> None:
-    """It may have left since the checkpoint was made."""
+    """It may have been sent since the checkpoint was made."""
     worker = Worker(tmp_path, codec="float16", mode="bounded", **exchange)
     worker.step(is_held=False, value=ODD)
     worker.checkpointer.save()
@@ -261,14 +262,14 @@ def test_what_was_held_back_is_void_where_a_peers_weights_are_taken(
     assert again.machine.next_iteration() == 10
     state = again.machine.state()
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
-    assert state.get("dgc_steps", 1) == 1  # the warm-up goes on
+    assert state.get("dgc_steps", 1) == 1  # the warm-up continues
 
 
-def test_nothing_saved_is_nothing_to_load(tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_is_loaded(tmp_path: Path) -> None:
     assert not Worker(tmp_path).checkpointer.load()
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "checkpoint.npz", weights=np.ones(3))
     with pytest.raises(DataError, match="does not fit"):
         Worker(tmp_path).checkpointer.load()

@@ -1,8 +1,10 @@
-"""Facts: what `compile()` says counts where the program has no function for it: the loss (also one
-of each output, with weights) and its gradient are those of Keras, the metrics over held-out samples
-those of Keras' `evaluate`, and the optimizer is used for `program`. A Keras accuracy is the
-accuracy; other metrics are figures beside it, of a dict one for each key. The program's own
-functions count more. What cannot be used is refused by name.
+"""Tests of `compile()`.
+
+Its settings count if the program has no function of its own for them. The loss and its gradient are
+those of Keras, also with a loss per output and weights. The metrics over held-out samples are those
+of Keras' `evaluate`. The optimizer is used for `program`. A Keras accuracy is the accuracy. Other
+metrics are extra figures; one that returns a dict has a figure per key. The program's own functions
+have priority. Unusable settings are refused by name.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def logits() -> Any:
 
 
 def keras_figures(model: FlatModel, x: Any, y: Any) -> dict[str, float]:
-    """Keras' own evaluation of the model, at its present weights."""
+    """Evaluate the model with Keras at its present weights."""
     model._variables.write(model.weights_D, model._state)
     found: dict[str, float] = model._keras.evaluate(x, y, batch_size=7, verbose=0, return_dict=True)
     return found
@@ -143,7 +145,7 @@ def test_several_outputs_need_an_accuracy_in_compile_too() -> None:
 
 
 def test_metrics_without_an_accuracy_leave_the_default_one() -> None:
-    """A figure may be beyond 1, and smaller for a better model."""
+    """A figure may exceed 1, and may be smaller for a better model."""
     make = compiled(
         lambda: layers.Dense(1), loss="mse", metrics=["mae", keras.metrics.MeanSquaredError("sq")]
     )
@@ -156,7 +158,7 @@ def test_metrics_without_an_accuracy_leave_the_default_one() -> None:
     assert found.metrics["mae"] > 1
 
 
-def test_rows_of_one_hot_classes_are_judged_as_in_keras() -> None:
+def test_one_hot_rows_are_judged_as_in_keras() -> None:
     make = compiled(softmax, loss="categorical_crossentropy", metrics=["accuracy"])
     model = built(make, classes=0, target_shape=(3,))
     y = np.eye(3, dtype=np.float32)[Y]
@@ -166,7 +168,7 @@ def test_rows_of_one_hot_classes_are_judged_as_in_keras() -> None:
     assert found.loss == pytest.approx(expected["loss"], rel=1e-4)
 
 
-def test_one_output_for_two_classes_has_keras_threshold() -> None:
+def test_one_output_for_two_classes_has_the_threshold_of_keras() -> None:
     make = compiled(
         lambda: layers.Dense(1, "sigmoid"), loss="binary_crossentropy", metrics=["accuracy"]
     )
@@ -178,7 +180,7 @@ def test_one_output_for_two_classes_has_keras_threshold() -> None:
     assert found.loss == pytest.approx(expected["loss"], rel=1e-4)
 
 
-def test_functions_of_the_program_count_more() -> None:
+def test_functions_of_the_program_have_priority() -> None:
     make = compiled(softmax, optimizer="adam", loss="mse", metrics=["accuracy"])
     own = keras.optimizers.SGD(0.5)
     model = built(
@@ -194,8 +196,8 @@ def test_functions_of_the_program_count_more() -> None:
     assert model.program.optimizer() is own
 
 
-def test_the_compiled_optimizer_is_the_one_of_the_program() -> None:
-    """As Keras' own would update the weights."""
+def test_the_compiled_optimizer_is_used_for_program() -> None:
+    """It updates weights like Keras' own."""
     model = built(compiled(logits, optimizer=keras.optimizers.Adam(0.02)))
     optimizer = make_optimizer(model, Optimizer(name="program"))
     assert isinstance(optimizer, KerasOptimizer)
@@ -208,8 +210,8 @@ def test_the_compiled_optimizer_is_the_one_of_the_program() -> None:
     np.testing.assert_allclose(model.weights_D, weights.numpy(), atol=1e-6)
 
 
-def test_an_optimizer_that_the_manifest_does_not_use_is_noted() -> None:
-    """The manifest always names one, so that a refusal would refuse every compiled model."""
+def test_an_optimizer_that_the_manifest_does_not_use_is_logged() -> None:
+    """The manifest always names one, so a refusal would refuse every compiled model."""
     model = built(compiled(logits, optimizer="adam"))
     note = unused_optimizer(model.program, Optimizer(name="sgd", learning_rate=0.05))
     assert note.startswith("the optimizer of compile() is not used, as trainer.optimizer.name is ")
@@ -219,7 +221,7 @@ def test_an_optimizer_that_the_manifest_does_not_use_is_noted() -> None:
     assert unused_optimizer(plain.program, Optimizer()) == ""
 
 
-def test_a_program_without_any_optimizer_is_told_both_ways() -> None:
+def test_the_error_for_a_program_without_an_optimizer_names_both_ways() -> None:
     model = built(lambda: network(logits()))
     with pytest.raises(ProgramError, match=r"no optimizer\(\) and does not compile\(\) its model"):
         make_optimizer(model, Optimizer(name="program"))
@@ -245,7 +247,7 @@ def test_a_compiled_optimizer_that_needs_layers_is_refused() -> None:
         ({"loss": {"other": "mse"}}, r"the loss of compile\(\) failed"),
     ],
 )
-def test_what_fails_in_compile_is_named_at_the_start(settings: Any, message: str) -> None:
+def test_a_failure_in_compile_is_named_at_the_start(settings: Any, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         built(compiled(lambda: layers.Dense(1), **settings), classes=0)
 
@@ -262,14 +264,14 @@ class OwnStep(keras.Model):
         raise NotImplementedError
 
 
-def test_training_code_of_the_model_is_not_passed_over() -> None:
+def test_training_code_of_the_model_is_not_ignored() -> None:
     with pytest.raises(ProgramError, match=r"OwnStep\.train_step\(\) is never called"):
         built(OwnStep)
     assert built(OwnStep, loss=lambda y, p: keras.ops.sum(p**2)).step(X, Y).finite
 
 
 def test_a_custom_metric_need_not_be_a_sum() -> None:
-    """Its state goes from batch to batch as in Keras."""
+    """Its state is kept from batch to batch as in Keras."""
 
     @keras.saving.register_keras_serializable("tests")
     class Largest(keras.metrics.Metric):
@@ -331,6 +333,6 @@ def test_a_metric_that_returns_a_dict_has_a_figure_for_each_key() -> None:
     ],
     ids=["array", "array in a dict", "text", "nothing", "empty", "names twice", "many"],
 )
-def test_a_metric_that_is_no_number_is_named_with_what_it_returns(answer: Any, given: str) -> None:
+def test_a_metric_that_is_not_a_number_is_named_with_its_result(answer: Any, given: str) -> None:
     with pytest.raises(ProgramError, match=given):
         built(compiled(logits, metrics=[Answering(answer, name="own")]))

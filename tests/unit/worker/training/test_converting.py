@@ -1,8 +1,8 @@
-"""A saved model, and its other forms, answer as the model does.
+"""Tests of saved models and their other formats.
 
-Proves: SavedModel and TensorFlow Lite give the same logits as the `.keras` file; an older one is
-replaced; weights start a model of the same layers, whatever the state of its optimizer; a model
-that holds code is not run but refused, as is a file that is no model, and what was there stays.
+SavedModel and TensorFlow Lite give the same logits as the `.keras` file. An older file is replaced.
+Saved weights start a model of the same layers, whatever the state of its optimizer. A model with
+code is refused and not run, and so is a file that is not a model. The earlier file stays then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INPUT_B = np.linspace(-1.0, 1.0, 4 * 8, dtype=np.float32).reshape(4, 8)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A model's file, and what the model answers."""
+    """A model's file, and the outputs of the model."""
     layers = [keras.Input((8,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(3)]
     model = keras.Sequential(layers)
     path = tmp_path_factory.mktemp("model") / "model.keras"
@@ -33,12 +33,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, np.asarray(model(INPUT_B))
 
 
-def test_a_loaded_model_answers_alike(saved: tuple[Path, Any]) -> None:
+def test_a_loaded_model_gives_the_same_outputs(saved: tuple[Path, Any]) -> None:
     path, expected = saved
     np.testing.assert_allclose(load_keras_file(path)(INPUT_B), expected, rtol=1e-6)
 
 
-def test_a_file_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     code = keras.layers.Lambda(lambda x: x + 1, output_shape=(8,))
     keras.Sequential([keras.Input((8,)), code]).save(path)
@@ -51,8 +51,8 @@ def test_a_file_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
         load_keras_file(tmp_path / "none.keras")
 
 
-def test_weights_are_read_whatever_the_state_of_a_compiled_optimizer(tmp_path: Path) -> None:
-    """A file of a trained model starts one that was only compiled, and the other way round."""
+def test_weights_are_read_in_any_state_of_a_compiled_optimizer(tmp_path: Path) -> None:
+    """A file of a trained model starts one that was only compiled, and vice versa."""
     path = tmp_path / "model.keras"
 
     def compiled() -> Any:
@@ -73,7 +73,7 @@ def test_weights_are_read_whatever_the_state_of_a_compiled_optimizer(tmp_path: P
         load_weights(narrow, path)
 
 
-def test_a_saved_model_answers_alike(saved: tuple[Path, Any]) -> None:
+def test_a_saved_model_gives_the_same_outputs(saved: tuple[Path, Any]) -> None:
     path, expected = saved
     (path.parent / "saved_model").mkdir()
     (path.parent / "saved_model" / "old").touch()
@@ -84,7 +84,7 @@ def test_a_saved_model_answers_alike(saved: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
-def test_a_lite_model_answers_alike(saved: tuple[Path, Any]) -> None:
+def test_a_lite_model_gives_the_same_outputs(saved: tuple[Path, Any]) -> None:
     path, expected = saved
     made = convert(path, "tflite")
     interpreter = tf.lite.Interpreter(model_content=made.read_bytes())

@@ -1,7 +1,8 @@
-"""All workers of a job in one process, or in processes of one run: what each holds is what it would
-hold alone, and files are read once.
+"""Tests of the data cache of workers in one process, or in processes of one run.
 
-Left out: what the shares are (test_loading).
+Each worker holds the same samples as alone, and files are read once.
+
+Left out: the shares (test_loading).
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def assert_same_alone_and_together(job: Job, root: Path) -> None:
     "dataset",
     [{"partition": "bySite"}, {"partition": "dirichlet"}, {"keepFraction": 0.5}, {}],
 )
-def test_named_data_are_shared_out_as_for_each_alone(
+def test_named_data_are_partitioned_as_for_each_worker_alone(
     make_job: Any, tmp_path: Path, dataset: dict[str, Any]
 ) -> None:
     assert_same_alone_and_together(make_job(name="digits", workers=4, **dataset), tmp_path)
 
 
 @pytest.mark.parametrize("dataset", [{}, {"keepFraction": 0.5}, {"keepClasses": [0, 1]}])
-def test_records_are_shared_out_as_for_each_alone(
+def test_records_are_partitioned_as_for_each_worker_alone(
     make_job: Any, write_records: Any, images: Any, tmp_path: Path, dataset: dict[str, Any]
 ) -> None:
     x, y = images
@@ -61,7 +62,7 @@ def test_records_are_shared_out_as_for_each_alone(
     assert_same_alone_and_together(make_job(**paths, **dataset), tmp_path)
 
 
-def test_data_of_its_own_stay_a_workers_own(
+def test_a_workers_own_data_stay_its_own(
     make_job: Any, write_records: Any, images: Any, tmp_path: Path
 ) -> None:
     x, y = images
@@ -72,7 +73,7 @@ def test_data_of_its_own_stay_a_workers_own(
     assert_same_alone_and_together(make_job(**paths), tmp_path)
 
 
-def test_a_file_is_decoded_at_most_twice_however_many_workers_there_are(
+def test_a_file_is_decoded_at_most_twice_for_any_number_of_workers(
     make_job: Any, write_records: Any, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = images

@@ -1,8 +1,9 @@
-"""Data and models behind a frozen encoder.
+"""Tests of data and models behind a frozen encoder.
 
-Proves: samples become the encoder's outputs, a saved model takes the original samples and agrees
-with the trained one, sensors pass over their samples in order, and what does not fit is refused
-with what to do. Left out: features on the wire (tests/unit/core/policies/test_staged.py).
+Samples become the encoder's outputs. A saved model accepts the original samples and agrees with the
+trained one. Sensors read their samples in order. Unsuitable encoders are refused with a remedy.
+
+Left out: features on the wire (tests/unit/core/policies/test_staged.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def encoder(path: Path, *, factor: float = 1.0, shape: tuple[int, ...] = (4, 4, 
     return path
 
 
-def test_a_saved_model_takes_the_original_samples(tmp_path: Path) -> None:
+def test_a_saved_model_accepts_the_original_samples(tmp_path: Path) -> None:
     original, path = data(), encoder(tmp_path / "encoder.keras")
     features = encoded(original, path)
     assert features.input_shape == (2, 2, 2)
@@ -75,7 +76,7 @@ def test_an_encoder_that_does_not_fit_is_refused(make: Any, words: str, tmp_path
         encoded(data(8), path)
 
 
-def test_more_samples_than_the_decoder_takes_are_refused(tmp_path: Path) -> None:
+def test_more_samples_than_the_decoder_accepts_are_refused(tmp_path: Path) -> None:
     path = encoder(tmp_path / "encoder.keras")
     assert encoded(data(8), path, max_values=8 * 8).samples == 8
     with pytest.raises(DataError, match=r"9 samples of 8 values .* 8 of each .*keepFraction"):
@@ -96,7 +97,7 @@ def test_only_a_worker_that_sends_its_samples_has_a_limit(
         datasets.load(job, sensor, program=program, data_root=tmp_path)
 
 
-def test_a_part_without_samples_stays_one(tmp_path: Path) -> None:
+def test_an_empty_part_stays_empty(tmp_path: Path) -> None:
     original = data(8)
     parts = {**original.parts, "none": (original.held_out_x[:0], original.held_out_y[:0])}
     features = encoded(replace(original, parts=parts), encoder(tmp_path / "encoder.keras"))
@@ -113,10 +114,10 @@ def test_data_without_classes_or_with_augmentation_are_refused(tmp_path: Path) -
             encoded(wrong, path)
 
 
-def test_a_sensor_passes_over_its_samples_in_order() -> None:
+def test_a_sensor_reads_its_samples_in_order() -> None:
     stream, (x, _) = SensorStream(data(), seed=1, rank=1), data().parts["all"]
-    seen = [(len(stream.next(3)[1]), stream.first) for _ in range(4)]
-    assert seen == [(256, 0), (256, 256), (5, 512), (256, 0)]
+    batches = [(len(stream.next(3)[1]), stream.first) for _ in range(4)]
+    assert batches == [(256, 0), (256, 256), (5, 512), (256, 0)]
     other = SensorStream(data(), seed=1, rank=1)
     other.restore(stream.state())
     assert (other.next(1)[0] == x[256:512]).all()

@@ -1,8 +1,10 @@
-"""Facts: an evaluation works on the weights of its moment beside a training that goes on; of
-waiting ones the newest is done; a failure is reported and the next goes on; closing ends soon. A
-sketch keeps distances; a hash tells any two weights apart.
+"""Tests of evaluation beside training.
 
-Left out: how much an evaluation slows steps down.
+An evaluation uses the weights at its start while training continues. Of waiting evaluations the
+newest is done. A failure is reported, and the next one is done. Closing is quick. A sketch keeps
+distances. A hash distinguishes any two sets of weights.
+
+Left out: the slow-down of steps by an evaluation.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Evaluations:
-    """An evaluator whose results wait until they are let through."""
+    """An evaluator whose results wait until the test releases them."""
 
     def __init__(self, model: FlatModel, samples: tuple, **options: object) -> None:
         self.results: list[EvaluatedSnapshot] = []
@@ -53,17 +55,17 @@ class _Evaluations:
         assert self.gate.wait(30)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Whether nothing waits or runs by then, in the one thread."""
+        """Return whether its only thread has no work by then."""
         return bool(wait([self.evaluator._thread.submit(lambda: None)], timeout_s).done)
 
 
-def test_results_are_those_of_the_moment_of_the_call(model: FlatModel, samples) -> None:
+def test_results_use_the_weights_at_the_call(model: FlatModel, samples) -> None:
     runs = _Evaluations(model, samples)
     runs.gate.set()
     saved_D = model.get_weights()
     whole = runs.evaluator.evaluate_all("now")
     runs.evaluator.submit("now")
-    model.weights_D[:] = 0  # training goes on
+    model.weights_D[:] = 0  # training continues
     assert runs.wait_idle(30)
     model.set_weights(saved_D)
     (result,) = runs.results
@@ -78,7 +80,7 @@ def test_results_are_those_of_the_moment_of_the_call(model: FlatModel, samples) 
     runs.evaluator.close()
 
 
-def test_the_newest_waiting_snapshot_counts(model: FlatModel, samples) -> None:
+def test_only_the_newest_waiting_snapshot_is_evaluated(model: FlatModel, samples) -> None:
     runs = _Evaluations(model, samples)
     runs.evaluator.submit(1)
     assert runs.entered.wait(30)
@@ -91,7 +93,7 @@ def test_the_newest_waiting_snapshot_counts(model: FlatModel, samples) -> None:
     runs.evaluator.close()
 
 
-def test_a_failed_evaluation_is_told_and_the_next_one_works(model: FlatModel, samples) -> None:
+def test_a_failed_evaluation_is_reported_and_the_next_one_works(model: FlatModel, samples) -> None:
     runs = _Evaluations(model, samples)
     runs.gate.set()
     keep, runs.evaluator._on_result = runs.evaluator._on_result, _raise
@@ -109,7 +111,7 @@ def _raise(_: EvaluatedSnapshot) -> None:
     raise OSError("disk full")
 
 
-def test_closing_drops_what_waits(model: FlatModel, samples) -> None:
+def test_closing_drops_waiting_evaluations(model: FlatModel, samples) -> None:
     runs = _Evaluations(model, samples)
     runs.evaluator.submit(1)
     assert runs.entered.wait(30)
@@ -137,7 +139,7 @@ def test_sketches_of_one_seed_add_up() -> None:
     assert sketch(a, 5, width=64).shape == (64,)
 
 
-def test_a_hash_tells_any_difference() -> None:
+def test_a_hash_shows_any_difference() -> None:
     weights_D = np.linspace(0, 1, 1000, dtype=np.float32)
     other_D = weights_D.copy()
     assert weights_hash(weights_D) == weights_hash(other_D)

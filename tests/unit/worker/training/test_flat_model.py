@@ -1,9 +1,11 @@
-"""Facts: the compiled step gives Keras' own loss and gradient over one flat vector, is traced once
-for all batch sizes, sees weights that are changed in place, is the same in every process and on
-every worker of a seed; frozen variables are out of it; moving statistics come out and go in;
-files can be loaded again; what is wrong with data or program is named.
+"""Tests of the flat model.
 
-Left out: speed (benchmarks), learning to an accuracy (tests/local).
+The compiled step gives Keras' own loss and gradient over one flat vector. It is traced once for all
+batch sizes, and uses weights changed in place. It is the same in every process and on every worker
+of a seed. Frozen variables are not part of it. Moving statistics can be read and set. Saved files
+can be loaded. Faults in data or program are named.
+
+Left out: speed (benchmarks); accuracy after training (tests/local).
 """
 
 from __future__ import annotations
@@ -61,27 +63,27 @@ def _with_everything() -> keras.Model:
 
 @pytest.fixture(scope="module")
 def traced() -> tuple[FlatModel, FlatModel]:
-    """As tracing costs more than all steps of a test."""
+    """Shared, because tracing costs more than all steps of a test."""
     return _model(), _model(_with_everything)
 
 
 @pytest.fixture
 def digits(traced: tuple[FlatModel, FlatModel]) -> Iterator[FlatModel]:
-    """As it was built."""
+    """The model in its initial state."""
     with _as_built(traced[0]) as model:
         yield model
 
 
 @pytest.fixture
 def everything(traced: tuple[FlatModel, FlatModel]) -> Iterator[FlatModel]:
-    """As it was built: batch normalisation and dropout."""
+    """The model with batch normalisation and dropout in its initial state."""
     with _as_built(traced[1]) as model:
         yield model
 
 
 @contextmanager
 def _as_built(model: FlatModel) -> Iterator[FlatModel]:
-    """Afterwards its weights, statistics and counters are what they were."""
+    """Restore weights, statistics and counters afterwards."""
     weights_D, state_S, counters = model.get_weights(), model.get_state(), model.get_counters()
     yield model
     model.set_weights(weights_D)
@@ -103,7 +105,7 @@ def test_loss_and_gradient_are_those_of_keras(digits: FlatModel) -> None:
     assert result.finite
 
 
-def test_layout_names_every_piece_of_the_flat_vector() -> None:
+def test_the_layout_names_every_part_of_the_flat_vector() -> None:
     model = _model()
     assert model.layout.names[0] == "conv1/kernel"
     assert model.layout.size == len(model.weights_D) == model._keras.count_params()
@@ -134,14 +136,14 @@ def test_weights_changed_in_place_count_at_the_next_step(digits: FlatModel) -> N
     np.testing.assert_array_equal(again.gradient_D, before.gradient_D)
 
 
-def test_earlier_gradients_stay_as_they_were(digits: FlatModel) -> None:
+def test_earlier_gradients_do_not_change(digits: FlatModel) -> None:
     first = digits.step(*_batch(seed=1)).gradient_D
     copy = first.copy()
     digits.step(*_batch(seed=2))
     np.testing.assert_array_equal(first, copy)
 
 
-def test_workers_of_one_seed_start_equal_and_drop_out_differently() -> None:
+def test_workers_of_one_seed_start_equal_and_have_different_dropout() -> None:
     workers = [_model(_with_everything, rank=rank) for rank in (0, 1)]
     np.testing.assert_array_equal(workers[0].weights_D, workers[1].weights_D)
     x_B, y_B = _batch()
@@ -152,7 +154,7 @@ def test_workers_of_one_seed_start_equal_and_drop_out_differently() -> None:
     assert not np.array_equal(_model(seed=4).weights_D, _model(seed=3).weights_D)
 
 
-def test_counters_bring_dropout_back_to_where_it_was(everything: FlatModel) -> None:
+def test_counters_restore_the_position_of_dropout(everything: FlatModel) -> None:
     x_B, y_B = _batch()
     everything.step(x_B, y_B)
     counters, state_S = everything.get_counters(), everything.get_state()
@@ -199,7 +201,7 @@ def test_frozen_variables_neither_train_nor_appear() -> None:
     )
     counters = model.get_counters()
     model.step(x_B, y_B)
-    assert (model.get_counters() != counters).sum() == 1  # dropout's counter alone moves
+    assert (model.get_counters() != counters).sum() == 1  # only the counter of dropout changes
 
 
 def test_a_pattern_that_matches_nothing_names_the_variables() -> None:
@@ -210,7 +212,7 @@ def test_a_pattern_that_matches_nothing_names_the_variables() -> None:
 
 
 def test_an_infinite_gradient_is_flagged(digits: FlatModel) -> None:
-    digits.weights_D[-1] = np.nan  # of the logits: what lies before them a ReLU may hide
+    digits.weights_D[-1] = np.nan  # of the logits: a ReLU may hide layers before them
     result = digits.step(*_batch())
     assert not result.finite
 
@@ -241,7 +243,7 @@ def test_accuracy_is_counted_per_class(digits: FlatModel) -> None:
         )
 
 
-def test_a_snapshot_is_not_touched_by_later_steps(digits: FlatModel) -> None:
+def test_later_steps_do_not_change_a_snapshot(digits: FlatModel) -> None:
     x, y = _batch()
     expected = digits.evaluate(x, y)
     snapshot = digits.snapshot()
@@ -252,7 +254,7 @@ def test_a_snapshot_is_not_touched_by_later_steps(digits: FlatModel) -> None:
     assert digits.evaluate(x, y, snapshot=other) == expected
 
 
-def test_two_workers_that_do_not_see_each_other_may_save_a_model_at_once(tmp_path: Path) -> None:
+def test_two_independent_workers_may_save_a_model_at_once(tmp_path: Path) -> None:
     models = [_model(_with_everything, rank=rank) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda at: models[at % 2].save_keras(tmp_path / "model.keras"), range(20)))

@@ -1,6 +1,8 @@
-"""Facts: a trainer starts without scikit-learn and Matplotlib, which Keras would import; both can
-be imported afterwards, and what was imported before stays. The garbage collector passes
-TensorFlow's objects over, and goes on with all others.
+"""Tests of the import of TensorFlow and Keras.
+
+A trainer starts without scikit-learn and Matplotlib, which Keras would import. Both can be imported
+afterwards, and modules imported before stay. The garbage collector skips TensorFlow's objects and
+collects all others.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ import sys
 NAMES = "found = [n for n in ('matplotlib', 'sklearn') if n in sys.modules]"
 
 
-def _said(program: str) -> str:
+def _printed(program: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
     )
     return result.stdout.strip()
 
 
-def test_a_trainer_starts_without_what_only_keras_extras_use() -> None:
+def test_a_trainer_starts_without_modules_that_only_extras_of_keras_use() -> None:
     program = f"""
 import sys, dlion_worker.trainer.__main__
 {NAMES}
@@ -27,10 +29,10 @@ import matplotlib, sklearn
 from dlion_worker.training.datasets import named_datasets
 print(found, len(named_datasets.digits()[1]))
 """
-    assert _said(program) == "[] 1797"
+    assert _printed(program) == "[] 1797"
 
 
-def test_what_was_imported_before_stays_and_garbage_is_looked_for_beside_tensorflow() -> None:
+def test_earlier_imports_stay_and_garbage_is_collected_except_tensorflows() -> None:
     program = f"""
 import gc, sys, sklearn
 from dlion_worker.training import framework
@@ -42,7 +44,7 @@ def rings(): return sum(type(o) is Ring for o in gc.get_objects())
 print(gc.isenabled(), any(o is framework.tf.__dict__ for o in gc.get_objects()), rings())
 print(gc.collect() > 0, rings())
 """
-    assert _said(program).split() == [
+    assert _printed(program).split() == [
         "True",
         "True",
         "tensorflow",
@@ -54,8 +56,8 @@ print(gc.collect() > 0, rings())
     ]
 
 
-def test_what_the_import_logs_as_information_is_left_out_and_fatal_messages_are_not() -> None:
-    """Also those of an import that aborts."""
+def test_the_import_logs_fatal_messages_but_no_information() -> None:
+    """This holds also for an import that aborts."""
     aborting = """
 import os
 from dlion_worker.training import framework

@@ -1,6 +1,8 @@
-"""Facts: a program's Keras optimizer updates the flat weights as Keras updates a model's (Keras
-itself as oracle, layer by layer), with its schedule and the manifest's scaling; its state goes into
-checkpoints and to peers; one that uses norms of layers is refused, as is what is no optimizer.
+"""Tests of a program's Keras optimizer.
+
+It updates the flat weights as Keras updates a model's, layer by layer, with its schedule and the
+manifest's scaling. Keras itself is the oracle. Its state goes into checkpoints and to peers. An
+optimizer that uses norms of layers is refused, and so is an object that is not an optimizer.
 """
 
 from __future__ import annotations
@@ -82,8 +84,8 @@ def test_updates_are_those_of_keras_on_a_models_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_restored_optimizer_goes_on_as_if_there_had_been_no_break(name: str) -> None:
-    """From a checkpoint, and from a peer."""
+def test_a_restored_optimizer_continues_without_a_difference(name: str) -> None:
+    """The state comes from a checkpoint or from a peer."""
     first = of(MADE[name])
     weights_D = updated(first, WEIGHTS.copy(), GRADIENTS[:5])
     second, third = of(MADE[name]), of(MADE[name])
@@ -103,7 +105,7 @@ def test_the_manifests_scaling_multiplies_the_programs_rate() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, schedule()])
 def test_a_program_may_return_the_same_optimizer_each_time(rate: Any) -> None:
-    """It is copied, and stays as it was."""
+    """The optimizer is copied, and does not change."""
     kept = optimizers.SGD(rate)
     updated(of(lambda: kept), WEIGHTS.copy(), GRADIENTS)
     assert float(kept.learning_rate) == pytest.approx(0.1)
@@ -111,14 +113,14 @@ def test_a_program_may_return_the_same_optimizer_each_time(rate: Any) -> None:
 
 
 def test_the_rate_of_an_update_is_returned() -> None:
-    """Of a schedule, that of this update."""
+    """With a schedule, it is the rate of that update."""
     optimizer = of(MADE["schedule"])
     rates = [optimizer.apply(WEIGHTS.copy(), GRADIENTS[0], 0.1) for _ in range(9)]
     assert rates == pytest.approx([2 * float(schedule()(step)) for step in range(9)])
     assert rates[-1] == pytest.approx(0.02)
 
 
-def test_it_is_what_the_manifests_sgd_is() -> None:
+def test_it_equals_the_sgd_of_the_manifest() -> None:
     own = updated(FlatOptimizer(Optimizer(momentum=0.9), SIZE), WEIGHTS.copy(), GRADIENTS, 0.1)
     found = updated(of(MADE["sgd"]), WEIGHTS.copy(), GRADIENTS)
     np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-6)
@@ -146,7 +148,7 @@ def test_it_is_what_the_manifests_sgd_is() -> None:
         (lambda: optimizers.SGD(Failing()), r"learning rate of optimizer\(\) failed.*no rate"),
     ],
 )
-def test_what_cannot_update_single_weights_is_refused(make: Any, message: str) -> None:
+def test_an_optimizer_that_cannot_update_single_weights_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         of(make)
 

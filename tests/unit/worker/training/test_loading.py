@@ -1,8 +1,10 @@
-"""Facts: every worker computes the same split, holds the same samples out, and takes its own share
-and no other; classes are filtered, shares thinned, near-duplicates left out, each as the manifest
-says; a path with `{site}` leads to a worker's own data.
+"""Tests of the loading of data.
 
-Left out: the readers' own errors (test_readers), growing data (test_watch).
+Each worker computes the same split and holds the same samples out. It loads its own share only.
+Classes are filtered, shares subsampled and near-duplicates left out as the manifest requests. A
+path with `{site}` leads to a worker's own data.
+
+Left out: errors of readers (test_readers); growing data (test_watch).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def _train(data: DataSet) -> tuple[np.ndarray, np.ndarray]:
     return pair
 
 
-def test_shares_and_held_out_samples_make_up_the_whole(make_job) -> None:
+def test_shares_and_held_out_samples_are_the_whole_set(make_job) -> None:
     shares = _load_all(make_job(name="digits"))
     for share in shares:
         np.testing.assert_array_equal(share.held_out_x, shares[0].held_out_x)
@@ -89,7 +91,7 @@ def test_near_duplicates_are_left_out_of_the_share(tmp_path: Path, make_job) -> 
         assert len(originals) > 0.8 * share.samples
 
 
-def test_an_npz_file_may_bring_its_held_out_samples(tmp_path: Path, make_job) -> None:
+def test_an_npz_file_may_contain_its_held_out_samples(tmp_path: Path, make_job) -> None:
     x, y = np.zeros((30, 4), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:5] + 1, y_test=y[:5])
     (first, *_) = _load_all(make_job(path="a.npz", format="npz"), tmp_path)
@@ -97,7 +99,7 @@ def test_an_npz_file_may_bring_its_held_out_samples(tmp_path: Path, make_job) ->
     assert first.training_set_samples == 30
 
 
-def test_records_in_a_folder_are_shared_out(
+def test_records_in_a_folder_are_partitioned(
     tmp_path: Path, make_job, images, write_records
 ) -> None:
     x, y = images
@@ -127,7 +129,7 @@ def test_a_path_with_the_sites_name_leads_to_its_own_data(tmp_path: Path, make_j
     assert {s.class_count for s in shares} == {5}
 
 
-def test_data_that_does_not_do_is_told(tmp_path: Path, make_job) -> None:
+def test_unsuitable_data_are_refused(tmp_path: Path, make_job) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((1, 4), np.float32), y=np.zeros(1, int))
     with pytest.raises(DataError, match=r"1 samples are too few to hold out 0\.1 of them"):
         _load_all(make_job(path="a.npz", format="npz"), tmp_path)

@@ -1,8 +1,10 @@
-"""Facts: flat SGD and Adam do what Keras' do, step by step, for any hyperparameters; they change
-weights in place and only read the gradient; state survives both forms of keeping it; the learning
-rate follows the batch by the rule and within the cap.
+"""Tests of the flat SGD and Adam.
 
-Left out: which is faster (the module's docstring names the figure).
+They equal those of Keras, step by step, for any hyperparameters. They change weights in place and
+only read the gradient. Both forms of saving keep their state. The learning rate follows the batch
+by the rule, within the cap.
+
+Left out: the faster form (the module's docstring has the figure).
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def test_blocks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("flat", [True, False])
-def test_a_restored_optimizer_goes_on_as_before(name: str, flat: bool) -> None:
+def test_a_restored_optimizer_continues_as_before(name: str, flat: bool) -> None:
     gradients, weights_D = _gradients(2, 6), np.zeros(SIZE, np.float32)
     first = FlatOptimizer(Optimizer(name=name), SIZE)
     for gradient in gradients[:3]:
@@ -145,21 +147,21 @@ def test_the_learning_rate_follows_the_batch(rule: str, samples: int, factor: fl
         (Optimizer(momentum=0.9, nesterov=True), 1e-4),
     ],
 )
-def test_weights_come_to_rest_where_it_says(spec: Optimizer, rtol: float) -> None:
+def test_weights_converge_to_the_predicted_point(spec: Optimizer, rtol: float) -> None:
     optimizer = FlatOptimizer(spec, SIZE)
     weights_D = np.linspace(-1, 1, SIZE, dtype=np.float32)
     for seed in range(100):
         for gradient_D in _gradients(seed):
             optimizer.apply(weights_D, gradient_D + np.float32(1), 0.01)
-    was_D, said_D = weights_D.copy(), optimizer.resting_D(weights_D)
+    was_D, predicted_D = weights_D.copy(), optimizer.resting_D(weights_D)
     for _ in range(400):
         optimizer.apply(weights_D, np.zeros(SIZE, np.float32), 0.01)
     assert (rtol > 0) == bool(np.abs(weights_D - was_D).max() > 0.01)
-    np.testing.assert_allclose(said_D - was_D, weights_D - was_D, rtol=rtol, atol=1e-5)
+    np.testing.assert_allclose(predicted_D - was_D, weights_D - was_D, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("beta2", [0.0, 0.81, 0.999])
-def test_adams_weights_come_to_rest_where_its_mean_leads_at_the_variance_of_now(
+def test_adams_weights_converge_to_the_point_of_its_mean_at_the_present_variance(
     beta2: float,
 ) -> None:
     spec = Optimizer(name="adam", beta1=0.9, beta2=beta2)

@@ -1,7 +1,9 @@
-"""Facts: whatever the labels, workers and seed, parts are disjoint and complete, the same at every
-call, and nobody goes without a sample or the error says who; `bySite` keeps classes apart;
-`dirichlet` is skewed for a small alpha and even for a large one; over the files of a data set the
-shares of a class are the asked ones, however small the files.
+"""Tests of the partition of data.
+
+For any labels, workers and seed, the parts are disjoint and complete, and the same at every call.
+Each worker gets a sample, or the error names those without. `bySite` separates classes. `dirichlet`
+is skewed for a small alpha and even for a large one. Over the files of a data set, the shares of a
+class are those requested, however small the files are.
 
 Left out: reading samples.
 """
@@ -103,7 +105,7 @@ def test_by_site_gives_each_site_a_range_of_classes() -> None:
         assert set(labels[part]) == set(expected)
 
 
-def test_named_classes_go_to_their_sites_and_others_to_nobody() -> None:
+def test_named_classes_go_to_their_sites_and_others_to_none() -> None:
     labels = _labels(900, 4, 0)
     spec = _spec(
         "bySite",
@@ -115,7 +117,7 @@ def test_named_classes_go_to_their_sites_and_others_to_nobody() -> None:
     first, second, third = partition(labels, _workers(2, 1), spec, class_count=4, seed=[1])
     assert set(labels[first]) == set(labels[second]) == {0, 1}
     assert set(labels[third]) == {1, 2}
-    # A class at both sites is shared out by the number of workers: two to one.
+    # A class at both sites is split by the number of workers: two to one.
     at_third = (labels[third] == 1).sum() / (labels == 1).sum()
     assert at_third == pytest.approx(1 / 3, abs=0.01)
 
@@ -132,7 +134,7 @@ def test_a_small_alpha_is_skewed_and_a_large_one_even() -> None:
     assert largest_class_share(1e5) < 0.25
 
 
-def test_who_goes_without_is_named_with_what_to_do() -> None:
+def test_a_worker_without_samples_is_named_with_a_remedy() -> None:
     labels = np.zeros(3, np.int32)
     with pytest.raises(DataError, match=r"no sample for site-1/g-0 .*Give every site a class"):
         partition(labels, _workers(1, 1), _spec("bySite"), class_count=2, seed=[1])
@@ -140,7 +142,7 @@ def test_who_goes_without_is_named_with_what_to_do() -> None:
         partition(labels, _workers(4), _spec("iid"), class_count=1, seed=[1])
 
 
-def test_a_file_of_one_sample_goes_to_any_worker_by_chance() -> None:
+def test_a_file_of_one_sample_goes_to_a_random_worker() -> None:
     owners = set()
     for seed in range(30):
         parts = partition_of_file(np.zeros(1, np.int32), 3, None, seed=[seed])
@@ -160,7 +162,7 @@ def test_shares_of_a_class_hold_over_files_of_any_size(sizes: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5])
-def test_nobody_is_drawn_next_to_nothing_where_that_can_be(alpha: float) -> None:
+def test_no_worker_gets_almost_no_samples_if_that_is_possible(alpha: float) -> None:
     spec = _spec("dirichlet", dirichlet_alpha=alpha)
     for seed in range(20):
         share_CP = shares_of_classes(_workers(4), spec, class_count=10, seed=[seed])
@@ -174,7 +176,7 @@ def test_default_ranges_cover_all_classes() -> None:
     assert [c for classes in ranges.values() for c in classes] == list(range(10))
 
 
-def test_who_comes_to_a_group_that_grows_shares_the_samples_of_one_that_was_there() -> None:
+def test_a_worker_added_to_a_group_shares_the_samples_of_an_earlier_one() -> None:
     began_with = _workers(2, 3)
     assert [part_index(worker, began_with) for worker in began_with] == [0, 1, 2, 3, 4]
     later = [WorkerIdentity(Rank(20 + i), SiteName("site-1"), "g", i) for i in range(3, 7)]

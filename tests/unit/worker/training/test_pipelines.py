@@ -1,6 +1,8 @@
-"""Facts: a program may return a finite `tf.data.Dataset` of pairs, batched or not, also of dicts:
-it gives the same samples as arrays would. Its shuffled order is that of the worker's seed. A
-pipeline that does not end, is too large, has other elements or fails is refused with what to do.
+"""Tests of programs that return a `tf.data.Dataset`.
+
+A program may return a finite pipeline of pairs, batched or not, also of dicts. It gives the same
+samples as arrays. Its shuffled order is that of the worker's seed. A pipeline that is endless, too
+large, of other elements or fails is refused with a remedy.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ SIGNATURE = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([], tf.int32))
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_what_to_do(
+def test_an_unreadable_pipeline_is_refused_with_a_remedy(
     dataset: Any, bounds: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
@@ -154,8 +156,8 @@ def load_data(split, site, worker_index):
 """
 
 
-def test_a_program_has_its_samples_from_pipelines(tmp_path: Path, make_job: Any) -> None:
-    """A shuffled one gives them in the same order after a restart, and another to each worker."""
+def test_a_program_gets_its_samples_from_pipelines(tmp_path: Path, make_job: Any) -> None:
+    """A shuffled pipeline has the same order after a restart, and another for each worker."""
     (tmp_path / "mine.py").write_text(TEXT)
     job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
     program = programs.load(job.spec.trainer.program, directory=tmp_path)

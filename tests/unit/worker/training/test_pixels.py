@@ -1,9 +1,10 @@
-"""Facts: the model gets uint8 samples of a program's `load_data` as Keras' `fit()` would give them,
-as arrays and pipelines, so that a saved model predicts from what the program calls its data. Images
-of a data set of the manifest are scaled to 0..1, and models and encoders that would scale them
-again are refused.
+"""Tests of the scaling of pixels.
 
-Left out: several inputs, whole runs (tests/local/test_own_programs).
+The model gets uint8 samples of a program's `load_data` unscaled, as with Keras' `fit()`, from
+arrays and pipelines. So a saved model predicts from the program's own data. Images of a data set of
+the manifest are scaled to 0..1. Models and encoders that would scale them again are refused.
+
+Left out: several inputs; whole runs (tests/local/test_own_programs).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def script(*layers: str, result: str = "x, y") -> str:
 def loaded(
     folder: Path, make_job: Any, text: str, dataset: dict[str, Any]
 ) -> tuple[Callable[[], FlatModel], DataSet]:
-    """What builds the program's model, and the data of its first worker."""
+    """Return the builder of the program's model, and the data of its first worker."""
     (folder / "mine.py").write_text(text)
     program = programs.load(ProgramSpec(file="mine.py"), directory=folder)
     job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": dataset})
@@ -92,7 +93,7 @@ def test_a_saved_model_predicts_from_the_pixels_that_load_data_returns(
     assert accuracy > 0.95
 
 
-def test_a_first_loss_is_that_of_keras(tmp_path: Path, make_job: Any) -> None:
+def test_the_first_loss_is_that_of_keras(tmp_path: Path, make_job: Any) -> None:
     """A model that does not scale gets 0..255."""
     build, data = loaded(tmp_path, make_job, script(INPUT), {})
     model, x, y = build(), data.held_out_x[:64], data.held_out_y[:64]
@@ -103,7 +104,7 @@ def test_a_first_loss_is_that_of_keras(tmp_path: Path, make_job: Any) -> None:
 
 
 def test_bytes_may_be_indices(tmp_path: Path, make_job: Any) -> None:
-    """An embedding of few words takes no random pixels."""
+    """An embedding of few words gets no random pixels."""
     text = script(INPUT, "layers.Flatten()", "layers.Embedding(4, 3)", result="x % 4, y")
     build, data = loaded(tmp_path, make_job, text, {})
     model = build()
@@ -126,8 +127,8 @@ def test_images_of_the_manifest_are_not_scaled_twice(
     build, data = loaded(tmp_path, make_job, script(INPUT, layers), {"name": "digits"})
     assert data.input_dtype == np.uint8
     name = "inner" if "inner" in layers else "rescaling"
-    said = rf"program mine.py: .*scaled to 0\.\.1 already.*layer '{name}'\). Remove the layer"
-    with pytest.raises(ProgramError, match=said):
+    refusal = rf"program mine.py: .*scaled to 0\.\.1 already.*layer '{name}'\). Remove the layer"
+    with pytest.raises(ProgramError, match=refusal):
         build()
 
 
@@ -140,7 +141,7 @@ def test_other_scales_stay_allowed(tmp_path: Path, make_job: Any, layers: str) -
     assert build().step(data.held_out_x[:8], data.held_out_y[:8]).finite
 
 
-def test_an_encoder_gets_pixels_as_a_model_does(tmp_path: Path, make_job: Any) -> None:
+def test_an_encoder_gets_pixels_like_a_model(tmp_path: Path, make_job: Any) -> None:
     image = keras.Input((8, 8, 1))
     path = tmp_path / "encoder.keras"
     keras.Model(image, keras.layers.Rescaling(1 / 255, name="to_unit")(image)).save(path)

@@ -1,9 +1,11 @@
-"""Facts: a private step is the mean of gradients that are clipped one by one, plus noise of the
-stated size; no sample moves it by more than its bound, not even one without a finite gradient;
-noise does not follow the seed in real runs and does in simulations; dropout differs between
-samples; what would carry traces of samples past the noise is refused.
+"""Tests of private steps.
 
-Left out: learning with it (tests/simulated/test_privacy.py), what the noise is worth
+A private step is the mean of gradients that are clipped one by one, plus noise of the stated size.
+A sample moves it by at most its bound, also a sample without a finite gradient. Noise follows the
+seed in simulations only. Dropout differs between samples. A model that would keep traces of samples
+without noise is refused.
+
+Left out: learning (tests/simulated/test_privacy.py); the privacy of the noise
 (tests/unit/results/test_privacy.py).
 """
 
@@ -83,12 +85,12 @@ def model() -> PrivateModel:
 
 @pytest.fixture(scope="module")
 def silent() -> FlatModel:
-    """With noise that rounds to nothing, which no manifest may ask for."""
+    """A model with negligible noise, which no manifest may request."""
     return _made(multiplier=1e-12)
 
 
 def clipped_mean(plain: FlatModel, x_B: np.ndarray, y_B: np.ndarray) -> tuple[np.ndarray, int]:
-    """Naive, a sample at a time; and how many were above the bound."""
+    """Clip naively, one sample at a time; also count the gradients above the bound."""
     rows, clipped = [], 0
     for number in range(len(y_B)):
         one = slice(number, number + 1)
@@ -103,7 +105,7 @@ def test_gradients_are_clipped_sample_by_sample(plain: FlatModel, silent: FlatMo
     x_B, y_B = _batch()
     x_B *= np.linspace(0.05, 3.0, SIZE, dtype=np.float32)[:, None]
     wanted, clipped = clipped_mean(plain, x_B, y_B)
-    assert 0 < clipped < SIZE  # both kinds are there
+    assert 0 < clipped < SIZE  # some are clipped and some are not
     found = silent.step(x_B, y_B)
     np.testing.assert_allclose(found.gradient_D, wanted, atol=1e-6)
     assert found.finite
@@ -134,7 +136,7 @@ def test_noise_has_the_stated_size(model: PrivateModel, plain: FlatModel) -> Non
     assert abs(correlation) < 5 / math.sqrt(count)
 
 
-def test_the_systems_noise_is_normal() -> None:
+def test_the_noise_of_the_system_is_normal() -> None:
     noise = system_noise(100_001)
     assert noise.shape == (100_001,)
     ordered, ranks = np.sort(noise), np.arange(1, noise.size + 1) / noise.size
@@ -176,7 +178,7 @@ def test_weights_that_are_not_finite_end_the_run(model: PrivateModel) -> None:
 def test_statistics_of_batches_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"moving_mean, .*moving_variance.*GroupNormalization"):
         _made(layers.BatchNormalization())
-    with pytest.raises(ProgramError, match="moving_mean"):  # as they would still be averaged
+    with pytest.raises(ProgramError, match="moving_mean"):  # because they would still be averaged
         _made(layers.BatchNormalization(trainable=False))
     moving = ["*/norm/moving_*"]
     with pytest.raises(
@@ -197,7 +199,7 @@ def test_batch_normalization_that_keeps_its_statistics_learns() -> None:
 
 
 class _Mean(layers.Layer):
-    """Subtracts a mean of what it has seen, in a variable that Keras does not know."""
+    """Subtract the mean of all inputs so far, in a variable that Keras does not know."""
 
     def build(self, input_shape: Any) -> None:
         self.mean = tf.Variable(tf.zeros(input_shape[-1]), trainable=False, name="seen")
@@ -209,7 +211,7 @@ class _Mean(layers.Layer):
 
 
 class _Named(layers.Layer):
-    """Keeps a sample under the name of a random generator."""
+    """Keep a sample under the name of a random generator."""
 
     def build(self, input_shape: Any) -> None:
         self.kept = self.add_weight(
@@ -222,10 +224,10 @@ class _Named(layers.Layer):
 
 
 def test_variables_outside_of_keras_are_refused() -> None:
-    seen = tf.Variable(0.0, name="seen")
+    total = tf.Variable(0.0, name="seen")
 
     def loss(y: Any, outputs: Any) -> Any:
-        seen.assign_add(tf.reduce_sum(outputs))
+        total.assign_add(tf.reduce_sum(outputs))
         return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
 
     for model in (_made(_Mean()), _made(loss=loss)):
@@ -233,7 +235,7 @@ def test_variables_outside_of_keras_are_refused() -> None:
             model.step(*_batch())
 
 
-def test_a_name_makes_no_random_generator() -> None:
+def test_a_name_does_not_make_a_random_generator() -> None:
     with pytest.raises(ProgramError, match="seed_generator_state"):
         _made(_Named())
 

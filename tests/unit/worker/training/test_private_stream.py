@@ -1,8 +1,10 @@
-"""Facts: no batch of a private stream has a sample twice; a sample is used as often as `passes`
-says, at most, and some sample that often; what was drawn before a restored position does not count;
-a pass is on disk before the batch that begins it, and a later start knows of it.
+"""Tests of private streams.
 
-Left out: shuffles, and all that other streams do (test_batch_stream.py).
+No batch of a private stream has a sample twice. No sample is used more often than `passes`, and
+some sample is used that often. Draws before a restored position do not count. A pass is on disk
+before its first batch, and a later start knows of it.
+
+Left out: shuffles and the rest of streams (test_batch_stream.py).
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ def test_a_sample_is_used_once_a_pass_and_once_a_batch(
         assert min((uses[number] for number in range(count)), default=0) >= stream.passes - 1
 
 
-def test_what_was_drawn_before_a_restored_position_does_not_count() -> None:
+def test_draws_before_a_restored_position_do_not_count() -> None:
     stream = _stream(10)
     begin = stream.state()
     assert stream.passes == 0
     for _ in range(5):
-        stream.next(7)  # as a probe of the speed does
+        stream.next(7)  # like a probe of the speed
     stream.restore(begin)
     assert stream.passes == 0
     stream.next(7)
@@ -64,11 +66,11 @@ def test_what_was_drawn_before_a_restored_position_does_not_count() -> None:
     assert resumed.passes == 2
 
 
-def test_passes_outlive_a_start_that_reports_none(tmp_path: Path) -> None:
+def test_passes_survive_a_start_that_reports_none(tmp_path: Path) -> None:
     killed = _stream(10, folder=tmp_path)
     begin = killed.state()
     for _ in range(5):
-        killed.next(7)  # as a probe of the speed does
+        killed.next(7)  # like a probe of the speed
     killed.restore(begin)
     for passes in (1, 2):
         killed.next(7)
@@ -88,7 +90,7 @@ def test_a_damaged_count_of_passes_is_refused(tmp_path: Path, content: bytes) ->
         _stream(10, folder=tmp_path)
 
 
-def test_a_pass_that_cannot_be_kept_is_not_trained_on(tmp_path: Path) -> None:
+def test_a_pass_that_cannot_be_saved_is_not_trained(tmp_path: Path) -> None:
     stream = _stream(10, folder=tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
         stream.next(7)

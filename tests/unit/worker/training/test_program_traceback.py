@@ -1,8 +1,10 @@
-"""Facts: the traceback of a program begins with the program's first line, wherever DLion called it,
-and keeps the lines after it, DLion's too. One without a line of the program's is complete; that of
-a SyntaxError has its line alone.
+"""Tests of the traceback of a program.
 
-Left out: who prints it (tests/unit/cli/test_program_files, tests/local).
+It begins with the program's first line, wherever DLion called it, and keeps the later lines, also
+DLion's. A traceback without a line of the program is complete. That of a SyntaxError has only its
+own line.
+
+Left out: the printing (tests/unit/cli/test_program_files, tests/local).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ HEAD = "Traceback (most recent call last):\n"
 
 
 def printed(folder: Path, text: str) -> str:
-    """What is printed of a program of this text that fails."""
+    """Return the printed traceback of a failing program with this text."""
     (folder / "mine.py").write_text(text)
     with pytest.raises(ProgramError) as caught:  # noqa: PT012 - either may fail
         program = programs.load(Program(file="mine.py"), directory=folder)
@@ -44,11 +46,13 @@ def printed(folder: Path, text: str) -> str:
         ("def build_model(:\n", "line 1\n"),
     ],
 )
-def test_it_begins_with_the_programs_line(tmp_path: Path, text: str, line: str) -> None:
+def test_a_traceback_begins_with_a_line_of_the_program(
+    tmp_path: Path, text: str, line: str
+) -> None:
     assert printed(tmp_path, text).startswith(f'{HEAD}  File "{tmp_path}/mine.py", {line}')
 
 
-def test_lines_after_the_programs_stay(tmp_path: Path) -> None:
+def test_lines_after_those_of_the_program_stay(tmp_path: Path) -> None:
     text = "from dlion_api.plain_text import without_escapes\n\n\ndef build_model():\n"
     found = printed(tmp_path, f"{text}    without_escapes(3)\n")
     files = re.findall(r'File ".*/(.*)", line', found)
@@ -56,7 +60,7 @@ def test_lines_after_the_programs_stay(tmp_path: Path) -> None:
     assert found.endswith("TypeError: argument of type 'int' is not iterable")
 
 
-def test_one_without_a_line_of_the_program_is_complete(tmp_path: Path) -> None:
+def test_a_traceback_without_a_line_of_the_program_is_complete(tmp_path: Path) -> None:
     found = printed(tmp_path, "def build_model(width):\n    return width\n")
     assert found.startswith(HEAD)
     assert "in user_code" in found

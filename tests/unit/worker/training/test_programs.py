@@ -1,7 +1,8 @@
-"""Facts: built-in models have the sizes that the evaluation names, take other image shapes and
-learn; a user's program is loaded from a file or a module, and whatever is wrong with it is said
-with its file and line and what to do, also where it is in a module beside it; a Conv3D model over
-[N, T, C, H, W] trains.
+"""Tests of training programs.
+
+Built-in models have the sizes of the evaluation, accept other image shapes and learn. A user's
+program is loaded from a file or a module. Its faults are reported with file, line and remedy, also
+in a module beside it. A Conv3D model over [N, T, C, H, W] trains.
 
 Left out: accuracy on real data (tests/local and the benchmarks).
 """
@@ -69,7 +70,7 @@ def test_builtin_programs_have_their_sizes(
 @pytest.mark.parametrize(
     "name", ["cipher", "cnn17", "digits", pytest.param("mobilenet", marks=pytest.mark.slow)]
 )
-def test_builtin_programs_take_a_step(name: str) -> None:
+def test_builtin_programs_make_a_step(name: str) -> None:
     model = _build(programs.builtin(name), (32, 32, 3), 10)
     x_B = np.random.default_rng(1).random((4, 32, 32, 3), np.float32)
     result = model.step(x_B, np.arange(4))
@@ -78,7 +79,7 @@ def test_builtin_programs_take_a_step(name: str) -> None:
     assert np.abs(result.gradient_D).max() > 0
 
 
-def test_builtin_programs_refuse_what_is_no_image() -> None:
+def test_builtin_programs_refuse_samples_that_are_not_images() -> None:
     with pytest.raises(ProgramError, match=r"samples must be images \(given shape: \[4\]"):
         _build(programs.builtin("cipher"))
     with pytest.raises(ProgramError, match="allowed: cipher, cnn17, digits, mobilenet"):
@@ -152,7 +153,7 @@ def test_a_users_conv3d_model_over_frames_first_data_trains(tmp_path: Path) -> N
         ("x = 1", r"build_model is missing\. A program needs build_model\(\)"),
     ],
 )
-def test_a_file_that_does_not_load_is_told_with_its_line(
+def test_a_file_that_does_not_load_is_reported_with_its_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
@@ -181,7 +182,9 @@ def test_a_missing_file_or_module_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_model_that_breaks_the_protocol_is_told(tmp_path: Path, body: str, message: str) -> None:
+def test_a_model_that_breaks_the_protocol_is_refused(
+    tmp_path: Path, body: str, message: str
+) -> None:
     program = _load(
         tmp_path, f"import keras\nfrom keras import layers\n\n\ndef build_model():\n    {body}\n"
     )
@@ -189,7 +192,7 @@ def test_a_model_that_breaks_the_protocol_is_told(tmp_path: Path, body: str, mes
         _build(program, classes=3)
 
 
-def test_a_loss_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_loss_that_raises_is_reported_with_its_line(tmp_path: Path) -> None:
     program = _load(
         tmp_path, DENSE + "\n    def loss(y_true, y_pred):\n        return y_pred.no_such_thing\n"
     )
@@ -197,7 +200,7 @@ def test_a_loss_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
         _build(program).step(np.zeros((2, 4), np.float32), np.zeros(2, np.int32))
 
 
-def test_the_colours_of_keras_are_not_told(tmp_path: Path) -> None:
+def test_the_colours_of_keras_are_removed_from_messages(tmp_path: Path) -> None:
     program = _load(
         tmp_path,
         "import keras\n\n\ndef build_model():\n"
@@ -210,7 +213,7 @@ def test_the_colours_of_keras_are_not_told(tmp_path: Path) -> None:
     assert "\x1b" not in str(raised.value)
 
 
-def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_ignores_the_model_is_refused(tmp_path: Path) -> None:
     program = _load(
         tmp_path, DENSE + "\n    def loss(y_true, y_pred):\n        return keras.ops.ones(2)\n"
     )
@@ -278,7 +281,7 @@ def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_data_that_breaks_the_protocol_is_told(
+def test_data_that_breaks_the_protocol_is_refused(
     tmp_path: Path, make_job, body: str, message: str
 ) -> None:
     text = DENSE + f"\n    def load_data(split, site, worker_index):\n        {body}\n"
@@ -295,21 +298,21 @@ def test_workers_are_numbered_within_their_site(tmp_path: Path, make_job) -> Non
     """
     program = _load(tmp_path, DENSE + text)
     job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
-    seen = []
+    first_values = []
     for worker in job.workers():
         data = datasets.load(job, worker, program=program, data_root=tmp_path)
-        seen.append(float(data.held_out_x[0, 0]))
-    assert seen == [0, 1, 10]
+        first_values.append(float(data.held_out_x[0, 0]))
+    assert first_values == [0, 1, 10]
 
 
-def test_a_program_without_any_data_is_told(tmp_path: Path, make_job) -> None:
+def test_a_program_without_any_data_is_refused(tmp_path: Path, make_job) -> None:
     job = make_job(trainer={"program": {"file": "mine.py"}, "dataset": {}})
     with pytest.raises(ProgramError, match="no data"):
         datasets.load(job, WORKER, program=_load(tmp_path, DENSE), data_root=tmp_path)
 
 
 def test_a_program_of_a_config_map_is_loaded_where_it_is_mounted(tmp_path: Path) -> None:
-    """Its key need not end in .py; on a machine without the mount it is refused."""
+    """Its key may lack `.py`. On a machine without the mount it is refused."""
     spec = ProgramSpec(config_map=ConfigMapKey(name="net", key="net"))
     with pytest.raises(ProgramError, match="exists only in a cluster"):
         programs.load(spec, directory=tmp_path)
@@ -356,14 +359,16 @@ def _with_package(folder: Path, layers: str) -> programs.TrainingProgram:
         ),
     ],
 )
-def test_an_error_beside_the_program_is_told_with_its_line(
+def test_an_error_beside_the_program_is_reported_with_its_line(
     tmp_path: Path, layers: str, message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
         _with_package(tmp_path, layers)
 
 
-def test_an_error_in_a_function_beside_the_program_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_error_in_a_function_beside_the_program_is_reported_with_its_line(
+    tmp_path: Path,
+) -> None:
     program = _with_package(tmp_path, "\ndef build_model():\n    raise ValueError('boom')\n")
     with pytest.raises(ProgramError, match=r"failed at .*/mynet/layers\.py:3: ValueError: boom"):
         _build(program)

@@ -1,9 +1,11 @@
-"""Facts: TFRecord files, `.npz` files and folders of images are read as they were written, whole
-or in part; whatever is missing, cut short, corrupt or hostile is refused, naming file and record;
-Keras' own code reads a set from its cache; the manifest's names are those of sets that Keras has.
+"""Tests of readers.
 
-Left out: sharing out (test_loading), speed; the sets that Keras takes only with their published
-checksum (mnist, cifar10, cifar100), which have to be downloaded.
+TFRecord files, `.npz` files and folders of images are read as they were written, whole or in part.
+Missing, truncated, corrupt or hostile content is refused with the file and the record. Keras' own
+code reads a set from its cache. The manifest's names are names of Keras' sets.
+
+Left out: partition (test_loading), speed, and sets that Keras accepts only with a published
+checksum (mnist, cifar10, cifar100), which need a download.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def test_records_are_read_as_written(tmp_path: Path, images, write_records) -> N
     np.testing.assert_array_equal(TFRecordSource(path).read(chosen), x[chosen])
 
 
-def test_jpeg_records_are_decoded_nearly(tmp_path: Path, write_records) -> None:
+def test_jpeg_records_are_decoded_approximately(tmp_path: Path, write_records) -> None:
     x = np.full((3, 16, 16, 3), 90, np.uint8)
     read_x, _ = _read_all(write_records(tmp_path / "a.tfrecord", x, np.arange(3), jpeg=True))
     assert np.abs(read_x.astype(int) - 90).max() <= 3
@@ -142,7 +144,7 @@ def test_npz_pairs_are_read(tmp_path: Path) -> None:
     assert npz.read_held_out(tmp_path / "plain.npz") is None
 
 
-def test_npz_files_that_are_wrong_are_named(tmp_path: Path) -> None:
+def test_invalid_npz_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, images=np.zeros(3))
     with pytest.raises(DataError, match=r"a\.npz: array missing \(given: images; allowed: x and y"):
@@ -195,14 +197,14 @@ def test_classes_txt_numbers_the_folders(tmp_path: Path) -> None:
         open_sources.open_path(tmp_path / "data", spec, names)
 
 
-def test_an_image_file_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_an_invalid_image_file_is_named(tmp_path: Path) -> None:
     _write_images(tmp_path, {"ant": 3})
     (tmp_path / "ant" / "1.png").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"ant/1\.png: not a JPEG, PNG"):
         folder.open_folder(tmp_path).read(np.arange(3))
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for form in ("tfrecord", "npz", "images"):
         spec = Dataset(path="x", format=form)
         with pytest.raises(DataError, match="no such"):
@@ -218,7 +220,7 @@ def test_labels_beyond_classes_txt_are_refused() -> None:
 
 
 def test_digits_are_small_grey_images() -> None:
-    """Those that scikit-learn loads."""
+    """They are those that scikit-learn loads."""
     x, y = named_datasets.digits()
     expected = load_digits()
     assert x.shape == (1797, 8, 8, 1)
@@ -228,7 +230,7 @@ def test_digits_are_small_grey_images() -> None:
     assert np.array_equal(y, expected.target)
 
 
-def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_keras_data_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network() -> None:
         raise Exception("URL fetch failure")
 
@@ -237,7 +239,7 @@ def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
         named_datasets.keras_images("mnist")
 
 
-def test_keras_data_is_had_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_at_a_time_loads_keras_data(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = (np.zeros((4, 28, 28), np.uint8), np.arange(4))
     free = ["flock", "--nonblock", str(named_datasets.lock_path()), "true"]
     held: list[int] = []
@@ -258,11 +260,13 @@ def test_keras_lock_is_in_its_folder_where_it_can_be_written(
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     assert named_datasets.lock_path() == tmp_path / "dlion.lock"
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "none"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of this run alone: others must wait too
+    monkeypatch.setenv(
+        "TMPDIR", str(tmp_path)
+    )  # a folder of this run only, in which others must wait too
     assert named_datasets.lock_path().parent == Path("/tmp")
 
 
-def test_keras_data_is_read_where_no_lock_can_be_had(
+def test_keras_data_are_read_also_without_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dlion.lock").symlink_to(tmp_path / "elsewhere")
@@ -272,7 +276,7 @@ def test_keras_data_is_read_where_no_lock_can_be_had(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_every_keras_set_that_the_manifest_names_is_one_of_keras() -> None:
+def test_every_keras_set_of_the_manifest_exists_in_keras() -> None:
     names = explain(Dataset, "name").allowed.split(" | ")
     assert names[0] == "digits"
     assert len(names) == 5
@@ -289,13 +293,15 @@ np.savez("read.npz", *train, *held_out)
 
 
 def _idx(path: Path, values: np.ndarray) -> None:
-    """Bytes in the form in which Fashion-MNIST is handed out."""
+    """Bytes in the format in which Fashion-MNIST is published."""
     header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
     path.write_bytes(gzip.compress(header + values.tobytes()))
 
 
 def test_keras_data_in_the_cache_is_read_by_keras_itself(tmp_path: Path) -> None:
-    """In a process of its own, as Keras reads KERAS_HOME once; no proxy answers, should it ask."""
+    """This uses a process of its own, because Keras reads KERAS_HOME once. No proxy answers a
+    download.
+    """
     x, y = named_datasets.digits()
     x, y = np.pad(x[..., 0].repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2))), y.astype(np.uint8)
     cache = tmp_path / "datasets" / "fashion-mnist"

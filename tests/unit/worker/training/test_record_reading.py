@@ -1,8 +1,10 @@
-"""Facts: records read in batches are, bit for bit, what is read one record at a time by TensorFlow,
-whatever is chosen, of whatever size and form; whatever is wrong with one record is told by its
-number, in whatever batch it is; a file that became shorter since it was opened is refused.
+"""Tests of reading records in batches.
 
-Left out: what one reading of one small file gives (test_readers), speed (benchmarks/start_up.py).
+The result equals, bit for bit, that of TensorFlow with one record at a time, for any selection,
+sizes and formats. A fault in one record is reported with its number, in any batch. A file that
+became shorter since it was opened is refused.
+
+Left out: one reading of one small file (test_readers); speed (benchmarks/start_up.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SHAPE = (9, 7, 3)
 
 @dataclass(frozen=True)
 class File:
-    """Forms of its images, in order; bytes that each record has beside its image; seed."""
+    """Formats of its images, in order; extra bytes of each record; seed."""
 
     forms: list[str]
     ballast: int
@@ -43,7 +45,7 @@ class File:
                 writer.write(_example(encoded, int(chance.integers(10)), self.ballast))
 
 
-# A ballast of 300,000 bytes makes batches of three records, of two million of one.
+# With 300,000 extra bytes a batch has three records, with two million it has one.
 files = st.builds(
     File,
     forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=14),
@@ -73,7 +75,7 @@ def _example(encoded: bytes, label: int, ballast: int = 0) -> bytes:
 
 
 def _read_naively(path: Path, index_K: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen images, with as many channels as the first of them has, and all labels."""
+    """The selected images, with as many channels as the first of them, and all labels."""
     form = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -88,13 +90,13 @@ def _read_naively(path: Path, index_K: list[int]) -> tuple[np.ndarray, np.ndarra
 
 
 def _some(data: st.DataObject, count: int) -> list[int]:
-    """Places among so many, ascending, at least one."""
+    """At least one index below this number, in ascending order."""
     return sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
 
 
 @given(files, st.data())
 @settings(max_examples=examples(25), deadline=None)
-def test_what_is_chosen_is_what_single_records_give(file: File, data: st.DataObject) -> None:
+def test_the_selected_records_equal_those_read_one_by_one(file: File, data: st.DataObject) -> None:
     index_K = _some(data, len(file.forms))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.tfrecord"
@@ -109,7 +111,7 @@ def test_what_is_chosen_is_what_single_records_give(file: File, data: st.DataObj
 
 @given(files, st.data(), st.sampled_from(["cut", "size", "text"]))
 @settings(max_examples=examples(15), deadline=None)
-def test_a_wrong_image_is_told_where_it_is_chosen(
+def test_an_invalid_image_is_reported_if_it_is_selected(
     file: File, data: st.DataObject, kind: str
 ) -> None:
     count = len(file.forms)
@@ -121,20 +123,22 @@ def test_a_wrong_image_is_told_where_it_is_chosen(
         "size": bytes(tf.io.encode_png(np.zeros((9, 8, 3), np.uint8)).numpy()),
         "text": b"no image",
     }[kind]
-    told = _first_wrong(kind, number, index_K)
+    reported = _first_wrong(kind, number, index_K)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.tfrecord"
         file.write(path, {number: bad})
         source = TFRecordSource(path)
-        if told is None:
+        if reported is None:
             assert len(source.read(np.array(index_K))) == len(index_K)
             return
-        with pytest.raises(DataError, match=rf"a\.tfrecord: record {told}: (an|not an?) .*image"):
+        with pytest.raises(
+            DataError, match=rf"a\.tfrecord: record {reported}: (an|not an?) .*image"
+        ):
             source.read(np.array(index_K))
 
 
 def _first_wrong(kind: str, number: int, index_K: list[int]) -> int | None:
-    """The record that is told where `number` is wrong; the size that counts is the first one's."""
+    """The record that the error names if `number` is invalid; the first one sets the size."""
     if kind == "size" and number == index_K[0]:
         return index_K[1] if len(index_K) > 1 else None
     return number if number in index_K else None
@@ -142,7 +146,7 @@ def _first_wrong(kind: str, number: int, index_K: list[int]) -> int | None:
 
 @given(files, st.data())
 @settings(max_examples=examples(15), deadline=None)
-def test_a_wrong_checksum_is_told_whichever_are_chosen(file: File, data: st.DataObject) -> None:
+def test_a_wrong_checksum_is_reported_for_any_selection(file: File, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(file.forms) - 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.tfrecord"
@@ -155,12 +159,12 @@ def test_a_wrong_checksum_is_told_whichever_are_chosen(file: File, data: st.Data
         message = rf"a\.tfrecord: record {number}: its checksum is wrong"
         with pytest.raises(DataError, match=message):
             TFRecordSource(path)
-        with pytest.raises(DataError, match=message):  # opened while it was right
+        with pytest.raises(DataError, match=message):  # opened while it was valid
             source.read(np.array([len(file.forms) - 1]))
 
 
 def _frame(content: bytearray, number: int) -> tuple[int, int]:
-    """Where a record's frame starts, and the length of its data, in bytes."""
+    """Start of a record's frame, and length of its data, in bytes."""
     start = 0
     for _ in range(number):
         start += struct.unpack_from("<Q", content, start)[0] + 16

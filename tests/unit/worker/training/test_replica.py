@@ -1,10 +1,14 @@
-"""Facts: knowledge transfer merges weights as (1 - fraction) own + fraction other and leaves the
-optimizer's moments alone; folding two sides merges them the same way and begins the moments anew;
-a peer that takes a state over goes on exactly as its donor would; a state that is to hold an
-update is given once it does, without what its policy withholds.
+"""Tests of replicas.
 
-The replica is the real one, held against float64 by hand. Left out: who transfers to whom
-(tests/unit/core/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
+Knowledge transfer merges weights as (1 - fraction) own + fraction other, and keeps the optimizer's
+moments. The merge of two sides does the same and resets the moments. A peer that adopts a state
+continues exactly like its donor. A state that must include an update is given once it does, without
+the values that the policy withholds.
+
+The replica is real and compared with float64 by hand.
+
+Left out: donors and recipients (tests/unit/core/policies/test_knowledge_transfer.py); the packing
+of states (test_snapshot.py).
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ def replica() -> LocalReplica:
 
 
 def fresh(seed: int) -> LocalReplica:
-    """A replica that has moments already."""
+    """A replica that already has moments."""
     model = FlatModel(builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=seed)
     optimizer = FlatOptimizer(job().spec.trainer.optimizer, model.layout.size)
     made = LocalReplica(job(), Rank(0), model, optimizer)
@@ -75,7 +79,7 @@ def merged(own_D: np.ndarray, other_D: np.ndarray) -> np.ndarray:
     return (1 - FRACTION) * own_D.astype(np.float64) + FRACTION * other_D.astype(np.float64)
 
 
-def test_a_transfer_merges_weights_and_leaves_moments_alone(replica: LocalReplica) -> None:
+def test_a_transfer_merges_weights_and_keeps_moments(replica: LocalReplica) -> None:
     own_D, moments_M = replica.model.weights_D.copy(), replica.optimizer.flat_state().copy()
     other_D = other_weights(replica)
 
@@ -86,8 +90,8 @@ def test_a_transfer_merges_weights_and_leaves_moments_alone(replica: LocalReplic
     np.testing.assert_array_equal(replica.optimizer.flat_state(), moments_M)
 
 
-def test_two_that_meet_where_their_weights_come_to_rest_are_one_after_some_steps() -> None:
-    """Whatever their moments hold: what one takes of the other is where these lead it to."""
+def test_two_replicas_that_merge_at_their_resting_weights_are_equal_after_some_steps() -> None:
+    """This holds for any moments: a replica takes the weights to which the other's moments lead."""
     one, other = fresh(seed=1), fresh(seed=1)
     for iteration in range(1, 6):
         apply_gradient(one, iteration=iteration)
@@ -103,7 +107,7 @@ def test_two_that_meet_where_their_weights_come_to_rest_are_one_after_some_steps
     np.testing.assert_allclose(one.weights_D, other.weights_D, atol=0.01 * apart)
 
 
-def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica) -> None:
+def test_a_worker_that_adopts_a_state_continues_like_its_donor(replica: LocalReplica) -> None:
     taker = fresh(seed=2)
     taker.restore_from(replica.snapshot_for(StateRequest()))
     assert taker.iteration == replica.iteration == 1
@@ -112,7 +116,7 @@ def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica)
     np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
 
 
-def test_what_peers_have_still_to_get_is_not_given_with_a_state(replica: LocalReplica) -> None:
+def test_values_withheld_from_peers_are_not_given_with_a_state(replica: LocalReplica) -> None:
     withheld_D = other_weights(replica)
     replica.withhold(withheld_D)
     taker = fresh(seed=2)
@@ -127,7 +131,7 @@ def test_what_peers_have_still_to_get_is_not_given_with_a_state(replica: LocalRe
     assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
 
 
-def test_no_state_is_given_between_an_update_and_what_follows_from_it(
+def test_no_state_is_given_between_an_update_and_its_consequences(
     replica: LocalReplica,
 ) -> None:
     withheld_D = other_weights(replica)
@@ -149,7 +153,7 @@ def test_no_state_is_given_between_an_update_and_what_follows_from_it(
     assert bytes(snapshot.payload).startswith(expected_D.tobytes())
 
 
-def test_a_state_is_given_once_it_holds_the_update_that_is_wanted(replica: LocalReplica) -> None:
+def test_a_state_is_given_once_it_includes_the_requested_update(replica: LocalReplica) -> None:
     with ThreadPoolExecutor() as pool:
         given = pool.submit(replica.snapshot_for, StateRequest(at_least=3))
         for iteration in (2, 3):

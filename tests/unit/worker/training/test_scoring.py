@@ -1,7 +1,9 @@
-"""Facts: a model may end in logits or in probabilities, with the same gradient; one output may
-stand for two classes; float targets are trained by their squared error and judged by the
-coefficient of determination (scikit-learn's as oracle); several inputs and outputs are dicts; a
-program's own accuracy is the mean of its values over all samples.
+"""Tests of losses and accuracies.
+
+A model may end in logits or in probabilities, with the same gradient. One output may stand for two
+classes. Float targets use the squared error, and the coefficient of determination as accuracy;
+scikit-learn is the oracle. Several inputs and outputs are dicts. A program's own accuracy is the
+mean over all samples.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def model_of(*last: Any, classes: int, **parts: Any) -> FlatModel:
 def test_a_program_of_each_shape_trains_and_reloads(
     own: OwnProgram, tmp_path: Path, make_job: Any
 ) -> None:
-    """The saved model gives what the model gave; a batch has what the data have."""
+    """The saved model gives the same outputs; a batch has the structure of the data."""
     model, data = of(own, tmp_path, make_job)
     stream = datasets.BatchStream(data, seed=1, rank=0)
     for _ in range(400):
@@ -114,7 +116,7 @@ ENDS: dict[str, Any] = {
 
 
 ROUNDED_ENDS = ("layer", "subclass")
-"""Ends that are tried in bfloat16 as well, by default: one of Keras' own and one of a program's."""
+"""Model ends that are also tested in bfloat16 by default: one of Keras and one of a program."""
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,12 @@ ROUNDED_ENDS = ("layer", "subclass")
     ],
 )
 @pytest.mark.parametrize(("activation", "count", "classes"), [("softmax", 3, 3), ("sigmoid", 1, 2)])
-def test_probabilities_are_trained_as_their_logits(
+def test_probabilities_are_trained_like_their_logits(
     end: str, activation: str, count: int, classes: int, policy: str
 ) -> None:
-    """Wherever they are made, and where they round to 0 or 1, which plain cross-entropy clips."""
+    """This holds for any place of the softmax, and for values that round to 0 or 1, which plain
+    cross-entropy clips.
+    """
     y = np.arange(30) % classes
     keras.config.set_dtype_policy(policy)
     try:
@@ -160,14 +164,14 @@ def test_probabilities_are_trained_as_their_logits(
     ],
 )
 def test_probabilities_whose_logits_are_unknown_are_refused(end: list[Any], classes: int) -> None:
-    """They would be taken for logits."""
+    """They would be mistaken for logits."""
     with pytest.raises(ProgramError, match="seem to be probabilities"):
         model_of(*end, classes=classes)
     model_of(*end, classes=classes, loss=lambda y, p: 0.0, accuracy=lambda y, p: 0.0)
 
 
 def pooled(seed_inputs: str) -> Any:
-    """Ordinary models of one logit whose outputs for random samples are small and alike."""
+    """Usual models of one logit with small and similar outputs for random samples."""
     if seed_inputs == "indices":
         return [
             keras.Input((12,), dtype="int32"), layers.Embedding(50, 8),
@@ -182,7 +186,7 @@ def pooled(seed_inputs: str) -> Any:
 @pytest.mark.parametrize(
     ("inputs", "shape", "dtype"), [("indices", (12,), "int32"), ("pixels", (32, 32, 1), "uint8")]
 )
-def test_small_logits_are_not_taken_for_probabilities(
+def test_small_logits_are_not_mistaken_for_probabilities(
     inputs: str, shape: tuple[int, ...], dtype: str
 ) -> None:
     program = programs.TrainingProgram("mine", lambda *_: keras.Sequential(pooled(inputs)))
@@ -191,7 +195,7 @@ def test_small_logits_are_not_taken_for_probabilities(
 
 
 def test_a_softmax_that_training_changes_is_refused() -> None:
-    """Dropout after it leaves its mark in evaluation only."""
+    """Dropout after it has an effect in evaluation only."""
     model = model_of(dense(3, "softmax"), lambda: layers.Dropout(0.01), classes=3)
     with pytest.raises(ProgramError, match="changes its outputs in training"):
         model.step(X, np.arange(30) % 3)
@@ -224,7 +228,7 @@ def test_floats_and_probabilities_are_refused_together() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (2, 3)])
 def test_targets_are_judged_by_the_coefficient_of_determination(shape: tuple[int, ...]) -> None:
-    """Of all outputs together; at least 0."""
+    """It is that of all outputs together, and at least 0."""
     count = int(np.prod(shape, dtype=int))
     y = np.random.default_rng(6).normal(size=(30, *shape)).astype(np.float32)
     end = [lambda: layers.Dense(count)] + [lambda: layers.Reshape(shape)] * (len(shape) > 1)
@@ -256,18 +260,16 @@ def test_targets_that_are_all_equal_have_no_accuracy() -> None:
         (lambda y, p: 1.0, 1.0),
     ],
 )
-def test_an_accuracy_of_the_programs_own_is_a_mean_over_samples(
-    value: Any, expected: float
-) -> None:
+def test_a_programs_own_accuracy_is_a_mean_over_samples(value: Any, expected: float) -> None:
     model = model_of(lambda: layers.Dense(3), classes=3, accuracy=value)
-    y = np.minimum(np.arange(30)[::-1] // 3, 2)  # the last batch is shorter, and has all zeros
+    y = np.minimum(np.arange(30)[::-1] // 3, 2)  # the last batch is shorter and all zeros
     found = model.evaluate(X, y, batch_size=8)
     assert found.accuracy == pytest.approx(expected)
     assert found.class_accuracy == ()
 
 
 def test_a_batch_without_an_accuracy_does_not_count() -> None:
-    """Recall, say, has none where there is nothing to recall."""
+    """Recall, for example, has none if there are no positives."""
 
     def recall(y: Any, _: Any) -> Any:
         positive = keras.ops.cast(keras.ops.equal(y, 1), "float32")
@@ -290,7 +292,7 @@ def test_an_accuracy_that_raises_is_named() -> None:
         model.evaluate(X, np.arange(30) % 3)
 
 
-def test_outputs_that_do_not_fit_the_targets_are_refused() -> None:
+def test_outputs_that_do_not_match_the_targets_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"given: \[3\] .*allowed: \[2\], .*return integers"):
         model_of(lambda: layers.Dense(3), classes=0, target_shape=(2,))
     with pytest.raises(ProgramError, match="several outputs or targets need loss"):
@@ -304,8 +306,8 @@ def test_outputs_that_do_not_fit_the_targets_are_refused() -> None:
     )
 
 
-def test_shapes_of_targets_must_be_the_outputs() -> None:
-    """Not only their sizes; axes of length 1 do not matter."""
+def test_targets_must_have_the_shapes_of_the_outputs() -> None:
+    """Equal sizes are not enough; axes of length 1 do not matter."""
     reshaped = [dense(6), lambda: layers.Reshape((3, 2))]
     with pytest.raises(ProgramError, match=r"given: \[3, 2\] .*allowed: \[2, 3\]"):
         model_of(*reshaped, classes=0, target_shape=(2, 3))
@@ -323,7 +325,7 @@ def test_shapes_of_targets_must_be_the_outputs() -> None:
         (lambda y, p: tf.py_function(lambda _: 1 / 0, [p], tf.float32) + p, "rejected a batch"),
     ],
 )
-def test_a_loss_that_fails_in_tensorflow_is_the_programs(loss: Any, message: str) -> None:
+def test_a_loss_that_fails_in_tensorflow_is_a_fault_of_the_program(loss: Any, message: str) -> None:
     model = model_of(dense(3), classes=3, loss=loss)
     with pytest.raises((ProgramError, DataError), match=message):
         model.step(X, np.arange(30) % 3)
@@ -348,8 +350,8 @@ def test_an_output_may_be_none() -> None:
     assert model.step(X, np.arange(30) % 3).finite
 
 
-def test_values_of_records_are_counted_as_those_of_arrays() -> None:
-    """They bound how many samples are evaluated at once."""
+def test_values_of_records_are_counted_like_those_of_arrays() -> None:
+    """They limit how many samples are evaluated at once."""
     records = np.zeros(2, [("a", "f4", (64, 64, 8)), ("b", "f4", ())])
     assert building.value_count(records) == building.value_count(records["a"]) + 1 == 2**15 + 1
 

@@ -1,5 +1,7 @@
-"""Facts: filtering and thinning keep what they say, the same for a seed; of images that come four
-times with camera noise no more than 30 % are kept while different images stay; samples of other
+"""Tests of the selection of samples.
+
+Filtering and subsampling keep the requested samples, the same for a seed. Of images that come four
+times with camera noise, at most 30 % are kept, while different images stay. Samples of other
 classes and forgotten parts do not count.
 
 Left out: the effect on accuracy (a benchmark).
@@ -35,7 +37,7 @@ def _kept(x: np.ndarray, y: np.ndarray, threshold: float = THRESHOLD) -> np.ndar
 
 
 def _naive(x: np.ndarray, y: np.ndarray, threshold: float) -> list[int]:
-    """One by one; thumbnails of images of at most 16 by 16 pixels are their grey values."""
+    """Select one by one; thumbnails of images of at most 16 by 16 pixels are their grey values."""
     grey = x.mean(axis=-1).reshape(len(x), -1) / 255
     kept: list[int] = []
     for i in range(len(x)):
@@ -107,7 +109,7 @@ def test_classes_are_filtered() -> None:
     fraction=st.floats(0.01, 1),
     seed=st.integers(0, 9),
 )
-def test_thinning_keeps_the_share_of_every_class(
+def test_subsampling_keeps_the_share_of_every_class(
     labels: list[int], fraction: float, seed: int
 ) -> None:
     y = np.array(labels, np.int32)

@@ -1,6 +1,8 @@
-"""Facts: a worker's state comes back from its bytes; a peer's bytes of another length or with
-values that are not finite are refused; a checkpoint replaces the old one whole or not at all, and a
-damaged one is named.
+"""Tests of saved states.
+
+A worker's state is restored from its bytes. Bytes of a peer with another length or with values that
+are not finite are refused. A checkpoint replaces the old one completely or not at all. A damaged
+checkpoint is named.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ def same(a: TrainingState, b: TrainingState) -> bool:
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in vars(a))
 
 
-def test_a_state_comes_back_from_its_bytes() -> None:
+def test_a_state_is_restored_from_its_bytes() -> None:
     assert same(unpack(pack(STATE, weights_only=False), STATE, weights_only=False), STATE)
 
 
-def test_weights_alone_leave_the_optimizer_as_it_is() -> None:
+def test_weights_alone_do_not_change_the_optimizer() -> None:
     other = TrainingState(STATE.weights_D * 2, STATE.model_state_S * 2, np.zeros(3, np.float32))
     taken = unpack(pack(other, weights_only=True), STATE, weights_only=True)
     assert same(taken, TrainingState(other.weights_D, other.model_state_S, STATE.optimizer_M))
@@ -65,7 +67,7 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
         unpack(pack(poisoned, weights_only=False), STATE, weights_only=False)
 
 
-def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored(tmp_path: Path) -> None:
     path = tmp_path / "state" / "checkpoint.npz"
     save_checkpoint(path, {"weights": STATE.weights_D, "iteration": 3, "policies.mode": "bounded"})
     values = load_checkpoint(path, max_bytes=MAX_BYTES)
@@ -74,7 +76,7 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert (int(values["iteration"]), str(values["policies.mode"])) == (3, "bounded")
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_result_is_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "none.npz", max_bytes=MAX_BYTES) is None
 
 
@@ -87,7 +89,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
         load_checkpoint(path, max_bytes=MAX_BYTES)
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_never_over_another(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_without_replacing_another(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     for content in (b"one", b"two"):
         path.write_bytes(content)
@@ -97,7 +99,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_never_over_another(tmp_path: Path
     assert (tmp_path / "checkpoint.npz.damaged-2").read_bytes() == b"two"
 
 
-def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+def test_a_member_that_is_not_an_array_is_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("weights.npy", b"no array")
@@ -106,7 +108,7 @@ def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_inflates_beyond_the_models_size_is_refused_unread(tmp_path: Path) -> None:
-    """100 MB of zeros are 100 kB in the file."""
+    """100 MB of zeros take 100 kB in the file."""
     path = tmp_path / "checkpoint.npz"
     np.savez_compressed(path, weights=np.zeros(100 * 2**20, np.uint8))
     assert path.stat().st_size < 2**18
@@ -123,7 +125,7 @@ def test_an_archive_that_inflates_beyond_the_models_size_is_refused_unread(tmp_p
 def test_an_array_that_is_longer_than_its_member_is_refused(
     tmp_path: Path, is_directory_false: bool
 ) -> None:
-    """A header that claims a gigabyte; and a directory that claims less than there is."""
+    """One header claims a gigabyte; one directory claims less than the file has."""
     path = tmp_path / "checkpoint.npz"
     member = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (2**28,)}
@@ -142,7 +144,7 @@ def test_an_array_that_is_longer_than_its_member_is_refused(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_leaves_the_old_checkpoint_whole(
+def test_a_full_disk_keeps_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "checkpoint.npz"

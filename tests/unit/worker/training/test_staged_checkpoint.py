@@ -1,8 +1,9 @@
-"""The checkpoint of a worker that trains on the features of others.
+"""Tests of the checkpoint of a worker that trains on features of others.
 
-Proves: a checkpoint with more features than any model's vectors is accepted; a resumed worker has
-the position and the next batches that it had before. Left out: other checkpoints
-(test_checkpointing.py).
+A checkpoint with more features than a model's vectors is accepted. A resumed worker has its earlier
+position and next batches.
+
+Left out: other checkpoints (test_checkpointing.py).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Trained:
                 self.stream.extend({added.key: (added.x_B, added.y_B)})
 
 
-def test_a_resumed_decoder_has_its_features_and_its_place(
+def test_a_resumed_decoder_has_its_features_and_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checkpointing, "MAX_OTHER_BYTES", 2**14)

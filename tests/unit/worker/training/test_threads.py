@@ -1,7 +1,8 @@
-"""Facts: the number of threads follows the quota; pools that exist already are not resized in
-silence.
+"""Tests of the number of threads.
 
-Left out: how TensorFlow spreads its work.
+It follows the quota. Existing pools are not resized silently.
+
+Left out: how TensorFlow distributes its work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dlion_worker.training import threads
 
 
 @pytest.mark.parametrize(("quota", "count"), [(0.05, 1), (1.0, 1), (1.2, 2), (64.0, 2)])
-def test_threads_can_use_the_quota_up(
+def test_threads_can_use_the_whole_quota(
     quota: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -25,12 +26,12 @@ def test_threads_can_use_the_quota_up(
     assert threads.thread_count(None) == 2
 
 
-def test_a_quota_of_nothing_is_refused() -> None:
+def test_a_quota_of_zero_is_refused() -> None:
     with pytest.raises(DLionError, match=r"must be above 0 cores \(given: 0"):
         threads.thread_count(0)
 
 
-def test_pools_that_exist_are_not_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_pools_are_not_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     tf.zeros(1)
     for name in threads.environment(3):
         monkeypatch.setenv(name, os.environ.get(name, "1"))

@@ -1,7 +1,10 @@
-"""Facts: a program of each shape is tried on one batch, and nothing is left of it; what a run would
-find seconds later, or at its end, is found: an input of another shape, a name that is not defined,
-values that are not finite, a layer that Keras cannot save, an optimizer that is none. The model is
-built once, after the data are loaded, as in a run. The sites of the example need each other.
+"""Tests of the trial of a program.
+
+A program of each shape is tried on one batch, without effects left. The trial finds faults that a
+run finds seconds later or at its end. Examples are another input shape, an undefined name, values
+that are not finite, a layer that Keras cannot save, and an object that is not an optimizer. The
+model is built once, after the data are loaded, as in a run. The sites of the example need each
+other.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
@@ -40,7 +43,7 @@ def test_a_program_of_each_shape_is_tried(own: OwnProgram, tmp_path: Path, make_
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("keras.Input((4,))", "keras.Input((5,))"), r"sample of shape \[4\] failed"),
         (("layers.Dense(16,", "Own(16,"), "name 'Own' is not defined"),
@@ -54,16 +57,16 @@ def test_a_program_of_each_shape_is_tried(own: OwnProgram, tmp_path: Path, make_
         ),
     ],
 )
-def test_what_a_run_would_find_later_is_found(
-    tmp_path: Path, make_job: Any, change: tuple[str, str], said: str
+def test_a_fault_that_a_run_would_find_later_is_found(
+    tmp_path: Path, make_job: Any, change: tuple[str, str], message: str
 ) -> None:
     assert change[0] in PROBABILITIES.text
-    with pytest.raises(ProgramError, match=said):
+    with pytest.raises(ProgramError, match=message):
         tried(tmp_path, make_job, PROBABILITIES.text.replace(*change))
 
 
 @pytest.mark.parametrize(
-    ("change", "optimizer", "said"),
+    ("change", "optimizer", "message"),
     [
         (("return keras.Sequential", "print"), "sgd", r"must return a keras.Model"),
         (("import numpy", "callbacks = int\nimport numpy"), "sgd", "must return a list"),
@@ -74,11 +77,11 @@ def test_what_a_run_would_find_later_is_found(
         ),
     ],
 )
-def test_a_function_that_returns_another_thing_is_found(
-    tmp_path: Path, make_job: Any, change: tuple[str, str], optimizer: str, said: str
+def test_a_function_with_a_wrong_result_is_found(
+    tmp_path: Path, make_job: Any, change: tuple[str, str], optimizer: str, message: str
 ) -> None:
     assert change[0] in PROBABILITIES.text
-    with pytest.raises(ProgramError, match=said):
+    with pytest.raises(ProgramError, match=message):
         tried(tmp_path, make_job, PROBABILITIES.text.replace(*change), optimizer)
 
 
@@ -101,7 +104,7 @@ def test_a_model_is_built_once(tmp_path: Path, make_job: Any) -> None:
     ],
     ids=["a global", "a dict", "a dict with a wrong default", "a list"],
 )
-def test_a_model_may_follow_from_what_load_data_has_set(
+def test_a_model_may_depend_on_state_set_by_load_data(
     tmp_path: Path, make_job: Any, before: str, setting: str, reading: str
 ) -> None:
     text = PROBABILITIES.text.replace("def build_model", f"{before}def build_model")
@@ -128,14 +131,14 @@ def callbacks():
 
 
 def test_wrong_values_are_named_without_a_traceback(tmp_path: Path, make_job: Any) -> None:
-    """It would have no line of the user's."""
+    """A traceback would have no line of the user's."""
     text = PROBABILITIES.text.replace("return x, np", "return x[:0], np")
     with pytest.raises(ProgramError, match=r"load_data\('train'.*: wrong shapes") as caught:
         tried(tmp_path, make_job, text)
     assert caught.value.__cause__ is None
 
 
-def test_an_optimizer_that_is_missing_is_found(tmp_path: Path, make_job: Any) -> None:
+def test_a_missing_optimizer_is_found(tmp_path: Path, make_job: Any) -> None:
     with pytest.raises(ProgramError, match=r"it has no optimizer\(\)"):
         tried(tmp_path, make_job, PROBABILITIES.text, "program")
 
@@ -157,18 +160,18 @@ def test_statistics_of_batches_are_found_with_privacy(tmp_path: Path, make_job: 
 
 
 def test_sites_of_the_example_need_each_other() -> None:
-    """Each lacks half of the classes that all are tested on."""
+    """Each site lacks half of the classes in the common test."""
     folder = Path(__file__).parents[4] / "examples" / "own-model"
     job = load_job(yaml.safe_load((folder / "job.yaml").read_text()))
     load_data = programs.load(job.spec.trainer.program, directory=folder).load_data
     assert load_data is not None
     _, tested = load_data("test", "plant-a", 0)
     classes = np.unique(tested)
-    seen: set[int] = set()
+    found_classes: set[int] = set()
     for worker in job.workers():
         _, y = load_data("train", str(worker.site), worker.index)
         own = {*np.unique(y).tolist()}
         assert 2 * len(own) == len(classes)
         assert np.isin(tested, [*own]).mean() < 0.55
-        seen |= own
-    assert seen == {*classes.tolist()}
+        found_classes |= own
+    assert found_classes == {*classes.tolist()}

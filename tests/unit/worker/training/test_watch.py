@@ -1,11 +1,12 @@
-"""Facts: files that appear, change and go are followed within two looks and without a restart; a
-half-written file is waited for; one that stays unreadable is skipped and named, and read when it
-is written again; a class that nobody had at the start can arrive; near-duplicates of what is there
-already are left out. Of many small files, also of one image each, a worker keeps the fraction that
-it is asked for, and classes are as skewed as they would be in one file. A file of another type than
-the rest is skipped and named, whatever else comes with it.
+"""Tests of watched folders.
 
-Left out: the effect on training (tests/local). Time is the tests' own.
+New, changed and removed files are followed within two polls and without a restart. A partly written
+file is awaited. A file that stays unreadable is skipped and named, and read when it is written
+again. A new class may arrive. Near-duplicates of present samples are left out. Of many small files,
+also of one image each, a worker keeps the requested fraction. Classes are as skewed as in one file.
+A file of another type than the others is skipped and named, whatever else arrives.
+
+Left out: the effect on training (tests/local). Time is virtual.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PATIENCE_S = 10.0
 
 
 class _Site:
-    """One worker with a watched folder, looked at once a second."""
+    """One worker with a watched folder, polled once a second."""
 
     def __init__(self, job, root: Path, rank: int = 0) -> None:
         worker = job.workers()[rank]
@@ -105,7 +106,7 @@ def test_a_new_class_arrives_with_a_new_file(site: _Site, root: Path) -> None:
     assert site.poll(3) == []
 
 
-def test_a_file_that_goes_takes_its_samples_with_it(site: _Site, root: Path) -> None:
+def test_a_removed_file_removes_its_samples(site: _Site, root: Path) -> None:
     _save(root / "in" / "late.npz", 7)
     site.poll()
     (root / "in" / "first.npz").unlink()
@@ -113,7 +114,7 @@ def test_a_file_that_goes_takes_its_samples_with_it(site: _Site, root: Path) -> 
     assert site.labels() == {7}
 
 
-def test_the_last_samples_stay_until_others_come(site: _Site, root: Path) -> None:
+def test_the_last_samples_stay_until_others_arrive(site: _Site, root: Path) -> None:
     (root / "in" / "first.npz").unlink()
     assert site.poll(3) == [(EventReason.DATA_SKIPPED, "first.npz", 0)]
     assert site.labels() == {0}
@@ -125,7 +126,7 @@ def test_the_last_samples_stay_until_others_come(site: _Site, root: Path) -> Non
     assert site.labels() == {7}
 
 
-def test_a_folder_that_vanishes_takes_nothing_with_it(site: _Site, root: Path) -> None:
+def test_a_missing_folder_removes_no_samples(site: _Site, root: Path) -> None:
     _save(root / "in" / "late.npz", 7)
     site.poll()
     (root / "in").rename(root / "away")
@@ -138,7 +139,7 @@ def test_a_folder_that_vanishes_takes_nothing_with_it(site: _Site, root: Path) -
     assert site.poll(3) == []
 
 
-def test_a_file_that_is_not_taken_in_yet_is_waiting(site: _Site, root: Path) -> None:
+def test_an_unread_file_is_pending(site: _Site, root: Path) -> None:
     (root / "in" / "late.npz").write_bytes(b"half")
     site.poll(2)
     assert site.watch.waiting == {"late.npz"}
@@ -155,11 +156,11 @@ def test_a_changed_file_replaces_its_old_samples(site: _Site, root: Path) -> Non
     assert site.stream.samples == 20
 
 
-def test_a_half_written_file_is_waited_for(site: _Site, root: Path) -> None:
+def test_a_partly_written_file_is_awaited(site: _Site, root: Path) -> None:
     path = root / "in" / "late.npz"
     _save(path, 7)
     whole = path.read_bytes()
-    for part in range(1, 9):  # it grows at every look, for longer than the patience
+    for part in range(1, 9):  # it grows at each poll, for longer than the patience
         path.write_bytes(whole[: len(whole) * part // 9])
         site.now_s += 5
         assert site.poll(1) == []
@@ -173,8 +174,8 @@ def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> No
     path = root / "in" / "bad.npz"
     path.write_bytes(b"nonsense")
     _save(root / "in" / "good.npz", 2)
-    seen = site.poll(30)
-    assert seen == [
+    changes = site.poll(30)
+    assert changes == [
         (EventReason.DATA_ADDED, "good.npz", 12),
         (EventReason.DATA_SKIPPED, "bad.npz", 0),
     ]
@@ -183,7 +184,7 @@ def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> No
     assert site.labels() == {0, 2, 5}
 
 
-def test_what_is_skipped_says_why(site: _Site, root: Path) -> None:
+def test_a_skipped_file_has_a_reason(site: _Site, root: Path) -> None:
     np.savez(root / "in" / "wide.npz", x=np.zeros((3, 9, 9, 1), np.uint8), y=np.zeros(3, int))
     np.savez(root / "in" / "float.npz", x=np.zeros((3, 8, 8, 1)), y=np.zeros(3, int))
     _save(root / "in" / "beyond.npz", 10)
@@ -214,7 +215,7 @@ def test_a_touched_file_is_read_again(site: _Site, root: Path) -> None:
     assert site.stream.samples == 12
 
 
-def test_workers_of_one_folder_share_a_new_file_out(root: Path, make_job) -> None:
+def test_workers_of_one_folder_partition_a_new_file(root: Path, make_job) -> None:
     sites = [_Site(_job(make_job, path="in"), root, rank) for rank in range(3)]
     assert sum(s.data.samples for s in sites) == 12
     _save(root / "in" / "late.npz", 7, count=31)
@@ -223,17 +224,17 @@ def test_workers_of_one_folder_share_a_new_file_out(root: Path, make_job) -> Non
     assert max(taken) - min(taken) <= 1
 
 
-def test_near_duplicates_of_what_is_there_are_left_out(root: Path, make_job) -> None:
+def test_near_duplicates_of_present_samples_are_left_out(root: Path, make_job) -> None:
     site = _Site(_job(make_job, dropNearDuplicates=True), root)
     x, y = (np.load(root / "in" / "first.npz")[k] for k in ("x", "y"))
     np.savez(root / "in" / "again.npz", x=x ^ 1, y=y)
     assert site.poll() == [(EventReason.DATA_ADDED, "again.npz", 0)]
     (root / "in" / "first.npz").unlink()
-    assert site.poll(1)[0][0] is EventReason.DATA_SKIPPED  # nothing else is left to train on
+    assert site.poll(1)[0][0] is EventReason.DATA_SKIPPED  # no other samples are left to train on
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_a_file_of_another_type_keeps_none_else_out_and_comes_once_corrected(
+def test_a_file_of_another_type_blocks_no_other_and_is_read_once_corrected(
     drop: bool, root: Path, make_job
 ) -> None:
     site = _Site(_job(make_job, dropNearDuplicates=drop), root)
@@ -242,8 +243,8 @@ def test_a_file_of_another_type_keeps_none_else_out_and_comes_once_corrected(
     with np.load(root / "in" / "odd.npz") as right:
         x, y = right["x"], right["y"]
     np.savez(root / "in" / "odd.npz", x=x.astype(np.float32), y=y)
-    seen = site.poll(15)
-    assert seen == [
+    changes = site.poll(15)
+    assert changes == [
         (EventReason.DATA_ADDED, "good.npz", 12),
         (EventReason.DATA_SKIPPED, "odd.npz", 0),
     ]
@@ -251,18 +252,18 @@ def test_a_file_of_another_type_keeps_none_else_out_and_comes_once_corrected(
     assert site.poll() == [(EventReason.DATA_ADDED, "odd.npz", 12)]
 
 
-def test_a_file_of_another_type_at_the_start_leaves_the_others_as_they_are(
+def test_a_file_of_another_type_at_the_start_does_not_change_the_others(
     root: Path, make_job
 ) -> None:
     np.savez(root / "in" / "odd.npz", x=np.ones((3, 8, 8, 1)), y=np.ones(3, int))
     site = _Site(_job(make_job), root)
     assert site.stream.next(1)[0].dtype == np.uint8
     assert site.poll(15) == [(EventReason.DATA_SKIPPED, "odd.npz", 0)]
-    assert "of another type (given: float32; allowed: uint8" in _said_of(site, root, "odd.npz")
+    assert "of another type (given: float32; allowed: uint8" in _skip_reason(site, root, "odd.npz")
 
 
-def _said_of(site: _Site, root: Path, name: str) -> str:
-    """Why a file is skipped that is looked at anew."""
+def _skip_reason(site: _Site, root: Path, name: str) -> str:
+    """Return the reason for skipping a file that is polled again."""
     os.utime(root / "in" / name, (1, 1))
     for _ in range(15):
         site.poll(1)
@@ -271,7 +272,9 @@ def _said_of(site: _Site, root: Path, name: str) -> str:
     return ""
 
 
-def test_what_did_not_fit_into_memory_is_no_copy_of_itself_later(root: Path, make_job) -> None:
+def test_a_file_that_did_not_fit_into_memory_is_not_a_copy_of_itself_later(
+    root: Path, make_job
+) -> None:
     site = _Site(_job(make_job, dropNearDuplicates=True), root)
     extend, site.stream.extend = site.stream.extend, _out_of_memory
     _save(root / "in" / "late.npz", 7)
@@ -292,7 +295,7 @@ def _png(path: Path, value: int) -> None:
     path.write_bytes(tf.io.encode_png(np.full((8, 8, 1), value, np.uint8)).numpy())
 
 
-def test_images_come_one_by_one(tmp_path: Path, make_job) -> None:
+def test_images_arrive_one_by_one(tmp_path: Path, make_job) -> None:
     for name in ("ant", "bee", "cat"):
         _png(tmp_path / "test" / name / "0.png", 1)
     _png(tmp_path / "in" / "ant" / "0.png", 10)
@@ -319,7 +322,7 @@ def _labels_of(site: _Site) -> dict[str, list[int]]:
     return {key: y.tolist() for key, (_, y) in site.data.parts.items() if len(y)}
 
 
-def test_of_many_images_the_asked_fraction_is_kept(tmp_path: Path, make_job) -> None:
+def test_of_many_images_the_requested_fraction_is_kept(tmp_path: Path, make_job) -> None:
     for name in ("ant", "bee"):
         for number in range(60):
             _png(tmp_path / "in" / name / f"{number}.png", number)
@@ -333,7 +336,7 @@ def test_of_many_images_the_asked_fraction_is_kept(tmp_path: Path, make_job) -> 
     assert _labels_of(again) == _labels_of(one)
 
 
-def test_of_many_small_files_the_asked_fraction_is_kept(root: Path, make_job) -> None:
+def test_of_many_small_files_the_requested_fraction_is_kept(root: Path, make_job) -> None:
     for number in range(60):
         _save(root / "in" / f"{number}.npz", number % 10, count=3, seed=number)
     (root / "in" / "first.npz").unlink()
@@ -342,7 +345,7 @@ def test_of_many_small_files_the_asked_fraction_is_kept(root: Path, make_job) ->
 
 
 def _shares(sites: list[_Site]) -> np.ndarray:
-    """[class, worker]: which share of a class each worker has."""
+    """[class, worker]: each worker's share of each class."""
     counts = np.zeros((10, len(sites)))
     for column, site in enumerate(sites):
         for labels in _labels_of(site).values():
@@ -363,12 +366,12 @@ def test_classes_are_as_skewed_in_many_files_as_in_one(
         job = _job(make_job, path="in", partition="dirichlet", dirichletAlpha=alpha)
         shares = _shares([_Site(job, root, rank) for rank in range(3)])
         means[alpha] = shares.max(axis=1).mean()
-    assert means[0.1] > 0.7, "most of a class is at one worker"
+    assert means[0.1] > 0.7, "one worker has most of a class"
     assert means[1000.0] < 0.6
 
 
 @pytest.mark.parametrize("of_each", [1, 2])
-def test_sites_with_a_class_in_common_share_it_also_file_by_file(
+def test_sites_with_a_common_class_share_it_also_file_by_file(
     root: Path, make_job, of_each: int
 ) -> None:
     (root / "in" / "first.npz").unlink()

@@ -1,6 +1,7 @@
-"""The authority signs what it knows, never what it is asked; peers believe nothing else.
+"""Tests of a site's authority: it signs only names that it knows, and peers trust only their site's
+authority.
 
-Left out: TLS itself (tests/local/test_links.py).
+Left out: TLS (tests/local/test_links.py).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def test_a_certificate_names_the_worker_and_both_of_its_ports(
     assert names(pem) == OWN_NAMES
 
 
-def test_names_in_the_request_are_not_taken(
+def test_names_in_the_request_are_ignored(
     authorities: dict[SiteName, CertificateAuthority],
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
@@ -55,7 +56,7 @@ def test_names_in_the_request_are_not_taken(
     assert names(authorities[PLANT_A].sign(pem, ME, JOB)) == OWN_NAMES
 
 
-def test_life_is_a_day_and_begins_a_little_earlier() -> None:
+def test_a_certificate_is_valid_for_a_day_and_from_a_little_earlier() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     pem = CertificateAuthority(PLANT_A, now=now).sign(WorkerKey().csr_pem(), ME, JOB, now=now)
     certificate = x509.load_pem_x509_certificate(pem)
@@ -132,7 +133,7 @@ def shown(proof: WorkerCredentials) -> bytes:
     return proof.certificate_chain_pem
 
 
-def test_a_peer_is_who_its_own_sites_authority_says(
+def test_a_peer_has_the_name_that_its_sites_authority_signed(
     authorities: dict[SiteName, CertificateAuthority],
 ) -> None:
     mine = credentials(ME, authorities)
@@ -165,8 +166,8 @@ def test_any_other_claim_is_refused(
         mine.check_peer(certificate, who, job, now=at)
 
 
-def test_a_site_cannot_speak_for_another_even_with_a_true_name() -> None:
-    # Plant A's authority, gone bad, signs a certificate that carries plant B's names.
+def test_a_site_cannot_sign_for_another_even_with_a_valid_name() -> None:
+    # Plant A's compromised authority signs a certificate with plant B's names.
     bad = CertificateAuthority(PLANT_A)
     bad.site = PLANT_B
     there = identity(1, PLANT_B)
@@ -177,7 +178,7 @@ def test_a_site_cannot_speak_for_another_even_with_a_true_name() -> None:
         WorkerCredentials(key, forged, honest).check_peer(forged, there, JOB)
 
 
-def test_tokens_are_one_workers_own() -> None:
+def test_a_token_belongs_to_one_worker() -> None:
     tokens = Tokens()
     token = tokens.issue(ME, JOB)
 
@@ -206,7 +207,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = BEGAN + timedelta(days=300)
 
 
-def test_an_authority_that_was_kept_signs_on() -> None:
+def test_a_stored_authority_continues_to_sign() -> None:
     made = CertificateAuthority(PLANT_A)
     again = CertificateAuthority(PLANT_A, stored=made.to_stored())
     assert again.bundle_pem == made.bundle_pem
@@ -230,7 +231,7 @@ def stored(site: SiteName = PLANT_A, now: datetime | None = None) -> StoredAutho
     ],
     ids=["empty", "certificate", "key", "another key", "another site", "run out"],
 )
-def test_what_was_kept_is_held_to_what_it_should_be(given: StoredAuthority, words: str) -> None:
+def test_an_invalid_stored_authority_is_refused(given: StoredAuthority, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         CertificateAuthority(PLANT_A, stored=given, now=BEGAN)
 
@@ -242,7 +243,7 @@ def test_an_authority_is_renewed_with_a_third_of_its_life_left() -> None:
     assert not authority.renewed(now=LATER).is_renewal_due(now=LATER)
 
 
-def test_old_and_new_certificates_are_believed_on_both_sides_of_a_renewal() -> None:
+def test_old_and_new_certificates_are_trusted_on_both_sides_of_a_renewal() -> None:
     old = CertificateAuthority(PLANT_A, now=BEGAN)
     new = old.renewed(now=LATER)
     for signer, known in ((old, new), (new, old), (new, new)):

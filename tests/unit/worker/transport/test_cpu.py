@@ -1,4 +1,5 @@
-"""The meter of the exchange's CPU: which threads count, and that the sum never falls.
+"""Tests of the meter of the exchange's CPU time: the threads that count, and a sum that never
+decreases.
 
 Left out: gRPC's own threads (tests/local/test_links.py).
 """
@@ -18,7 +19,7 @@ def burn(cpu_s: float) -> None:
 
 
 class Burner:
-    """A thread that burns CPU on demand, so that the test knows when."""
+    """A thread that burns CPU on demand, so that the test controls the time."""
 
     def __init__(self, name: str) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -42,7 +43,7 @@ class Burner:
         self.thread.join()
 
 
-def test_the_exchange_and_its_poller_count_and_nobody_else() -> None:
+def test_only_the_exchange_and_its_poller_count() -> None:
     own, poller, other = Burner("exchange"), Burner("Thread-1 (_poll_wrapper)"), Burner("else")
     meter = ExchangeCpuMeter(own.thread)
     before_s = meter.seconds()
@@ -54,7 +55,7 @@ def test_the_exchange_and_its_poller_count_and_nobody_else() -> None:
         burner.end()
 
 
-def test_a_thread_that_comes_later_counts_and_one_that_ends_keeps_its_sum() -> None:
+def test_a_later_thread_counts_and_an_ended_one_keeps_its_sum() -> None:
     own = Burner("exchange")
     meter = ExchangeCpuMeter(own.thread)
     meter.seconds()

@@ -1,7 +1,9 @@
-"""Facts: a hello tells where its sender takes streams; to a peer of another site that dials another
-address it tells none, and what such a peer tells (an earlier release does) moves nobody.
+"""Tests of the address in a hello.
 
-Left out: links that really stand (tests/local/test_links.py).
+A hello has the address at which its sender accepts streams. A peer of another site that dials
+another address gets none. An address from such a peer, as in an earlier release, is ignored.
+
+Left out: real links (tests/local/test_links.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ HERE, NEW, FAR = "10.0.0.1:7440", "10.0.0.9:7440", "192.0.2.7:30000"
 
 
 class Dialled:
-    """A stream that nobody ends."""
+    """A stream that must not be ended."""
 
     def end(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -32,7 +34,7 @@ def link(peer_site: SiteName, *, is_exposed: bool) -> PeerLink:
 
 
 @pytest.mark.parametrize(
-    ("site", "is_exposed", "told"),
+    ("site", "is_exposed", "address"),
     [
         (PLANT_A, False, HERE),
         (PLANT_B, False, HERE),
@@ -40,14 +42,14 @@ def link(peer_site: SiteName, *, is_exposed: bool) -> PeerLink:
         (PLANT_B, True, ""),
     ],
 )
-def test_a_hello_tells_an_address_that_the_peer_can_dial(
-    site: SiteName, is_exposed: bool, told: str
+def test_a_hello_has_an_address_that_the_peer_can_dial(
+    site: SiteName, is_exposed: bool, address: str
 ) -> None:
     greeting = link(site, is_exposed=is_exposed)
     greeting.outgoing_started(Dialled())
     data = greeting.next_frame(0.0)
     assert data is not None
-    assert Frame.FromString(data).hello.address == told
+    assert Frame.FromString(data).hello.address == address
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_hello_tells_an_address_that_the_peer_can_dial(
         (PLANT_B, True, "", FAR),
     ],
 )
-def test_a_hello_moves_a_peer_that_is_dialled_as_it_tells(
+def test_a_hello_changes_the_address_of_a_peer_that_is_dialled_by_it(
     site: SiteName, is_exposed: bool, address: str, target: str
 ) -> None:
     there = link(site, is_exposed=is_exposed)

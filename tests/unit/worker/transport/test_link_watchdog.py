@@ -1,8 +1,9 @@
-"""The regular check of one link, with time as an argument.
+"""Tests of the regular check of one link, with time as an argument.
 
-Proves: an idle stream sends a heartbeat; a silent one ends; the time in which this process itself
-was suspended is no silence of the peer. Left out: streams that are real (tests/local/test_links),
-and how the time-out is learnt (test_deadline).
+An idle stream sends a heartbeat, and a silent one ends. Time in which this process was suspended is
+not a silence of the peer.
+
+Left out: real streams (tests/local/test_links); learning the time-out (test_deadline).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from dlion_worker.transport.peer_exchange import check_link
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
 
 SILENT_S = 100.0
-"""Far beyond the longest time-out of a stream on which nothing has arrived."""
+"""Far beyond the longest time-out of a stream without arrivals."""
 
 
 class Connector:
-    """Keeps a stream with its time-out, and its end; opens none."""
+    """Keep a stream with its time-out and its end; open none."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -33,7 +34,7 @@ class Connector:
         )
 
     def check_trust(self, _proof: object, _now_s: float) -> None:
-        """No certificates here."""
+        """Check nothing: there are no certificates here."""
 
 
 def link() -> PeerLink:
@@ -45,7 +46,7 @@ def link() -> PeerLink:
 
 
 def checked(connector: Any, now_s: float, late_s: float = 0.0) -> PeerLink:
-    """A link after its check at that time."""
+    """Return a link after its check at that time."""
 
     async def check() -> PeerLink:
         one = link()
@@ -70,7 +71,7 @@ def test_a_silent_stream_ends() -> None:
     assert ["no acknowledgement: silent for 100.0 s" in why for why in connector.ended] == [True]
 
 
-def test_a_pause_of_this_process_is_no_silence_of_the_peer() -> None:
+def test_a_pause_of_this_process_is_not_a_silence_of_the_peer() -> None:
     connector = Connector()
     checked(connector, SILENT_S, late_s=SILENT_S - 1)
     assert not connector.ended

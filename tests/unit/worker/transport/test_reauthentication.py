@@ -1,9 +1,13 @@
-"""Facts: what a peer has shown holds to its certificate's end, and on a connection that stands for
-a tenth of its life more; it is judged again where other authorities are believed. A peer that was
-dialled is to prove itself anew, once for each reason, and where it does not its stream ends, unless
-all authorities by which it may have proved itself are believed still.
+"""Tests of reauthentication.
 
-Time is an argument. Left out: the streams themselves (tests/local/test_renewed_links.py).
+A peer's certificate counts until its end. On an open connection it counts for another tenth of its
+life. It is checked again when the trusted authorities change. A peer that this worker dialled must
+authenticate itself again, once for each reason. Otherwise its stream ends, unless all authorities
+that it may have used are still trusted.
+
+Time is an argument.
+
+Left out: the streams (tests/local/test_renewed_links.py).
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ PEER = identity(1, PLANT_B)
 
 
 class Site:
-    """Plant A's worker, and one of plant B whose certificate it has been shown."""
+    """Plant A's worker, and a worker of plant B with its certificate."""
 
     def __init__(self) -> None:
         self.authority = CertificateAuthority(PLANT_B, life=LIFE, now=SIGNED)
@@ -57,7 +61,7 @@ class Site:
         (LAST + SECOND, False, False),
     ],
 )
-def test_a_certificate_holds_to_its_end_and_for_what_stands_a_tenth_longer(
+def test_a_certificate_counts_to_its_end_and_a_tenth_longer_on_open_connections(
     at: datetime, of_a_call: bool, of_a_stream: bool
 ) -> None:
     proof = Site().shown()
@@ -70,12 +74,12 @@ def test_a_certificate_holds_to_its_end_and_for_what_stands_a_tenth_longer(
         assert refused.value.kind is PeerRefusal.BAD_CERTIFICATE
 
 
-def test_other_authorities_judge_what_was_shown_before() -> None:
+def test_an_earlier_certificate_is_checked_by_the_new_authorities() -> None:
     site = Site()
     proof = site.shown()
     site.trusts(CertificateAuthority(PLANT_B, now=SIGNED), site.authority)
     proof.check(now=SIGNED + SECOND)
-    proof.check(now=LAST, open_connection=True)  # in overtime it is judged as at its end
+    proof.check(now=LAST, open_connection=True)  # in the extra time it is checked as at its end
     for others in ((CertificateAuthority(PLANT_B, now=SIGNED),), ()):
         site.trusts(*others)
         for _ in range(2):
@@ -83,7 +87,7 @@ def test_other_authorities_judge_what_was_shown_before() -> None:
                 proof.check(now=SIGNED + SECOND)
 
 
-def test_nothing_is_asked_without_tls() -> None:
+def test_without_tls_no_reauthentication_is_required() -> None:
     off = WorkerCredentials.insecure()
     proof = PeerCertificate(off, None, PEER, JOB)
     proof.check(now=LAST + LIFE)
@@ -91,13 +95,13 @@ def test_nothing_is_asked_without_tls() -> None:
     assert proving.evaluate(proving.current_trust(), proof, 0.0, LAST + LIFE) is TrustVerdict.VALID
 
 
-def test_a_peer_is_asked_once_and_given_up_when_its_certificate_is_long_over() -> None:
+def test_a_peer_is_asked_once_and_disconnected_long_after_its_certificate_ends() -> None:
     site = Site()
     proving, proof = Reauthentication(site.mine, PEER), site.shown()
     dialled = proving.current_trust()
     assert proving.evaluate(dialled, None, 0.0, SIGNED) is TrustVerdict.VALID
     assert proving.evaluate(dialled, proof, 0.0, SIGNED) is TrustVerdict.VALID
-    newer = site.shown(END - SECOND)  # it has renewed, and shows so where it sends
+    newer = site.shown(END - SECOND)  # it has renewed, and shows this on its own stream
     assert proving.evaluate(dialled, newer, 1.0, END) is TrustVerdict.VALID
     assert proving.evaluate(dialled, newer, 2.0, END + SECOND) is TrustVerdict.RENEW
     assert proving.evaluate(dialled, newer, 3.0, LAST) is TrustVerdict.VALID
@@ -108,14 +112,14 @@ def test_a_peer_is_asked_once_and_given_up_when_its_certificate_is_long_over() -
     assert proving.evaluate(again, newer, 1001.0, LAST + SECOND) is TrustVerdict.VALID
 
 
-def test_a_peer_of_other_authorities_is_given_up_soon_unless_it_proves_itself_by_them() -> None:
+def test_a_peer_without_a_trusted_authority_is_disconnected_soon() -> None:
     site = Site()
     proving = Reauthentication(site.mine, PEER)
     dialled = proving.current_trust()
     site.trusts(site.authority, CertificateAuthority(PLANT_B, now=SIGNED))
     assert proving.evaluate(dialled, None, 10.0, SIGNED) is TrustVerdict.RENEW
     between = proving.current_trust()
-    site.trusts(site.authority)  # and again others, while that connection is made
+    site.trusts(site.authority)  # and others again, while that connection opens
     site.trusts(CertificateAuthority(PLANT_B, now=SIGNED))
     assert proving.evaluate(between, None, 20.0, SIGNED) is TrustVerdict.RENEW
     late_s = 20.0 + REAUTHENTICATION_TIMEOUT_S
@@ -126,7 +130,7 @@ def test_a_peer_of_other_authorities_is_given_up_soon_unless_it_proves_itself_by
     )
 
 
-def test_a_peer_whose_authorities_are_more_is_asked_and_not_given_up() -> None:
+def test_a_peer_with_additional_authorities_is_asked_and_not_disconnected() -> None:
     site = Site()
     proving, more = Reauthentication(site.mine, PEER), CertificateAuthority(PLANT_B, now=SIGNED)
     dialled = proving.current_trust()
@@ -141,7 +145,7 @@ def test_a_peer_whose_authorities_are_more_is_asked_and_not_given_up() -> None:
     assert proving.evaluate(dialled, None, late_s, SIGNED) is TrustVerdict.AUTHORITIES_CHANGED
 
 
-def test_other_sites_authorities_are_no_reason() -> None:
+def test_authorities_of_other_sites_are_not_a_reason() -> None:
     site = Site()
     proving = Reauthentication(site.mine, PEER)
     dialled = proving.current_trust()

@@ -1,7 +1,9 @@
-"""What a call met that no retry alone mends: a peer's reason, one that cannot prove itself, and one
-that closes every handshake, which is told only once it has done so for a while.
+"""Tests of call errors that a retry alone does not fix.
 
-Left out: that gRPC has these words (tests/cluster/test_hostile_connections).
+They are a peer's reason, a peer that cannot authenticate itself, and one that closes every
+handshake. The last is reported only after some time.
+
+Left out: gRPC's real messages (tests/cluster/test_hostile_connections).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ NOT_BELIEVED = PeerRefusal.NOT_BELIEVED
 
 
 def error(code: grpc.StatusCode, details: str, reason: str = "") -> grpc.aio.AioRpcError:
-    told = grpc.aio.Metadata(*([(REASON_KEY, reason)] if reason else []))
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), told, details)
+    metadata = grpc.aio.Metadata(*([(REASON_KEY, reason)] if reason else []))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
 
 
 @pytest.mark.parametrize(
@@ -40,23 +42,23 @@ def error(code: grpc.StatusCode, details: str, reason: str = "") -> grpc.aio.Aio
         ),
         (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Socket closed"), NOT_BELIEVED),
         (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Connection refused"), None),
-        (error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), None),  # of a stream that stood
+        (error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), None),  # of an open stream
         (error(grpc.StatusCode.ABORTED, "replaced by a newer stream"), None),
     ],
 )
-def test_what_a_call_met(met: grpc.aio.AioRpcError, kind: PeerRefusal | None) -> None:
+def test_a_call_error_has_its_cause(met: grpc.aio.AioRpcError, kind: PeerRefusal | None) -> None:
     assert refusal_of(met) is kind
 
 
-def test_a_handshake_that_is_closed_once_is_nothing_yet() -> None:
+def test_a_handshake_that_is_closed_once_is_not_reported() -> None:
     handshakes = ClosedHandshakes()
     assert not handshakes.should_report(NOT_BELIEVED, 0.0)
     assert not handshakes.should_report(NOT_BELIEVED, CLOSED_FOR_S - 1.0)
-    assert not handshakes.should_report(None, CLOSED_FOR_S)  # it was away, say
+    assert not handshakes.should_report(None, CLOSED_FOR_S)  # for example, the peer was away
     assert not handshakes.should_report(NOT_BELIEVED, CLOSED_FOR_S + 1.0)
     assert handshakes.should_report(NOT_BELIEVED, 2.0 * CLOSED_FOR_S + 1.0)
 
 
-def test_all_else_is_told_at_once() -> None:
+def test_other_errors_are_reported_at_once() -> None:
     assert ClosedHandshakes().should_report(PeerRefusal.UNPROVEN, 0.0)
     assert not ClosedHandshakes().should_report(None, 0.0)

@@ -1,5 +1,7 @@
-"""Fact: a stream's renewal ends when it is cancelled, also where grpc.aio raises its call's error
-instead of the cancellation; its connector waits for it before it connects again.
+"""Tests of a cancelled renewal of a stream.
+
+It ends also if grpc.aio raises its call's error instead of the cancellation. Its connector waits
+for it before it connects again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lost_cancellation import BreakingCall, assert_ends_when_cancelled
 
 
 async def closed() -> None:
-    """The connection closes at once."""
+    """Close the connection at once."""
 
 
 def connection(*_: Any) -> SimpleNamespace:

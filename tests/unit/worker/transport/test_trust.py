@@ -1,9 +1,11 @@
-"""Facts: a worker that hears of other bundles judges peers by them from the next handshake on, in
-both directions, and says whether they are others; what it trusted before no longer counts; a worker
-without TLS takes no notice. One that has a new certificate shows it from the next handshake on; it
-is due at half of the life of the one before. Real TLS over loopback.
+"""Tests of trust in other sites' bundles.
 
-Left out: how bundles come to it (tests/local/test_federated_runs, test_coordination).
+A worker with new bundles checks peers by them from the next handshake on, in both directions, and
+returns whether they differ. Earlier bundles no longer count. A worker without TLS ignores them. A
+worker with a new certificate shows it from the next handshake on. It is due at half of the life of
+the one before. TLS over loopback is real.
+
+Left out: the path of bundles (tests/local/test_federated_runs, test_coordination).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ HERE, THERE = (WorkerIdentity(Rank(n), site, "small", 0) for n, site in enumerat
 
 
 def credentials(authority: CertificateAuthority, worker: WorkerIdentity) -> WorkerCredentials:
-    """Of a worker that knows its own site alone."""
+    """Credentials of a worker that knows only its own site."""
     key = WorkerKey()
     chain = authority.sign(key.csr_pem(), worker, JOB)
     return WorkerCredentials(key, chain, {authority.site: authority.bundle_pem})
@@ -54,7 +56,7 @@ async def serving(mine: WorkerCredentials) -> AsyncIterator[int]:
 
 
 async def connects(port: int, theirs: WorkerCredentials) -> bool:
-    """Whether that worker gets past TLS to the one that serves here."""
+    """Return whether that worker completes TLS with the worker that serves here."""
     try:
         channel_credentials = theirs.channel(A)
     except UnknownAuthorityError:
@@ -138,7 +140,7 @@ def test_a_certificate_is_replaced_at_half_of_its_life(
     assert renewal_due_s(chain, now=now) == due.total_seconds()
 
 
-def test_a_worker_without_tls_takes_no_notice() -> None:
+def test_a_worker_without_tls_ignores_bundles() -> None:
     off = WorkerCredentials.insecure()
     assert not off.trust({A: b"PEM"})
     assert not off.enabled
