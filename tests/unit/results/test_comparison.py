@@ -1,5 +1,8 @@
-"""Seeds put together: a seed that never got there counts as the worst, never as absent. The winner
-is told with the second, the ratio and its range over seeds, and whether that leaves it open."""
+"""Tests of the summary of seeds in a comparison.
+
+A seed that does not reach the goal counts as the worst, never as absent. The winner is reported
+with the second, the ratio and its range over seeds, and whether the ratio is conclusive.
+"""
 
 from __future__ import annotations
 
@@ -29,42 +32,42 @@ def row(*times_s: float | None, accuracy: float = 0.5) -> VariantRow:
     )
 
 
-def test_the_median_is_a_value_that_was_measured() -> None:
+def test_the_median_is_a_measured_value() -> None:
     assert spread([4.0, 1.0, 2.0, 3.0]).median == 2.0
     assert spread([]).median is None
 
 
-def test_a_seed_that_never_got_there_counts_as_the_worst() -> None:
+def test_a_seed_that_does_not_reach_the_goal_counts_as_the_worst() -> None:
     assert spread([1.0, 2.0, None]).median == 2.0
     assert spread([1.0, None, None]).median is None
     assert spread([1.0, None, None]).missing == 2
 
 
-def test_a_learning_rate_is_better_where_it_gets_there_sooner_else_where_it_gets_further() -> None:
+def test_a_learning_rate_is_better_if_it_reaches_the_goal_sooner_or_else_gets_further() -> None:
     assert is_better(row(10.0), row(20.0))
     assert is_better(row(10.0, accuracy=0.1), row(None, accuracy=0.9))
     assert not is_better(row(None, accuracy=0.9), row(10.0, accuracy=0.1))
     assert is_better(row(None, accuracy=0.9), row(None, accuracy=0.8))
 
 
-def test_one_column_against_another_is_told_by_medians_in_points_and_relative() -> None:
+def test_two_columns_are_compared_by_medians_in_points_and_relative() -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
-    told = relative_result(
+    result = relative_result(
         row(10.0, 20.0, 30.0, accuracy=0.6), row(50.0, 60.0, 70.0, accuracy=0.5), goal
     )
-    assert told.speed_up == 3.0
-    assert told.points is not None
-    assert abs(told.points - 10.0) < 1e-9
-    assert told.relative is not None
-    assert abs(told.relative - 0.2) < 1e-9
+    assert result.speed_up == 3.0
+    assert result.points is not None
+    assert abs(result.points - 10.0) < 1e-9
+    assert result.relative is not None
+    assert abs(result.relative - 0.2) < 1e-9
 
 
-def test_over_a_column_that_never_gets_there_the_speed_up_has_a_bound_only() -> None:
+def test_over_a_column_that_does_not_reach_the_goal_the_speed_up_is_a_lower_bound() -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
-    told = relative_result(row(20.0), row(None), goal)
-    assert (told.speed_up, told.at_least) == (None, 5.0)
-    told = relative_result(row(None), row(20.0), goal)
-    assert (told.speed_up, told.at_least) == (None, None)
+    result = relative_result(row(20.0), row(None), goal)
+    assert (result.speed_up, result.at_least) == (None, 5.0)
+    result = relative_result(row(None), row(20.0), goal)
+    assert (result.speed_up, result.at_least) == (None, None)
 
 
 def named(name: str, times_s: tuple[float | None, ...], *accuracies: float) -> VariantRow:
@@ -104,7 +107,7 @@ HIGHEST = "no column reaches 50 %; a is the most accurate:"
         ),
     ],
 )  # fmt: skip
-def test_the_winner_is_told_with_its_ratio_and_range(
+def test_the_winner_is_reported_with_its_ratio_and_range(
     first: VariantRow, second: VariantRow, text: str
 ) -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
@@ -114,7 +117,7 @@ def test_the_winner_is_told_with_its_ratio_and_range(
         assert (judged.winner, judged.text) == ("a", text)
 
 
-def test_there_is_no_winner_of_one_or_of_none_with_figures() -> None:
+def test_with_one_column_or_without_figures_there_is_no_winner() -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
     assert verdict([named("a", (1.0,), 0.9)], goal) is None
     assert verdict([], goal) is None

@@ -1,5 +1,8 @@
-"""The picture of a comparison has a line and a bar for each column, and says what was not reached.
-Whether it looks well is not tested."""
+"""Tests of the picture of a comparison.
+
+It has a line and a bar for each column, and names goals that were not reached. Its appearance is
+not tested.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def test_each_environment_has_its_charts_and_each_column_its_place() -> None:
         assert words in text, words
 
 
-def test_where_all_runs_diverged_the_picture_says_that_nothing_was_measured() -> None:
+def test_if_all_runs_diverged_the_picture_states_that_nothing_was_measured() -> None:
     text = comparison_picture([VariantRow("homo-a", "full", 9.0, (diverged(1),))], GOAL)
     ElementTree.fromstring(text)
     assert "no accuracy was measured" in text

@@ -1,6 +1,8 @@
-"""Facts: each planted cause of a slow run is named, with its figures and with advice; in a balanced
-run, and in one of which nothing is known, nothing is; the largest of several causes counts. No run
-is advised to use the policy that it has.
+"""Tests of the cause of a slow run.
+
+Each planted cause is named, with figures and advice. In a balanced run, and in one without figures,
+no cause is named. Of several causes the largest counts. No run is advised to use the policy that it
+has.
 
 Left out: the figures of a simulated run (tests/simulated/test_time_use.py).
 """
@@ -44,7 +46,7 @@ def peer(
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "said"),
+    ("given", "kind", "sentence_part"),
     [
         (
             use(peer(BUSY), wait=0.72),
@@ -95,16 +97,16 @@ def peer(
     ],
     ids=str,
 )
-def test_a_planted_culprit_is_named(given: RunUse, kind: CulpritKind, said: str) -> None:
+def test_a_planted_culprit_is_named(given: RunUse, kind: CulpritKind, sentence_part: str) -> None:
     culprit = find_culprit(given)
     assert culprit is not None
     assert culprit.kind is kind
-    assert said in culprit.sentence
+    assert sentence_part in culprit.sentence
     assert len(culprit.advice) > 20
     assert not culprit.sentence.endswith(".")
 
 
-def test_a_smaller_batch_is_named_where_it_may_be_why_a_worker_slows() -> None:
+def test_a_smaller_batch_is_named_if_it_may_slow_a_worker() -> None:
     summary = {
         "time_use": {"wait_fraction": 0.1, "compute_fraction": 0.8},
         "workers": [worker(0), worker(1, pace_change=0.4, batch_change=0.2)],
@@ -132,7 +134,7 @@ def test_a_smaller_batch_is_named_where_it_may_be_why_a_worker_slows() -> None:
     ],
     ids=str,
 )
-def test_in_a_balanced_run_nothing_is_named(given: RunUse) -> None:
+def test_in_a_balanced_run_no_cause_is_named(given: RunUse) -> None:
     assert find_culprit(given) is None
 
 
@@ -143,7 +145,7 @@ def worker(rank: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_link_is_that_to_the_worker_that_waited_most_for_the_peer() -> None:
+def test_the_named_link_leads_to_the_worker_that_waited_most_for_the_peer() -> None:
     def link(to: int, acknowledged: int) -> dict[str, Any]:
         rate = {"last_bandwidth_bytes_per_s": 2.0 * MBIT}
         return {"peer": to, "acknowledged_bytes": acknowledged, **rate}
@@ -249,14 +251,14 @@ def test_a_busy_link_of_an_environment_is_raised_there() -> None:
     assert culprit.advice.endswith("give link hospital → factory more bandwidth in the environment")
 
 
-def test_a_peer_that_left_no_steps_is_named_by_its_rank() -> None:
+def test_a_peer_without_steps_is_named_by_its_rank() -> None:
     use_of = {"wait_fraction": 0.6, "waited_for": [{"rank": 7, "fraction": 0.9}]}
     culprit = find_culprit(run_use({"time_use": use_of, "workers": [worker(0), worker(1)]}))
     assert culprit is not None
     assert "worker 7" in culprit.sentence
 
 
-def test_a_run_without_a_step_has_none() -> None:
+def test_a_run_without_a_step_has_no_cause() -> None:
     assert find_culprit(run_use({"time_use": None, "workers": [worker(0, steps=0)]})) is None
 
 
@@ -271,8 +273,8 @@ def test_a_run_without_a_step_has_none() -> None:
         use(decode=0.4),
     ],
 )
-def test_nobody_is_advised_what_the_run_does_already_or_ignores(given: RunUse) -> None:
-    """`adaptive` has a waiting rule and a code of its own."""
+def test_no_advice_repeats_what_the_run_does_already_or_ignores(given: RunUse) -> None:
+    """`adaptive` has its own waiting rule and codec."""
     usual, adaptive = find_culprit(given), find_culprit(replace(given, policy="adaptive"))
     assert usual is not None
     assert adaptive is not None

@@ -1,5 +1,7 @@
-"""Proves: curves stay within their limit however long the run, keep their ends and their means, and
-interpolation agrees with arithmetic done by hand.
+"""Tests of curves.
+
+Curves stay within their limit for a run of any length, and keep their ends and their means.
+Interpolation agrees with arithmetic by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dlion_results.summary.curves import (
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000, 100_003])
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_curve_never_grows_beyond_its_limit(count, averaged):
+def test_a_curve_never_exceeds_its_limit(count, averaged):
     curve = Curve(1, limit=16, averaged=averaged)
     for i in range(count):
         curve.append(i, i)
@@ -28,7 +30,7 @@ def test_a_curve_never_grows_beyond_its_limit(count, averaged):
     assert len(points) >= min(count, 8)
 
 
-def test_a_thinned_curve_keeps_its_first_and_its_newest_sample():
+def test_a_subsampled_curve_keeps_its_first_and_its_newest_sample():
     curve = Curve(1, limit=16)
     for i in range(777):
         curve.append(i, 10 * i)
@@ -38,7 +40,7 @@ def test_a_thinned_curve_keeps_its_first_and_its_newest_sample():
     assert (points[:, 1] == 10 * points[:, 0]).all()
 
 
-def test_a_short_curve_is_kept_as_it_is():
+def test_a_short_curve_is_kept_unchanged():
     curve = Curve(2)
     for i in range(100):
         curve.append(i, i, -i)
@@ -53,14 +55,14 @@ def test_an_averaged_curve_keeps_the_mean():
     assert curve.points()[:, 1].mean() == pytest.approx(values.mean(), abs=1e-12)
 
 
-def test_the_mean_begins_when_all_replicas_are_known_and_holds_what_ended():
+def test_the_mean_begins_when_all_replicas_are_known_and_includes_ended_ones():
     early = np.array([[0.0, 0.1], [10.0, 0.3]])
     late = np.array([[5.0, 0.5], [15.0, 0.7]])
     mean = mean_over_replicas([early, late, np.empty((0, 2))])
     assert mean.tolist() == [[5, (0.2 + 0.5) / 2], [10, (0.3 + 0.6) / 2], [15, (0.3 + 0.7) / 2]]
 
 
-def test_a_target_that_ended_the_run_is_reached_whatever_final_evaluations_say():
+def test_a_target_that_ended_the_run_is_reached_for_any_final_evaluations():
     replicas = []
     for time_s, final in ((9.0, 0.4), (10.0, 0.45)):
         curve = Curve(1)
@@ -72,7 +74,7 @@ def test_a_target_that_ended_the_run_is_reached_whatever_final_evaluations_say()
     assert first_crossing_s(mean_over_replicas(replicas), 0.5) == 10
 
 
-def test_nothing_is_held_before_the_first_value_or_into_the_past():
+def test_no_value_is_used_before_the_first_one_or_into_the_past():
     curve = Curve(1)
     curve.hold(5.0)
     assert len(curve) == 0
@@ -91,13 +93,13 @@ def test_the_time_to_a_level_lies_between_two_evaluations():
 
 
 def test_values_between_rows_are_linear_and_unknown_without_rows():
-    curve = np.array([[10.0, 1.0], [0.0, 0.0]])  # rows may come out of order
+    curve = np.array([[10.0, 1.0], [0.0, 0.0]])  # rows may be out of order
     assert at_times(curve, [-5, 5, 50]).tolist() == [0, 0.5, 1]
     assert np.isnan(at_times(np.empty((0, 2)), [1.0])).all()
 
 
-def test_a_target_counts_as_it_was_judged() -> None:
-    """At 8 s the last accuracies are 0.52 and 0.49, in the mean over 0.5; at 9 s it is less."""
+def test_a_target_counts_as_the_run_judged_it() -> None:
+    """At 8 s the last accuracies are 0.52 and 0.49, with a mean over 0.5; at 9 s it is less."""
     one = np.array([(0.0, 0.1), (5.0, 0.52), (9.0, 0.48)])
     other = np.array([(0.0, 0.1), (4.0, 0.3), (8.0, 0.49)])
     assert first_crossing_s(mean_over_replicas([one, other]), 0.5) is None

@@ -1,8 +1,10 @@
-"""Proves: reading events skips a torn last line in silence, names other bad lines, also numbers
-that no run has, and goes on. A pipe is refused. A follower reads each record of a growing file
-once, and all again once it was cut or replaced.
+"""Tests of reading events.
 
-Leaves out: the form of a record (tests of `dlion_api.protocol.records`).
+A torn last line is skipped silently. Other bad lines, also with impossible numbers, are named and
+skipped. A pipe is refused. A follower reads each record of a growing file once. It reads all
+records again after the file is truncated or replaced.
+
+Left out: the form of a record (tests of `dlion_api.protocol.records`).
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ def read(path: Path, content: bytes) -> tuple[list[EventRecord], list[str]]:
 
 
 @pytest.mark.parametrize("kept", [1, 10, 40])
-def test_a_torn_last_line_is_skipped_in_silence(tmp_path, kept):
+def test_a_torn_last_line_is_skipped_silently(tmp_path, kept):
     content = b"".join(LINES[:3]) + LINES[3][:kept]
     assert read(tmp_path / "e", content) == (EVENTS[:3], [])
 
 
-def test_a_last_line_that_only_lacks_its_newline_counts(tmp_path):
+def test_a_last_line_without_a_newline_counts(tmp_path):
     assert read(tmp_path / "e", b"".join(LINES).rstrip(b"\n")) == (EVENTS, [])
 
 
@@ -59,7 +61,7 @@ def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path, bad):
     ("field", "value"),
     [("time_s", 1.7e308), ("waited_s", 1e10), ("learning_rate", 1e300), ("time_s", -1e11)],
 )
-def test_numbers_that_no_run_has_are_bad_lines(tmp_path, field, value):
+def test_lines_with_impossible_numbers_are_bad(tmp_path, field, value):
     step = StepRecord(1.0, Rank(0), 0, 1, 1e308, 8, 8, 0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 8)
     good, bad = step, replace(step, **{field: value})
     lines = [record_to_json(record).encode() + b"\n" for record in (good, bad, good)]
@@ -69,37 +71,37 @@ def test_numbers_that_no_run_has_are_bad_lines(tmp_path, field, value):
 
 
 @pytest.mark.parametrize("field", [*START_PHASES, "train_s", *END_PHASES])
-def test_phases_that_no_process_has_are_bad_lines(tmp_path, field):
+def test_lines_with_impossible_phases_are_bad(tmp_path, field):
     bad = ProcessRecord(1.0, Rank(0), 1, 1, **{field: 1e10})
     records, named = read(tmp_path / "e", record_to_json(bad).encode() + b"\n")
     assert records == []
     assert [line.startswith(f"line 1: {field}: is too large") for line in named] == [True]
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "e")
     with pytest.raises(DataError, match="is not a regular file"):
         list(read_events(tmp_path / "e"))
 
 
-def test_a_line_without_end_costs_no_more_than_itself(tmp_path):
+def test_an_endless_line_loses_no_other_line(tmp_path):
     flood = b"x" * (3 * MAX_LINE_BYTES) + b"\n"
     records, named = read(tmp_path / "e", LINES[0] + flood + LINES[1])
     assert records == EVENTS[:2]
     assert [line.partition(": ")[0] for line in named] == ["line 2"]
 
 
-def test_an_empty_file_is_a_run_that_has_not_begun(tmp_path):
+def test_an_empty_file_is_a_run_that_has_not_started(tmp_path):
     assert read(tmp_path / "e", b"") == ([], [])
 
 
-def test_a_missing_file_is_said_with_what_to_do(tmp_path):
+def test_a_missing_file_is_reported_with_a_remedy(tmp_path):
     with pytest.raises(DataError, match="dlion run"):
         list(read_events(tmp_path / "none"))
 
 
 class Followed:
-    """What a follower of that file has passed on."""
+    """The records that a follower of that file has passed on."""
 
     def __init__(self, path: Path) -> None:
         self._follower = EventFollower(path)
@@ -115,10 +117,10 @@ class Followed:
         self.restarts += 1
 
 
-def test_a_growing_file_is_followed_in_any_pieces(tmp_path):
+def test_a_growing_file_is_followed_in_pieces_of_any_size(tmp_path):
     path, content = tmp_path / "e", b"".join([*LINES[:2], b"bad\n", *LINES[2:]])
     followed = Followed(path)
-    assert followed.read() == [], "there is no file yet"
+    assert followed.read() == [], "the file does not exist yet"
     for start in range(0, len(content), 7):
         with path.open("ab") as file:
             file.write(content[start : start + 7])
@@ -129,7 +131,7 @@ def test_a_growing_file_is_followed_in_any_pieces(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["cut", "replaced", "removed"])
-def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path, way):
+def test_a_truncated_or_replaced_file_is_read_again(tmp_path, way):
     path = tmp_path / "e"
     path.write_bytes(b"".join(LINES))
     followed = Followed(path)
@@ -152,6 +154,6 @@ def test_a_follower_skips_a_flood_and_waits_for_its_end(tmp_path):
     assert followed.read() == EVENTS[:2]
 
 
-def test_a_follower_of_a_folder_says_so(tmp_path):
+def test_a_follower_of_a_folder_reports_this(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         Followed(tmp_path).read()

@@ -1,10 +1,11 @@
-"""Proves: a result folder is never made over something else; its events are readable at any
-moment, also when the disk is full or the last writer was killed; a run that never trained leaves
-nothing where it is taken back; a resumed run goes on behind them,
-if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder. Its
-manifest is read again as it was, and a worker's image can open folders.
+"""Tests of result folders.
 
-Leaves out: a lock that is none (test_lock.py); a real kill of a real process
+A result folder never replaces other content. Its events are readable at any time, also when the
+disk is full or the last writer was killed. A run that never trained leaves nothing when it is
+undone. A resumed run continues after them if it is the same job, has a checkpoint, and no other
+process writes in the folder. The manifest is restored unchanged. A worker's image can open folders.
+
+Left out: an invalid lock (test_lock.py); a kill of a real process
 (tests/local/test_results_survive_a_kill.py).
 """
 
@@ -45,7 +46,9 @@ STORY = Story(workers=2, seconds=20, killed=None)
 
 @contextmanager
 def files_no_longer_than(size_bytes: int):
-    """A disk that is full once a file has that size (the system says EFBIG instead of ENOSPC)."""
+    """A disk that is full once a file has that size (the system returns EFBIG
+    instead of ENOSPC).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -85,7 +88,7 @@ def append_often(folder, event):
         folder.append(event)
 
 
-def test_the_default_folder_says_job_and_time():
+def test_the_default_folder_has_job_and_time_in_its_name():
     assert default_folder("digits", NOW) == Path("runs/digits-20260102-030405")
 
 
@@ -100,7 +103,7 @@ def test_two_runs_within_a_second_get_two_folders(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("holds", ["a file", "a folder"])
-def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path, holds):
+def test_a_folder_with_other_content_is_refused_and_not_changed(tmp_path, holds):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").mkdir() if holds == "a folder" else (foreign / "x").write_text("y")
@@ -110,14 +113,14 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path, 
     assert sorted(foreign.iterdir()) == before
 
 
-def test_a_file_is_no_result_folder(tmp_path):
+def test_a_file_is_not_a_result_folder(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(SpecError, match="is a file, but results need a folder"):
         ResultFolder.create(tmp_path / "README.md", description(STORY), now=NOW)
 
 
-def test_a_folder_that_is_taken_says_whether_its_run_can_go_on(tmp_path):
-    """Only what has a checkpoint can; a simulation has none."""
+def test_the_error_for_a_used_folder_states_whether_its_run_can_resume(tmp_path):
+    """Only a run with a checkpoint can; a simulation has none."""
     path = tmp_path / "run"
     with ResultFolder.create(path, description(STORY), now=NOW):
         pass
@@ -130,8 +133,8 @@ def test_a_folder_that_is_taken_says_whether_its_run_can_go_on(tmp_path):
         ResultFolder.create(path, description(STORY), now=NOW)
 
 
-def test_a_run_that_never_trained_can_be_taken_back(tmp_path):
-    """With the folders that were made for it, and nothing else."""
+def test_a_run_that_never_trained_can_be_undone(tmp_path):
+    """The folders that were made for it are removed, and nothing else."""
     (tmp_path / "runs").mkdir()
     path = tmp_path / "runs" / "new" / "run"
     with ResultFolder.create(path, description(STORY), now=NOW) as folder:
@@ -146,7 +149,7 @@ def test_a_run_that_never_trained_can_be_taken_back(tmp_path):
         assert folder.has_steps
 
 
-def test_what_others_have_put_there_is_not_taken_back(tmp_path):
+def test_files_of_others_are_not_removed(tmp_path):
     path = tmp_path / "run"
     with ResultFolder.create(path, description(STORY), now=NOW) as folder:
         (path / "thesis.tex").write_text("mine")
@@ -154,13 +157,13 @@ def test_what_others_have_put_there_is_not_taken_back(tmp_path):
     assert list(path.iterdir()) == [path / "thesis.tex"]
 
 
-def test_a_folder_that_cannot_be_begun_is_taken_back(tmp_path):
+def test_a_folder_that_cannot_be_started_is_removed(tmp_path):
     with files_no_longer_than(100), pytest.raises(StorageError, match=r"cannot write job\.yaml"):
         ResultFolder.create(tmp_path / "new" / "run", description(STORY), now=NOW)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_whose_beginning_is_interrupted_is_taken_back(tmp_path, monkeypatch):
+def test_a_folder_whose_start_is_interrupted_is_removed(tmp_path, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
 
@@ -170,7 +173,7 @@ def test_a_folder_whose_beginning_is_interrupted_is_taken_back(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_folder_is_taken(tmp_path):
+def test_an_empty_folder_is_accepted(tmp_path):
     with ResultFolder.create(tmp_path, description(STORY), now=NOW) as folder:
         job = yaml.safe_load((folder.path / "job.yaml").read_text())
     assert job["metadata"]["name"] == "cifar10"
@@ -186,7 +189,7 @@ def test_every_record_is_in_the_file_before_the_folder_is_closed(tmp_path):
     folder.close()
 
 
-def test_resuming_goes_on_behind_the_old_events_without_their_torn_end(tmp_path):
+def test_a_resumed_run_continues_after_the_old_events_without_their_torn_end(tmp_path):
     given = list(records(STORY))
     half = len(given) // 2
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW) as folder:
@@ -215,7 +218,7 @@ def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "named"),
     [
         (changed(("exchange.policy", "full")), ["spec.exchange.policy", "full", "dlion"]),
         (changed(("sites.0.groups.0.workers", 3)), ["spec.sites[0].groups[0].workers", "3", "2"]),
@@ -228,19 +231,19 @@ def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
     ],
     ids=["a policy", "workers", "seed", "name", "sites"],
 )
-def test_resuming_another_job_is_refused_by_the_fields_that_differ(tmp_path, given, said):
+def test_the_refusal_to_resume_another_job_names_the_fields_that_differ(tmp_path, given, named):
     before = interrupted_run(tmp_path / "run")
     with pytest.raises(SpecError) as raised:
         ResultFolder.create(tmp_path / "run", given, now=NOW, resume=True)
     message = str(raised.value)
-    assert all(words in message for words in said), message
+    assert all(words in message for words in named), message
     assert "job.yaml" in message
     assert "--out" in message
     assert len(raised.value.problems) == 2
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_a_resumed_run_may_stop_later_and_change_what_sites_may_differ_in(tmp_path):
+def test_a_resumed_run_may_change_its_stop_rules_and_fields_that_may_differ_between_sites(tmp_path):
     interrupted_run(tmp_path / "run")
     job = changed(("trainer.stop", {"maxSteps": 99}), ("checkpoint.everySeconds", 7))
     with ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True):
@@ -250,7 +253,7 @@ def test_a_resumed_run_may_stop_later_and_change_what_sites_may_differ_in(tmp_pa
     assert stored["checkpoint"]["everySeconds"] == 7
 
 
-def test_resuming_without_a_checkpoint_is_refused_with_what_to_do(tmp_path):
+def test_resuming_without_a_checkpoint_is_refused_with_a_remedy(tmp_path):
     before = interrupted_run(tmp_path / "run")
     (tmp_path / "run" / "state" / "w1" / "checkpoint.npz").unlink()
     with pytest.raises(SpecError, match=r"no checkpoint.*Start a new run.*--out"):
@@ -259,7 +262,7 @@ def test_resuming_without_a_checkpoint_is_refused_with_what_to_do(tmp_path):
     assert events.read_bytes() == before[events]
 
 
-def test_resuming_is_refused_where_no_checkpoint_can_be_read_and_each_is_named(tmp_path):
+def test_resuming_without_a_readable_checkpoint_is_refused_and_each_is_named(tmp_path):
     interrupted_run(tmp_path / "run")
     whole = (tmp_path / "run" / "state" / "w1" / "checkpoint.npz").read_bytes()
     paths = [tmp_path / "run" / "state" / name / "checkpoint.npz" for name in ("w0", "w1", "w2")]
@@ -271,7 +274,7 @@ def test_resuming_is_refused_where_no_checkpoint_can_be_read_and_each_is_named(t
         ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
     assert all(str(path) in str(refused.value) for path in paths)
     assert "start a new run" in str(refused.value)
-    paths[2].write_bytes(whole)  # one is enough: the others take its worker's state
+    paths[2].write_bytes(whole)  # one is enough: the others adopt its worker's state
     ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
 
 
@@ -313,7 +316,7 @@ def test_a_run_with_a_foreign_summary_is_resumed(tmp_path, summary):
     ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
 
 
-def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
+def test_a_folder_with_a_running_run_is_not_resumed(tmp_path):
     interrupted_run(tmp_path / "run")
     job, path = description(STORY), tmp_path / "run"
     with (
@@ -324,8 +327,8 @@ def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
     ResultFolder.create(path, job, now=NOW, resume=True).close()
 
 
-def test_of_two_runs_that_begin_in_one_folder_the_second_is_refused(tmp_path):
-    """Both have found it empty: the first has taken the lock, and written nothing yet."""
+def test_the_second_of_two_runs_that_start_in_one_folder_is_refused(tmp_path):
+    """Both have found it empty: the first has taken the lock and written nothing yet."""
     first = FolderLock(tmp_path)
     with pytest.raises(UnavailableError, match="still uses this folder"):
         ResultFolder.create(tmp_path, description(STORY), now=NOW)
@@ -348,7 +351,7 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path):
     FolderLock(tmp_path).release()
 
 
-def test_a_full_disk_stops_at_a_whole_line_and_more_fits_once_there_is_room(tmp_path):
+def test_a_full_disk_ends_with_a_whole_line_and_writing_continues_with_space(tmp_path):
     event = EventRecord(1.0, Rank(0), 1, "Something", "x" * 300)
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW) as folder:
         with files_no_longer_than(20_000), pytest.raises(StorageError, match="Free some space"):
@@ -361,7 +364,7 @@ def test_a_full_disk_stops_at_a_whole_line_and_more_fits_once_there_is_room(tmp_
         assert len(list(read_events(events))) == fitted + 1
 
 
-def test_a_full_disk_leaves_the_old_summary_as_it_was(tmp_path):
+def test_a_full_disk_keeps_the_old_summary(tmp_path):
     path = tmp_path / "summary.json"
     write_whole(path, b'{"old": true}')
     with files_no_longer_than(1000), pytest.raises(StorageError):
@@ -370,8 +373,8 @@ def test_a_full_disk_leaves_the_old_summary_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_others_write_names_its_path_when_it_fails(tmp_path):
-    """Keras' errors of a full disk name none, and HDF5's have no number."""
+def test_a_failed_write_by_a_library_names_its_path(tmp_path):
+    """Keras' errors of a full disk have no path, and HDF5's have no number."""
     for error in (OSError(errno.ENOSPC, "No space left on device"), OSError("cannot flush")):
         with pytest.raises(StorageError) as raised, writing("cannot save", tmp_path / "model"):
             raise error
@@ -388,8 +391,8 @@ def test_a_full_disk_ends_the_process_with_the_storage_code():
     assert exit_code_of(raised.value) is ExitCode.STORAGE
 
 
-def test_labels_that_look_like_numbers_stay_texts(tmp_path):
-    """Readers differ: to PyYAML, which writes the file, `1e3` and `08` are texts."""
+def test_labels_that_look_like_numbers_stay_strings(tmp_path):
+    """Readers differ: for PyYAML, which writes the file, `1e3` and `08` are strings."""
     labels = {f"l{place}": text for place, text in enumerate(("1e3", "08", "0o17", "1.e5", "yes"))}
     document = description(STORY).to_document()
     job = load_job({**document, "metadata": {**document["metadata"], "labels": labels}})
@@ -408,7 +411,7 @@ def test_the_environment_is_kept_as_yaml_and_in_the_summary(tmp_path):
     assert kept["figures"][0]["measured"] == 19.6
 
 
-def test_models_that_sites_saved_are_named_in_the_summary(tmp_path):
+def test_models_saved_by_sites_are_named_in_the_summary(tmp_path):
     about = {
         "model": "averaged", "accuracy": 0.97, "averaged_accuracy": 0.97, "best_replica": 1,
         "ranks": [0, 1], "sites": ["plant-a", "plant-b"], "samples": 9, "stop_reason": "maxSteps",

@@ -1,7 +1,9 @@
-"""Proves: the page's headline says what came out of one run, of a failed one and of several, and
-its tiles hold each run's figures.
+"""Tests of the page's headline and tiles.
 
-Summaries are given as they are, since only their words matter here.
+The headline states the result of one run, of a failed run and of several. The tiles have each run's
+figures.
+
+Summaries are given directly, because only their texts matter here.
 """
 
 from __future__ import annotations
@@ -141,10 +143,10 @@ ONE_RUN = {
 
 
 @pytest.mark.parametrize("case", ONE_RUN, ids=str)
-def test_one_run_is_told_in_a_sentence(case: str) -> None:
-    told, expected = ONE_RUN[case]
-    assert headline([told]).startswith(expected)
-    assert headline([told]).endswith(".")
+def test_one_run_has_a_sentence(case: str) -> None:
+    run_summary, expected = ONE_RUN[case]
+    assert headline([run_summary]).startswith(expected)
+    assert headline([run_summary]).endswith(".")
 
 
 NONE = job(policy="none", classes=HALVES)
@@ -198,12 +200,12 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("case", SEVERAL, ids=str)
-def test_several_runs_are_told_by_what_differs(case: str) -> None:
+def test_the_headline_of_several_runs_names_their_differences(case: str) -> None:
     runs, expected = SEVERAL[case]
     assert headline(runs) == expected
 
 
-def test_a_label_without_end_is_shortened() -> None:
+def test_an_endless_label_is_shortened() -> None:
     text = headline([run(job(), 0.9), run(job(rate=0.2), 0.8, label="x" * 10_000)])
     assert len(text) < 300
 
@@ -222,7 +224,7 @@ def real(story: Story, label: str = "a") -> LoadedRun:
     )
 
 
-def test_each_tile_has_every_runs_figure_and_what_explains_it() -> None:
+def test_each_tile_has_every_runs_figure_and_its_explanation() -> None:
     one = real(Story(seconds=120))
     restarted = real(Story(seconds=160), "b")
     shown = {tile.name: tile.values for tile in tiles([one, restarted])}
@@ -254,7 +256,7 @@ def test_what_was_sent_has_the_total_of_the_links_beside_it() -> None:
     assert "with headers" not in sent.note
 
 
-def test_without_a_step_tiles_say_so_and_many_runs_have_none() -> None:
+def test_without_a_step_tiles_state_this_and_many_runs_have_none() -> None:
     empty = run(ALONE)
     notes = [value.note for tile in tiles([empty]) for value in tile.values]
     assert "no step was done" in notes
@@ -266,7 +268,7 @@ def test_without_a_step_tiles_say_so_and_many_runs_have_none() -> None:
     ("stored", "command_s"),
     [(1.5, 1.5), (0, 0.0), (-5.0, None), (1e299, None), (10**400, None), ("1", None), (True, None)],
 )
-def test_a_stored_ending_has_a_commands_time_that_can_be(
+def test_a_stored_ending_has_a_possible_time_of_the_command(
     stored: Any, command_s: float | None
 ) -> None:
     assert stored_ending({"ending": {"command_s": stored}}).command_s == command_s

@@ -1,7 +1,9 @@
-"""Facts: a run has succeeded where a stop rule was met and every saved model holds every replica;
-otherwise its exit code and words say whether it ended early or what the model lacks.
+"""Tests of the judgement of a run.
 
-Left out: real runs (tests/local/test_partial_ends.py), simulated ones (tests/simulated).
+A run has succeeded if a stop rule was met and every saved model has every replica. Otherwise its
+exit code and text state that it ended early, or what the model lacks.
+
+Left out: real runs (tests/local/test_partial_ends.py); simulated ones (tests/simulated).
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ def test_all_replicas_in_all_models_after_a_stop_rule_is_success() -> None:
     models = [model("a", 0, 1, 2), model("b", 0, 1, 2)]
     judged = judge_run(["worker 1: " + MET, MET], expected=range(3), models=models, iteration=60)
     assert (judged.exit_code, judged.missing, judged.message) == (ExitCode.OK, (), "")
-    assert judged.stop_reason == MET, "without who handed it on"
+    assert judged.stop_reason == MET, "the forwarding worker is not named"
 
 
-def test_a_replica_that_the_model_lacks_makes_it_partial_and_is_named() -> None:
+def test_a_missing_replica_makes_the_run_partial_and_is_named() -> None:
     judged = judge_run(
         [MET],
         expected=range(3),
@@ -41,7 +43,7 @@ def test_a_replica_that_the_model_lacks_makes_it_partial_and_is_named() -> None:
     )
 
 
-def test_models_that_differ_are_each_named() -> None:
+def test_each_of_several_different_models_is_named() -> None:
     models = [model("a", 0, 1), model("b", 2)]
     judged = judge_run([MET], expected=range(3), models=models, iteration=60)
     assert (judged.exit_code, judged.missing) == (ExitCode.PARTIAL, (0, 1, 2))
@@ -49,18 +51,18 @@ def test_models_that_differ_are_each_named() -> None:
 
 
 @pytest.mark.parametrize("models", [[], [model("a", 0, 1)]])
-def test_without_a_stop_rule_it_ended_early(models: list[SiteModel]) -> None:
+def test_without_a_stop_rule_the_run_ended_early(models: list[SiteModel]) -> None:
     judged = judge_run(["SIGTERM received"], expected=range(2), models=models, iteration=7)
     assert judged.exit_code is ExitCode.ENDED_EARLY
     assert "at iteration 7, before its stop rule was met: SIGTERM received" in judged.message
 
 
-def test_without_any_model_nothing_has_succeeded() -> None:
+def test_without_a_model_the_run_has_not_succeeded() -> None:
     judged = judge_run([MET], expected=range(2), models=[], iteration=60)
     assert (judged.exit_code, judged.missing) == (ExitCode.PARTIAL, (0, 1))
     assert judge_run([], expected=[0], models=[], iteration=0).exit_code is ExitCode.ENDED_EARLY
 
 
 @pytest.mark.parametrize("code", [code for code in ExitCode if code is not ExitCode.OK])
-def test_no_other_code_is_called_complete(code: ExitCode) -> None:
+def test_no_other_exit_code_is_complete(code: ExitCode) -> None:
     assert EndReason.of(code) is not EndReason.COMPLETED

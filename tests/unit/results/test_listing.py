@@ -1,14 +1,16 @@
-"""What `dlion ls` finds and says of result folders.
+"""Tests of `dlion ls` on result folders.
 
-Proves: each ending has its state, and only a run that `--resume` accepts is resumable; a run is
-running while its lock is held, whatever its summary says; one that ends at any moment of the look
-was not killed; looking does not keep it from being locked; figures of an unfinished run are those
-of its last records, and figures that no run has are not shown; damaged, half-written, foreign and
-unreadable folders are said to be so, and hide no other; links, pipes, huge files and manifests
-that unfold without end are not read; the list is newest first and is made without NumPy. A
-comparison is one entry. A label that YAML reads as a number or truth value is named with the fix.
+Each ending has its state, and only a run that `--resume` accepts is resumable. A run is running
+while its lock is held, whatever its summary contains. A run that ends during the listing is not
+reported as killed. Listing does not prevent locking.
 
-Leaves out: a real run (tests/local/test_listed_runs.py).
+Figures of an unfinished run are those of its last records. Impossible figures are not shown.
+Damaged, partly written, foreign and unreadable folders are named and hide no other. Links, pipes,
+huge files and manifests that expand without end are not read. The list is newest first and needs no
+NumPy. A comparison is one entry. A label that YAML reads as a number or truth value is named with
+the fix.
+
+Left out: a real run (tests/local/test_listed_runs.py).
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def test_each_ending_has_its_state(
     assert run.reason == (ending.reason if ending else "")
 
 
-def test_a_damaged_checkpoint_resumes_nothing(tmp_path: Path) -> None:
+def test_a_run_with_a_damaged_checkpoint_is_not_resumable(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", ended(EndReason.INTERRUPTED), checkpoint=True)
     (folder / "state" / "w0" / "checkpoint.npz").write_bytes(b"PK\x03\x04 half")
     assert not read_run(folder).is_resumable
@@ -122,7 +124,7 @@ def test_an_unfinished_run_has_the_figures_of_its_last_records(tmp_path: Path) -
 
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", ended(EndReason.INTERRUPTED), checkpoint=True)
-    lock = FolderLock(folder)  # as a resumed run, whose old summary is still there
+    lock = FolderLock(folder)  # the case of a resumed run, whose old summary still exists
     try:
         run = read_run(folder)
         assert (run.state, run.is_resumable) == (StoredState.RUNNING, False)
@@ -132,7 +134,7 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(
+def test_a_run_that_ends_during_the_listing_was_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     """The run ends at the given call of the operating system."""
@@ -161,7 +163,7 @@ def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(
     assert state in (StoredState.RUNNING, StoredState.SUCCEEDED)
 
 
-def test_looking_keeps_nobody_from_locking(tmp_path: Path) -> None:
+def test_listing_does_not_prevent_locking(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", None)
     done = threading.Event()
 
@@ -192,7 +194,7 @@ def test_looking_keeps_nobody_from_locking(tmp_path: Path) -> None:
         ({"compared.json": "{}", "simulation.json": "{}"}, False, "compare"),
     ],
 )
-def test_the_command_is_told_by_what_it_left(
+def test_the_command_is_recognized_by_its_files(
     tmp_path: Path, files: dict[str, str], logs: bool, command: str
 ) -> None:
     folder = make(tmp_path / "run", None, logs=logs)
@@ -261,7 +263,7 @@ def test_foreign_values_are_unknown(tmp_path: Path, changes: dict[str, Any]) -> 
     assert (run.accuracy, run.iteration) == (None, None)
 
 
-def test_figures_that_no_run_has_are_not_shown(
+def test_impossible_figures_are_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     huge = EvaluationRecord(1.7e308, Rank(0), 1, 1, 1.7e308, 1.0, 10)
@@ -278,7 +280,7 @@ def test_figures_that_no_run_has_are_not_shown(
     assert max(map(len, capsys.readouterr().out.splitlines())) < 200
 
 
-def test_a_half_written_folder_is_listed(tmp_path: Path) -> None:
+def test_a_partly_written_folder_is_listed(tmp_path: Path) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB.to_document()))
@@ -351,7 +353,7 @@ def test_a_comparison_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_comparison_without_runs_yet_is_itself_listed(tmp_path: Path) -> None:
+def test_a_comparison_without_runs_is_listed(tmp_path: Path) -> None:
     (tmp_path / "c" / "quickstart" / "dlion").mkdir(parents=True)
     (tmp_path / "c" / LOCK).write_text("12\n")
     (run,) = ResultFinder().find(tmp_path / "c")
@@ -359,7 +361,7 @@ def test_a_comparison_without_runs_yet_is_itself_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["comparison.json", LOCK])
-def test_files_of_others_with_these_names_make_no_comparison(tmp_path: Path, name: str) -> None:
+def test_other_files_with_these_names_are_not_a_comparison(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine" / "deeper").mkdir(parents=True)
     (tmp_path / "mine" / name).write_text('{"what": "else"}')
     assert found(tmp_path)["mine"].state is StoredState.FOREIGN
@@ -382,8 +384,8 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert found(root)["run"].detail == "summary.json: is not a regular file"
 
 
-def test_a_manifest_that_unfolds_without_end_or_is_a_pipe_is_damaged(tmp_path: Path) -> None:
-    """Ten levels of ten aliases are 10^10 values: a reader that unfolds them would not end."""
+def test_a_manifest_that_expands_without_end_or_is_a_pipe_is_damaged(tmp_path: Path) -> None:
+    """Ten levels of ten aliases are 10^10 values: a reader that expands them would not end."""
     folder = make(tmp_path / "run", None)
     (folder / "job.yaml").write_text(unfolding())
     assert "unfolds to more than 100000 values" in read_run(folder).detail
@@ -406,7 +408,7 @@ def unfolding() -> str:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_folder_is_said_to_be_so(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     assert found(tmp_path)["closed"].state is StoredState.UNREADABLE
 
@@ -451,7 +453,7 @@ def test_the_list_is_made_without_numpy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["1e3", "1", "yes", "1.5"])
 @pytest.mark.parametrize("field", ["labels", "annotations"])
-def test_a_label_that_yaml_reads_as_no_text_is_named_with_the_fix(
+def test_a_label_that_yaml_does_not_read_as_a_string_is_named_with_the_fix(
     tmp_path: Path, field: str, text: str
 ) -> None:
     folder = make(tmp_path / "run", None)

@@ -1,9 +1,10 @@
-"""Proves: the live view shows every worker's figures and state, its totals and the rate of each
-link on a terminal however narrow, plain lines with the time left off it, says honestly what it
-cannot foresee, shows equal failures of workers in one line, and lets no record's text command the
-terminal.
+"""Tests of the live view.
 
-Leaves out: the refreshing thread of Rich.
+It shows every worker's figures and state, the totals and the rate of each link, on a terminal of
+any width. Without a terminal it prints plain lines. It does not guess times that it cannot foresee.
+Equal failures of workers share one line. No text of a record controls the terminal.
+
+Left out: the refreshing thread of Rich.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STORY = Story(seconds=200, killed=(4, 140.0, 100.0))
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that moves only when it is set."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -130,12 +131,12 @@ def test_before_the_first_step_workers_are_starting():
         ({"max_seconds": None, "max_steps": None, "target_accuracy": None}, "—"),
     ],
 )
-def test_the_remaining_time_is_told_only_where_it_can_be_foreseen(changes, remaining):
+def test_the_remaining_time_is_shown_only_if_it_can_be_foreseen(changes, remaining):
     view, _, _ = view_of(**changes)
     assert view.remaining() == remaining
 
 
-def test_virtual_time_is_told_as_such_and_passes_with_the_records_alone():
+def test_virtual_time_is_named_and_advances_only_with_the_records():
     view, _, clock = view_of(until_s=100.0, is_virtual=True)
     line = view.line()
     assert " of virtual time, " in line
@@ -145,7 +146,7 @@ def test_virtual_time_is_told_as_such_and_passes_with_the_records_alone():
     assert not view.line().startswith(elapsed)
 
 
-def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():
+def test_remaining_steps_are_counted_at_the_rate_of_the_fastest_worker():
     given = [
         StepRecord(float(i), Rank(rank), 1, i, 1.0, 8, 32, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8 * i)
         for i in range(1, 11)
@@ -156,7 +157,7 @@ def test_steps_left_are_counted_at_the_pace_of_the_fastest_worker():
 
 
 @pytest.mark.parametrize(("epochs", "remaining"), [(5, "0:40"), (1, "0:00"), (None, "—")], ids=str)
-def test_epochs_left_are_counted_at_the_pace_of_the_run(epochs, remaining):
+def test_remaining_epochs_are_counted_at_the_rate_of_the_run(epochs, remaining):
     """Both workers count the samples of both: a tenth of the data in each second."""
     given = [
         StepRecord(
@@ -172,7 +173,7 @@ def test_epochs_left_are_counted_at_the_pace_of_the_run(epochs, remaining):
     assert view.remaining() == remaining
 
 
-def test_where_the_data_grow_faster_than_they_are_passed_no_end_is_foreseen():
+def test_data_that_grow_faster_than_training_have_no_foreseen_end():
     given = [
         StepRecord(
             float(i), Rank(0), 1, i, 1.0, 8, 16, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8 * i,
@@ -187,11 +188,11 @@ def test_where_the_data_grow_faster_than_they_are_passed_no_end_is_foreseen():
 
 
 @pytest.mark.parametrize("width", [80, 120, 150])
-def test_a_narrow_terminal_shows_each_links_rate_in_lines_of_their_own(width):
+def test_a_narrow_terminal_shows_each_links_rate_on_separate_lines(width):
     view, console, _ = view_of(width=width)
     lines = picture(view, console).splitlines()
     rows = [line for line in lines if line.startswith("plant-")]
-    assert len(rows) == 12, "a line of figures and one of links for each worker"
+    assert len(rows) == 12, "each worker has a line of figures and one of links"
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(rows)
     (heading,) = [line for line in lines if line.startswith("sent to")]
@@ -203,7 +204,7 @@ def test_a_narrow_terminal_shows_each_links_rate_in_lines_of_their_own(width):
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_of_many_links_the_slowest_the_fastest_and_the_lost_are_shown(width):
+def test_of_many_links_the_slowest_the_fastest_and_lost_ones_are_shown(width):
     story = Story(seconds=30, workers=10, killed=None)
     down = LinkRecord(29.5, Rank(0), Rank(6), 1, 0, 0, 0, 0, None, None, 0, False)
     given = [*records(story), down]
@@ -224,7 +225,7 @@ def test_a_low_terminal_keeps_the_workers_and_the_newest_event():
     assert len(lines) <= 11
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then_and_every_warning():
+def test_without_a_terminal_there_are_periodic_lines_and_every_warning():
     view, console, _ = view_of(terminal=False)
     with view:
         pass
@@ -249,7 +250,7 @@ def failures(text):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_workers_that_failed_alike_have_one_line(terminal):
+def test_workers_with_equal_failures_share_one_line(terminal):
     given = [failed(0), failed(1), failed(1), failed(2, "no data"), failed(3)]
     view, console, _ = view_of(terminal=terminal, given=given)
     if terminal:
@@ -264,7 +265,7 @@ def test_workers_that_failed_alike_have_one_line(terminal):
     ]
 
 
-def test_of_many_workers_that_failed_alike_four_are_named():
+def test_of_many_workers_with_equal_failures_four_are_named():
     text = picture(*view_of(given=[failed(rank) for rank in range(6)])[:2])
     assert failures(text)[0].endswith(", plant-a/small-3 and 2 more WorkerFailed no layer")
 
@@ -278,13 +279,13 @@ def test_a_failure_is_printed_seconds_later_and_before_any_other_warning():
     assert ["WorkerFailed" in lines[0], "WorkerLost" in lines[1]] == [True, True]
 
 
-def test_the_line_of_a_run_that_is_over_foresees_nothing():
+def test_the_line_of_a_finished_run_has_no_remaining_time():
     given = [EventRecord(1.0, Rank(k), 1, "TrainingStopped", "maxSteps") for k in range(6)]
     line = view_of(given=given)[0].line()
     assert line.endswith("elapsed, 6 finished")
 
 
-def test_text_of_records_cannot_command_the_terminal():
+def test_text_of_records_cannot_control_the_terminal():
     hostile = "\x1b[2J\x1b]0;owned\x07[bold red]not markup[/]\r\n\u202e"
     view, console, _ = view_of(given=[EventRecord(1.0, Rank(0), 1, hostile, hostile, True)])
     text = picture(view, console)
@@ -299,6 +300,6 @@ def test_a_link_that_is_down_is_shown_as_down():
     assert "→1 down" in picture(*view_of(given=[step, down])[:2])
 
 
-def test_a_record_of_an_unknown_worker_does_no_harm():
+def test_a_record_of_an_unknown_worker_is_harmless():
     stranger = EventRecord(1.0, Rank(99), 0, "WorkerReady", "hello")
     assert "worker 99" in picture(*view_of(given=[stranger])[:2])

@@ -1,7 +1,11 @@
-"""Proves: a file of the lock's name that is none of a run's, or a link, is never written to or
-removed, and a run in its folder is refused; an earlier run's lock is taken. Others see who holds a
-lock, and do not take it from a run. What a client writes beside a new run is no obstacle. Leaves
-out: who gets the lock (test_folder.py)."""
+"""Tests of the lock of a result folder.
+
+A foreign file with the lock's name, or a link, is never written or removed, and a run in its folder
+is refused. An earlier run's lock is taken over. Other processes find the holder of a lock and do
+not take it from a run. Files that a client writes beside a new run are no obstacle.
+
+Left out: which run gets the lock (test_folder.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ STORY = Story(workers=2, seconds=20, killed=None)
 
 
 def put_in_place_of_a_lock(kind, path, victim):
-    """What somebody else may have at `path`; `victim` is another file of theirs."""
+    """Put a foreign object at `path`; `victim` is another foreign file."""
     match kind:
         case "file":
             path.write_text("precious\n")
@@ -55,7 +59,7 @@ NO_LOCKS = ("file", "long number", "link", "link to a lock", "link to nothing", 
 
 
 @pytest.mark.parametrize("kind", NO_LOCKS)
-def test_what_is_no_lock_is_not_taken_for_one_and_stays_as_it_is(kind, tmp_path, monkeypatch):
+def test_a_foreign_file_is_not_mistaken_for_a_lock_and_does_not_change(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the path of a socket may not be long
     path, victim = Path("run", "run.lock"), tmp_path / "victim"
     path.parent.mkdir()
@@ -72,7 +76,7 @@ def test_what_is_no_lock_is_not_taken_for_one_and_stays_as_it_is(kind, tmp_path,
     assert [each.name for each in tmp_path.iterdir() if each.name == "none"] == []
 
 
-def test_a_run_is_not_resumed_under_what_is_no_lock(tmp_path):
+def test_a_run_is_not_resumed_with_a_foreign_file_as_lock(tmp_path):
     path = tmp_path / "run"
     with ResultFolder.create(path, description(STORY), now=NOW) as folder:
         folder.append(EventRecord(1.0, Rank(0), 1, "Something", ""))
@@ -83,13 +87,13 @@ def test_a_run_is_not_resumed_under_what_is_no_lock(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "7\n", "712", "\0\0\0\0"])
-def test_the_lock_of_an_earlier_run_is_taken(content, tmp_path):
+def test_the_lock_of_an_earlier_run_is_taken_over(content, tmp_path):
     (tmp_path / "run.lock").write_text(content)
     ResultFolder.create(tmp_path, description(STORY), now=NOW).close()
     assert (tmp_path / "run.lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_lock_that_has_become_somebody_elses_file_is_not_taken_back(tmp_path):
+def test_a_lock_replaced_by_a_foreign_file_is_not_removed(tmp_path):
     path = tmp_path / "run"
     with ResultFolder.create(path, description(STORY), now=NOW) as folder:
         (path / "run.lock").unlink()
@@ -99,7 +103,7 @@ def test_a_lock_that_has_become_somebody_elses_file_is_not_taken_back(tmp_path):
     assert (path / "run.lock").read_text() == "precious\n"
 
 
-def test_others_see_who_holds_the_lock(tmp_path):
+def test_other_processes_find_the_holder_of_the_lock(tmp_path):
     assert lock_holder(tmp_path) is None
     lock = FolderLock(tmp_path)
     assert lock_holder(tmp_path) == os.getpid()
@@ -108,7 +112,7 @@ def test_others_see_who_holds_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("kind", NO_LOCKS)
-def test_what_is_no_lock_has_no_holder(kind, tmp_path, monkeypatch):
+def test_a_foreign_file_has_no_holder(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     victim = tmp_path / "victim"
@@ -117,8 +121,8 @@ def test_what_is_no_lock_has_no_holder(kind, tmp_path, monkeypatch):
     assert lock_holder(Path("run")) is None
 
 
-def test_a_run_waits_for_those_who_only_look(tmp_path):
-    """Each of them holds the lock for a moment."""
+def test_a_run_waits_for_processes_that_only_read(tmp_path):
+    """Each reader holds the lock for a moment."""
     FolderLock(tmp_path).release()
     stop = threading.Event()
 

@@ -1,5 +1,7 @@
-"""Proves: the page's colours contrast with its paper, light and dark, and differ from each other
-also for readers with protanopia and deuteranopia; a worker keeps its colour, and many share one.
+"""Tests of the page's colours.
+
+They contrast with its paper, light and dark. They also differ for readers with protanopia and
+deuteranopia. A worker keeps its colour, and many workers share one.
 
 Source of the simulation: Machado, Oliveira and Fernandes 2009, severity 1. Differences are
 Euclidean in Oklab (Ottosson 2020).
@@ -68,7 +70,7 @@ def lab(colour: str, sight: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_colour_contrasts_with_the_paper_as_graphics_must(theme: str) -> None:
+def test_every_colour_has_the_contrast_required_of_graphics(theme: str) -> None:
     colours, paper = THEMES[theme]
     for colour in colours:
         low, high = sorted((luminance(colour), luminance(paper)))
@@ -77,9 +79,9 @@ def test_every_colour_contrasts_with_the_paper_as_graphics_must(theme: str) -> N
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_any_two_colours_differ_and_the_first_four_clearly(theme: str, sight: str) -> None:
-    seen = [lab(colour, SIGHTS[sight]) for colour in THEMES[theme][0]]
-    for (i, one), (j, other) in itertools.combinations(enumerate(seen), 2):
+def test_any_two_colours_differ_and_the_first_four_strongly(theme: str, sight: str) -> None:
+    simulated = [lab(colour, SIGHTS[sight]) for colour in THEMES[theme][0]]
+    for (i, one), (j, other) in itertools.combinations(enumerate(simulated), 2):
         assert np.linalg.norm(one - other) > (0.12 if max(i, j) < 4 else 0.08), (i, j)
 
 
@@ -126,7 +128,7 @@ def variables() -> dict[str, dict[str, str]]:
         ("on0", "use0"), ("on1", "use1"), ("on2", "use2"), ("ink", "heat"), ("ink", "grid"),
     ],
 )  # fmt: skip
-def test_texts_contrast_with_what_is_below_them(text: str, below: str, theme: str) -> None:
+def test_texts_contrast_with_their_background(text: str, below: str, theme: str) -> None:
     colours = variables()[theme]
     low, high = sorted((luminance(colours[text]), luminance(colours[below])))
     assert (high + 0.05) / (low + 0.05) >= 4.5

@@ -1,8 +1,9 @@
-"""Proves: the picture of one run and of several is a well-formed SVG that needs nothing else,
-escapes whatever it is given, stays small, and goes where `dlion report --picture` says.
+"""Tests of the picture of one run and of several.
 
-Leaves out: the charts themselves (test_report), and whether it is good to look at (that was looked
-at).
+It is a well-formed SVG without external resources. It escapes every input, stays small, and is
+written where `dlion report --picture` names.
+
+Left out: the charts (test_report) and the appearance.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_one_run_shows_its_workers_and_five_charts(folder):
         assert runs[0].worker_name(worker.rank) in words(text)
 
 
-def test_several_runs_are_told_apart_by_their_labels(folder):
+def test_several_runs_are_distinguished_by_their_labels(folder):
     text = picture(load_runs([folder, folder], ["first", "second"]))
     assert {"first", "second"} <= {
         element.text for element in ElementTree.fromstring(text).findall(f"{SVG}text")
@@ -61,7 +62,7 @@ def test_several_runs_are_told_apart_by_their_labels(folder):
     assert "Training loss" in words(text)
 
 
-def test_it_needs_nothing_else_and_repeats_hostile_names_as_text(folder):
+def test_a_picture_needs_no_resources_and_shows_hostile_names_as_text(folder):
     text = picture(load_runs([folder, folder], [HOSTILE, "other"]), title=HOSTILE)
     assert HOSTILE in words(text)
     tags = {element.tag for element in ElementTree.fromstring(text).iter()}
@@ -77,7 +78,7 @@ def test_a_picture_of_many_workers_stays_small(tmp_path):
     assert float(box[3]) < 3000
 
 
-def test_the_command_writes_it_beside_the_page(tmp_path, capsys):
+def test_the_command_writes_the_picture_beside_the_page(tmp_path, capsys):
     folder = make(tmp_path / "short", Story(workers=2, seconds=10, killed=None))
     out = tmp_path / "run.svg"
     page = ["--out", str(tmp_path / "r.html")]

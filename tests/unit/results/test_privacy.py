@@ -1,9 +1,10 @@
-"""Facts: ε of a summary is that of Gaussian mechanisms in sequence, by the closed form and by two
-other accountants; a use more is never cheaper; restarts add up, also those that reported no step; a
-worker without a record is unknown, and missed records make ε a lower bound, also in the report; a
-run without privacy has none.
+"""Tests of ε in a summary.
 
-Left out: that steps keep to what is accounted (tests/unit/worker/training/test_private_model.py).
+It is that of Gaussian mechanisms in sequence, by the closed form and by two other accountants. More
+uses never cost less. Restarts add up, also those that reported no step. A worker without a record
+is unknown. Missed records make ε a lower bound, also in the report. A run without privacy has no ε.
+
+Left out: that steps match the accounting (tests/unit/worker/training/test_private_model.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _privacy(multiplier: float, delta: float = 1e-5) -> Privacy:
 
 
 def _delta(privacy: Privacy, uses: int, found: float) -> float:
-    """Of Gaussian mechanisms in sequence at that ε (Balle and Wang 2018, theorem 8)."""
+    """δ of Gaussian mechanisms in sequence at that ε (Balle and Wang 2018, theorem 8)."""
     mu = math.sqrt(uses) / privacy.noise_multiplier
 
     def normal(z: float) -> float:
@@ -67,7 +68,7 @@ def test_the_known_value_of_one_use() -> None:
     assert epsilon(_privacy(1.0), 1) == pytest.approx(4.377, abs=1e-3)
 
 
-def test_uses_cost_and_noise_saves() -> None:
+def test_uses_raise_epsilon_and_noise_lowers_it() -> None:
     costs = [epsilon(_privacy(3.0), uses) for uses in (0, 1, 2, 10, 1000, 10**6)]
     assert costs[0] == 0.0
     assert costs == sorted(set(costs))
@@ -85,7 +86,7 @@ def _step(incarnation: int, passes: int | None, earlier: int | None = None) -> S
     )  # fmt: skip
 
 
-def test_every_start_counts_its_passes_and_one_that_it_may_not_have_reported() -> None:
+def test_every_start_counts_its_passes_and_one_that_may_be_unreported() -> None:
     worker = WorkerTally(Rank(0))
     for incarnation, passes in [(7, 1), (7, 2), (7, 3), (9, 1), (9, 1)]:
         worker.add_step(_step(incarnation, passes))
@@ -109,7 +110,7 @@ def test_starts_that_reported_no_step_count() -> None:
         worker.add_event(_ready())
     assert worker.sample_uses == (1 + 1) + 5
     worker.add_event(_ready())
-    worker.add_step(_step(13, 1, 9))  # one of them had begun four passes
+    worker.add_step(_step(13, 1, 9))  # one of them had started four passes
     worker.add_step(_step(13, 2, 9))
     assert worker.sample_uses == 9 + 2 + 1
     worker.add_step(_step(20, 1, 0))  # in a new folder
@@ -137,13 +138,13 @@ def test_a_worker_without_a_record_is_unknown_and_not_free() -> None:
     assert alone == "Privacy: unknown for a/g-0, without a record of a step"
 
 
-def test_missed_records_make_it_a_lower_bound() -> None:
+def test_missed_records_make_epsilon_a_lower_bound() -> None:
     sentence = privacy_sentence([_row("a/g-0", 3, complete=False)])
     assert f"ε at least {epsilon(_privacy(2.0), 3):.3g} at" in sentence
     assert "records of steps are missing" in sentence
 
 
-def test_summary_and_report_show_what_is_unknown_and_what_was_missed() -> None:
+def test_summary_and_report_show_unknown_workers_and_missed_records() -> None:
     document = description(Story(workers=2, seconds=60, killed=None)).to_document()
     document["spec"]["trainer"]["privacy"] = {"clipNorm": 1, "noiseMultiplier": 2}
     document["spec"]["knowledgeTransfer"] = {"policy": "none"}

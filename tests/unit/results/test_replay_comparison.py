@@ -1,5 +1,7 @@
-"""Proves: what a replay compares of a run is what the run's own summary says: time of training,
-time to each level, rates, batches; an unchanged run against itself differs in nothing.
+"""Tests of the comparison by a replay.
+
+The compared figures are those of the run's own summary: time of training, time to each level,
+rates, batches. An unchanged run does not differ from itself.
 
 Left out: the command (tests/local/test_replay.py).
 """
@@ -29,14 +31,15 @@ RANKS = [Rank(0), Rank(1)]
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[dict[str, Any], RunFigures]:
-    """Summary and figures of one run, whose workers said long before its first step that they
-    begin to train."""
-    told = list(records(STORY))
-    first = min(record.began_s for record in told if isinstance(record, StepRecord))
+    """Summary and figures of one run, whose workers report the start of training long before its
+    first step.
+    """
+    story_records = list(records(STORY))
+    first = min(record.began_s for record in story_records if isinstance(record, StepRecord))
     began = EventRecord(first / 2, Rank(0), 1, "TrainingStarted", "")
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     with ResultFolder.create(tmp_path / "run", description(STORY), now=now) as folder:
-        for record in [began, *told]:
+        for record in [began, *story_records]:
             folder.append(record)
         summary = folder.finish(Ending("the test is over"))
     assert first / 2 > 0.1
@@ -55,7 +58,7 @@ def test_figures_are_those_of_the_summary(run: tuple[dict[str, Any], RunFigures]
     }
 
 
-def test_a_run_against_itself_differs_in_nothing(run: tuple[dict[str, Any], RunFigures]) -> None:
+def test_a_run_does_not_differ_from_itself(run: tuple[dict[str, Any], RunFigures]) -> None:
     rows = compare_figures(run[1], run[1])
     assert len(rows) > 5
     assert {row.difference for row in rows if row.recorded} == {0.0}

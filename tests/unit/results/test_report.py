@@ -1,10 +1,11 @@
-"""Proves: the report is one self-contained page with every section, escapes whatever it is given,
-stays small, whatever names, texts, numbers of workers and of runs there are, survives numbers that
-no run has and names that are no text, and shows unfinished, empty and several runs. The work for it
-grows as the workers. Runs of unequal length share one time
-axis, and where one ended it is marked.
+"""Tests of the report.
 
-Leaves out: what a browser makes of it (test_report_in_browser), its sentences (test_headline).
+It is one self-contained page with every section. It escapes every input, and stays small for any
+names, texts, and numbers of workers and runs. It accepts impossible figures and names that are not
+text. It shows unfinished, empty and several runs. The work for it is linear in the number of
+workers. Runs of unequal length share one time axis, and the end of each is marked.
+
+Left out: the page in a browser (test_report_in_browser); its sentences (test_headline).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def chart_data(text):
     return json.loads(found[1])
 
 
-def test_headings_have_no_gaps_and_pictures_have_words(page):
+def test_headings_have_no_gaps_and_pictures_have_texts(page):
     levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -152,8 +153,8 @@ def test_headings_have_no_gaps_and_pictures_have_words(page):
     assert all(labels)
 
 
-def test_nothing_is_fetched_from_anywhere(text, page):
-    """The scripts are the only part that may spell an address; test_report_in_browser has them."""
+def test_a_page_loads_no_resources(text, page):
+    """Only the scripts may contain an address; test_report_in_browser checks them."""
     without_scripts = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"https?:|@import|url\(", without_scripts)
     loading = {"link", "iframe", "object", "embed", "img", "base", "form"}
@@ -176,14 +177,14 @@ def test_the_policy_in_the_page_names_the_hash_of_each_script_and_allows_no_requ
 
 
 @pytest.mark.parametrize("name", VENDORED)
-def test_vendored_scripts_are_those_of_their_packages_with_their_licence(name, text):
+def test_vendored_scripts_equal_those_of_their_packages_and_have_their_licence(name, text):
     content = files("dlion_results.report").joinpath("static", name).read_bytes()
     assert hashlib.sha256(content).hexdigest() == VENDORED[name]
     assert content.decode() in text
     assert "Permission to use, copy, modify, and/or distribute this software" in text
 
 
-def test_a_quota_that_a_change_brought_says_since_when(tmp_path):
+def test_a_changed_quota_has_its_time(tmp_path):
     path = make(tmp_path / "changed", SHORT)
     quotas = tuple(
         EnvironmentFigure(0, "CPU quota", "cores", cores, cores, begins_s=begins_s)
@@ -209,8 +210,10 @@ for opening in ("[", "{a: ", "- "):
 """
 
 
-def test_an_environment_nested_without_end_is_left_out(tmp_path):
-    """In a process of its own: what reads YAML would overflow the stack and end it."""
+def test_an_endlessly_nested_environment_is_left_out(tmp_path):
+    """This uses a process of its own, because the YAML reader would overflow the
+    stack and end it.
+    """
     path = make(tmp_path / "deep", SHORT)
     done = subprocess.run(
         [sys.executable, "-c", READS_NESTED, str(path)], check=False, capture_output=True, text=True
@@ -219,7 +222,7 @@ def test_an_environment_nested_without_end_is_left_out(tmp_path):
     assert done.stderr.count("the report goes without it") == 3
 
 
-def test_hostile_text_is_shown_and_never_obeyed(text, page):
+def test_hostile_text_is_shown_and_never_executed(text, page):
     assert page.tags.count("script") == len(SCRIPTS) + 1
     assert text.count("</script") == len(SCRIPTS) + 1
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -242,7 +245,7 @@ def test_events_of_the_operator_name_no_worker(tmp_path):
 
 
 def test_a_script_element_cannot_be_ended_by_data(tmp_path):
-    """Labels go to the legend, the headline, alternative texts, tables and the charts' data."""
+    """Labels are in the legend, the headline, alternative texts, tables and the charts' data."""
     path = make(tmp_path / "run", SHORT)
     label = "</script><script>alert(1)</script><!-- <script> &amp; \u2028"
     text = render(load_runs([path, path], [label, "other"]))
@@ -250,7 +253,7 @@ def test_a_script_element_cannot_be_ended_by_data(tmp_path):
     assert label in {one["n"] for one in chart_data(text)["accuracy"]["series"]}
 
 
-def test_the_page_follows_light_and_dark_and_is_fit_for_paper(text):
+def test_the_page_follows_light_and_dark_and_can_be_printed(text):
     for query in ("prefers-color-scheme: dark", "@media print", "max-width: 760px"):
         assert query in text
 
@@ -313,8 +316,8 @@ def test_a_run_of_thousands_of_workers_has_details_below_two_megabytes(tmp_path)
     assert len(specs["run0-timeline"]["bars"]) == len(specs["run0-timeline"]["rows"])
 
 
-def test_the_work_for_a_page_grows_as_the_workers(tmp_path):
-    """Counted in calls of functions, as times vary."""
+def test_the_work_for_a_page_is_linear_in_the_workers(tmp_path):
+    """The test counts calls of functions, because times vary."""
     few, many = (calls_to_render(of_many_workers(tmp_path / f"{n}", n)) for n in (400, 1600))
     assert many < 5 * few
 
@@ -355,7 +358,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_numbers_that_no_run_has_do_not_hinder_the_page(tmp_path, name):
+def test_impossible_numbers_do_not_prevent_the_page(tmp_path, name):
     path = make(tmp_path / "run", SHORT)
     lines = [record_to_json(record) for record in (step(0.5), *HUGE[name], step(9.0))]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
@@ -365,7 +368,7 @@ def test_numbers_that_no_run_has_do_not_hinder_the_page(tmp_path, name):
         assert not re.search(r"\d{40}|(,\d{3}){12}", text.partition("<script")[0])
 
 
-def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path, capfdbinary):
+def test_a_folder_whose_name_is_not_text_has_a_page(tmp_path, capfdbinary):
     path = make(tmp_path / "run", SHORT)
     named = [path.rename(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))]
     named.append(make(tmp_path / os.fsdecode(b"run\xfe"), SHORT))
@@ -398,7 +401,7 @@ def test_long_names_and_hostile_files_do_not_make_a_large_page(tmp_path):
     assert "The manifest with its defaults" in text
 
 
-def test_the_manifest_of_a_shortened_page_says_that_it_goes_on(tmp_path):
+def test_the_manifest_of_a_shortened_page_is_marked_as_shortened(tmp_path):
     path = make(tmp_path / "run", SHORT)
     document = description(SHORT).to_document()
     document["metadata"]["annotations"] = {"a/b": "<" * 250_000}
@@ -426,7 +429,7 @@ def test_signatures_of_presigned_urls_are_not_in_the_page(tmp_path):
     assert "https://example.com/d.npz?…" in text
 
 
-def test_a_single_run_without_room_for_details_has_advice_that_helps(tmp_path):
+def test_a_single_run_without_room_for_details_has_valid_advice(tmp_path):
     text = render(load_runs([make(tmp_path / "run", SHORT)]), page_bytes=1)
     assert "The files of its folder have them" in text
     assert "Make a report of its folder alone" not in text
@@ -451,7 +454,7 @@ def test_several_runs_are_compared_with_one_worker_as_the_reference(three_folder
     assert {"Comparison", "dlion", "alone"} <= {word.strip() for word in page.words}
 
 
-def test_runs_have_no_details_once_those_before_have_used_up_the_bytes(tmp_path):
+def test_runs_have_no_details_after_earlier_ones_have_used_the_allowed_bytes(tmp_path):
     run = load_run(make(tmp_path / "run", SHORT), "run")
     whole = render([run, run, run])
     assert "left out to keep the page small" not in whole
@@ -462,7 +465,7 @@ def test_runs_have_no_details_once_those_before_have_used_up_the_bytes(tmp_path)
     assert {name for name in chart_data(several) if name.startswith("run2-")} == set()
 
 
-def test_bars_of_the_time_are_the_seconds_of_the_summary(tmp_path):
+def test_bars_of_time_have_the_seconds_of_the_summary(tmp_path):
     story = replace(STORY, phases=(0.2, 0.1, 0.05, 0.15, 0.1))
     run = load_run(make(tmp_path / "a", story), "a")
     chart = time_charts.time_bars(run)
@@ -475,7 +478,7 @@ def test_bars_of_the_time_are_the_seconds_of_the_summary(tmp_path):
     assert "plant-a/small-0 computing " in chart.alt
 
 
-def test_bars_of_an_old_run_have_the_exchange_in_the_rest_and_an_empty_run_has_none(folder):
+def test_bars_of_an_old_run_count_the_exchange_as_rest_and_an_empty_run_has_none(folder):
     run = load_run(folder, "a")
     chart = time_charts.time_bars(run)
     assert chart.spec["parts"] == ["computing", "waiting for others", "exchange and the rest"]
@@ -549,12 +552,12 @@ def test_time_counts_from_the_first_step_and_a_worker_has_one_colour(folder):
     assert panels == bars == colours[0]
 
 
-def test_links_show_what_was_sent_and_the_share_of_budgets(folder):
+def test_links_show_sent_bytes_and_their_share_of_budgets(folder):
     run = load_run(folder, "one")
     rates = link_charts.link_map(run)
     assert len(rates.rows) == len(rates.columns) == 6
     for place, (_, cells) in enumerate(rates.rows):
-        assert cells[place].shade is None  # nobody sends to itself
+        assert cells[place].shade is None  # no worker sends to itself
         assert all(0 < cell.shade <= 1 for i, cell in enumerate(cells) if i != place)
     panels = link_charts.uplinks(run).spec
     sent = {panel["n"]: sum(panel["sent"]) * panels["end"] / link_charts.BINS
@@ -593,13 +596,13 @@ def test_a_map_has_the_bytes_of_the_busiest_links_by_kind(folder):
         (["x/a", "x/a", "y/a"], ["x/a (1)", "x/a (2)", "y/a"]),
     ],
 )
-def test_labels_tell_all_runs_apart(folders, labels, tmp_path):
+def test_labels_distinguish_all_runs(folders, labels, tmp_path):
     assert _labels([tmp_path / folder for folder in folders]) == labels
 
 
 @pytest.fixture(scope="module")
 def three_folders(tmp_path_factory):
-    """A machine with everybody's cores, one worker alone, and all of them together."""
+    """A machine with the cores of all, one worker alone, and all workers together."""
     path = tmp_path_factory.mktemp("three")
     ideal = Story(workers=1, seconds=120, step_s=1.6, learning_s=20, killed=None)
     alone = Story(workers=1, seconds=120, step_s=1.6, learning_s=200, killed=None)
@@ -626,15 +629,15 @@ def test_the_page_names_the_reference_of_its_speed_up(three_folders, reference):
 
 
 @pytest.mark.parametrize("reference", ["aloen", "dlion"])
-def test_a_reference_that_is_no_run_of_one_worker_is_refused(three_folders, reference, capsys):
+def test_a_reference_that_is_not_a_run_of_one_worker_is_refused(three_folders, reference, capsys):
     folders = [str(folder) for folder in three_folders]
     assert main(["report", *folders, "--reference", reference]) == 66
-    said = capsys.readouterr().err
-    assert f"given: '{reference}'" in said
-    assert "allowed: 'ideal', 'alone'" in said
+    error = capsys.readouterr().err
+    assert f"given: '{reference}'" in error
+    assert "allowed: 'ideal', 'alone'" in error
 
 
-def test_a_killed_run_has_a_page_that_says_so(tmp_path):
+def test_the_page_of_a_killed_run_states_this(tmp_path):
     folder = make(tmp_path / "run", Story(workers=2, seconds=20, killed=None), finish=False)
     with (folder / "events.jsonl").open("ab") as stream:
         stream.write(b'garbage\n{"kind": "st')
@@ -646,7 +649,7 @@ def test_a_killed_run_has_a_page_that_says_so(tmp_path):
     assert "1 line of events.jsonl could not be read" in words
 
 
-def test_a_run_in_which_nothing_happened_has_a_page(tmp_path):
+def test_a_run_without_events_has_a_page(tmp_path):
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW):
         pass
     words = "".join(Page(render([load_run(tmp_path / "run", "run")])).words)
@@ -655,16 +658,16 @@ def test_a_run_in_which_nothing_happened_has_a_page(tmp_path):
     assert "No event was recorded." in words
 
 
-def test_a_folder_without_a_run_is_said(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(DataError, match="dlion run"):
         load_run(tmp_path, "x")
 
 
-def test_the_command_writes_the_page_and_says_where(tmp_path, folder, text, capsys):
-    """The same page as before, to the byte."""
+def test_the_command_writes_the_page_and_prints_its_path(tmp_path, folder, text, capsys):
+    """The page is the same as before, byte for byte."""
     out = tmp_path / "page.html"
-    told = ["--label", HOSTILE, "--title", HOSTILE]
-    assert main(["report", str(folder), *told, "--out", str(out)]) == 0
+    options = ["--label", HOSTILE, "--title", HOSTILE]
+    assert main(["report", str(folder), *options, "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert out.read_text("utf-8") == text
     assert text.startswith("<!doctype html>")

@@ -1,9 +1,10 @@
-"""Proves, in headless Chromium: the page draws all its charts without an error or a request, at the
-width of a desktop and of a phone, in light and dark; each metric has a panel; the time of a worker
-is a bar of its parts; the legend switches lines; a pointer gets values; a run's details are drawn
-when opened.
+"""Tests of the report's page in headless Chromium.
 
-Without Chromium, which no user needs, all of this is skipped; in `make slow` it fails.
+The page draws all its charts without an error or a request, on a desktop and on a phone, light and
+dark. Each metric has a panel. The time of a worker is a bar of its parts. The legend switches
+lines. A pointer shows values. A run's details are drawn when they are opened.
+
+Skipped without Chromium, which users do not need. In `make slow` this is a failure.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def make(path: Path, story: Story) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run, two of unequal length, and 96 workers."""
+    """One run, two of unequal length, and one of 96 workers."""
     root = tmp_path_factory.mktemp("pages")
     six = make(
         root / "six", Story(seconds=90, killed=(4, 40.0, 10.0), metric_names=METRICS, phases=PHASES)
@@ -102,7 +103,7 @@ def loaded(browser: BrowserPage, path: Path, **how: int | bool) -> BrowserPage:
         pytest.param(390, False, id="390-light", marks=pytest.mark.slow),
     ],
 )
-def test_every_chart_is_drawn_and_nothing_goes_beyond_the_width(
+def test_every_chart_is_drawn_within_the_width(
     browser: BrowserPage, pages: dict[str, Path], width: int, dark: bool, name: str
 ) -> None:
     page = loaded(browser, pages[name], width=width, dark=dark)
@@ -146,7 +147,7 @@ BARS = "[data-chart=run0-parts] g[aria-label=bar] rect"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_time_of_each_worker_is_a_bar_of_parts_that_a_pointer_reads(
+def test_the_time_of_each_worker_is_a_bar_of_parts_with_values_under_a_pointer(
     browser, pages, width, dark
 ):
     page = loaded(browser, pages["one"], width=width, dark=dark)
@@ -167,10 +168,10 @@ def test_the_time_of_each_worker_is_a_bar_of_parts_that_a_pointer_reads(
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + step, y=y)
         page.evaluate("new Promise(done => setTimeout(done, 60))")
     tip = "document.querySelector('[data-chart=run0-parts] [aria-label=tip]').textContent"
-    told = page.evaluate(tip)
-    assert "plant-a/small-1" in told
+    tip_text = page.evaluate(tip)
+    assert "plant-a/small-1" in tip_text
     for name in ("computing", "waiting for others", "select", "apply", "other"):
-        assert re.search(rf"{name} [0-9.]+ %, [0-9.]+ s", told), name
+        assert re.search(rf"{name} [0-9.]+ %, [0-9.]+ s", tip_text), name
     assert page.problems == []
 
 
@@ -183,7 +184,7 @@ def test_bars_of_runs_without_phases_have_three_parts(browser, pages):
     assert counts == [2 * 3, 3]
 
 
-def test_wide_charts_keep_readable_letters_on_a_phone(browser, pages):
+def test_text_in_wide_charts_is_readable_on_a_phone(browser, pages):
     page = loaded(browser, pages["one"], width=390)
     sizes = page.evaluate(
         "[...document.querySelectorAll('.plot svg')].map(e =>"
@@ -208,7 +209,7 @@ def test_the_legend_switches_a_line_off_and_on_in_every_chart(browser, pages):
     assert page.problems == []
 
 
-def test_a_pointer_over_a_line_gets_its_values(browser, pages):
+def test_a_pointer_over_a_line_shows_its_values(browser, pages):
     page = loaded(browser, pages["two"])
     tip = "document.querySelector('.plot svg [aria-label=tip]').textContent"
     assert page.evaluate(tip) == ""
@@ -220,9 +221,9 @@ def test_a_pointer_over_a_line_gets_its_values(browser, pages):
     for step in range(3):
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - step, y=y + step)
         page.evaluate("new Promise(done => setTimeout(done, 60))")
-    told = page.evaluate(tip).strip("\u200b")
-    assert "% at" in told
-    assert told.startswith(("six", "plant-", "</script>"))
+    tip_text = page.evaluate(tip).strip("\u200b")
+    assert "% at" in tip_text
+    assert tip_text.startswith(("six", "plant-", "</script>"))
 
 
 def test_the_details_of_a_run_are_drawn_when_they_are_opened(browser, pages):
@@ -240,15 +241,15 @@ def test_a_short_run_is_marked_where_it_ended(browser, pages):
     assert "ended" in page.evaluate("document.querySelector('.plot svg').textContent")
 
 
-def test_for_print_all_details_are_open(browser, pages):
+def test_in_print_all_details_are_open(browser, pages):
     page = loaded(browser, pages["two"])
     page.call("Page.printToPDF")
     assert page.evaluate("[...document.querySelectorAll('details.run')].every(e => e.open)")
     assert page.problems == []
 
 
-def test_a_browser_that_breaks_a_rule_would_be_noticed(browser, tmp_path):
-    """The oracle itself: errors, requests and width are seen where there are some."""
+def test_a_page_that_breaks_a_rule_is_noticed(browser, tmp_path):
+    """This tests the oracle: it finds errors, requests and excess width."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<body><div style='width:2000px'>x</div><img src='file:///none.png'>"

@@ -1,7 +1,9 @@
-"""Proves: the summary keeps to its published schema, and its figures agree with a naive computation
-over the list of records, made here without any of the package's own adding up.
+"""Tests of the summary.
 
-Leaves out: how the trainer measures what it reports.
+It conforms to its published schema. Its figures agree with a naive computation over the list of
+records, which uses none of the package's own sums.
+
+Left out: the trainer's measurements.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def of(given, kind, rank):
 
 
 def mean_accuracy(given, time_s):
-    """Naive: each replica's accuracy at that time, by its neighbours, and the mean."""
+    """Compute naively the mean of each replica's interpolated accuracy at that time."""
     values = []
     for rank in range(STORY.workers):
         points = [(e.time_s, e.accuracy) for e in of(given, EvaluationRecord, rank)]
@@ -66,12 +68,12 @@ def mean_accuracy(given, time_s):
     return sum(values) / len(values)
 
 
-def test_the_schema_is_a_schema_and_the_summary_keeps_to_it(summary):
+def test_the_schema_is_valid_and_the_summary_conforms_to_it(summary):
     jsonschema.Draft202012Validator.check_schema(schema())
     jsonschema.validate(json.loads(json.dumps(summary, allow_nan=False)), schema())
 
 
-def test_a_run_in_which_nothing_happened_has_a_summary_too():
+def test_a_run_without_events_has_a_summary():
     jsonschema.validate(summary_of([]), schema())
 
 
@@ -84,7 +86,7 @@ def test_figures_that_are_not_numbers_become_null():
     assert summary["workers"][0]["mean_loss"] is None
 
 
-def test_a_replica_that_was_shut_out_counts_only_once_it_is_accepted_again():
+def test_a_quarantined_replica_counts_only_once_it_is_accepted_again():
     def evaluation(rank, accuracy):
         return EvaluationRecord(5.0, Rank(rank), 1, 1, accuracy, 1.0, 10, metrics={"f1": accuracy})
 
@@ -206,7 +208,7 @@ def test_a_workers_figures_agree_with_the_records(given, summary, rank):
     assert sum(each["seconds"] for each in worker["waited_for"]) == pytest.approx(
         worker["waited_s"]
     )
-    assert len({each["seconds"] for each in worker["waited_for"]}) == 1, "in equal parts"
+    assert len({each["seconds"] for each in worker["waited_for"]}) == 1, "both parts are equal"
     assert worker["sent_bytes"] == sum(link.sent_bytes for link in links)
     for link in worker["links"]:
         own = [record for record in links if record.peer == link["peer"]]
@@ -235,7 +237,7 @@ def test_the_jobs_figures_agree_with_the_records(given, summary):
 
 
 def test_the_use_of_time_agrees_with_the_workers(given, summary):
-    """Ranks 0 and 1 come last in the story, but for themselves."""
+    """Ranks 0 and 1 are the last workers in the story, except for themselves."""
     use, workers = summary["time_use"], summary["workers"]
     waited_s = sum(worker["waited_s"] for worker in workers)
     compute_s = sum(worker["compute_s"] for worker in workers)
@@ -266,13 +268,13 @@ def test_the_time_to_a_level_is_when_the_mean_first_reaches_it(given, summary, l
     assert entry["sent_bytes"] == pytest.approx(sum(r.sent_bytes for r in sent), rel=0.05)
 
 
-def test_a_target_is_reported_by_itself(summary):
+def test_a_target_is_reported_separately(summary):
     level = next(entry for entry in summary["levels"] if entry["accuracy"] == 0.65)
     assert summary["target"] == level
 
 
 def test_drift_agrees_with_the_distances_of_the_sketches(given, summary):
-    """Sketches of all replicas at one common time, interpolated by NumPy, pair by pair."""
+    """Compare sketches of all replicas at one common time, interpolated by NumPy, pair by pair."""
     time_s = min(of(given, EvaluationRecord, rank)[-1].time_s for rank in range(STORY.workers))
     vectors, norms = [], []
     for rank in range(STORY.workers):
@@ -287,7 +289,7 @@ def test_drift_agrees_with_the_distances_of_the_sketches(given, summary):
 
 
 def began(given):
-    """When the first step of any worker did."""
+    """Start of the first step of any worker."""
     return min(r.time_s - r.wall_s for r in given if isinstance(r, StepRecord))
 
 
@@ -315,7 +317,7 @@ def test_speed_up_is_the_quotient_of_times_to_the_highest_common_level(given, su
 
 
 def test_a_long_run_takes_no_more_memory_than_a_short_one():
-    """Rows kept after 20,000 steps of two workers stay at the curves' limits."""
+    """The rows kept after 20,000 steps of two workers stay within the curves' limits."""
     tally = RunTally([Rank(0), Rank(1)])
     for i in range(20_000):
         rank = Rank(i % 2)

@@ -1,5 +1,7 @@
-"""Proves: the end of `dlion run` is a table with a row per replica, or one JSON object and nothing
-else, and lets no name command the terminal.
+"""Tests of the output at the end of `dlion run`.
+
+It is a table with a row per replica, or one JSON object and nothing else. No name controls the
+terminal.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def test_every_replica_has_its_row_and_the_report_is_named(summary):
 
 
 @pytest.mark.parametrize(
-    ("wait_fraction", "fraction", "waited_s", "said"),
+    ("wait_fraction", "fraction", "waited_s", "expected"),
     [
         (
             0.4,
@@ -67,9 +69,9 @@ def test_every_replica_has_its_row_and_the_report_is_named(summary):
     ],
 )
 def test_the_worker_that_others_waited_for_is_named(
-    summary, wait_fraction, fraction, waited_s, said
+    summary, wait_fraction, fraction, waited_s, expected
 ):
-    """If they waited much, and for none as much."""
+    """It is named if others waited much, and for no other worker as much."""
     worker = {**summary["workers"][3], "name": "plant-b/large-0", "compute_s": 100.0}
     use = {"compute_fraction": 0.5, "wait_fraction": wait_fraction,
            "waited_for": [{"rank": 3, "fraction": fraction}]}  # fmt: skip
@@ -77,8 +79,8 @@ def test_the_worker_that_others_waited_for_is_named(
     changed = {**summary, "time_use": use, "workers": workers, "culprit": None}
     text = " ".join(printed(changed).split())
     assert f"Time: computing 50.0 %, waiting {100 * wait_fraction:.1f} %, exchange" in text
-    assert ("of the waiting was for" in text) == (said is not None)
-    assert said is None or said in text
+    assert ("of the waiting was for" in text) == (expected is not None)
+    assert expected is None or expected in text
 
 
 def test_a_simulation_has_no_start_and_end_and_the_account_says_so(summary):
@@ -88,7 +90,7 @@ def test_a_simulation_has_no_start_and_end_and_the_account_says_so(summary):
     assert "Start-up" not in printed(summary)
 
 
-def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
+def test_bytes_are_listed_by_kind_with_the_link_that_carried_most(summary):
     workers = [dict(worker) for worker in summary["workers"]]
     first = {**workers[1]["links"][0], "gradient_bytes": 10**12, "probe_bytes": 7}
     workers[1]["links"] = [first, *workers[1]["links"][1:]]
@@ -109,7 +111,7 @@ def test_bytes_are_told_by_kind_with_the_link_that_carried_most(summary):
     assert cells[4] == f"{100 * used:.1f} %"
 
 
-def test_start_and_end_are_told_of_the_worker_where_they_took_longest(summary):
+def test_start_and_end_are_those_of_the_worker_that_took_longest(summary):
     assert "Start-up" not in printed(summary)
     none = dict.fromkeys(
         ("launch_s", *START_PHASES, "train_s", *END_PHASES, "process_s"), 0.0
@@ -136,8 +138,8 @@ def test_the_parts_of_all_bytes_have_the_total_of_the_table(summary):
     assert f": sent {sent} (" in text.partition("Bytes on links: ")[2]
 
 
-def test_bytes_that_were_not_counted_are_not_told(summary):
-    """By a release that counted no kinds, or of a run without links."""
+def test_uncounted_bytes_are_not_listed(summary):
+    """An earlier release counted no kinds; a run may have no links."""
     assert "Bytes on links:" in printed(summary)
     old = {name: value for name, value in summary.items() if name != "bytes"}
     assert "Bytes on links" not in printed(old)
@@ -145,7 +147,7 @@ def test_bytes_that_were_not_counted_are_not_told(summary):
     assert "Bytes on links" not in printed({**summary, "workers": alone})
 
 
-def test_in_eighty_columns_whole_columns_are_left_out_and_no_figure_is_cut(summary):
+def test_in_eighty_columns_whole_columns_are_omitted_and_no_figure_is_truncated(summary):
     text = printed(summary, width=80)
     assert "…" not in text
     assert "samples/s" in text
@@ -159,7 +161,7 @@ def test_json_output_is_one_object_and_nothing_else(summary):
     assert document["accuracy"] == summary["accuracy"]
 
 
-def test_metrics_of_compile_are_told_in_a_line(summary):
+def test_metrics_of_compile_have_a_line(summary):
     def metric(*values):
         return dict(zip(("mean", "min", "max"), values, strict=True))
 

@@ -1,6 +1,8 @@
-"""Proves: TensorBoard's files hold the scalars of the records, framed and checksummed as it
-reads them (the checksum is worked out here, bit by bit), and nothing loads TensorFlow for it. After
-a resume points stand at the wall-clock time at which they were made, and byte counts go on.
+"""Tests of TensorBoard's files.
+
+They hold the scalars of the records, with the frames and checksums that it reads. The test computes
+the checksum bit by bit. Nothing loads TensorFlow for them. After a resume, points keep their
+wall-clock times, and byte counts continue.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def test_the_scalars_are_those_of_the_records(logged):
 
 
 def points_of(folder, tag):
-    """Wall time and value of a scalar of the first worker, over all files, oldest first."""
+    """Wall times and values of a scalar of the first worker, over all files, oldest first."""
     return [
         (event.wall_time, value.simple_value)
         for path in sorted((folder / "tensorboard" / "plant-a.small-0").iterdir())
@@ -95,8 +97,8 @@ def points_of(folder, tag):
     ]
 
 
-def test_after_a_resume_points_stand_where_they_were_made_and_counts_go_on(tmp_path):
-    """The run is broken 15 s after its beginning, resumed an hour later, and broken again."""
+def test_after_a_resume_points_keep_their_times_and_counts_continue(tmp_path):
+    """The run breaks 15 s after its start, resumes an hour later, and breaks again."""
     began = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     run = tmp_path / "run"
     given = list(records(STORY))

@@ -1,7 +1,9 @@
-"""Facts: the parts of a worker's time add up to the time from its first step to its last, with the
-time between steps in the rest; records of older releases, without phases and kinds of bytes, are
-summarised as before; a worker that becomes slower is seen, a first step that traces is not; a
-smaller batch is told beside the pace that it lowers.
+"""Tests of the parts of a worker's time.
+
+They add up to the time from its first step to its last; time between steps belongs to the rest.
+Records of older releases, without phases and kinds of bytes, are summarised as before. A worker
+that slows down is found, and a first step that traces is not mistaken for it. A smaller batch is
+reported beside the speed that it lowers.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ OLD_LINK = (
 
 
 def step(iteration: int, *, compute_s: float = 0.5, batch: int = 8) -> StepRecord:
-    """A step of a second; each begins half a second after the last has ended."""
+    """A step of a second, which starts half a second after the last has ended."""
     return StepRecord(
         1.5 * iteration, Rank(0), 1, iteration, 1.0, batch, batch, 0.1, compute_s, 1.0, 1.0, 0.1,
         0.2, batch * iteration,
@@ -64,7 +66,7 @@ def test_the_parts_add_up_to_the_time() -> None:
     assert parts["link_send_s"] == pytest.approx(3.0)
 
 
-def test_shares_of_several_workers_are_of_all_their_time() -> None:
+def test_shares_of_several_workers_refer_to_all_their_time() -> None:
     short, long = tally_of(step(1)), tally_of(*(step(number) for number in range(1, 11)))
     shares = fractions([short, long])
     assert shares["select_fraction"] == pytest.approx(11 * 0.05 / 15.5)
@@ -103,13 +105,13 @@ def test_the_phases_of_all_starts_add_up_and_the_last_record_of_each_counts() ->
     for record in (
         process(5.0, 1, import_s=1.0, model_s=2.0),
         process(9.0, 1, import_s=1.0, model_s=2.0, train_s=3.0, save_s=1.0),
-        process(20.0, 2, import_s=2.0, join_s=4.0),  # it was killed while it trained
+        process(20.0, 2, import_s=2.0, join_s=4.0),  # it was killed during training
     ):
         tally.add(record)
     found = process_parts(tally.workers[Rank(0)], first_step_s=5.0)
     assert found is not None
-    told = {name: seconds for name, seconds in found.items() if seconds}
-    assert told == {
+    nonzero = {name: seconds for name, seconds in found.items() if seconds}
+    assert nonzero == {
         "launch_s": 2.0, "import_s": 3.0, "model_s": 2.0, "join_s": 4.0, "train_s": 3.0,
         "save_s": 1.0, "process_s": 13.0,
     }  # fmt: skip
@@ -126,10 +128,10 @@ def test_the_phases_of_all_starts_add_up_and_the_last_record_of_each_counts() ->
     ],
     ids=["its only start", "without a step", "killed before", "joined later"],
 )
-def test_time_before_a_later_process_is_no_launch(
+def test_time_before_a_later_process_is_not_launch_time(
     imported_s: list[float], first_step_s: float | None, launch_s: float | None
 ) -> None:
-    """The only process with a record begins at 600 s."""
+    """The only process with a record starts at 600 s."""
     tally = RunTally([Rank(0)])
     for time_s in imported_s:
         tally.add(EventRecord(time_s, Rank(0), 0, EventReason.TRAINER_IMPORTED, "imported"))
@@ -139,7 +141,7 @@ def test_time_before_a_later_process_is_no_launch(
     assert (found["launch_s"], found["process_s"]) == (launch_s, 3.0)
 
 
-def test_hostile_phases_stay_within_what_a_run_can_last() -> None:
+def test_hostile_phases_stay_within_the_possible_length_of_a_run() -> None:
     tally = RunTally([Rank(0)])
     tally.add(process(-1e300, 1, import_s=-5.0, data_s=1e300, model_s=1e308))
     found = process_parts(tally.workers[Rank(0)], None)
@@ -171,7 +173,7 @@ def test_time_without_a_step_is_zero() -> None:
     ],
     ids=["even", "traced", "slowed", "long", "short"],
 )
-def test_a_worker_that_becomes_slower_is_seen(paces_s: list[float], change: float | None) -> None:
+def test_a_worker_that_slows_down_is_found(paces_s: list[float], change: float | None) -> None:
     tally = tally_of(*(step(k + 1, compute_s=each) for k, each in enumerate(paces_s)))
     assert pace_change(tally) == {
         "pace_change": None if change is None else pytest.approx(change, rel=0.03),
@@ -179,8 +181,8 @@ def test_a_worker_that_becomes_slower_is_seen(paces_s: list[float], change: floa
     }
 
 
-def test_a_smaller_batch_is_told_beside_the_pace_that_it_lowers() -> None:
-    """The machine is the same: each step costs 30 ms, and each sample 0.8 ms."""
+def test_a_smaller_batch_is_reported_beside_the_speed_that_it_lowers() -> None:
+    """The machine does not change: each step costs 30 ms, and each sample 0.8 ms."""
     batches = [64] * 60 + [12] * 140
     tally = tally_of(
         *(step(k + 1, compute_s=0.03 + 0.0008 * b, batch=b) for k, b in enumerate(batches))

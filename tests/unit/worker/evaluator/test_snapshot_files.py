@@ -1,7 +1,8 @@
 """Tests of snapshot files.
 
 A snapshot is read back completely and once, the oldest iteration first. Of one replica's waiting
-snapshots the oldest are dropped. Those of one iteration are read together. A file that is not a snapshot is named.
+snapshots the oldest are dropped. Those of one iteration are read together. A file that is not a
+snapshot is named.
 
 Left out: the process that evaluates (tests/local).
 """
