@@ -1,4 +1,4 @@
-"""The law of a step's costs: measured on a clock of its own, fitted, kept and read again.
+"""Tests of the law of a step's costs: measured on its own clock, fitted, stored and read again.
 
 Left out: real steps (tests/local/test_calibrate.py).
 """
@@ -29,7 +29,7 @@ BATCHES = (8, 32, 128, 256)
 def observed(
     noise: float, rounds: int = 9, fixed_s: float = FIXED_S, seed: int = 3
 ) -> list[Observation]:
-    """Steps that keep to the law but for relative noise."""
+    """Steps that follow the law with relative noise."""
     chance = np.random.default_rng(seed)
     return [
         Observation(
@@ -40,15 +40,15 @@ def observed(
     ]
 
 
-def test_the_law_is_found() -> None:
+def test_the_law_is_fitted() -> None:
     exact = fit(observed(0.0))
     assert exact.fixed_core_s.value == pytest.approx(FIXED_S)
     assert exact.samples_per_s_per_core == pytest.approx(1 / SAMPLE_S)
     assert exact.residual_fraction == pytest.approx(0.0, abs=1e-9)
 
 
-def test_bounds_hold_the_truth_nearly_always_and_are_no_wider_than_noise_asks() -> None:
-    """95 % by drawing anew is somewhat less with nine rounds."""
+def test_bounds_contain_the_true_values_and_are_as_narrow_as_the_noise_allows() -> None:
+    """With nine rounds, 95 % by resampling is somewhat less."""
     noisy = [fit(observed(0.05, seed=seed)) for seed in range(100)]
     for name, true in (("fixed_core_s", FIXED_S), ("per_sample_core_s", SAMPLE_S)):
         found = [getattr(one, name) for one in noisy]
@@ -58,13 +58,13 @@ def test_bounds_hold_the_truth_nearly_always_and_are_no_wider_than_noise_asks() 
     assert np.median([one.residual_fraction for one in noisy]) == pytest.approx(0.05, rel=0.1)
 
 
-def test_a_fixed_part_below_nothing_is_none() -> None:
+def test_a_negative_fixed_part_becomes_zero() -> None:
     result = fit(observed(0.0, fixed_s=-0.001))
     assert result.fixed_core_s.value == 0.0
     assert result.per_sample_core_s.value == pytest.approx(SAMPLE_S, rel=0.1)
 
 
-def test_batches_that_cost_no_more_the_larger_they_are_give_no_law() -> None:
+def test_batches_whose_cost_does_not_grow_give_no_law() -> None:
     falling = [
         Observation(batch, number, 0.1 - 0.0003 * batch, 0.2, 3)
         for number in range(3)
@@ -74,8 +74,8 @@ def test_batches_that_cost_no_more_the_larger_they_are_give_no_law() -> None:
         fit(falling)
 
 
-def test_a_recorded_law_always_costs_something() -> None:
-    """As steps of a run may be noisy: those without a law cost what the median did."""
+def test_a_recorded_law_always_has_a_positive_cost() -> None:
+    """Steps of a run may be noisy: without a law they cost the median."""
     batch_N = np.array([10.0, 20.0, 40.0])
     fixed_s, sample_s = fit_line(batch_N, np.array([0.04, 0.04, 0.02]))
     assert (fixed_s, sample_s) == (0.0, pytest.approx(0.002))
@@ -91,14 +91,14 @@ def test_one_tiny_step_does_not_bend_the_law_of_a_thousand() -> None:
     assert sample_s == pytest.approx(SAMPLE_S, rel=0.15)
 
 
-def test_too_little_to_fit_is_refused() -> None:
+def test_too_few_observations_are_refused() -> None:
     with pytest.raises(ValueError, match="rounds"):
         fit(observed(0.0, rounds=2))
     with pytest.raises(ValueError, match="1 batch sizes"):
         fit([one for one in observed(0.0) if one.batch_size == BATCHES[0]])
 
 
-def test_every_size_is_timed_once_a_round_and_long_enough() -> None:
+def test_every_size_is_timed_once_a_round_for_long_enough() -> None:
     now_s, first = 0.0, set(BATCHES)
 
     def step(batch: int) -> None:
@@ -118,7 +118,7 @@ def test_every_size_is_timed_once_a_round_and_long_enough() -> None:
     assert len(orders) > 1
 
 
-def test_a_calibration_is_read_as_it_was_kept(tmp_path: Path) -> None:
+def test_a_stored_calibration_is_read_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(fit(observed(0.0)).document()))
     assert read_costs(path) == pytest.approx((FIXED_S, SAMPLE_S))
@@ -145,7 +145,9 @@ def test_a_calibration_is_read_as_it_was_kept(tmp_path: Path) -> None:
         (" " * (1 << 20) + "{}", "larger than"),
     ],
 )
-def test_what_is_no_calibration_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_that_is_not_a_calibration_is_refused(
+    tmp_path: Path, content: str, words: str
+) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content)
     with pytest.raises(DataError, match=words.replace("(", r"\(").replace("[", r"\[")):

@@ -1,4 +1,7 @@
-"""The virtual clock: order by time, then by the order made; what is cancelled does not happen."""
+"""Tests of the virtual clock.
+
+Actions run in order of time, then in the order of their creation. A cancelled action does not run.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +15,39 @@ def run(clock: VirtualClock) -> None:
         pass
 
 
-def test_order_is_by_time_and_then_by_the_order_made() -> None:
+def test_actions_run_by_time_and_then_by_order_of_creation() -> None:
     clock = VirtualClock()
-    seen: list[tuple[str, float]] = []
+    ran: list[tuple[str, float]] = []
 
     def note(name: str) -> None:
-        seen.append((name, clock.now_s))
+        ran.append((name, clock.now_s))
 
     for name, seconds in (("late", 2.0), ("first", 1.0), ("second", 1.0), ("now", 0.0)):
         clock.after(seconds, partial(note, name))
     run(clock)
-    assert seen == [("now", 0.0), ("first", 1.0), ("second", 1.0), ("late", 2.0)]
+    assert ran == [("now", 0.0), ("first", 1.0), ("second", 1.0), ("late", 2.0)]
 
 
-def test_what_is_cancelled_does_not_happen() -> None:
+def test_a_cancelled_action_does_not_run() -> None:
     clock = VirtualClock()
-    seen: list[str] = []
-    appointment = clock.after(1.0, lambda: seen.append("cancelled"))
+    ran: list[str] = []
+    appointment = clock.after(1.0, lambda: ran.append("cancelled"))
     clock.after(0.5, appointment.cancel)
-    clock.after(2.0, lambda: seen.append("kept"))
+    clock.after(2.0, lambda: ran.append("kept"))
     run(clock)
-    assert seen == ["kept"]
+    assert ran == ["kept"]
     assert clock.now_s == 2.0
 
 
-def test_an_action_may_make_appointments_and_none_lies_in_the_past() -> None:
+def test_an_action_may_schedule_others_but_none_in_the_past() -> None:
     clock = VirtualClock()
-    seen: list[float] = []
-    clock.after(1.0, lambda: clock.after(-5.0, lambda: seen.append(clock.now_s)))
+    times_s: list[float] = []
+    clock.after(1.0, lambda: clock.after(-5.0, lambda: times_s.append(clock.now_s)))
     run(clock)
-    assert seen == [1.0]
+    assert times_s == [1.0]
 
 
-def test_what_is_left_to_happen_may_be_one_appointment_alone() -> None:
+def test_one_scheduled_action_may_be_left() -> None:
     clock = VirtualClock()
     end = clock.after(9.0, lambda: None)
     assert clock.has_only(end)

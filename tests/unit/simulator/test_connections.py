@@ -1,6 +1,7 @@
-"""Who is linked with whom: deaths, cuts, links given up, and what each worker hears of it, when.
+"""Tests of connections: lost workers, cuts, closed links, and the notifications of each worker with
+their times.
 
-Real links and a real network under the virtual clock; workers are lists of what they were told.
+Links and network are real, under the virtual clock. A worker is a list of its notifications.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HANDSHAKE_S = HANDSHAKE_ROUND_TRIPS * 2 * LATENCY_S
 
 
 def conditions(*cut: Rank) -> Conditions:
-    """Three workers with a latency between all of them; those named are cut off."""
+    """Three workers with latency between all of them; the named ones are cut off."""
     return Conditions(
         tuple(
             WorkerConditions(
@@ -44,12 +45,12 @@ def conditions(*cut: Rank) -> Conditions:
 
 
 class Setting:
-    """Three workers, linked at the start; what each is told of a peer, and when."""
+    """Three workers, linked at the start; the notifications of each about a peer, with times."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.network = VirtualNetwork(self.clock, conditions())
-        self.told: list[tuple[Rank, str, Rank, float]] = []
+        self.notified: list[tuple[Rank, str, Rank, float]] = []
         self.links = {
             (sender, receiver): VirtualLink(
                 self.clock, self.network, sender=sender, receiver=receiver, rule=QueueRule.KEEP,
@@ -70,21 +71,21 @@ class Setting:
 
     def notify(self, rank: Rank, event: LinkUp | LinkDown) -> None:
         word = f"up {event.iteration}" if isinstance(event, LinkUp) else "down"
-        self.told.append((rank, word, event.peer, self.clock.now_s))
+        self.notified.append((rank, word, event.peer, self.clock.now_s))
 
     def cut(self, *ranks: Rank) -> None:
         self.network.set_conditions(conditions(*ranks))
         self.connections.change(conditions(*ranks))
 
     def run(self) -> list[tuple[Rank, str, Rank, float]]:
-        """To the end; what was told since the last call."""
+        """Run to the end; return the notifications since the last call."""
         while self.clock.advance():
             pass
-        told, self.told = self.told, []
-        return [(rank, word, peer, pytest.approx(at_s)) for rank, word, peer, at_s in told]
+        notified, self.notified = self.notified, []
+        return [(rank, word, peer, pytest.approx(at_s)) for rank, word, peer, at_s in notified]
 
 
-def test_a_death_is_heard_a_latency_later_and_a_new_process_is_linked_with_all() -> None:
+def test_a_loss_is_noticed_after_the_latency_and_a_new_process_is_linked_with_all() -> None:
     it = Setting()
     it.connections.process_ended(ONE, "killed")
     assert it.connections.linked(ZERO) == [TWO]
@@ -100,7 +101,7 @@ def test_a_death_is_heard_a_latency_later_and_a_new_process_is_linked_with_all()
     assert it.connections.linked(ONE) == [ZERO, TWO]
 
 
-def test_a_short_cut_goes_unnoticed_and_a_long_one_lets_the_silent_peer_go() -> None:
+def test_a_short_cut_goes_unnoticed_and_a_long_one_ends_the_links() -> None:
     it = Setting()
     it.cut(TWO)
     it.clock.after(SILENCE_S - 0.1, it.cut)
@@ -119,7 +120,7 @@ def test_a_short_cut_goes_unnoticed_and_a_long_one_lets_the_silent_peer_go() -> 
     ]  # fmt: skip
 
 
-def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> None:
+def test_a_closed_link_is_dialled_at_once_and_both_ends_start_again() -> None:
     it = Setting()
     it.connections.disconnect(ONE, ZERO, "full")
     assert not it.links[ZERO, ONE].is_up
@@ -131,7 +132,7 @@ def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> Non
     assert it.links[ZERO, ONE].is_up
 
 
-def test_a_death_behind_a_cut_is_heard_by_the_silence_and_a_new_process_after_the_cut() -> None:
+def test_a_loss_behind_a_cut_is_noticed_by_silence_and_a_new_process_after_it() -> None:
     it = Setting()
     it.cut(TWO)
     it.clock.after(1.0, lambda: it.connections.process_ended(TWO, "killed"))
@@ -144,7 +145,7 @@ def test_a_death_behind_a_cut_is_heard_by_the_silence_and_a_new_process_after_th
     assert sorted(it.run()[:2]) == [(ZERO, "up 12", TWO, up_s), (TWO, "up 10", ZERO, up_s)]
 
 
-def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -> None:
+def test_a_worker_back_before_its_loss_is_noticed_is_first_reported_lost() -> None:
     it = Setting()
     it.cut(TWO)
     it.clock.after(1.0, lambda: it.connections.process_ended(TWO, "killed"))
@@ -157,15 +158,15 @@ def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -
     ]  # fmt: skip
 
 
-def test_regrouped_workers_are_linked_where_both_want_it() -> None:
+def test_regrouped_workers_are_linked_if_both_request_it() -> None:
     setting = Setting()
     setting.connections.set_neighbours(ZERO, frozenset({ONE}))
     assert not setting.links[ZERO, TWO].is_up
     assert not setting.links[TWO, ZERO].is_up
-    told = setting.run()
-    assert told == [(ZERO, "down", TWO, 0.0), (TWO, "down", ZERO, pytest.approx(LATENCY_S))]
+    notified = setting.run()
+    assert notified == [(ZERO, "down", TWO, 0.0), (TWO, "down", ZERO, pytest.approx(LATENCY_S))]
     setting.connections.set_neighbours(ZERO, frozenset({ONE, TWO}))
-    setting.connections.set_neighbours(TWO, frozenset({ONE}))  # before the handshake is over
+    setting.connections.set_neighbours(TWO, frozenset({ONE}))  # before the handshake ends
     assert setting.run() == []
     began_s = setting.clock.now_s
     setting.connections.set_neighbours(TWO, frozenset({ZERO, ONE}))
@@ -177,7 +178,7 @@ def test_regrouped_workers_are_linked_where_both_want_it() -> None:
     assert setting.links[ZERO, TWO].is_up
 
 
-def test_who_comes_back_is_linked_with_its_neighbours_of_then() -> None:
+def test_a_worker_that_returns_is_linked_with_its_present_neighbours() -> None:
     setting = Setting()
     setting.connections.process_ended(TWO, "gone")
     setting.run()

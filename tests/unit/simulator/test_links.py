@@ -1,4 +1,4 @@
-"""A virtual link: order, lanes, what gives way, and what its counters say."""
+"""Tests of a virtual link: order, lanes, superseded messages and counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE = 1e6
 
 
 class Setting:
-    """One link of a megabyte a second, and what it has delivered."""
+    """One link of a megabyte a second, and its deliveries."""
 
     def __init__(self, rule: QueueRule = QueueRule.KEEP, latency_s: float = 0.0) -> None:
         self.clock = VirtualClock()
@@ -74,7 +74,7 @@ def test_weights_travel_beside_gradients() -> None:
     assert dict(it.delivered) == pytest.approx({2: 1.0, 1: 1.5})
 
 
-def test_a_gradient_that_has_not_begun_gives_way_to_a_newer_one() -> None:
+def test_a_newer_gradient_supersedes_one_that_has_not_begun() -> None:
     it = Setting(QueueRule.NEWEST)
     for iteration in (1, 2, 3):
         it.link.push(gradient(iteration, 1_000_000))
@@ -83,7 +83,7 @@ def test_a_gradient_that_has_not_begun_gives_way_to_a_newer_one() -> None:
     assert [iteration for iteration, _ in it.delivered] == [1, 3]
 
 
-def test_a_delivery_tells_bytes_and_the_time_the_link_was_busy() -> None:
+def test_a_delivery_has_the_bytes_and_the_busy_time_of_the_link() -> None:
     it = Setting()
     it.link.push(gradient(1, 1_000_000))
     it.run_until(0.25)
@@ -94,10 +94,10 @@ def test_a_delivery_tells_bytes_and_the_time_the_link_was_busy() -> None:
     it.run_until(5.0)
     second = it.link.take_delivery()
     assert second.acknowledged_bytes == pytest.approx(750_000, abs=150)
-    assert second.receiver_busy_s == pytest.approx(0.75)  # idle time since is not counted
+    assert second.receiver_busy_s == pytest.approx(0.75)  # later idle time is not counted
 
 
-def test_room_is_a_budget_less_what_is_held_above_half_of_one() -> None:
+def test_room_is_a_budget_less_the_bytes_held_above_half_of_one() -> None:
     it = Setting()
     assert it.link.sendable_bytes() is None
     it.link.set_budget(1_000_000)
@@ -108,11 +108,11 @@ def test_room_is_a_budget_less_what_is_held_above_half_of_one() -> None:
     assert it.link.sendable_bytes() == 1_000_000
 
 
-def test_a_link_that_is_closed_loses_what_is_on_it_and_says_so() -> None:
+def test_a_closed_link_loses_its_messages_and_reports_this() -> None:
     it = Setting(latency_s=0.5)
     for iteration in (1, 2, 3):
         it.link.push(gradient(iteration, 1_000_000))
-    it.run_until(1.25)  # the first has left and not arrived, the second is under way
+    it.run_until(1.25)  # the first is sent but has not arrived, the second is being sent
     it.link.close()
     assert it.link.state().dropped_messages == 2
     assert not it.link.state().connected
@@ -129,7 +129,7 @@ def test_a_link_that_is_closed_loses_what_is_on_it_and_says_so() -> None:
     assert it.link.state().acknowledged_total == pytest.approx(arrived + 1_000_000, abs=400)
 
 
-def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> None:
+def test_a_queue_at_its_bound_closes_the_link_if_nothing_can_be_superseded() -> None:
     it = Setting()
     it.link.set_budget(200_000)  # a window of four messages
     for iteration in range(MAX_QUEUED_MESSAGES + 4):
@@ -144,7 +144,7 @@ def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> 
     assert newest.given_up == []
 
 
-def test_a_state_travels_beside_messages_and_counts_by_itself() -> None:
+def test_a_state_travels_beside_messages_and_is_counted_separately() -> None:
     it = Setting(latency_s=0.25)
     taken: list[float] = []
     it.link.pull(1_000_000 - MESSAGE_OVERHEAD_BYTES, lambda: taken.append(it.clock.now_s))
@@ -166,7 +166,7 @@ def test_a_state_travels_beside_messages_and_counts_by_itself() -> None:
     assert len(taken) == 1
 
 
-def test_a_latency_that_falls_does_not_let_a_message_overtake() -> None:
+def test_with_falling_latency_no_message_overtakes_another() -> None:
     it = Setting(latency_s=2.0)
     it.link.push(gradient(1, 1_000_000))
     it.run_until(1.5)
@@ -176,11 +176,11 @@ def test_a_latency_that_falls_does_not_let_a_message_overtake() -> None:
     assert it.delivered == [(1, pytest.approx(3.0)), (2, pytest.approx(3.0))]
 
 
-def test_what_left_before_a_break_does_not_arrive_after_it() -> None:
+def test_a_message_sent_before_a_break_does_not_arrive_after_it() -> None:
     """The link is up again before the message of the earlier connection would arrive."""
     it = Setting(latency_s=2.0)
     it.link.push(gradient(1, 1_000_000))
-    it.run_until(1.5)  # its last byte has left
+    it.run_until(1.5)  # its last byte is sent
     it.link.close()
     it.link.open()
     it.link.push(gradient(2, 1_000_000))
@@ -188,7 +188,7 @@ def test_what_left_before_a_break_does_not_arrive_after_it() -> None:
     assert [iteration for iteration, _ in it.delivered] == [2]
 
 
-def test_a_gradient_that_gave_way_is_no_longer_queued() -> None:
+def test_a_superseded_gradient_is_no_longer_queued() -> None:
     it = Setting(QueueRule.NEWEST)
     for iteration in (1, 2, 3):
         it.link.push(gradient(iteration, 1_000_000))

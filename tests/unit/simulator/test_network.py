@@ -1,5 +1,6 @@
-"""Transfers through shared pipes: how long they take, alone and beside others, of one worker and of
-the workers of one site."""
+"""Tests of transfers through shared pipes: their time alone and beside others, of one worker and of
+the workers of a site.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +56,13 @@ def finished(
     return times
 
 
-def test_a_transfer_alone_has_the_slower_of_both_ends() -> None:
+def test_a_single_transfer_has_the_rate_of_the_slower_end() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([4 * RATE, RATE]))
     assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(2.0)}
 
 
-def test_an_uplink_is_shared_and_what_ends_leaves_its_share_to_the_rest() -> None:
+def test_an_uplink_is_shared_and_an_ended_transfer_leaves_its_share_to_the_rest() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, 9 * RATE, 9 * RATE]))
     times = finished(network, clock, [(0, 1, 1_000_000), (0, 2, 500_000)])
@@ -69,28 +70,28 @@ def test_an_uplink_is_shared_and_what_ends_leaves_its_share_to_the_rest() -> Non
     assert times[0, 1] == pytest.approx(1.5)
 
 
-def test_what_one_receiver_cannot_take_goes_to_the_others() -> None:
+def test_the_rate_that_one_receiver_cannot_use_goes_to_the_others() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, RATE / 4, RATE]))
     times = finished(network, clock, [(0, 1, 250_000), (0, 2, 750_000)])
     assert times == {(0, 1): pytest.approx(1.0), (0, 2): pytest.approx(1.0)}
 
 
-def test_a_change_of_rate_holds_for_what_is_under_way() -> None:
+def test_a_change_of_rate_applies_to_running_transfers() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, RATE]))
     clock.after(1.0, lambda: network.set_conditions(conditions([RATE / 2, RATE])))
     assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(3.0)}
 
 
-def test_nothing_passes_a_cut_link_until_it_is_restored() -> None:
+def test_a_cut_link_carries_nothing_until_it_is_restored() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, RATE], cut=frozenset({Rank(1)})))
     clock.after(5.0, lambda: network.set_conditions(conditions([RATE, RATE])))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(6.0)}
 
 
-def test_loss_leaves_a_link_what_the_formula_says_and_others_the_rest() -> None:
+def test_loss_limits_a_link_by_the_formula_and_others_get_the_rest() -> None:
     lossy = Conditions(
         tuple(
             replace(
@@ -113,10 +114,10 @@ def test_loss_leaves_a_link_what_the_formula_says_and_others_the_rest() -> None:
     assert both[1, 0] == pytest.approx(1.0)
 
 
-def test_a_transfer_that_is_given_up_never_ends_and_leaves_its_share() -> None:
+def test_a_cancelled_transfer_never_ends_and_leaves_its_share() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, RATE, RATE]))
-    doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("given up"))
+    doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("cancelled"))
     clock.after(1.0, lambda: network.end(doomed))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(1.5)}
 
@@ -129,13 +130,13 @@ def test_two_workers_of_a_site_have_half_of_its_rate_each(links: list[tuple[int,
     assert times == {link: pytest.approx(2.0) for link in links}
 
 
-def test_a_worker_that_sends_alone_has_all_of_its_sites_rate() -> None:
+def test_a_worker_that_is_the_only_sender_has_the_whole_rate_of_its_site() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, plan_of_sites("aab", MBIT_PER_S).initial)
     times = finished(network, clock, [(0, 2, 1_000_000), (1, 2, 500_000), (2, 0, 1_000_000)])
     assert times[1, 2] == pytest.approx(1.0)
-    assert times[0, 2] == pytest.approx(1.5), "all that the other one left"
-    assert times[2, 0] == pytest.approx(1.0), "the other way"
+    assert times[0, 2] == pytest.approx(1.5), "all that the other worker left"
+    assert times[2, 0] == pytest.approx(1.0), "the other direction"
 
 
 def test_traffic_inside_a_site_takes_nothing_of_its_uplink() -> None:
@@ -146,7 +147,7 @@ def test_traffic_inside_a_site_takes_nothing_of_its_uplink() -> None:
     assert times == {(0, 1): pytest.approx(1.0), (1, 2): pytest.approx(1.0)}
 
 
-def test_a_change_of_a_sites_rate_holds_for_all_its_workers() -> None:
+def test_a_change_of_a_sites_rate_applies_to_all_its_workers() -> None:
     clock = VirtualClock()
     changes = [{"at": {"seconds": 1}, "betweenSitesMbitPerS": MBIT_PER_S / 2}]
     made = plan_of_sites("aab", MBIT_PER_S, changes=changes)

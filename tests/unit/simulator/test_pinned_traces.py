@@ -1,9 +1,10 @@
-"""Three short simulated jobs have the traces that are pinned.
+"""Tests of three short simulated jobs with pinned traces.
 
-Proves: a synchronous job, an asynchronous one, and one in which a worker is lost and returns take
-the same times and bytes as when `tools/check_traces.py --write` was last run. Left out: what
-TensorFlow computes, which differs between processors, and that a run is repeated bit by bit
-(tests/simulated).
+The jobs are a synchronous one, an asynchronous one, and one in which a worker is lost and returns.
+Each takes the same times and bytes as at the last `tools/check_traces.py --write`.
+
+Left out: the values that TensorFlow computes, which differ between processors; the bit-for-bit
+repetition of a run (tests/simulated).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a run's records to the conditions that it had: speeds, rates, times.
+"""Tests of the conditions found from a run's records: speeds, rates, times.
 
 Left out: real records (tests/local/test_replay.py).
 """
@@ -33,11 +33,11 @@ from local_run import job_document
 
 BEGAN_S = 10.0
 PROBED_S = 1.75
-"""Between what workers say when they begin to train, and their first step."""
+"""Between the report of the start of training and the first step."""
 
 
 def step(rank: int, time_s: float, *, compute_s: float = 0.2, **fields: Any) -> StepRecord:
-    """A step of 40 samples that took 0.3 s: some computing, 0.04 s waiting."""
+    """A step of 40 samples that took 0.3 s: computing, and 0.04 s of waiting."""
     values: dict[str, Any] = {
         "time_s": time_s, "rank": Rank(rank), "incarnation": 1, "iteration": 1, "loss": 1.0,
         "local_batch_size": 40, "global_batch_size": 80, "learning_rate": 0.1,
@@ -87,7 +87,7 @@ def steady() -> list[ProgressRecord]:
 def test_a_steady_run_has_one_set_of_conditions() -> None:
     recorded = plan_of(steady())
     assert recorded.plan.changes == ()
-    assert recorded.began_s == BEGAN_S, "the first step's begin, not the word of it"
+    assert recorded.began_s == BEGAN_S, "the start of the first step, not the report of it"
     assert recorded.unknown_links == ()
     conditions = recorded.plan.initial
     assert [worker.quota_cores for worker in conditions.workers] == pytest.approx([200, 100])
@@ -100,16 +100,19 @@ def carries(conditions: Conditions, sender: int, receiver: int) -> float:
     return conditions.link_bytes_per_s(Rank(sender), Rank(receiver)) * WIRE_EFFICIENCY
 
 
-def test_what_a_step_takes_beside_computing_is_a_fixed_cost_of_all() -> None:
-    """0.06 s of neither computing nor waiting: 12 samples' time of one worker, 6 of the other."""
+def test_the_time_of_a_step_beside_computing_is_a_fixed_cost_for_all() -> None:
+    """0.06 s of neither computing nor waiting: the time of 12 samples of one worker, 6 of the
+    other.
+    """
     recorded = plan_of(steady())
     assert 6 <= recorded.exchange_core_s <= 12
     assert recorded.fixed_core_s == 0
 
 
-def test_under_a_quota_the_cpu_tells_what_a_step_costs_and_the_sidecar_how_fast_it_goes() -> None:
-    """A quarter and half a core; a step costs 5 ms and 1 ms a sample, its exchange 8 ms. Bursts
-    make computing look twice as fast as the quota allows."""
+def test_under_a_quota_cpu_time_gives_the_cost_and_the_sidecar_the_speed() -> None:
+    """A quarter and half a core. A step costs 5 ms, a sample 1 ms, an exchange 8 ms. Because of
+    bursts, computing looks twice as fast as the quota allows.
+    """
     batches = {0: 20, 1: 60}
     quotas = {0: 0.25, 1: 0.5}
     records: list[ProgressRecord] = started()
@@ -138,7 +141,7 @@ def test_under_a_quota_the_cpu_tells_what_a_step_costs_and_the_sidecar_how_fast_
 
 
 def test_under_a_quota_the_exchange_costs_by_the_bytes_of_each_worker() -> None:
-    """Both send 1 MB; one pays 8 ms of CPU in each of 40 steps for what it sends and gets."""
+    """Both send 1 MB. One pays 8 ms of CPU in each of 40 steps for sent and received bytes."""
     records: list[ProgressRecord] = started()
     for rank in (0, 1):
         capacity = {Rank(rank): 100.0}
@@ -157,7 +160,7 @@ def test_under_a_quota_the_exchange_costs_by_the_bytes_of_each_worker() -> None:
     assert by_byte == pytest.approx({0: 40 * 0.008 / 2e6, 1: 40 * 0.016 / 2e6})
 
 
-def test_a_change_is_there_from_its_window_on_and_counted_from_the_first_step() -> None:
+def test_a_change_applies_from_its_window_on_counted_from_the_first_step() -> None:
     slower = BEGAN_S + 12.0
     records = [
         directive(0, 5.0, {1: 1e6}),
@@ -181,7 +184,7 @@ def test_a_change_is_there_from_its_window_on_and_counted_from_the_first_step() 
     assert carries(after, 1, 0) == float("inf")
 
 
-def test_latencies_change_when_the_environment_did() -> None:
+def test_latencies_change_at_the_times_of_the_environment() -> None:
     link = (Rank(0), Rank(1))
     recorded = plan_of(steady(), latencies=[(0.0, {link: 0.05}), (3.0, {link: 0.2})])
     (change,) = recorded.plan.changes
@@ -191,7 +194,7 @@ def test_latencies_change_when_the_environment_did() -> None:
     assert not recorded.plan.initial.worker(Rank(1)).latency_s
 
 
-def test_what_a_probe_found_is_no_links_rate() -> None:
+def test_the_rate_of_a_probe_is_not_the_rate_of_a_link() -> None:
     """Workers probe at the same time: a link carries three times as much once they train."""
     risen = [directive(0, BEGAN_S + after_s, {1: 3e6}) for after_s in (SETTLED_S / 2, SETTLED_S)]
     recorded = plan_of([*steady(), *risen])
@@ -200,14 +203,14 @@ def test_what_a_probe_found_is_no_links_rate() -> None:
     assert recorded.plan.probed_bytes_per_s == {(0, 1): 1e6, (1, 0): 2e6}
 
 
-def test_small_changes_are_none() -> None:
+def test_small_changes_are_ignored() -> None:
     little = 1 + CHANGE_FRACTION / 2
     records = [*steady(), step(0, BEGAN_S + 30, compute_s=0.2 * little)]
     assert plan_of([*records, directive(0, BEGAN_S + 30, {1: 1e6 * little})]).plan.changes == ()
 
 
-def test_strangers_and_nonsense_are_left_out() -> None:
-    """Ranks that the manifest does not have, steps without time, rates of nothing."""
+def test_unknown_ranks_and_invalid_records_are_left_out() -> None:
+    """They are ranks that the manifest lacks, steps without time, and rates of zero."""
     odd = [step(7, 12.0), directive(0, 12.0, {9: 1e6, 1: 0.0}), step(0, 12.0, compute_s=0.0)]
     assert plan_of([*steady(), *odd]).plan == plan_of(steady()).plan
 

@@ -1,9 +1,10 @@
-"""Proves: other work takes what its phases say, again and again or once, and the worker keeps at
-least half; the counters are what an independent sum over small steps finds, whatever steps time
-goes on in; pressure counts only while the worker computes and there is not enough for all; with
-even shares nothing is predicted.
+"""Tests of a machine shared with other work.
 
-Leaves out: what a worker makes of it (tests/simulated/test_demand.py).
+Other work takes the cores of its phases, repeatedly or once, and the worker keeps at least half.
+The counters equal an independent sum over small steps, for any steps of time. Pressure counts only
+while the worker computes and cores are short. With even shares nothing is predicted.
+
+Left out: the worker's reaction (tests/simulated/test_demand.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def test_phases_repeat(now_s: float, wanted: float, change_s: float) -> None:
     assert machine.left(now_s, UNITS) == max(UNITS - wanted, UNITS / 2)
 
 
-def test_the_last_phase_stays_where_they_do_not_repeat() -> None:
+def test_without_repetition_the_last_phase_stays() -> None:
     machine = SharedMachine(CoLocatedDemand(PHASES, repeats=False))
     assert machine.wanted(4.0) == 3.0
     assert machine.next_change_s(4.0) == 5.0
@@ -68,7 +69,7 @@ def test_the_counters_are_the_sum_of_all_work(steps: list[tuple[float, bool]]) -
     assert counters.cores == UNITS
 
 
-def test_steps_of_time_make_no_difference() -> None:
+def test_the_steps_of_time_make_no_difference() -> None:
     many, once = (SharedMachine(CoLocatedDemand(PHASES)) for _ in range(2))
     for tick in range(1, 1001):
         many.advance(tick / 7, UNITS, is_busy=True)
@@ -78,8 +79,8 @@ def test_steps_of_time_make_no_difference() -> None:
 
 
 @pytest.mark.parametrize(("policy", "predicts"), [("weighted", True), ("even", False)])
-def test_where_shares_are_even_nothing_is_predicted(policy: str, *, predicts: bool) -> None:
-    """As in a sidecar."""
+def test_with_even_shares_nothing_is_predicted(policy: str, *, predicts: bool) -> None:
+    """The same holds in a sidecar."""
     job = load_job(job_document(1, batching={"policy": policy}))
     worker = {"cores": 4, "demand": {"phases": [{"seconds": 5, "cores": 1}]}}
     environment = parse(Environment, {"name": "e", "workers": [worker]}, source="e.yaml")

@@ -1,4 +1,4 @@
-"""Stragglers' steps: when they are slow, how often, and that chance repeats."""
+"""Tests of stragglers: the times, the frequency and the repeatable randomness of slow steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_a_straggler_is_slow_within_its_time_and_others_never() -> None:
     assert [other.next_slowdown(now_s) for now_s in (9.9, 10.0, 19.9)] == [1, 1, 1]
 
 
-def test_slowdowns_at_once_multiply() -> None:
+def test_simultaneous_slowdowns_multiply() -> None:
     always = Straggler(frozenset({ZERO}), 2.0)
     assert StragglerModel([always, always], seed=1, rank=ZERO).next_slowdown(0.0) == 4.0
 
 
-def test_chance_is_as_often_as_said_follows_the_seed_and_differs_between_workers() -> None:
+def test_slow_steps_have_the_given_frequency_follow_the_seed_and_differ_between_workers() -> None:
     now_and_then = Straggler(frozenset({ZERO, ONE}), 6.0, 0.25)
 
     def steps(seed: int, rank: Rank) -> list[float]:
@@ -39,7 +39,7 @@ def test_chance_is_as_often_as_said_follows_the_seed_and_differs_between_workers
     assert steps(2, ZERO) != first
 
 
-def test_draws_are_by_steps_whether_they_count_or_not() -> None:
+def test_each_step_draws_once_whether_it_counts_or_not() -> None:
     late = Straggler(frozenset({ZERO}), 6.0, 0.5, begins_s=10.0)
     early, later = (
         StragglerModel([late], seed=3, rank=ZERO),

@@ -1,9 +1,10 @@
-"""Proves: a simulated machine's temperature is the solution of its equation, as an independent
-numerical integration finds it, whatever steps time goes on in; its throttle acts at the instants
-that theory gives, with hysteresis; changes of the air are followed; a heat budget keeps to its
-threshold where the hardware alone does not.
+"""Tests of a simulated machine's temperature.
 
-Leaves out: what a worker makes of it (tests/simulated/test_heat.py).
+It agrees with an independent numerical integration of its equation, for any steps of time. The
+throttle acts at the theoretical times, with hysteresis. The temperature follows changes of the air.
+A heat budget stays below its threshold, while the hardware alone does not.
+
+Left out: the worker's reaction (tests/simulated/test_heat.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def solved(celsius: float, watts: float, ambient: float, seconds: float) -> floa
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 2000.0))
-def test_the_temperature_is_the_solution_of_the_equation(load: float, seconds: float) -> None:
+def test_the_temperature_solves_the_equation(load: float, seconds: float) -> None:
     machine = ThermalMachine(BOARD)
     assert machine.celsius == pytest.approx(25.0 + 2.0 * 8.0)
     machine.advance(seconds, load)
@@ -43,7 +44,7 @@ def test_the_temperature_is_the_solution_of_the_equation(load: float, seconds: f
 
 
 @given(st.lists(st.floats(0.0, 400.0), max_size=20))
-def test_the_steps_in_which_time_goes_on_make_no_difference(steps: list[float]) -> None:
+def test_the_steps_of_time_make_no_difference(steps: list[float]) -> None:
     thermals = replace(HOT, ambient=((0.0, 45.0), (300.0, 20.0), (900.0, 60.0)))
     many, once, now_s = ThermalMachine(thermals), ThermalMachine(thermals), 0.0
     for step_s in steps:
@@ -54,8 +55,8 @@ def test_the_steps_in_which_time_goes_on_make_no_difference(steps: list[float]) 
     assert many.is_throttled == once.is_throttled
 
 
-def test_the_throttle_trips_and_resumes_when_theory_says() -> None:
-    machine = ThermalMachine(HOT)  # 61 degrees; to 105 with full load, to 69.8 throttled
+def test_the_throttle_trips_and_resumes_at_the_theoretical_times() -> None:
+    machine = ThermalMachine(HOT)  # 61 degrees; to 105 at full load, to 69.8 throttled
     trips_s = 240.0 * math.log((105.0 - 61.0) / (105.0 - 80.0))
     assert machine.next_event_s(1.0) == pytest.approx(trips_s)
     machine.advance(trips_s - 0.01, 1.0)
@@ -84,7 +85,7 @@ def test_a_change_of_the_air_is_an_event() -> None:
 
 
 @pytest.mark.parametrize("budget", [None, Heat(threshold_celsius=75.0)])
-def test_a_budget_keeps_below_its_threshold_and_the_hardware_does_not(budget: Heat | None) -> None:
+def test_a_budget_stays_below_its_threshold_and_the_hardware_does_not(budget: Heat | None) -> None:
     heat, now_s = MachineHeat(HOT, budget), 0.0
     while now_s < 3600:
         busy_s = 0.5
