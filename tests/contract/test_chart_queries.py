@@ -1,10 +1,10 @@
-"""Alerts and dashboards ask for metrics that there are, and say so where people look.
+"""Tests of the chart's alerts and dashboards against docs/metrics.md.
 
-Proves: every metric, label and label's value in a query of the chart is in docs/metrics.md, which
-has the operator's metrics as its code makes them (tests/unit/worker/sidecar holds the sidecars'
-against theirs); counters are only asked for their increase, and only counters are; every alert is
-documented and says what to look at. Leaves out: whether a query answers its question, and PromQL's
-grammar beyond balanced brackets.
+Every metric, label and label value in a query is on the page. The page has the operator's metrics
+as its code makes them; tests/unit/worker/sidecar checks those of sidecars. Queries use the increase
+of counters, and of counters only. Every alert is documented and names what to check.
+
+Left out: whether a query answers its question; PromQL's grammar except balanced brackets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALERTS = [
 OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "controller" / "metrics.py"
 SIDECARS = {"namespace", "job", "site"}
 SCRAPED = {"pod", "le"}
-"""Labels that the scraper adds to a sidecar's metrics, and that a histogram's buckets have."""
+"""Labels added by the scraper to metrics of sidecars, and the label of buckets of a histogram."""
 
 
 def section(title: str) -> str:
@@ -44,7 +44,7 @@ def section(title: str) -> str:
 
 
 def metrics() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of every metric, by its name as Prometheus keeps it."""
+    """Type and labels of every metric, by its name in Prometheus."""
     found = {}
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Sidecars"), re.MULTILINE)
     for name, kind in rows:
@@ -76,7 +76,7 @@ def test_both_lists_are_read() -> None:
 
 
 def made_by_the_operator() -> dict[str, str]:
-    """Type of every metric that its code makes, by its name as Prometheus keeps it."""
+    """Type of every metric that the operator's code makes, by its name in Prometheus."""
     found = {}
     for call in ast.walk(ast.parse(OPERATOR_METRICS.read_text())):
         made = re.fullmatch(
@@ -90,14 +90,14 @@ def made_by_the_operator() -> dict[str, str]:
     return found
 
 
-def test_the_operators_metrics_are_documented_and_no_other() -> None:
+def test_exactly_the_operators_metrics_are_documented() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("The operator"), re.MULTILINE)
     assert len(rows) > 15
     assert dict(rows) == made_by_the_operator()
 
 
 @pytest.mark.parametrize("query", list(queries()))
-def test_a_query_asks_for_what_there_is(query: str) -> None:
+def test_a_query_uses_existing_metrics(query: str) -> None:
     named = re.findall(r"\bdlion_\w+", query)
     assert named
     assert set(named) <= set(KNOWN)
@@ -113,21 +113,21 @@ def test_a_query_asks_for_what_there_is(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", list(queries()))
-def test_counters_are_asked_for_their_increase_and_nothing_else_is(query: str) -> None:
+def test_queries_use_the_increase_of_counters_and_of_counters_only(query: str) -> None:
     ranged = r"(?:rate|increase)\((dlion_\w+)(?:\{[^}]*\})?\["
     increasing = set(re.findall(ranged, query))
     for name in re.findall(r"\bdlion_\w+", query):
         assert (name in increasing) == (KNOWN[name][0] in {"counter", "histogram"}), name
 
 
-def test_every_result_of_a_look_is_documented_and_each_failure_alerted() -> None:
+def test_every_result_of_a_resync_is_documented_and_each_failure_has_an_alert() -> None:
     (row,) = re.findall(r"^\| `dlion_operator_reconciles_total`.*$", DOCUMENT, re.MULTILINE)
     assert {f"`{result}`" for result in (OK, ERROR, DEFECT)} <= set(re.findall(r"`\w+`", row))
     alerted = [re.findall(r'result=~?"([^"]*)"', rule["expr"]) for rule in ALERTS]
     assert [found for found in alerted if found] == [[f"{ERROR}|{DEFECT}"]]
 
 
-def test_every_alert_is_documented_and_says_what_to_look_at() -> None:
+def test_every_alert_is_documented_and_names_what_to_check() -> None:
     documented = re.findall(r"^\| `(DLion\w+)`", section("Alerts"), re.MULTILINE)
     assert documented == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
@@ -136,10 +136,10 @@ def test_every_alert_is_documented_and_says_what_to_look_at() -> None:
         assert rule["annotations"]["summary"]
 
 
-def test_what_an_alert_says_names_labels_that_its_query_leaves() -> None:
+def test_the_text_of_an_alert_uses_labels_that_its_query_keeps() -> None:
     for rule in ALERTS:
         named = set.union(*(KNOWN[name][1] for name in re.findall(r"\bdlion_\w+", rule["expr"])))
         aggregated = re.match(r"(?:sum|max) by \(([^)]*)\)", rule["expr"])
         left = set(re.findall(r"\w+", aggregated[1])) if aggregated else named | {"pod"}
-        told = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
-        assert told <= left, rule["alert"]
+        used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        assert used <= left, rule["alert"]

@@ -1,7 +1,9 @@
-"""Facts: each `dlion` command line of README.md and the pages, in code blocks and in sentences,
-names a command that exists, with options that it has; each `make` target that they name exists.
+"""Tests of command lines in README.md and the pages.
 
-Left out: that the lines work; tests/local/test_documented_commands.py runs those of the tutorial.
+Each `dlion` command line in code blocks and sentences has an existing command and existing options.
+Each `make` target exists.
+
+Left out: running the lines; tests/local/test_documented_commands.py runs those of the tutorial.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re
 
 
 def block_texts(page: Path) -> str:
-    """The code blocks of the page that are for a shell, with continued lines joined."""
+    """The shell code blocks of the page, with continued lines joined."""
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     return "\n".join(text for kind, text in blocks if kind in SHELL).replace("\\\n", " ")
 
@@ -49,7 +51,7 @@ def command_lines(page: Path) -> list[str]:
 
 
 def problems(line: str) -> list[str]:
-    """What the command line names that does not exist."""
+    """Return the parts of the command line that do not exist."""
     _, *words = shlex.split(line, comments=True)
     command: click.Command = dlion
     context = click.Context(dlion)
@@ -75,7 +77,7 @@ def test_the_pages_have_command_lines() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_command_line_names_what_exists(page: Path) -> None:
+def test_each_command_line_is_valid(page: Path) -> None:
     assert [each for line in command_lines(page) for each in problems(line)] == []
 
 
@@ -89,5 +91,5 @@ def test_each_make_target_exists(page: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["dlion rum job.yaml", "dlion run job.yaml --unprivilegde", "dlion trust list"]
 )
-def test_a_wrong_command_line_is_noticed(line: str) -> None:
+def test_an_invalid_command_line_is_found(line: str) -> None:
     assert len(problems(line)) == 1

@@ -1,9 +1,10 @@
-"""docs/conditions.md has a row for exactly the conditions and the reasons of `dlion_api.status`,
-with what to do about each, and for exactly the events that the operator posts of itself. It names
-exactly the events that workers' records become. No event of the operator's own has a reason that
-workers' events have.
+"""Tests of docs/conditions.md.
 
-Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
+It has a row for exactly the conditions and reasons of `dlion_api.status`, each with a remedy. It
+has one for exactly the operator's own events, and names exactly the events that come from workers'
+records. No event of the operator has a reason that events of workers have.
+
+Left out: the conditions of each situation (tests/unit/operator).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text(encoding="utf-8")
 
 
-def test_every_reason_is_explained_and_no_other() -> None:
+def test_exactly_the_reasons_are_explained() -> None:
     section = PAGE.partition("## Reasons of conditions\n")[2].partition("\nWhenever")[0]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     assert sorted(rows) == sorted(reason.value for reason in Reason)
 
 
-def test_every_event_of_workers_is_named_and_no_other() -> None:
+def test_exactly_the_events_of_workers_are_named() -> None:
     section = PAGE.partition("\nAnd what workers tell")[2]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     assert rows == [BANDWIDTH_DROPPED, PEER_LOST, EventReason.PEERS_UNREACHED]
@@ -41,7 +42,7 @@ def test_every_event_of_workers_is_named_and_no_other() -> None:
     assert sorted(named) == sorted(same)  # docs/results.md explains each (test_event_reasons.py)
 
 
-def test_every_event_of_the_operator_is_explained_and_no_other() -> None:
+def test_exactly_the_events_of_the_operator_are_explained() -> None:
     section = PAGE.partition("\nWhenever the reason")[2].partition("\nAnd what workers tell")[0]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     of_conditions = {Reason.SPEC_DIFFERS.value, Reason.NO_AUTHORITY.value}
@@ -49,13 +50,15 @@ def test_every_event_of_the_operator_is_explained_and_no_other() -> None:
 
 
 def test_no_event_of_the_operator_has_a_reason_of_workers() -> None:
-    """By its reason a record's event is of a worker or of the job (`EventRecord.is_of_worker`)."""
+    """The reason decides whether a record's event is of a worker or of the job
+    (`EventRecord.is_of_worker`).
+    """
     own = {*event_reasons_in_source(), *map(str, Reason), *OBSERVED_REASONS}
     assert own.isdisjoint(map(str, EventReason))
 
 
 def event_reasons_in_source() -> set[str]:
-    """Reasons that the operator's code gives to an event as they stand."""
+    """Literal reasons that the operator's code gives to an event."""
     return {
         call.args[0].value
         for path in (ROOT / "operator" / "dlion_operator").rglob("*.py")
@@ -67,7 +70,7 @@ def event_reasons_in_source() -> set[str]:
     }
 
 
-def test_every_condition_is_explained_with_what_to_do() -> None:
+def test_every_condition_is_explained_with_a_remedy() -> None:
     section = PAGE.partition("\n## Conditions\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     assert [row[0].strip(" `") for row in rows] == [type_.value for type_ in ConditionType]
@@ -75,7 +78,7 @@ def test_every_condition_is_explained_with_what_to_do() -> None:
         assert all(text.strip() for text in (if_true, if_false, to_do))
 
 
-def test_every_reason_says_what_to_do() -> None:
+def test_every_reason_has_a_remedy() -> None:
     section = PAGE.partition("## Reasons of conditions\n")[2].partition("\nWhenever")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", section, flags=re.MULTILINE)
     assert len(rows) == len(Reason)

@@ -1,8 +1,10 @@
-"""The CRD is made from the model as it stands, and keeps to what API servers ask of a schema.
+"""Tests of the CRD: it is generated from the present model, and meets the requirements of API
+servers.
 
-Proves: the file is up to date, structural, bounded everywhere, under 200 KB; names, columns and
-status default are as promised; a pod's hostname and labels stay within 63 characters.
-Leaves out: what only an API server can judge (the cost of CEL rules).
+The file is up to date, structural, bounded everywhere and under 200 KB. Names, columns and the
+default of the status are as documented. A pod's hostname and labels stay within 63 characters.
+
+Left out: checks of an API server only (the cost of CEL rules).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def test_generated_files_are_up_to_date(tool: str) -> None:
     assert subprocess.run(command, check=False, timeout=300).returncode == 0
 
 
-def test_a_generated_file_that_was_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_generated_file_is_found(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from generated_files import write_or_compare;"
         "from pathlib import Path; path = Path(sys.argv[2]);"
@@ -53,7 +55,7 @@ def test_a_generated_file_that_was_changed_is_noticed(tmp_path: Path) -> None:
     assert done.stdout == "[1, 0, 0] 1\n"
 
 
-def test_the_definition_is_small_and_shows_what_it_should() -> None:
+def test_the_definition_is_small_and_has_its_columns() -> None:
     assert manifest_schema.CRD.stat().st_size < 200_000
     spec = crd()["spec"]
     version = spec["versions"][0]
@@ -69,7 +71,7 @@ def test_the_definition_is_small_and_shows_what_it_should() -> None:
     assert openapi()["properties"]["status"]["default"] == {"observedGeneration": -1}
 
 
-def test_every_column_shows_a_field_that_there_is() -> None:
+def test_every_column_shows_an_existing_field() -> None:
     paths = {path for path, _ in NODES}
     for column in crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
         path = re.sub(r"\[\?\(@\.([a-z]+)==.*\)\]", r"[].\1 []", column["jsonPath"])
@@ -80,7 +82,7 @@ def test_every_column_shows_a_field_that_there_is() -> None:
 
 
 def test_the_schema_is_structural() -> None:
-    """Rules of a structural schema: a type at every node, and none of the forbidden words."""
+    """A structural schema has a type at every node, and no forbidden keyword."""
     for path, node in NODES:
         either = node.get("x-kubernetes-int-or-string", False)
         assert either or isinstance(node.get("type"), str), path
@@ -105,14 +107,14 @@ def test_everything_is_bounded() -> None:
                 assert "maxProperties" in node, path
 
 
-def test_only_what_somebody_else_checks_keeps_what_the_schema_does_not_know() -> None:
+def test_only_objects_with_another_validation_keep_unknown_fields() -> None:
     free = [path for path, node in NODES if "x-kubernetes-preserve-unknown-fields" in node]
     assert free == [
         "spec.sites[].groups[].podTemplate", "spec.exchange.parameters", "spec.podTemplate"
     ]  # fmt: skip
 
 
-def test_lists_of_named_things_are_maps_and_their_keys_are_required() -> None:
+def test_lists_of_named_objects_are_maps_with_required_keys() -> None:
     maps = {
         path: node["x-kubernetes-list-map-keys"]
         for path, node in NODES
@@ -125,7 +127,7 @@ def test_lists_of_named_things_are_maps_and_their_keys_are_required() -> None:
         assert set(keys) <= set(by_path[f"{path}[]"]["required"]), path
 
 
-def test_patterns_hold_for_whole_strings_and_mean_the_same_in_go() -> None:
+def test_patterns_match_whole_strings_and_are_equal_in_go() -> None:
     for path, node in NODES:
         pattern = node.get("pattern", "^$")
         assert pattern.startswith("^"), path
@@ -133,7 +135,7 @@ def test_patterns_hold_for_whole_strings_and_mean_the_same_in_go() -> None:
         assert not re.search(r"\\[dwsb]|\(\?[=!<P]", pattern), path
 
 
-def test_every_rule_says_what_it_wants_and_blames_a_field_that_there_is() -> None:
+def test_every_rule_has_a_message_and_names_an_existing_field() -> None:
     paths = {path for path, _ in NODES}
     rules = [(path, r) for path, node in NODES for r in node.get("x-kubernetes-validations", ())]
     assert len(rules) >= 25
@@ -142,7 +144,7 @@ def test_every_rule_says_what_it_wants_and_blames_a_field_that_there_is() -> Non
         assert f"{path}{rule.get('fieldPath', '')}".lstrip(".") in paths
 
 
-def test_every_default_is_valid_where_it_stands() -> None:
+def test_every_default_is_valid_for_its_field() -> None:
     for path, node in NODES:
         if "default" in node and path != "status":
             assert manifest_schema.STRICT(node).is_valid(node["default"]), path

@@ -1,7 +1,7 @@
-"""Proves: the examples of docs/environments.md are an environment that goes with the quick start's
-job, whatever the length of its run.
+"""Tests of the examples of docs/environments.md: they are environments for the quick start's job,
+with a run of any length.
 
-Leaves out: what becomes of them (tests/unit/environments, tests/unit/simulator).
+Left out: their effect (tests/unit/environments, tests/unit/simulator).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ PAGE = ROOT / "docs" / "environments.md"
 
 
 def examples(folder: Path) -> list[Environment]:
-    """The first as it stands, and with what the second has for the simulator. The third moves other
-    workers."""
+    """The first example alone, and with the simulator's part of the second. The third moves other
+    workers.
+    """
     first, second, _ = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     kept = "".join(line for line in first.splitlines(True) if not line.startswith("betweenSites"))
     made = []
@@ -33,7 +34,7 @@ def examples(folder: Path) -> list[Environment]:
 
 
 @pytest.mark.parametrize("length_s", [1, 10, 60, 100_000])
-def test_the_examples_go_with_the_quick_starts_job_at_any_length(
+def test_the_examples_are_valid_for_the_quick_starts_job_at_any_length(
     tmp_path: Path, length_s: int
 ) -> None:
     document, _ = read_document(ROOT / "examples" / "digits.yaml")

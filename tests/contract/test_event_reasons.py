@@ -1,7 +1,7 @@
-"""Reasons of events: docs/results.md names exactly those of `dlion_api.reasons`, and no code spells
-one itself.
+"""Tests of reasons of events: docs/results.md has exactly those of `dlion_api.reasons`, and no
+other code spells one.
 
-Left out: whether each is really emitted; the tests of the parts show that.
+Left out: whether each is emitted (the tests of the parts).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_the_document_has_each_reason_with_its_meaning() -> None:
     assert rows == [(reason.value, reason.meaning) for reason in EventReason]
 
 
-def test_meanings_are_one_line_that_fits_a_table() -> None:
+def test_a_meaning_is_one_line_that_fits_a_table() -> None:
     for reason in EventReason:
         assert re.fullmatch(r"([A-Z][a-z]+)+", reason.value)
         assert reason.meaning
@@ -55,9 +55,9 @@ def test_reasons_are_spelt_once() -> None:
     assert spelt == []
 
 
-def test_no_event_is_given_a_reason_of_its_own() -> None:
+def test_no_event_has_a_literal_reason() -> None:
     calls = [(path, call) for path in SOURCES for call in _emitting(path)]
-    assert len(calls) > 20, "the emitters are still called what this test looks for"
+    assert len(calls) > 20, "the emitters have the names that this test searches for"
     own = [
         f"{path.relative_to(ROOT)}:{value.lineno}: {value.value}"
         for path, call in calls

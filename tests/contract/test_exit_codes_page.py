@@ -1,5 +1,7 @@
-"""docs/errors-and-exit-codes.md has each exit code, its name, whether a restart can help, and each
-reason for the end of a run. For each failure that the page names there is a test that makes it.
+"""Tests of docs/errors-and-exit-codes.md.
+
+It has each exit code, its name and whether a restart can help, and each reason for the end of a
+run. Each failure on the page has a test that makes it.
 
 Left out: that those tests pass.
 """
@@ -142,13 +144,15 @@ CASES = {
         ("local/test_growing_data.py", "test_models_are_published_during_training"),
     ),
 }
-"""Tests that have each code, by words of the page."""
+"""Tests that have each code, by texts of the page."""
 
 
-def test_every_exit_code_is_on_the_page_and_no_other() -> None:
+def test_exactly_the_exit_codes_are_on_the_page() -> None:
     rows = re.findall(r"^\| (\d+) \| (\w+) \| (yes|no) \| (.+) \| (.*)\|$", PAGE, re.MULTILINE)
-    told = [(int(code), name, fatal) for code, name, fatal, _, _ in rows]
-    assert told == [(code.value, code.name, "yes" if code.fatal else "no") for code in ExitCode]
+    documented = [(int(code), name, fatal) for code, name, fatal, _, _ in rows]
+    assert documented == [
+        (code.value, code.name, "yes" if code.fatal else "no") for code in ExitCode
+    ]
 
 
 def test_every_reason_for_the_end_of_a_run_is_on_the_page() -> None:
@@ -157,7 +161,7 @@ def test_every_reason_for_the_end_of_a_run_is_on_the_page() -> None:
     assert {each.value for each in EndReason} <= named
 
 
-def test_every_failure_says_what_to_do() -> None:
+def test_every_failure_has_a_remedy() -> None:
     rows = re.findall(r"^\| (\d+) \| .+ \| (.*)\|$", PAGE, re.MULTILINE)
     assert [code for code, advice in rows if not advice.strip()] == [str(ExitCode.OK.value)]
 
@@ -173,8 +177,8 @@ def test_each_failure_on_the_page_has_a_test_that_makes_it() -> None:
     ("code", "file", "name"),
     [(code, *test) for (code, _), tests in CASES.items() for test in tests],
 )
-def test_those_tests_are_there_and_have_the_code(code: ExitCode, file: str, name: str) -> None:
-    """Somewhere in their module: it may be in a table or a function that they share."""
+def test_those_tests_exist_and_have_the_code(code: ExitCode, file: str, name: str) -> None:
+    """The code may be in a table or a function that tests of the module share."""
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
     found = [
         each

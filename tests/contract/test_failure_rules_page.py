@@ -1,7 +1,7 @@
-"""docs/faults.md has every end of a worker and every action with what the code does of it.
+"""Tests of docs/faults.md: it has every end of a worker and every action with its effect.
 
-The cells of both tables follow from what supervisor, operator and the rendered Jobs do, not from
-the declarations alone.
+The expected cells of both tables come from supervisor, operator and rendered Jobs, not from
+declarations alone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from operator_world import SETTINGS, World, dlion_job, ready_reason
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 CODES = {end: kind.codes[0] if kind.codes else int(ExitCode.FAILED) for end, kind in ENDS.items()}
 WITHOUT_TRAINER: tuple[WorkerEnd, ...] = ("Disrupted", "InitializerFailed")
-"""Ends that no exit code of a trainer tells."""
+"""Ends that have no exit code of a trainer."""
 
 
 def table(heading: str) -> list[list[str]]:
-    """The cells of the table whose first column has that heading, without the header."""
+    """The cells of the table with this heading of the first column, without the header."""
     text = PAGE.read_text()
     rows = re.split(rf"^\| {heading} \|.*\n\|[-|]+\n", text, flags=re.MULTILINE)[1]
     lines = rows.split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_the_page_has_every_end_as_it_is() -> None:
+def test_the_page_has_every_end_with_its_effect() -> None:
     rows = {row[0].strip("`"): row[1:] for row in table("end")}
     assert list(rows) == list(ENDS)
     for end, kind in ENDS.items():
@@ -47,7 +47,9 @@ def test_the_page_has_every_end_as_it_is() -> None:
 
 
 def is_retried(end: WorkerEnd) -> bool:
-    """Whether a run whose only worker has failed so for good begins again."""
+    """Return whether a run starts again after its only worker has failed
+    permanently in this way.
+    """
     world = World(dlion_job({"small": 1}, maxRetries=1))
     world.look()
     world.make_jobs()
@@ -65,7 +67,7 @@ def is_retried(end: WorkerEnd) -> bool:
 
 
 @pytest.mark.parametrize("action", get_args(FailureAction))
-def test_the_page_has_every_action_as_it_is(action: FailureAction) -> None:
+def test_the_page_has_every_action_with_its_effect(action: FailureAction) -> None:
     rows = {row[0].strip("`"): row[1:] for row in table("action")}
     assert list(rows) == list(get_args(FailureAction))
     in_pod, pod, counts, run = rows[action]
@@ -84,7 +86,7 @@ def test_the_page_has_every_action_as_it_is(action: FailureAction) -> None:
 
 
 def pod_action(action: str) -> str:
-    """What the Job does with a pod whose trainer has crashed."""
+    """Return the action of the Job for a pod with a crashed trainer."""
     job = load_job(dlion_job(failureRules=[{"onEnds": ["Crashed"], "action": action}]))
     group = job.spec.sites[0].groups[0]
     made: Any = worker_job(job, group, SETTINGS, {"uid": "u-1", "name": "digits"})
@@ -97,7 +99,7 @@ def pod_action(action: str) -> str:
 
 
 def reason_after(action: str) -> str:
-    """How a run ends whose only worker has crashed for good."""
+    """Return the reason of a run whose only worker has crashed permanently."""
     rules = [{"onEnds": ["Crashed"], "action": action}]
     world = World(dlion_job({"small": 1}, failureRules=rules))
     world.look()

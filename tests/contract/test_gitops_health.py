@@ -1,10 +1,11 @@
-"""What Argo CD and Karmada make of a DLionJob is what docs/conditions.md says.
+"""Tests of the health checks of Argo CD and Karmada for a DLionJob against docs/conditions.md.
 
-Proves: each line of the page's table has the conditions that the operator writes, in all jobs made
-for it; the health script, run by Lua 5.1 without the libraries that Argo CD withholds, gives the
-page's word for each; its message says why and which sites are lost; the ConfigMap has that script;
-Karmada's, run the same way, calls healthy what the page has kstatus call Current.
-Left out: what Argo CD does by itself (deletion), and these tools' own Lua, another program's 5.1.
+Each line of the page's table has the conditions that the operator writes, in all jobs made for it.
+The health script runs in Lua 5.1 without the libraries that Argo CD withholds, and gives the page's
+state for each line. Its message has the reason and the lost sites. The ConfigMap has that script.
+Karmada's script reports as healthy the jobs that are Current by the page.
+
+Left out: deletion, which Argo CD handles; the Lua of these tools, another implementation of 5.1.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ def test_the_operator_writes_the_conditions_of_the_page(case: Case) -> None:
             case.document["status"]["observedGeneration"] < case.document["metadata"]["generation"]
         )
         return
-    said = {each["type"]: each["status"] for each in case.document["status"]["conditions"]}
+    written = {each["type"]: each["status"] for each in case.document["status"]["conditions"]}
     page = ROWS[case.situation].conditions
-    assert {name: said[name] for name in page} == page
+    assert {name: written[name] for name in page} == page
     marked = {ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.FAILED}
-    assert {name for name in marked if said[name] == "True"} == marked & set(page)
+    assert {name for name in marked if written[name] == "True"} == marked & set(page)
 
 
 @every_case
-def test_argo_cd_says_what_the_page_says(case: Case) -> None:
+def test_argo_cd_has_the_state_of_the_page(case: Case) -> None:
     health = lua.argo_cd_health(SCRIPT, case.document)
     assert health["status"] == ROWS[case.situation].argo_cd
     if case.situation == UNSEEN:
@@ -54,13 +55,13 @@ def test_argo_cd_says_what_the_page_says(case: Case) -> None:
         assert health["message"].startswith(f"{ready['reason']}: {ready['message']}")
 
 
-def test_argo_cd_names_the_sites_that_are_lost() -> None:
+def test_argo_cd_names_lost_sites() -> None:
     health = lua.argo_cd_health(SCRIPT, CASES["lost_a_site"].document)
     assert health["message"].endswith("; not complete: plant-b")
 
 
 @pytest.mark.parametrize("status", [None, {}, {"observedGeneration": 1}])
-def test_argo_cd_bears_a_status_that_is_not_there_yet(status: object) -> None:
+def test_argo_cd_accepts_a_missing_status(status: object) -> None:
     document = {**CASES["fresh"].document, "status": status}
     assert lua.argo_cd_health(SCRIPT, document)["status"] == "Progressing"
 
@@ -78,19 +79,19 @@ def test_the_config_map_has_the_script() -> None:
 
 @pytest.fixture(scope="module")
 def interpreter() -> dict[str, str]:
-    """Karmada's scripts, by what they are for."""
+    """Karmada's scripts by their purpose."""
     document = yaml.safe_load((KIT / "karmada/interpreter.yaml").read_text(encoding="utf-8"))
     customizations = document["spec"]["customizations"]
     return {name: each["luaScript"] for name, each in customizations.items()}
 
 
 @every_case
-def test_karmada_calls_healthy_what_is_current(case: Case, interpreter: dict[str, str]) -> None:
+def test_karmada_reports_current_jobs_as_healthy(case: Case, interpreter: dict[str, str]) -> None:
     health = lua.call(interpreter["healthInterpretation"], "InterpretHealth", case.document)
     assert health is (ROWS[case.situation].kstatus == "Current")
 
 
-def test_karmada_takes_a_program_along(interpreter: dict[str, str]) -> None:
+def test_karmada_propagates_the_program_too(interpreter: dict[str, str]) -> None:
     script = interpreter["dependencyInterpretation"]
     program = {"configMap": {"name": "our-program", "key": "program.py"}}
     document = dlion_job()

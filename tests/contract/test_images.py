@@ -1,9 +1,11 @@
-"""What the images install is what the lock says, with its hashes, and no more than they need.
+"""Tests of the packages in images: they are those of the lock, with its hashes, and only the
+required ones.
 
-Proves: for each image the part of the lock is the closure of its extra, by the packages' own
-metadata; hashes stand as in the lock; the GPU's lock agrees with it; the Dockerfile's argument
-chooses between them as the tests here do; a lock or an option that does not fit is refused with a
-message. Leaves out: the images themselves (tests/cluster/test_images.py).
+For each image, its part of the lock is the closure of its extra, by the packages' metadata. Hashes
+are those of the lock. The lock for GPUs agrees with it. The Dockerfile's argument selects a lock as
+the tests here do. An invalid lock or option is refused with a message.
+
+Left out: the images (tests/cluster/test_images.py).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def printed(*options: str) -> str:
 
 
 def blocks(text: str) -> dict[str, str]:
-    """First line of each requirement (name, version, marker) to its hashes."""
+    """Map the first line of each requirement (name, version, marker) to its hashes."""
     parts = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)
     lines = [
         [line for line in part.splitlines() if not line.strip().startswith("#")]
@@ -53,7 +55,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def here(text: str) -> set[str]:
-    """Names that are for the platform of this test."""
+    """Names for the platform of this test."""
     found = [Requirement(first.rstrip(" \\")) for first in blocks(text)]
     return {normal(r.name) for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
 
@@ -63,17 +65,17 @@ def normal(name: str) -> str:
 
 
 def closure(extra: str, omitted: set[str]) -> set[str]:
-    """By the metadata of what is installed: what the extra's packages need, and what those do."""
+    """The packages of the extra and their dependencies, by the metadata of installed packages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    waiting, seen = [Requirement(line) for line in asked], set()
+    waiting, visited = [Requirement(line) for line in asked], set()
     names: set[str] = set()
     while waiting:
         requirement = waiting.pop()
         name = normal(requirement.name)
-        if name in omitted or str(requirement) in seen:
+        if name in omitted or str(requirement) in visited:
             continue
-        seen.add(str(requirement))
+        visited.add(str(requirement))
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         names.add(name)
@@ -96,13 +98,13 @@ def closure(extra: str, omitted: set[str]) -> set[str]:
         ("operator", set()),
     ],
 )
-def test_an_image_gets_what_its_extra_needs_and_nothing_else(extra: str, omitted: set[str]) -> None:
+def test_an_image_gets_exactly_the_packages_of_its_extra(extra: str, omitted: set[str]) -> None:
     options = [f"--extra={extra}", *(f"--omit={name}" for name in sorted(omitted))]
     assert here(printed(*options)) == closure(extra, omitted)
 
 
 @pytest.mark.parametrize("extra", ["operator", "sidecar", "worker"])
-def test_every_line_is_the_locks_own_with_its_hashes(extra: str) -> None:
+def test_every_line_is_one_of_the_lock_with_its_hashes(extra: str) -> None:
     locked = blocks(LOCK.read_text())
     made = blocks(printed(f"--extra={extra}"))
     assert made
@@ -118,14 +120,14 @@ def test_operator_and_sidecar_have_neither_tensorflow_nor_numpy() -> None:
 @pytest.mark.parametrize(
     "module", ["dlion_operator.controller.site_operator", "dlion_worker.sidecar.__main__"]
 )
-def test_they_import_neither(module: str) -> None:
+def test_operator_and_sidecar_import_neither(module: str) -> None:
     code = f"import {module}, sys; print(*{{'keras', 'numpy', 'tensorflow'}} & sys.modules.keys())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
 
 
-def test_the_dockerfile_takes_extras_that_there_are() -> None:
+def test_the_dockerfile_uses_existing_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     taken = set(re.findall(r"--extra (\S+)", (ROOT / "Dockerfile").read_text()))
     assert taken == {"operator", "sidecar", "worker"}
@@ -148,7 +150,7 @@ def test_all_stages_start_from_one_argument_which_each_image_has_as_label() -> N
         assert 'org.opencontainers.image.base.name="${BASE}"' in stages[target]
 
 
-def test_the_stage_that_compiles_kernels_has_all_that_they_import(tmp_path: Path) -> None:
+def test_the_stage_that_compiles_kernels_has_all_their_imports(tmp_path: Path) -> None:
     stage = (ROOT / "Dockerfile").read_text().partition(" AS kernels\n")[2].partition("\nFROM ")[0]
     copies = re.findall(
         r"^COPY (.*) /opt/dlion/lib/python3.11/site-packages/(\S+)/$", stage, re.MULTILINE
@@ -161,7 +163,7 @@ def test_the_stage_that_compiles_kernels_has_all_that_they_import(tmp_path: Path
             else:
                 (tmp_path / target).mkdir(exist_ok=True)
                 shutil.copy(source, tmp_path / target)
-    # Without site's files, by which an editable install finds what is missing here.
+    # This omits site's files, by which an editable install would find missing modules.
     packages = sysconfig.get_path("purelib")
     done = subprocess.run(
         [sys.executable, "-S", "-c", "import dlion_core.codecs as it; print(it.__file__)"],
@@ -195,9 +197,9 @@ def test_a_worker_for_gpus_has_cuda_and_one_tensorflow() -> None:
 
 
 @pytest.mark.parametrize(("tensorflow", "options"), [("cpu", []), ("gpu", GPU)])
-def test_the_build_argument_chooses_the_lock(tensorflow: str, options: list[str]) -> None:
-    """The Dockerfile's own lines, run by a shell."""
-    done = chosen_by_the_dockerfile(tensorflow)
+def test_the_build_argument_selects_the_lock(tensorflow: str, options: list[str]) -> None:
+    """A shell runs the Dockerfile's own lines."""
+    done = selected_by_the_dockerfile(tensorflow)
     assert done.returncode == 0, done.stderr
     asked = done.stdout.splitlines()
     assert asked[:2] == ["--extra", "worker"]
@@ -208,13 +210,13 @@ def test_the_build_argument_chooses_the_lock(tensorflow: str, options: list[str]
 
 
 def test_another_build_argument_is_refused() -> None:
-    done = chosen_by_the_dockerfile("rocm")
+    done = selected_by_the_dockerfile("rocm")
     assert done.returncode == 1
     assert done.stderr == "TENSORFLOW=rocm: allowed are cpu and gpu\n"
 
 
-def chosen_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[str]:
-    """What it gives to tools/image_requirements.py, a word in each line."""
+def selected_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[str]:
+    """The arguments of the Dockerfile for tools/image_requirements.py, one on each line."""
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
     (script,) = re.findall(r"(set -- --extra worker .*? esac) +&&", lines)
     return subprocess.run(
@@ -224,7 +226,7 @@ def chosen_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(
-    ("options", "lock", "said"),
+    ("options", "lock", "message"),
     [
         (["--extra=gpu"], None, "no extra gpu in pyproject.toml; it has: cluster, dev"),
         (["--extra=operator", "--omit=nothing-such"], None, "not in the lock: nothing-such"),
@@ -236,8 +238,8 @@ def chosen_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[str
         (["--extra=operator", "--lock=/nowhere"], None, "No such file"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    tmp_path: Path, options: list[str], lock: str | None, said: str
+def test_an_invalid_lock_or_option_is_refused(
+    tmp_path: Path, options: list[str], lock: str | None, message: str
 ) -> None:
     if lock is not None:
         (tmp_path / "lock").write_text(lock)
@@ -245,4 +247,4 @@ def test_what_does_not_fit_is_refused(
     done = run(*options)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert said in done.stderr
+    assert message in done.stderr

@@ -1,9 +1,10 @@
-"""The CRD's schema and the model accept and refuse the same manifests.
+"""Tests that the CRD's schema and the model accept and refuse the same manifests.
 
-Proves: a table of more than a hundred documents is judged as it says by both, and our parser finds
-the fault where it is; what a CEL rule refuses has that rule's message; documents changed at random
-are judged alike; the examples are valid for both; the written defaults are the model's.
-Leaves out: CEL itself (a real API server's business). How the schema is read: `manifest_schema`.
+Both judge a table of more than a hundred documents as expected, and the parser names the place of
+the fault. A document refused by a CEL rule gets that rule's message. Randomly changed documents are
+judged equally. The examples are valid for both. The defaults in the schema are those of the model.
+
+Left out: CEL, which needs a real API server. `manifest_schema` reads the schema.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def test_the_table_is_large_and_names_each_case_once() -> None:
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name)
-def test_both_accept(case: Case) -> None:
+def test_schema_and_model_accept(case: Case) -> None:
     assert problems(case.document) == ()
     assert manifest_schema.accepts(STRICT, case.document)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_both_refuse_and_the_fault_is_where_it_is(case: Case) -> None:
+def test_schema_and_model_refuse_and_the_fault_has_its_place(case: Case) -> None:
     found = problems(case.document)
     assert [problem.path for problem in found] == [case.path]
     assert manifest_schema.accepts(STRICT, case.document) == (case.judge != "schema")
@@ -76,12 +77,12 @@ def test_defaults_in_the_schema_are_the_models() -> None:
 
 @given(changed_documents())
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_documents_changed_at_random_are_judged_alike(document: Any) -> None:
+def test_randomly_changed_documents_are_judged_equally(document: Any) -> None:
     found = [p for p in problems(document) if p.message not in MESSAGES]
     assert (not found) == manifest_schema.accepts(STRICT, document), found
 
 
 @given(values)
 @settings(max_examples=examples(200), deadline=None)
-def test_anything_is_judged_alike_and_never_crashes(document: Any) -> None:
+def test_any_value_is_judged_equally_and_never_crashes(document: Any) -> None:
     assert bool(problems(document)) != manifest_schema.accepts(STRICT, document)

@@ -1,6 +1,8 @@
-"""Every manifest, column and environment of benchmarks/paper is one that `dlion compare` takes, its
-bars are judged as stated, and its pages are made of what is recorded. Nothing is trained;
-tests/simulated/test_paper.py does."""
+"""Tests of benchmarks/paper: `dlion compare` accepts every manifest, column and environment.
+
+The bars are judged as stated, and the pages come from the records. No test here trains;
+tests/simulated/test_paper.py does.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def command(
     published: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Calls run.py with these words: its exit code, and the lines that it prints.
+    """Call run.py with these arguments; return its exit code and its printed lines.
 
-    Here and not in a process of its own, which would load TensorFlow again.
+    It runs in this process, because another one would load TensorFlow again.
     """
     assert published
     import run
@@ -59,7 +61,7 @@ def command(
 
 @pytest.fixture
 def records(published: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """Records what a test records in a folder of the test's."""
+    """Records in a folder of the test."""
     assert published
     import records
 
@@ -82,7 +84,7 @@ def document(*rows: dict[str, Any]) -> dict[str, Any]:
 def judged(
     bars: ModuleType, published: ModuleType, *changed: Any, **documents: Any
 ) -> dict[str, Any]:
-    """Verdicts by what they are on; `changed` comparisons stand for the published of that name."""
+    """Verdicts by their subject; `changed` comparisons replace the published ones of that name."""
     named = {one.name: one for one in (*published.comparisons(), *changed)}
     results = {
         name.replace("_", "-"): (named[name.replace("_", "-")], own)
@@ -105,7 +107,7 @@ def test_a_bar_of_a_point_is_not_missed_by_rounding(
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    """A folder in which every file of data is there, and empty; decoded in `out/data`, too."""
+    """A folder in which every file of data exists and is empty, also decoded in `out/data`."""
     for folder, suffix in ((tmp_path / "data", "tfrecord"), (tmp_path / "out" / "data", "npz")):
         for name in ("cifar10", "mnist"):
             (folder / name).mkdir(parents=True)
@@ -123,7 +125,7 @@ def test_all_parts_are_valid(
     assert all("all is well" in line for line in lines)
 
 
-def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_smaller(
+def test_the_reduced_edition_is_valid_and_scales_every_link_with_its_network(
     data: str, tmp_path: Path, published: ModuleType, command: Command
 ) -> None:
     import reduced_edition
@@ -149,11 +151,13 @@ def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_sma
             assert [machine.cores for machine in now.workers] == [m.cores for m in was.workers]
             assert now.samples_per_s_per_core == was.samples_per_s_per_core
             assert rates(now) == pytest.approx([factor * rate for rate in rates(was)], rel=1e-5)
-    assert reduction.of(named["wrong-labels"]) == named["wrong-labels"], "small at full size, too"
+    assert reduction.of(named["wrong-labels"]) == named["wrong-labels"], (
+        "this network is small at full size"
+    )
 
 
 @pytest.mark.parametrize("manifest", ["CIFAR10", "SLIDES", "MNIST"])
-def test_the_reduced_network_has_the_size_that_links_are_slowed_by(
+def test_links_are_scaled_by_the_size_of_the_reduced_network(
     published: ModuleType, manifest: str
 ) -> None:
     import importlib.util
@@ -171,13 +175,13 @@ def test_the_reduced_network_has_the_size_that_links_are_slowed_by(
 
 
 def rates(environment: Environment) -> list[float]:
-    """All of its links, in the order of the file."""
+    """The rates of all its links, in the order of the file."""
     reaches = [one for one in (environment.inside_sites, environment.between_sites) if one]
     both = [one.mbit_per_s for one in (*environment.workers, *reaches)]
     return [rate for rate in both if rate is not None]
 
 
-def test_the_published_environments_and_systems_are_all_there(published: ModuleType) -> None:
+def test_all_published_environments_and_systems_exist(published: ModuleType) -> None:
     systems, slides = published.comparisons()[:2]
     assert set(systems.environments) == {
         "homo-a", "homo-b", "hetero-cpu-a", "hetero-net-a", "hetero-sys-a", "hetero-sys-b",
@@ -191,7 +195,7 @@ def test_the_published_environments_and_systems_are_all_there(published: ModuleT
             assert "batching.policy=weighted" in one.columns[f"{name}, weighted"]
 
 
-def test_a_column_whose_gradients_come_late_has_no_momentum_and_higher_rates(
+def test_a_column_with_late_gradients_has_no_momentum_and_higher_rates(
     published: ModuleType,
 ) -> None:
     for comparison in published.comparisons()[:2]:
@@ -203,12 +207,12 @@ def test_a_column_whose_gradients_come_late_has_no_momentum_and_higher_rates(
             assert comparison.grids[name] == rates
 
 
-def test_a_speed_up_is_over_the_soonest_of_those_as_published(
+def test_a_speed_up_is_relative_to_the_fastest_published_system(
     bars: ModuleType, published: ModuleType
 ) -> None:
     times = {"dlion": 50.0, "dlion-published": 40.0, "full": 100.0, "ako": 80.0, "hop": 300.0}
     rows = [row("homo-b", name, time_to_target_s=time_s) for name, time_s in times.items()]
-    rows.append(row("homo-b", "gaia"))  # never
+    rows.append(row("homo-b", "gaia"))  # the goal is not reached
     rows.append(row("homo-b", "full, weighted", time_to_target_s=1.0))
     found = judged(bars, published, systems=document(*rows))
     best = found["largest speed-up of dlion, either form, over the best"]
@@ -217,7 +221,7 @@ def test_a_speed_up_is_over_the_soonest_of_those_as_published(
     assert (gaia.value, gaia.at_least) == (SECONDS / 40, True)
 
 
-def test_a_speed_up_below_the_bar_is_judged_once_all_environments_are_there(
+def test_a_speed_up_below_the_bar_is_judged_once_all_environments_exist(
     bars: ModuleType, published: ModuleType
 ) -> None:
     times = {"dlion": 60.0, "dlion-published": 90.0, "full": 130.0, "ako": 80.0, "gaia": 100.0}
@@ -239,7 +243,7 @@ def test_a_speed_up_below_the_bar_is_judged_once_all_environments_are_there(
 
 
 @pytest.mark.parametrize(("time_s", "met"), [(40.0, True), (60.0, False), (None, False)])
-def test_adaptive_is_held_against_the_ideal_and_misses_where_it_never_arrives(
+def test_adaptive_is_compared_with_the_ideal_and_misses_a_goal_it_does_not_reach(
     bars: ModuleType, published: ModuleType, time_s: float | None, met: bool
 ) -> None:
     columns = published.comparisons()[0].columns
@@ -253,7 +257,7 @@ def test_adaptive_is_held_against_the_ideal_and_misses_where_it_never_arrives(
 
 
 @pytest.mark.parametrize(("samples", "met"), [(1300.0, True), (1301.0, False)])
-def test_the_samples_of_adaptive_are_held_against_those_of_the_ideal(
+def test_the_samples_of_adaptive_are_compared_with_those_of_the_ideal(
     bars: ModuleType, published: ModuleType, samples: float, met: bool
 ) -> None:
     rows = [
@@ -264,14 +268,14 @@ def test_the_samples_of_adaptive_are_held_against_those_of_the_ideal(
     assert found["two-clouds: adaptive, samples to the target over the ideal's"].met is met
 
 
-def test_without_an_ideal_no_part_of_its_speed_is_asked_for(
+def test_without_an_ideal_no_part_of_its_speed_is_required(
     bars: ModuleType, published: ModuleType
 ) -> None:
     rows = document(row("two-clouds", "adaptive", time_to_target_s=30.0))
     assert not [what for what in judged(bars, published, recent_slides=rows) if "ideal" in what]
 
 
-def test_what_is_recorded_is_read_again(published: ModuleType, records: ModuleType) -> None:
+def test_records_are_read_again(published: ModuleType, records: ModuleType) -> None:
     piece = a_piece(published, records)
     records.record("", piece)
     assert records.recorded("", piece.comparison) == piece
@@ -281,7 +285,7 @@ def test_what_is_recorded_is_read_again(published: ModuleType, records: ModuleTy
 @pytest.mark.parametrize(
     "change", [{"seconds": 599}, {"settings": ("trainer.optimizer.momentum=0",)}, {"target": 0.1}]
 )
-def test_what_was_asked_for_otherwise_is_not_taken(
+def test_records_with_other_settings_are_not_used(
     published: ModuleType, records: ModuleType, change: dict[str, Any]
 ) -> None:
     piece = a_piece(published, records)
@@ -289,7 +293,7 @@ def test_what_was_asked_for_otherwise_is_not_taken(
     assert records.recorded("", replace(piece.comparison, **change)) is None
 
 
-def test_another_network_is_not_taken(
+def test_records_of_another_network_are_not_used(
     published: ModuleType, records: ModuleType, tmp_path: Path
 ) -> None:
     (tmp_path / "network.py").write_text("one = 1\n")
@@ -302,7 +306,7 @@ def test_another_network_is_not_taken(
     assert records.recorded("", piece.comparison) is None
 
 
-def test_every_recorded_piece_is_of_what_is_asked_for_today(
+def test_every_record_matches_the_present_settings(
     published: ModuleType, records: ModuleType, tmp_path: Path
 ) -> None:
     import reduced_edition
@@ -314,7 +318,7 @@ def test_every_recorded_piece_is_of_what_is_asked_for_today(
         for whole in map(reduction.of, published.comparisons())
         for place in whole.environments
     ]
-    records.FIGURES = PAPER / "figures"  # as the fixture, which restores it
+    records.FIGURES = PAPER / "figures"  # the fixture restores it
     taken = {records._path("reduced", one) for one in asked if records.recorded("reduced", one)}
     assert kept == taken
 
@@ -337,7 +341,7 @@ def a_piece(published: ModuleType, records: ModuleType) -> Any:
         pytest.param("reduced", "paper-reduced", marks=pytest.mark.slow),
     ],
 )
-def test_the_page_is_made_of_what_is_recorded(
+def test_the_page_is_made_from_the_records(
     edition: str, name: str, tmp_path: Path, command: Command
 ) -> None:
     page = PAPER.parents[1] / "docs" / f"{name}.md"
@@ -365,7 +369,7 @@ def test_a_missed_bar_is_missed_and_a_missing_figure_is_not_judged(
     assert unknown.met is None
 
 
-def test_bytes_into_the_server_are_held_against_async_for_each_sample(
+def test_bytes_into_the_server_are_compared_with_async_per_sample(
     bars: ModuleType, published: ModuleType
 ) -> None:
     rows = [
@@ -382,7 +386,7 @@ def test_bytes_into_the_server_are_held_against_async_for_each_sample(
     assert not found["mnist-5: adacomp float16, coded over async, points"].met
 
 
-def test_the_median_is_held_against_what_the_mean_loses(
+def test_the_median_is_compared_with_the_loss_of_the_mean(
     bars: ModuleType, published: ModuleType
 ) -> None:
     accuracies = {
@@ -394,7 +398,7 @@ def test_the_median_is_held_against_what_the_mean_loses(
     assert one.met
 
 
-def test_the_estimate_grows_with_seeds_with_time_and_with_messages(
+def test_the_estimate_grows_with_seeds_time_and_messages(
     bars: ModuleType, published: ModuleType
 ) -> None:
     import estimate
@@ -408,9 +412,9 @@ def test_the_estimate_grows_with_seeds_with_time_and_with_messages(
     }
     # Two columns, and three rates for each with three seeds.
     assert seconds[6, 5] / seconds[6, 1] == pytest.approx((2 * 5 + 18) / (2 + 18))
-    # The same samples, but thirty times as many messages for each of them.
+    # The same samples, but thirty times as many messages for each.
     assert seconds[96, 1] > 2 * seconds[6, 1]
     delays = [one for one in published.comparisons() if one.part == "delays"]
     first, *_, last = (estimate.core_seconds(one, cost, seeds=1, scale=1.0) for one in delays)
-    # To a server and back, however many they are; but more of them are judged.
+    # To a server and back, however many workers there are; but more of them are judged.
     assert first < last < 2 * first

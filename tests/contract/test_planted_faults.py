@@ -1,9 +1,10 @@
-"""Contract: the faults that `tools/mutate.py` plants can be planted, and there are enough of them.
+"""Tests of the faults that `tools/mutate.py` plants: they can be planted and are numerous enough.
 
-Proves: every exchange policy and every area has its faults; the text of each occurs once, and its
-tests exist; a fault is caught by its nearest tests, by wider ones alone, or not at all, and is not
-judged where its tests fail anyway or its text is gone; the module is as before at the end.
-Left out: that the tests notice them (`make mutate`).
+Every exchange policy and every area has its faults. The text of each fault occurs once, and its
+tests exist. A fault is caught by its nearest tests, only by wider ones, or not at all. It is not
+judged if its tests fail anyway or its text is missing. Afterwards the module is unchanged.
+
+Left out: that the tests find the faults (`make mutate`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dlion_core.policies.catalogue import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {"cli": 10, "exchange": 15, "operator": 30, "policies": 40, "simulator": 10, "worker": 20}
-"""Files of faults, and how many each has at least."""
+"""Files of faults, and the minimum number of each."""
 
 
 def _tool() -> Any:
@@ -55,7 +56,7 @@ def test_the_fault_can_be_planted(name: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A repository of one module, which is right, and of one test, which each test here writes."""
+    """A repository of one correct module, and of one test that each test here writes."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p pytest_timeout -p no:cacheprovider -ra")
     package = tmp_path / "api" / "tiny"
@@ -67,7 +68,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def judged(tree: Any, assertion: str) -> Any:
-    """The finding on a wrong value, with that assertion as its nearest test and a better one."""
+    """The finding for a wrong value, with that assertion as its nearest test and a better one."""
     for name, facts in (("here", assertion), ("wider", "here.VALUE == 1")):
         lines = ["from tiny import here", f"def test_{name}():", f"    assert {facts}"]
         (tree.root / f"test_{name}.py").write_text("\n".join(lines))
@@ -87,7 +88,7 @@ def judged(tree: Any, assertion: str) -> Any:
         ("here.VALUE == 3", "not judged", "test_here.py fails without the fault (test_here)"),
     ],
 )
-def test_only_tests_that_pass_before_can_catch(
+def test_only_tests_that_pass_before_can_catch_a_fault(
     tree: Any, assertion: str, verdict: str, by: str
 ) -> None:
     found = judged(tree, assertion)

@@ -1,4 +1,6 @@
-"""docs/policies.md has a section for every published system, with its parameters and defaults."""
+"""Tests of docs/policies.md: it has a section for every published system, with its parameters and
+defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""docs/security.md has every port of pods with its limits, as the code has them.
+"""Tests of docs/security.md: it has every port of pods with its limits, as in the code.
 
-Proves: the table names each port that a pod or the operator listens at, and no other; its figures
-are the code's constants, and servers are made with these constants; each test that the page names
-exists.
+The table has exactly the ports at which a pod or the operator listens. Its figures are the code's
+constants, and servers use these constants. Each test that the page names exists.
 
-Left out: that the limits hold (the tests that the page names show that).
+Left out: the effect of the limits (the tests that the page names).
 """
 
 from __future__ import annotations
@@ -98,15 +97,15 @@ def test_the_page_has_exactly_these_ports_and_limits() -> None:
     assert [line for line in lines if re.match(r"\| \d", line)] == [str(row) for row in ROWS]
 
 
-def test_no_port_is_left_out() -> None:
+def test_no_port_is_missing() -> None:
     known = {value for name, value in vars(names).items() if name.endswith("_PORT")}
     assert known == {row.port for row in ROWS}
     defaults = {Settings.metrics_port, Settings.health_port}
     assert defaults <= known
 
 
-def test_servers_are_made_with_these_constants() -> None:
-    """A figure on the page is worth nothing if a server is made with another."""
+def test_servers_use_these_constants() -> None:
+    """A figure on the page is wrong if a server uses another one."""
     made = [
         ast.unparse(node.value)
         for package in ("operator", "worker")
@@ -124,7 +123,7 @@ def test_every_test_that_the_page_names_exists() -> None:
         assert (ROOT / "tests" / path).is_file(), path
 
 
-def test_every_attack_has_a_test_or_is_not_defended() -> None:
+def test_every_attack_has_a_test_or_no_defence() -> None:
     section = PAGE.partition("\n## Outsider\n")[2].partition("\n## What jobs")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     attacks = [row for row in rows if row[0].strip() not in ("attack", "---")]

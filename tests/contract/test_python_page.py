@@ -1,7 +1,7 @@
-"""docs/python.md and the Python interface agree: each public name, method, keyword and field stands
-on the page, and each that the page has exists.
+"""Tests of docs/python.md against the Python interface: the page has exactly its public names,
+methods, keywords and fields.
 
-Left out: what they do (tests/unit/cli/test_client_*.py), and the fields of the manifest.
+Left out: their effect (tests/unit/cli/test_client_*.py); the fields of the manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def documented() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", sorted({*dlion.__all__, *errors.__all__}))
-def test_each_public_name_stands_on_the_page(name: str) -> None:
+def test_each_public_name_is_on_the_page(name: str) -> None:
     assert name in WORDS
     assert hasattr(dlion, name) or hasattr(errors, name)
 
@@ -58,7 +58,7 @@ def test_the_page_has_each_field_of_a_job_and_its_workers() -> None:
     assert {each for each in named if each.islower()} - fields <= {"exit_code", "has_ended"}
 
 
-def test_the_constructors_options_stand_on_the_page() -> None:
+def test_the_constructors_options_are_on_the_page() -> None:
     parameters = {*inspect.signature(dlion.Client).parameters} - {"backend"}
     assert parameters <= WORDS
     settings = {each.name for each in dataclasses.fields(ConnectionSettings)}
@@ -66,8 +66,8 @@ def test_the_constructors_options_stand_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_code_of_the_page_names_what_exists(block: str) -> None:
-    """Calls of `dlion` and of a client, with their keywords."""
+def test_code_of_the_page_uses_existing_names(block: str) -> None:
+    """They are calls of `dlion` and of a client, with their keywords."""
     calls = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]
     owners = {"dlion": dlion, "client": dlion.Client}
     checked = 0

@@ -1,9 +1,10 @@
-"""The rights that the chart grants are about the kinds that the operator knows, and no others.
+"""Tests of the rights in the chart against the kinds that the operator knows.
 
-Proves: each kind of `dlion_operator.kubernetes.client` has rights, what is watched may be listed
-and watched and nothing else may, and no rule is about anything that the operator has no word for,
-but for what stands here with its reason.
-Leaves out: verbs one by one, which a real API server's audit log tells (tests/cluster).
+Each kind of `dlion_operator.kubernetes.client` has rights. Watched kinds may be listed and watched,
+and no other kind may. No rule is about a resource that the operator does not name, except those
+listed here with a reason.
+
+Left out: single verbs, which the audit log of a real API server shows (tests/cluster).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BESIDE = {
     ("batch", "jobs/status"),  # a suspended Job's start time
     ("kueue.x-k8s.io", "workloads/status"),
     ("dlion.dev", "dlionjobs/status"),
-    ("dlion.dev", "dlionjobs/finalizers"),  # never written: an owner reference asks for it
+    ("dlion.dev", "dlionjobs/finalizers"),  # never written: an owner reference requires it
 }
 
 
@@ -44,10 +45,10 @@ def granted(wanted: set[str]) -> set[tuple[str, str]]:
     }
 
 
-def test_rights_are_about_the_kinds_that_the_operator_knows() -> None:
+def test_rights_match_the_kinds_that_the_operator_knows() -> None:
     assert granted(set()) == {resource(kind) for kind in Kind} | BESIDE
 
 
-def test_what_is_watched_may_be_watched_and_nothing_else_may() -> None:
+def test_exactly_the_watched_kinds_may_be_watched() -> None:
     watched = {resource(kind) for kind in WATCHED}
     assert granted({"list", "watch"}) == granted({"list"}) == granted({"watch"}) == watched

@@ -1,9 +1,10 @@
-"""The definition of DLionRuntime agrees with its model, and the page about it with both.
+"""Tests of the definition of DLionRuntime against its model, and of the page against both.
 
-Proves: model and schema accept and refuse the same specs, rules apart, which the model alone has
-here; the definition is namespaced, small and has the columns that it says; docs/runtimes.md names
-every field and shows the example.
-Left out: what a real API server makes of it (tests/cluster/test_runtimes).
+Model and schema accept and refuse the same specs, except for rules, which only the model has here.
+The definition is namespaced, small and has the documented columns. docs/runtimes.md names every
+field and shows the example.
+
+Left out: a real API server (tests/cluster/test_runtimes).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def crd() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", RUNTIME_CASES, ids=lambda case: case.name)
-def test_model_and_schema_judge_alike(case: RuntimeCase) -> None:
+def test_model_and_schema_judge_equally(case: RuntimeCase) -> None:
     document = runtime_document(case.spec)
     validator = STRICT(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     assert validator.is_valid(document) is (not case.blamed or case.by_rule)
@@ -42,7 +43,7 @@ def test_model_and_schema_judge_alike(case: RuntimeCase) -> None:
     assert any(problem.path.startswith(case.blamed) for problem in error.value.problems)
 
 
-def test_the_example_is_valid_and_the_one_of_the_page() -> None:
+def test_the_example_is_valid_and_equals_that_of_the_page() -> None:
     text = (ROOT / "examples" / "runtime.yaml").read_text()
     document = yaml.safe_load(text)
     parse(Runtime, document)

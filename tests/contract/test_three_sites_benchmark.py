@@ -1,5 +1,8 @@
-"""What benchmarks/federation submits is a job that its environment fits, and what it reads off the
-records of several sites is what happened: small runs told by hand. No cluster, no training."""
+"""Tests of benchmarks/federation on small runs written by hand, without a cluster or training.
+
+The submitted job fits its environment. The figures read from the records of several sites match the
+events of the run.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def test_sites_records_are_one_run_on_one_clock(run_records: ModuleType) -> None
     }
     records = run_records.on_one_clock(by_site, {"a": 100.0, "b": 103.0})
     assert [each.time_s for each in records] == [111.0, 111.5, 112.0, 112.5, 117.0, 117.5]
-    # Six steps of 100 samples between 110.0 (the first one's start) and 117.5.
+    # Six steps of 100 samples between 110.0 (the start of the first one) and 117.5.
     assert run_records.samples_per_s(records) == pytest.approx(600 / 7.5)
     between = run_records.pace(records, 0, 111.5, 118.0)
     assert (between.iterations, between.longest_gap_s) == (2, 5.0)
@@ -89,14 +92,16 @@ def test_sites_records_are_one_run_on_one_clock(run_records: ModuleType) -> None
     assert run_records.first_step(records, 0, known={1}) is None
 
 
-def test_a_worker_that_stands_still_all_the_time_has_a_gap_of_all_of_it(
+def test_a_worker_that_never_steps_has_a_gap_of_the_whole_time(
     run_records: ModuleType,
 ) -> None:
     still = run_records.pace([step(1.0, 0, 1)], 0, 5.0, 65.0)
     assert (still.iterations, still.longest_gap_s) == (0, 60.0)
 
 
-def test_drift_is_back_when_it_is_no_higher_than_it_was(run_records: ModuleType) -> None:
+def test_drift_has_recovered_when_it_is_not_above_its_earlier_value(
+    run_records: ModuleType,
+) -> None:
     records = [
         evaluation(at_s, rank, (apart * rank, 0.0))
         for at_s, apart in ((1.0, 0.2), (2.0, 0.8), (3.0, 0.4), (4.0, 0.2))
@@ -112,11 +117,11 @@ def test_drift_is_back_when_it_is_no_higher_than_it_was(run_records: ModuleType)
 def test_only_last_evaluations_are_final_and_only_events_are_counted(
     run_records: ModuleType,
 ) -> None:
-    def told(time_s: float, reason: str) -> EventRecord:
+    def event(time_s: float, reason: str) -> EventRecord:
         return EventRecord(time_s, Rank(0), 1, reason, "words")
 
     records = [
-        told(1.0, "WorkerLost"), told(2.0, "WorkerLost"), told(3.0, "FoldedTogether"),
+        event(1.0, "WorkerLost"), event(2.0, "WorkerLost"), event(3.0, "FoldedTogether"),
         evaluation(1.0, 0, (0.0,)), evaluation(2.0, 1, (0.0,), final=True),
     ]  # fmt: skip
     assert set(run_records.final_accuracies(records)) == {1}
@@ -129,10 +134,10 @@ def test_only_last_evaluations_are_final_and_only_events_are_counted(
         (0.65, 0.58, 800.0, 5, 10_000, [True, True, True]),
         (0.68, 0.61, 2000.0, 5, 10_000, [False, False, False]),
         (0.65, 0.58, 800.0, 4, 10_000, [False, False, True]),  # too few seeds for an accuracy
-        (0.65, 0.58, 800.0, 5, 1_000, [True]),  # too few images for any
+        (0.65, 0.58, 800.0, 5, 1_000, [True]),  # too few images for any accuracy
     ],
 )
-def test_runs_of_the_same_seed_are_held_against_each_other(
+def test_runs_of_the_same_seed_are_compared(
     pairs: ModuleType,
     cluster: float,
     alone: float,
@@ -151,7 +156,7 @@ def test_runs_of_the_same_seed_are_held_against_each_other(
         }
         return Measured(name, figures, commit="x")
 
-    found = {"train-9": part("train-9", 0.10, 1.0)}  # nothing to hold it against
+    found = {"train-9": part("train-9", 0.10, 1.0)}  # no run to compare it with
     for seed in range(1, seeds + 1):
         found |= {
             f"train-{seed}": part(f"train-{seed}", 0.64, 500.0),
@@ -162,7 +167,7 @@ def test_runs_of_the_same_seed_are_held_against_each_other(
     assert [bar.met for bar in bars] == met
 
 
-def test_what_was_measured_is_kept_with_its_manifest(tmp_path: Path) -> None:
+def test_measurements_are_stored_with_their_manifest(tmp_path: Path) -> None:
     from measured import Bar, Measured
 
     manifest = {"spec": {"network": {"exposure": "PodNetwork"}}}
@@ -174,7 +179,7 @@ def test_what_was_measured_is_kept_with_its_manifest(tmp_path: Path) -> None:
     assert Measured.load(tmp_path, other) is None
 
 
-def test_documents_of_a_watch_are_told_apart_by_their_lines() -> None:
+def test_documents_of_a_watch_are_separated_by_their_lines() -> None:
     from status_watch import _documents
 
     text = '{\n    "status": {\n        "links": {}\n    }\n}\n{\n    "status": {}\n}\n{\n    "st'

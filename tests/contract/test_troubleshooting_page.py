@@ -1,6 +1,8 @@
-"""Facts: docs/troubleshooting.md has each event that asks for attention. What it shows as a message
-or reason is in the code: no row describes what DLion does not print. Each row says what the cause
-is and what to do. test_exit_codes_page.py has how runs end, test_conditions_page.py the conditions.
+"""Tests of docs/troubleshooting.md.
+
+It has each event that requires attention. Its messages and reasons are in the code, so no row
+describes a text that DLion does not print. Each row has a cause and a remedy.
+test_exit_codes_page.py covers ends of runs, test_conditions_page.py conditions.
 
 Left out: that the advice helps.
 """
@@ -27,9 +29,9 @@ ATTENTION = {
     EventReason.PUBLISH_FAILED, EventReason.DATA_SKIPPED, EventReason.DATA_PENDING,
     EventReason.DATA_UNAVAILABLE, EventReason.ENVIRONMENT_FAILED,
 }  # fmt: skip
-"""Events after which a person has something to do."""
+"""Events after which a person must act."""
 VALUE = "…"
-"""Stands for what a message has from elsewhere, here and on the page."""
+"""Placeholder for variable parts of a message, here and on the page."""
 
 
 def rows() -> list[list[str]]:
@@ -41,7 +43,7 @@ def rows() -> list[list[str]]:
 
 @functools.cache
 def printed_texts() -> str:
-    """Each text in the sources, one a line; values that are put into it are `…`."""
+    """Each text in the sources, one on each line; inserted values are `…`."""
     texts = []
     for package in ("api", "operator", "worker", "cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -55,11 +57,11 @@ def printed_texts() -> str:
 
 
 def shown(cell: str) -> list[str]:
-    """What a cell has as code."""
+    """The parts of a cell in code."""
     return [text for _, text in re.findall(r"(`+)\s?(.+?)\s?\1(?!`)", cell)]
 
 
-def test_each_event_that_asks_for_attention_is_on_the_page() -> None:
+def test_each_event_that_requires_attention_is_on_the_page() -> None:
     wanted = {each.value for each in ATTENTION}
     assert wanted - {text for cells in rows() for text in shown(cells[0])} == set()
 
@@ -72,6 +74,6 @@ def test_every_row_has_cause_and_advice() -> None:
 
 
 @pytest.mark.parametrize("cell", [cells[0] for cells in rows()])
-def test_what_a_row_shows_is_in_the_code(cell: str) -> None:
+def test_the_texts_of_a_row_are_in_the_code(cell: str) -> None:
     for text in shown(cell):
         assert text in printed_texts(), f"nothing prints {text!r}"
