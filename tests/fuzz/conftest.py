@@ -1,6 +1,7 @@
-"""`--fuzz-count`: how many hostile frames are tried (`make fuzz` asks for a million); the other
-targets get their share of it (`hostile.targets`). Without it the number is one of examples, of
-which `make unit` and `make test` draw a quarter.
+"""`--fuzz-count`: the number of hostile frames (`make fuzz` uses a million).
+
+The other targets get their share of it (`hostile.targets`). Without the option the number is a
+count of examples, of which `make unit` and `make test` use a quarter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fuzz_count(request: pytest.FixtureRequest) -> int:
-    """So many hostile frames."""
+    """Return the number of hostile frames."""
     count: int = request.config.getoption("--fuzz-count", default=0)
     return count or examples(IN_THE_TESTS)

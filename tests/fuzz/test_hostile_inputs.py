@@ -1,8 +1,10 @@
-"""Facts: whatever reads what others write takes hostile input or refuses it with its documented
-error, within bounds of time and memory, and serves the honest afterwards.
+"""Tests of all parsers of foreign input: they accept hostile input or refuse it with the documented
+error.
 
-20,000 hostile frames and 28,000 other inputs in the tests; fifty times as many by `make fuzz`. Only
-inputs that were really altered count. Repeatable: a defect names its seed and number.
+They do so within bounds of time and memory, and then serve honest input. The tests use 20,000
+hostile frames and 28,000 other inputs; `make fuzz` uses fifty times as many. Only inputs that were
+really altered count. A defect has the seed and the number that repeat it.
+
 Left out: real sockets and processes (tests/local); certificates of other sites (test_trust of
 tests/unit/core/links).
 """
@@ -33,11 +35,11 @@ def test_hostile_input_is_refused_or_harmless(
     words = run(target, count, SEED, tmp_path)
     print(f"{target.name}: {dict(words)}")
     assert words.total() == count
-    # Alterations that do nothing would prove nothing: all targets refuse more than half.
+    # Alterations without effect would prove nothing: all targets refuse more than half.
     assert words["refused"] > 0.4 * count
 
 
-def test_another_error_than_the_documented_one_is_a_defect(tmp_path: Path) -> None:
+def test_an_undocumented_error_is_a_defect(tmp_path: Path) -> None:
     def attack(chance: object, folder: Path) -> str:
         raise KeyError(folder)
 
@@ -47,7 +49,7 @@ def test_another_error_than_the_documented_one_is_a_defect(tmp_path: Path) -> No
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
-def test_any_bytes_at_all_are_refused_or_harmless(stream: list[bytes]) -> None:
+def test_any_bytes_are_refused_or_harmless(stream: list[bytes]) -> None:
     inbox, assembly = StreamReceiver(1000, incarnation=1), StateAssembler(1000)
     inbox.hello_received(Hello(epoch=1))
     for data in stream:

@@ -1,6 +1,6 @@
-"""Damaged `.npz` files that DLion writes for itself: checkpoints, and snapshots of replicas.
+"""Damaged `.npz` files of DLion's own: checkpoints, and snapshots of replicas.
 
-What must hold: `DataError`, or arrays; no object is unpickled, and what a header claims costs no
+The result must be `DataError` or arrays. No object is unpickled, and the claims of a header cost no
 memory.
 """
 
@@ -49,8 +49,8 @@ HEADERS = (
 
 
 @functools.cache
-def right_members() -> tuple[tuple[str, bytes], ...]:
-    """Arrays as they stand in an archive: floats, counters, a text."""
+def valid_members() -> tuple[tuple[str, bytes], ...]:
+    """Arrays as in an archive: floats, counters, a text."""
     arrays = {
         "weights": np.arange(50, dtype=np.float32),
         "iteration": np.asarray(3),
@@ -64,8 +64,8 @@ def right_members() -> tuple[tuple[str, bytes], ...]:
     return tuple(made)
 
 
-def bent_member(chance: random.Random, data: bytes) -> bytes:
-    """One array's bytes, mostly with another header."""
+def altered_member(chance: random.Random, data: bytes) -> bytes:
+    """Return one array's bytes, mostly with another header."""
     match chance.randrange(4):
         case 0:
             return bending.bytes_of(chance, data)
@@ -81,13 +81,15 @@ def bent_member(chance: random.Random, data: bytes) -> bytes:
             return b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(200)
 
 
-def bent_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) -> bytes:
-    """An archive of these arrays with one of them, a name, or the archive's own bytes altered."""
+def altered_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) -> bytes:
+    """Return an archive of these arrays with one of them, a name, or the archive's own bytes
+    altered.
+    """
     changed = list(members)
     at = chance.randrange(len(changed))
     what = chance.randrange(6)
     if what in (0, 1):
-        changed[at] = (changed[at][0], bent_member(chance, changed[at][1]))
+        changed[at] = (changed[at][0], altered_member(chance, changed[at][1]))
     elif what == 2:
         changed[at] = (chance.choice(("x", "../up.npy", "a" * 3000, "é.npy")), changed[at][1])
     elif what == 3:
@@ -100,12 +102,12 @@ def bent_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) 
             archive.writestr(name, data)
     data = file.getvalue()
     if what in (4, 5):
-        return bending.until_other(data, lambda: bent_container(chance, data))
+        return bending.until_different(data, lambda: altered_container(chance, data))
     return data
 
 
-def bent_container(chance: random.Random, data: bytes) -> bytes:
-    """An archive with bytes of its own altered."""
+def altered_container(chance: random.Random, data: bytes) -> bytes:
+    """Return an archive with some of its own bytes altered."""
     if chance.random() < 0.5:
         return bending.bytes_of(chance, data)
     # A field of the central directory: sizes, offsets, flags (encryption), methods.
@@ -117,9 +119,10 @@ def bent_container(chance: random.Random, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def numpys_warnings_apart() -> Iterator[None]:
-    """NumPy warns of headers that Python 2 may have written, and of types by names that it has
-    given up (`<a8`); that alone is no defect."""
+def ignore_numpy_warnings() -> Iterator[None]:
+    """Ignore NumPy's warnings of headers that Python 2 may have written, and of types with outdated
+    names (`<a8`). They are not a defect.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -127,18 +130,18 @@ def numpys_warnings_apart() -> Iterator[None]:
 
 
 def require_named(path: Path, error: DataError) -> None:
-    """Whoever reads the error must learn which file it is about."""
+    """Check that the error names the file."""
     assert path.name in str(error)
 
 
 MAX_CHECKPOINT_BYTES = 1 << 20
 
 
-@numpys_warnings_apart()
+@ignore_numpy_warnings()
 def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
-    """One damaged checkpoint; a new one then replaces it."""
+    """Read one damaged checkpoint; a new one then replaces it."""
     path = folder / "checkpoint.npz"
-    path.write_bytes(bent_archive(chance, right_members()))
+    path.write_bytes(altered_archive(chance, valid_members()))
     try:
         values = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES)
         assert values is not None
@@ -156,9 +159,9 @@ def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-@numpys_warnings_apart()
+@ignore_numpy_warnings()
 def attack_replica(chance: random.Random, folder: Path) -> str | None:
-    """One damaged snapshot of a replica on its way to the evaluator."""
+    """Read one damaged snapshot of a replica on its way to the evaluator."""
     write_snapshot(folder, _REPLICA)
     (path,) = folder.glob("*.npz")
     with zipfile.ZipFile(path) as archive:
@@ -169,7 +172,7 @@ def attack_replica(chance: random.Random, folder: Path) -> str | None:
         file = io.BytesIO()
         np.lib.format.write_array(file, about, allow_pickle=False)
         members = (("about.npy", file.getvalue()), *members[1:])
-    path.write_bytes(bent_archive(chance, members))
+    path.write_bytes(altered_archive(chance, members))
     try:
         for replica in take_snapshots(folder):
             assert replica.weights_D.dtype != object

@@ -1,9 +1,9 @@
-"""Runs attacks, counts them, and holds each hostile input against bounds of time and memory.
+"""Run attacks, count them, and check each hostile input against bounds of time and memory.
 
-An attack makes one hostile input, gives it to the real parser and looks at what comes of it. It
-yields a word for that ("refused", "taken"), or None where nothing came out altered, which is not
-counted. Any exception that the parser is not documented to raise ends the run as a defect, with
-the seed and number that make it again.
+An attack makes one hostile input, gives it to the real parser and checks the result. It returns a
+word for the result ("refused", "taken"). It returns None for an input that came out unaltered,
+which does not count. An undocumented exception of the parser ends the run as a defect, with the
+seed and number that repeat it.
 """
 
 from __future__ import annotations
@@ -17,37 +17,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_CPU_S = 2.0
-"""Of this process for one input; all but documents need less than a hundredth of it."""
+MAX_CPU_S = 2.0
+"""CPU time of this process for one input; all but documents need less than a hundredth of it."""
 
-MOST_GROWTH_KIB = 96 * 1024
-"""By which one input may raise the process's peak of resident memory."""
+MAX_GROWTH_KIB = 96 * 1024
+"""The limit for the growth of the process's peak of resident memory by one input."""
 
 FIRST = 4
-"""The first inputs load modules and fill caches: the bounds are not theirs."""
+"""The number of first inputs, which load modules and fill caches; the bounds do not
+apply to them.
+"""
 
 Attack = Callable[[random.Random, Path], str | None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that parses what others write."""
+    """A parser of input that others write."""
 
     name: str
     attack: Attack
     inputs_per_frame: float
-    """Hostile inputs for each hostile frame that is asked for."""
+    """Hostile inputs for each hostile frame."""
 
     def count(self, frames: int) -> int:
-        """Hostile inputs where so many frames are asked for."""
+        """Return the number of hostile inputs for this number of frames."""
         return max(20, round(frames * self.inputs_per_frame))
 
 
 def run(target: Target, count: int, seed: int, folder: Path) -> Counter[str]:
-    """What became of `count` hostile inputs, by word. `folder`: for files, emptied by whoever.
+    """Return the results of `count` hostile inputs, by word. `folder`: for files; the attack
+    empties it.
 
-    Raises:
-        Whatever the parser raises beside its documented error, with a note on how to repeat it.
+    Raises: Any exception of the parser except its documented error, with a note on how to repeat
+    it.
     """
     words: Counter[str] = Counter()
     number = 0
@@ -60,8 +63,8 @@ def run(target: Target, count: int, seed: int, folder: Path) -> Counter[str]:
             word = target.attack(chance, folder)
             cpu_s, growth_kib = time.process_time() - began_s, _peak_kib() - peak_kib
             if number > FIRST:
-                assert cpu_s < MOST_CPU_S, f"took {cpu_s:.1f} s"
-                assert growth_kib < MOST_GROWTH_KIB, f"took {growth_kib} KiB"
+                assert cpu_s < MAX_CPU_S, f"took {cpu_s:.1f} s"
+                assert growth_kib < MAX_GROWTH_KIB, f"took {growth_kib} KiB"
         except BaseException as error:
             error.add_note(f"hostile input: target {target.name!r}, seed {seed}, number {number}")
             raise
@@ -75,6 +78,6 @@ def _peak_kib() -> int:
 
 
 def _forget_peak() -> None:
-    """Lets the peak begin at what is resident now, where the kernel lets us."""
+    """Reset the peak to the present resident memory, if the kernel allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,6 +1,7 @@
-"""Ways to make something wrong out of something right: bytes, JSON values, text.
+"""Ways to alter valid bytes, JSON values and text.
 
-Every function takes its chance as an argument and is repeatable from it. Knows no format of ours.
+Every function has its random generator as an argument and is repeatable. The module knows no format
+of DLion.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def bytes_of(chance: random.Random, data: bytes) -> bytes:
-    """Bits flipped, a piece cut out, doubled or put in, the end cut off, numbers at the edges."""
+    """Flip bits; remove, repeat or insert a piece; truncate; or write extreme numbers."""
     broken = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 8))):
         at = chance.randrange(len(broken) + 1)
@@ -49,12 +50,14 @@ def bytes_of(chance: random.Random, data: bytes) -> bytes:
 
 
 def spliced(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """The beginning of one and the end of another."""
+    """Return the beginning of one value and the end of another."""
     return data[: chance.randrange(len(data) + 1)] + other[chance.randrange(len(other) + 1) :]
 
 
 def value_of(chance: random.Random, document: Any) -> Any:
-    """A copy of a JSON value with one to three places changed, lost, doubled or added."""
+    """Return a copy of a JSON value with one to three places changed, removed,
+    repeated or added.
+    """
     changed = copy.deepcopy(document)
     for _ in range(chance.choice((1, 1, 1, 3))):
         places = list(_places(changed))
@@ -76,7 +79,7 @@ def value_of(chance: random.Random, document: Any) -> Any:
 
 
 def _places(value: Any) -> Any:
-    """Every (container, key) in a JSON value."""
+    """Return every (container, key) in a JSON value."""
     keys = value.keys() if isinstance(value, dict) else range(len(value))
     for key in keys:
         yield value, key
@@ -91,8 +94,8 @@ def _add(chance: random.Random, holder: Any, value: Any) -> None:
         holder.append(copy.deepcopy(value))
 
 
-def until_other(right: T, bend: Callable[[], T]) -> T:
-    """What `bend` makes, once it is something else than what is right."""
-    while (wrong := bend()) == right:
+def until_different(valid: T, alter: Callable[[], T]) -> T:
+    """Return the first result of `alter` that differs from the valid value."""
+    while (wrong := alter()) == valid:
         pass
     return wrong

@@ -1,6 +1,6 @@
 """Hostile files of training data: `.npz`, TFRecord files, images; with TensorFlow.
 
-What must hold: `DataError` that names the file, or samples of one shape with labels from 0.
+The result must be a `DataError` that names the file, or samples of one shape with labels from 0.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dlion_worker.training.datasets.dataset import Samples
 from dlion_worker.training.datasets.folder import ImageSource
 from dlion_worker.training.datasets.tfrecord import TFRecordSource
 from hostile import bending
-from hostile.archives import bent_archive, numpys_warnings_apart, require_named
+from hostile.archives import altered_archive, ignore_numpy_warnings, require_named
 
 COUNT = 4
 
 
 @functools.cache
-def right_arrays() -> tuple[tuple[str, bytes], ...]:
-    """Members of a right `.npz` file."""
+def valid_arrays() -> tuple[tuple[str, bytes], ...]:
+    """Members of a valid `.npz` file."""
     made = []
     x = np.arange(COUNT * 48, dtype=np.uint8).reshape(COUNT, 4, 4, 3)
     for name, array in (("x", x), ("y", np.arange(COUNT)), ("x_test", x), ("y_test", np.ones(4))):
@@ -38,8 +38,8 @@ def right_arrays() -> tuple[tuple[str, bytes], ...]:
 
 
 @functools.cache
-def right_images() -> tuple[bytes, ...]:
-    """A small image in each form that is read, and in other sizes and depths."""
+def valid_images() -> tuple[bytes, ...]:
+    """A small image in each supported format, and in other sizes and depths."""
     image = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
     forms = (tf.io.encode_png(image), tf.io.encode_jpeg(image), tf.io.encode_png(image[:4]),
              tf.io.encode_png(image[..., :1]),
@@ -51,17 +51,17 @@ def right_images() -> tuple[bytes, ...]:
     return (*(form.numpy() for form in forms), header + image.tobytes(), gif)
 
 
-def _bent_image(chance: random.Random) -> bytes:
-    right = chance.choice(right_images())
+def _altered_image(chance: random.Random) -> bytes:
+    valid = chance.choice(valid_images())
     what = chance.randrange(4)
-    if what == 0:  # sizes stand near the beginning of every form
-        at = chance.randrange(min(40, len(right)))
+    if what == 0:  # sizes are near the beginning of every format
+        at = chance.randrange(min(40, len(valid)))
         number = chance.choice((0, 1, 9, 255, 65_535, 2**31 - 1, 2**32 - 1))
         field = struct.pack(chance.choice(("<I", ">I")), number)[: chance.choice((2, 4))]
-        return right[:at] + field + right[at + len(field) :]
+        return valid[:at] + field + valid[at + len(field) :]
     if what == 1:
-        return bending.spliced(chance, right, chance.choice(right_images()))
-    return bending.until_other(right, lambda: bending.bytes_of(chance, right))
+        return bending.spliced(chance, valid, chance.choice(valid_images()))
+    return bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
 
 
 def _example(image: bytes, label: int) -> bytes:
@@ -80,20 +80,22 @@ def _records_file(path: Path, records: list[bytes]) -> bytes:
 
 
 def attack_records(chance: random.Random, folder: Path) -> str | None:
-    """One hostile TFRecord file: its frame, one record (with right checksums), or one image."""
+    """Read one hostile TFRecord file: its frame, one record (with valid checksums),
+    or one image.
+    """
     path = folder / "a.tfrecord"
-    records = [_example(right_images()[0], n) for n in range(COUNT)]
+    records = [_example(valid_images()[0], n) for n in range(COUNT)]
     at = chance.randrange(COUNT)
     what = chance.randrange(4)
     if what == 0:
-        records[at] = bending.until_other(
+        records[at] = bending.until_different(
             records[at], lambda: bending.bytes_of(chance, records[at])
         )
     elif what == 1:
-        records[at] = _example(_bent_image(chance), chance.choice((0, 0, -1, 2**31, 2**63 - 1)))
+        records[at] = _example(_altered_image(chance), chance.choice((0, 0, -1, 2**31, 2**63 - 1)))
     data = _records_file(path, records)
     if what > 1:
-        data = bending.until_other(data, lambda: _bent_frame(chance, data))
+        data = bending.until_different(data, lambda: _altered_frame(chance, data))
     path.write_bytes(data)
     try:
         source = TFRecordSource(path)
@@ -105,7 +107,7 @@ def attack_records(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def _bent_frame(chance: random.Random, data: bytes) -> bytes:
+def _altered_frame(chance: random.Random, data: bytes) -> bytes:
     if chance.random() < 0.5:
         return bending.bytes_of(chance, data)
     length = chance.choice((0, 1, len(data), 2**31, 2**63, 2**64 - 1, 2**64 - 16, 2**64 - 12))
@@ -113,11 +115,11 @@ def _bent_frame(chance: random.Random, data: bytes) -> bytes:
 
 
 def attack_images(chance: random.Random, folder: Path) -> str | None:
-    """One hostile image file among right ones, or alone."""
+    """Read one hostile image file among valid ones, or alone."""
     path = folder / "hostile.png"
-    path.write_bytes(_bent_image(chance))
+    path.write_bytes(_altered_image(chance))
     other = folder / "right.png"
-    other.write_bytes(right_images()[0])
+    other.write_bytes(valid_images()[0])
     files = chance.choice(([path], [path, other], [other, path]))
     source = ImageSource("images", [(file, 0) for file in files])
     try:
@@ -128,11 +130,11 @@ def attack_images(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-@numpys_warnings_apart()
+@ignore_numpy_warnings()
 def attack_npz(chance: random.Random, folder: Path) -> str | None:
-    """One hostile `.npz` file, as training data and as held-out data."""
+    """Read one hostile `.npz` file, as training data and as held-out data."""
     path = folder / "data.npz"
-    path.write_bytes(bent_archive(chance, right_arrays()))
+    path.write_bytes(altered_archive(chance, valid_arrays()))
     word = "taken"
     for read in (npz.read_train, npz.read_evaluation):
         try:

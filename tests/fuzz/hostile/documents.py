@@ -1,7 +1,7 @@
 """Hostile manifests, `--set` assignments and environment files.
 
-What must hold: `SpecError` with problems that can be printed, or a document that comes out the same
-when it is written and read again.
+The result must be a `SpecError` with printable problems, or a document that is unchanged after
+writing and reading.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ ODD_WORDS = (
 
 
 @functools.cache
-def right_texts(folder: str) -> tuple[str, ...]:
+def valid_texts(folder: str) -> tuple[str, ...]:
     """The files of the repository's folder of that name."""
     return tuple(path.read_text() for path in sorted((ROOT / folder).glob("*.yaml")))
 
 
-def bent_text(chance: random.Random, right: str) -> bytes:
-    """A YAML text with lines, values or bytes altered, or a document with values altered."""
+def altered_text(chance: random.Random, valid: str) -> bytes:
+    """Return a YAML text with lines, values or bytes altered, or a document with values altered."""
     if chance.randrange(3) == 0:
-        value = bending.value_of(chance, yaml.safe_load(right))
+        value = bending.value_of(chance, yaml.safe_load(valid))
         return json.dumps(value).encode("utf-8", "surrogatepass")
-    lines = right.splitlines()
+    lines = valid.splitlines()
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(lines))
         name, colon, rest = lines[at].partition(":")
@@ -72,9 +72,9 @@ def bent_text(chance: random.Random, right: str) -> bytes:
 
 
 def attack_manifest(chance: random.Random, folder: Path) -> str | None:
-    """One hostile manifest, as `dlion validate` and `dlion run` read it."""
-    right = chance.choice(right_texts("examples"))
-    data = bending.until_other(right.encode(), lambda: bent_text(chance, right))
+    """Read one hostile manifest like `dlion validate` and `dlion run`."""
+    valid = chance.choice(valid_texts("examples"))
+    data = bending.until_different(valid.encode(), lambda: altered_text(chance, valid))
     try:
         texts = parse_any_documents(data, source="hostile")
     except SpecError as error:
@@ -97,22 +97,22 @@ def _job_of(value: Any, lines: dict[str, int]) -> bool:
 
 
 def attack_set(chance: random.Random, folder: Path) -> str | None:
-    """One to three hostile `--set` assignments on a right manifest."""
-    right = _right_document()
+    """Apply one to three hostile `--set` assignments to a valid manifest."""
+    valid = _valid_document()
     assignments = [_assignment(chance) for _ in range(chance.choice((1, 1, 3)))]
     try:
-        changed = apply_set(right, assignments)
+        changed = apply_set(valid, assignments)
     except SpecError as error:
         _printable(error)
         return "refused"
-    if changed == right:
+    if changed == valid:
         return None
     return "taken" if _job_of(changed, {}) else "refused"
 
 
 @functools.cache
-def _right_document() -> dict[str, Any]:
-    document: dict[str, Any] = parse_any_documents(right_texts("examples")[0], source="right")[
+def _valid_document() -> dict[str, Any]:
+    document: dict[str, Any] = parse_any_documents(valid_texts("examples")[0], source="right")[
         0
     ].value
     return document
@@ -131,10 +131,10 @@ def _assignment(chance: random.Random) -> str:
 
 
 def attack_environment(chance: random.Random, folder: Path) -> str | None:
-    """One hostile environment file."""
-    right = chance.choice(right_texts("environments"))
+    """Read one hostile environment file."""
+    valid = chance.choice(valid_texts("environments"))
     path = folder / "hostile.yaml"
-    path.write_bytes(bending.until_other(right.encode(), lambda: bent_text(chance, right)))
+    path.write_bytes(bending.until_different(valid.encode(), lambda: altered_text(chance, valid)))
     try:
         environment = load_environment(path)
     except SpecError as error:
@@ -148,4 +148,4 @@ def _printable(error: SpecError) -> None:
     assert error.problems
     text = str(error)
     assert len(text) < 1_000_000
-    text.encode("utf-8", "backslashreplace")  # as standard error writes it
+    text.encode("utf-8", "backslashreplace")  # as on standard error

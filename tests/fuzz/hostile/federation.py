@@ -1,8 +1,8 @@
-"""Hostile statements of another site's operator, from the bytes on.
+"""Hostile statements of another site's operator, as bytes.
 
-What must hold: `ContractError`, a refusal, or a statement that is sent on unchanged and speaks of
-the speaker's own workers alone; of a bundle no more is used than certificates of authorities; the
-other sites are heard as before.
+The result must be `ContractError`, a refusal, or a statement that is passed on unchanged and only
+about the sender's own workers. Of a bundle only certificates of authorities are used. Statements of
+other sites are still accepted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BYTES = (b"", b"x", bytes(8), bytes(32), b"\xff" * 9000)
 
 
 def _report(site: SiteName) -> RunReported:
-    """All that there is to say of a run with two workers."""
+    """A report with every field, of a run with two workers."""
     workers = tuple(WorkerIdentity(Rank(n), site, "small", n) for n in range(2))
     members = tuple(Member(w, 1, MemberState.READY, "10.0.0.1:1", "h:2") for w in workers)
     fields = {"trainer.seed": bytes(8), "exchange.policy": b"\x01" * 8}
@@ -62,26 +62,26 @@ def _report(site: SiteName) -> RunReported:
     )
 
 
-def _right(chance: random.Random) -> wire.Statement:
-    said: tuple[Statement, ...] = (_report(SPEAKER), RunRemoved(RUN), Heartbeat())
-    messages = (greeting(SPEAKER, OWN), *map(to_wire, said))
+def _valid(chance: random.Random) -> wire.Statement:
+    statements: tuple[Statement, ...] = (_report(SPEAKER), RunRemoved(RUN), Heartbeat())
+    messages = (greeting(SPEAKER, OWN), *map(to_wire, statements))
     return chance.choices(messages, (2, 6, 1, 1))[0]
 
 
-def _bent(chance: random.Random, right: wire.Statement) -> bytes:
+def _altered(chance: random.Random, valid: wire.Statement) -> bytes:
     if chance.random() < 0.4:
-        return bending.bytes_of(chance, right.SerializeToString())
-    bent = wire.Statement()
-    bent.CopyFrom(right)
+        return bending.bytes_of(chance, valid.SerializeToString())
+    altered = wire.Statement()
+    altered.CopyFrom(valid)
     for _ in range(chance.choice((1, 1, 3))):
-        _alter(chance, bent)
-    return bent.SerializeToString()
+        _alter(chance, altered)
+    return altered.SerializeToString()
 
 
 def _alter(chance: random.Random, message: Any) -> None:
-    """One field somewhere in the message is changed, doubled or taken away."""
+    """Change, repeat or remove one field anywhere in the message."""
     fields = message.DESCRIPTOR.fields
-    if not fields:  # a heartbeat has none
+    if not fields:  # a heartbeat has no field
         return
     field = chance.choice(fields)
     value = getattr(message, field.name)
@@ -107,9 +107,9 @@ def _alter(chance: random.Random, message: Any) -> None:
 
 
 def attack_federation(chance: random.Random, folder: Path) -> str | None:
-    """One hostile statement on a stream that stands, or as the beginning of a new one."""
-    right = _right(chance)
-    content = bending.until_other(right.SerializeToString(), lambda: _bent(chance, right))
+    """Receive one hostile statement on an open stream, or as the beginning of a new one."""
+    valid = _valid(chance)
+    content = bending.until_different(valid.SerializeToString(), lambda: _altered(chance, valid))
     state = FederationState(OWN, (SPEAKER, OTHER))
     state.open_stream(1, SPEAKER, OWN, 0.0)
     state.receive(1, _report(SPEAKER), 0.0)
@@ -134,7 +134,7 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
 
 
 def _receive(state: FederationState, message: wire.Statement) -> None:
-    """As `service` does it. A greeting of another site has another certificate."""
+    """Receive it like `service`. A greeting of another site has another certificate."""
     if message.HasField("greeting"):
         site, to_site = sites_of(message.greeting)
         if site != SPEAKER:

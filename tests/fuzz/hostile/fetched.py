@@ -1,7 +1,7 @@
 """Hostile streams of a keeper, as `dlion fetch` unpacks them.
 
-What must hold: one of the documented errors and nothing changed, or plain files;
-nothing outside the folder, no link, nothing left of what was refused.
+The result must be a documented error without a change, or plain files. There is nothing outside the
+folder, no link, and nothing left of a refused stream.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, ta
 
 
 @functools.cache
-def right_stream() -> bytes:
-    """What the keeper sends of a site's model."""
+def valid_stream() -> bytes:
+    """The stream of a keeper for a site's model."""
     output = io.BytesIO()
     with tempfile.TemporaryDirectory() as root:
         for name, content in FILES.items():
@@ -43,7 +43,7 @@ def right_stream() -> bytes:
 
 
 def _made(chance: random.Random) -> bytes:
-    """A stream with right checksums of its own, but for one member that is altered."""
+    """A stream with valid checksums in which only one member is altered."""
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     documents: dict[str, Any] = {
         CONTENTS: {"run": "1", "files": {name: len(FILES[name]) for name in FILES}},
@@ -52,8 +52,8 @@ def _made(chance: random.Random) -> bytes:
     if chance.random() < 0.5:
         which = chance.choice((CONTENTS, CHECKSUMS))
         documents[which] = bending.value_of(chance, documents[which])
-    told = {name: json.dumps(each).encode() for name, each in documents.items()}
-    members = [(CONTENTS, told[CONTENTS]), *FILES.items(), (CHECKSUMS, told[CHECKSUMS])]
+    contents = {name: json.dumps(each).encode() for name, each in documents.items()}
+    members = [(CONTENTS, contents[CONTENTS]), *FILES.items(), (CHECKSUMS, contents[CHECKSUMS])]
     altered, output = chance.randrange(len(members)), io.BytesIO()
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for number, (name, content) in enumerate(members):
@@ -79,10 +79,10 @@ def _alter(chance: random.Random, entry: tarfile.TarInfo) -> None:
 
 
 def attack_fetched(chance: random.Random, folder: Path) -> str | None:
-    """One hostile stream into a folder in which a file of the same name stands."""
-    right = right_stream()
+    """Unpack one hostile stream into a folder that has a file of the same name."""
+    valid = valid_stream()
     if chance.random() < 0.5:
-        stream = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+        stream = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
     else:
         stream = _made(chance)
     with tempfile.TemporaryDirectory(dir=folder) as made:

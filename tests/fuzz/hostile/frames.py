@@ -1,8 +1,8 @@
 """Hostile frames, acknowledgements and chunks of state, against both ends of a stream.
 
-Valid streams are made by the real sender; one frame of each is then altered, or the order. What
-must hold: `ContractError` or a value; no payload that was not sent; memory within the limits; a
-stream that was refused is over, and on the next one everything arrives again.
+The real sender makes valid streams. Then one frame of each is altered, or the order. The result
+must be `ContractError` or a value. No payload appears that was not sent, and memory stays within
+the limits. A refused stream is over, and everything arrives on the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = tuple(MessageKind)
 
 
 def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
-    """Frames of a few messages as the real sender makes them, and the payloads in them."""
+    """Return frames of a few messages of the real sender, and their payloads."""
     send_queue = SendQueue(QueueRule.KEEP, 100)
     frames = [Frame(hello=Hello(epoch=send_queue.reset())).SerializeToString()]
     send_queue.set_budget(chance.choice((512, 4096, 40_000)))
@@ -61,18 +61,18 @@ EDITS: tuple[Callable[[random.Random, Frame], object], ...] = (
 )
 
 
-def _bent_fields(chance: random.Random, data: bytes) -> bytes:
+def _altered_fields(chance: random.Random, data: bytes) -> bytes:
     frame = Frame.FromString(data)
     chance.choice(EDITS)(chance, frame)
     return frame.SerializeToString()
 
 
-def _bent(chance: random.Random, data: bytes, other: bytes) -> bytes:
+def _altered(chance: random.Random, data: bytes, other: bytes) -> bytes:
     match chance.randrange(8):
         case 0 | 1 | 2:
             return bending.bytes_of(chance, data)
         case 3 | 4 | 5:
-            return _bent_fields(chance, data)
+            return _altered_fields(chance, data)
         case 6:
             return bending.spliced(chance, data, other)
         case _:
@@ -80,7 +80,7 @@ def _bent(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _reordered(chance: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A frame lost (not the last: that would only be a slow sender), doubled or moved."""
+    """Drop (not the last: that is only a slow sender), repeat or move a frame."""
     changed = list(frames)
     at = chance.randrange(len(changed))
     match chance.randrange(3):
@@ -94,19 +94,19 @@ def _reordered(chance: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def attack_inbox(chance: random.Random, folder: Path) -> str | None:
-    """One stream with one frame altered, lost, doubled or moved, against the receiver."""
+    """Give the receiver one stream with one frame altered, dropped, repeated or moved."""
     frames, payloads = valid_stream(chance)
     altered: bytes | None = None
     if chance.randrange(4) == 0:
-        stream = bending.until_other(frames, lambda: _reordered(chance, frames))
+        stream = bending.until_different(frames, lambda: _reordered(chance, frames))
     else:
         stream, at = list(frames), chance.randrange(len(frames))
         other = chance.choice(frames)
-        altered = bending.until_other(frames[at], lambda: _bent(chance, frames[at], other))
+        altered = bending.until_different(frames[at], lambda: _altered(chance, frames[at], other))
         stream[at] = altered
     inbox = StreamReceiver(LIMIT, incarnation=1)
     refused = not _received(inbox, stream, payloads, altered)
-    # A refused stream is closed. The peer dials again, and then nothing is missing.
+    # A refused stream is closed. The peer dials again, and then no message is missing.
     fresh = StreamReceiver(LIMIT, incarnation=1)
     assert _received(fresh, frames, payloads, None)
     return "refused" if refused else "taken"
@@ -115,7 +115,7 @@ def attack_inbox(chance: random.Random, folder: Path) -> str | None:
 def _received(
     inbox: StreamReceiver, stream: list[bytes], sent: set[bytes], altered: bytes | None
 ) -> bool:
-    """Whether the receiver takes the whole stream."""
+    """Return whether the receiver accepts the whole stream."""
     for data in stream:
         try:
             head, state_chunks = split_payload(data)
@@ -128,22 +128,22 @@ def _received(
             return False
         if message is not None and (payload := bytes(message.payload)) not in sent:
             assert len(payload) <= LIMIT
-            assert altered is not None, "frames as they were sent made a payload that was not"
-            # Only a frame with a checksum of its own can do that: the sender itself is hostile.
+            assert altered is not None, "unaltered frames made a payload that was not sent"
+            # Only a frame with a valid checksum can do that: its sender is hostile.
             own = Frame.FromString(altered)
             assert zlib.crc32(own.payload) == own.checksum
     return True
 
 
 def attack_outbox(chance: random.Random, folder: Path) -> str | None:
-    """One hostile acknowledgement against the sender, which goes on in its next epoch."""
+    """Give the sender one hostile acknowledgement; it continues in its next epoch."""
     send_queue = SendQueue(QueueRule.KEEP, 100)
     send_queue.reset()
     send_queue.push(Message(MessageKind.GRADIENT, 1, payload=bytes(3000)))
     send_queue.next_frame(0.0)
     honest = Acknowledgement(epoch=1, incarnation=1, frames=1, stream_bytes=3000, busy_bytes=9)
-    data = bending.until_other(
-        honest.SerializeToString(), lambda: _bent_acknowledgement(chance, honest)
+    data = bending.until_different(
+        honest.SerializeToString(), lambda: _altered_acknowledgement(chance, honest)
     )
     try:
         send_queue.acknowledge(_acknowledgement(data), 1.0)
@@ -161,20 +161,22 @@ def attack_outbox(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-def _bent_acknowledgement(chance: random.Random, honest: Acknowledgement) -> bytes:
+def _altered_acknowledgement(chance: random.Random, honest: Acknowledgement) -> bytes:
     if chance.random() < 0.5:
         return bending.bytes_of(chance, honest.SerializeToString())
-    bent = Acknowledgement()
-    bent.CopyFrom(honest)
-    setattr(bent, chance.choice([f.name for f in honest.DESCRIPTOR.fields]), chance.choice(LARGE))
-    return bent.SerializeToString()
+    altered = Acknowledgement()
+    altered.CopyFrom(honest)
+    setattr(
+        altered, chance.choice([f.name for f in honest.DESCRIPTOR.fields]), chance.choice(LARGE)
+    )
+    return altered.SerializeToString()
 
 
 def attack_assembly(chance: random.Random, folder: Path) -> str | None:
-    """One hostile chunk of state; a fresh assembly then takes the honest one."""
+    """Receive one hostile chunk of state; a new assembly then accepts the honest one."""
     snapshot = StateSnapshot(1, 1, chance.randbytes(chance.choice((1, 300))))
     honest = next(state_chunks(snapshot))
-    data = bending.until_other(honest, lambda: _bent_chunk(chance, honest))
+    data = bending.until_different(honest, lambda: _altered_chunk(chance, honest))
     try:
         taken = StateAssembler(LIMIT).feed(data)
         assert taken is None or len(taken.payload) <= LIMIT
@@ -185,7 +187,7 @@ def attack_assembly(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-def _bent_chunk(chance: random.Random, honest: bytes) -> bytes:
+def _altered_chunk(chance: random.Random, honest: bytes) -> bytes:
     if chance.random() < 0.5:
         return bending.bytes_of(chance, honest)
     chunk = StateChunk.FromString(honest)

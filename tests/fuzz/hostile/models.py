@@ -1,8 +1,10 @@
 """Hostile `.keras` files, as `trainer.startFrom` reads them.
 
-What must hold: `DataError` that names the file, or weights of the model's shape; a right file is
-read afterwards as it was written. Left out: what HDF5's own library in C makes of altered bytes in
-it, which the container's checksums keep from it unless somebody means it to have them.
+The result must be a `DataError` that names the file, or weights of the model's shape. Afterwards a
+valid file is read unchanged.
+
+Left out: altered bytes inside HDF5's own C library. The container's checksums keep them out, unless
+an attacker computes them again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dlion_api.errors import DataError
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import builtin
 from hostile import bending
-from hostile.archives import bent_container, require_named
+from hostile.archives import altered_container, require_named
 
 WEIGHTS = "model.weights.h5"
 
@@ -31,8 +33,8 @@ def _model(seed: int = 1, class_count: int = 10) -> FlatModel:
 
 
 @functools.cache
-def _right(class_count: int = 10) -> bytes:
-    """A file that such a model has saved, or a larger one."""
+def _valid(class_count: int = 10) -> bytes:
+    """A file saved by such a model, or by a larger one."""
     model = _model(2, class_count)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -40,14 +42,14 @@ def _right(class_count: int = 10) -> bytes:
         return path.read_bytes()
 
 
-def _bent(chance: random.Random, right: bytes) -> bytes:
-    """The container altered, or its parts but the weights, with right checksums."""
+def _altered(chance: random.Random, valid: bytes) -> bytes:
+    """Alter the container, or its parts except the weights, with valid checksums."""
     what = chance.randrange(4)
     if what == 0:
-        return bent_container(chance, right)
+        return altered_container(chance, valid)
     if what == 1:
-        return bending.spliced(chance, right, _right(12))
-    with zipfile.ZipFile(io.BytesIO(right)) as archive:
+        return bending.spliced(chance, valid, _valid(12))
+    with zipfile.ZipFile(io.BytesIO(valid)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     if what == 2:
         gone = chance.choice(list(members))
@@ -63,9 +65,9 @@ def _bent(chance: random.Random, right: bytes) -> bytes:
 
 
 def attack_keras(chance: random.Random, folder: Path) -> str | None:
-    """One hostile file, then a right one."""
-    model, right, path = _model(), _right(), folder / "model.keras"
-    path.write_bytes(bending.until_other(right, lambda: _bent(chance, right)))
+    """Read one hostile file, then a valid one."""
+    model, valid, path = _model(), _valid(), folder / "model.keras"
+    path.write_bytes(bending.until_different(valid, lambda: _altered(chance, valid)))
     size = len(model.weights_D)
     try:
         model.load_keras(path)
@@ -75,7 +77,7 @@ def attack_keras(chance: random.Random, folder: Path) -> str | None:
         word = "refused"
     assert model.weights_D.shape == (size,)
     assert model.weights_D.dtype == np.float32
-    path.write_bytes(right)
+    path.write_bytes(valid)
     model.load_keras(path)
     assert np.array_equal(model.weights_D, _model(2).weights_D)
     return word

@@ -1,8 +1,8 @@
-"""Hostile insides of messages whose frames are in order: gradients, weights, losses, meetings,
-peers' states, and any message at all against the trainer's inbox and the policies.
+"""Hostile payloads in valid frames: gradients, weights, losses, join messages, peers' states.
 
-What must hold: `ContractError` (from the policies `RejectMessage`) or finite values at rising
-positions of the model; afterwards an honest peer is still understood.
+They also include any message for the trainer's inbox and the policies. The result must be
+`ContractError` (from the policies `RejectMessage`), or finite values at ascending positions of the
+model. Afterwards messages of an honest peer are accepted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HEADER = struct.Struct("<BBBBhHII")
 
 
 @functools.cache
-def right_payloads(size: int) -> tuple[bytes, ...]:
+def valid_payloads(size: int) -> tuple[bytes, ...]:
     """Payloads of a model of that size, in every codec and every coding of positions."""
     rng = np.random.default_rng(size)
     made = []
@@ -80,40 +80,40 @@ def right_payloads(size: int) -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def bent_payload(chance: random.Random, size: int) -> bytes:
-    """A payload for that size with its header, values or positions altered."""
-    right = chance.choice(right_payloads(size))
-    return bending.until_other(right, lambda: _bent(chance, right, size))
+def altered_payload(chance: random.Random, size: int) -> bytes:
+    """Return a payload for that size with its header, values or positions altered."""
+    valid = chance.choice(valid_payloads(size))
+    return bending.until_different(valid, lambda: _altered(chance, valid, size))
 
 
-def _bent(chance: random.Random, right: bytes, size: int) -> bytes:
+def _altered(chance: random.Random, valid: bytes, size: int) -> bytes:
     match chance.randrange(6):
         case 0 | 1:
-            fields = list(_HEADER.unpack_from(right))
+            fields = list(_HEADER.unpack_from(valid))
             at = chance.randrange(len(fields))
             edges = (0, 1, 2, 3, 4, 5, 6, 7, size - 1, size, size + 1, *bending.NUMBERS)
             width = (8, 8, 8, 8, 16, 16, 32, 32)[at]
             fields[at] = chance.choice(edges) % 2**width
             if at == 4:
                 fields[at] = chance.choice((-(2**15), -114, -1, 1, 9, 10, 113, 114, 2**15 - 1))
-            return _HEADER.pack(*fields) + right[HEADER_BYTES:]
+            return _HEADER.pack(*fields) + valid[HEADER_BYTES:]
         case 2:
-            tail = bending.bytes_of(chance, right[HEADER_BYTES:])
-            return right[:HEADER_BYTES] + tail
+            tail = bending.bytes_of(chance, valid[HEADER_BYTES:])
+            return valid[:HEADER_BYTES] + tail
         case 3:
-            other = chance.choice(right_payloads(chance.choice(SIZES)))
-            return bending.spliced(chance, right, other)
-        case 4:  # positions falling, doubled, too far: bytes at the end exchanged
-            at = chance.randrange(HEADER_BYTES, len(right))
-            return right[:at] + bytes(sorted(right[at:], reverse=True))
+            other = chance.choice(valid_payloads(chance.choice(SIZES)))
+            return bending.spliced(chance, valid, other)
+        case 4:  # positions that descend, repeat or exceed the size: bytes at the end exchanged
+            at = chance.randrange(HEADER_BYTES, len(valid))
+            return valid[:at] + bytes(sorted(valid[at:], reverse=True))
         case _:
-            return bending.bytes_of(chance, right)
+            return bending.bytes_of(chance, valid)
 
 
 def attack_gradient(chance: random.Random, folder: Path) -> str | None:
-    """One hostile gradient, or the same bytes as weights."""
+    """Decode one hostile gradient, or the same bytes as weights."""
     size = chance.choice(SIZES)
-    payload = bent_payload(chance, size)
+    payload = altered_payload(chance, size)
     try:
         if chance.random() < 0.2:
             weights_D = decode_weights(payload, size)
@@ -135,22 +135,24 @@ def attack_gradient(chance: random.Random, folder: Path) -> str | None:
 
 
 def attack_words(chance: random.Random, folder: Path) -> str | None:
-    """One hostile loss, meeting or state of a peer."""
+    """Decode one hostile loss, join message or state of a peer."""
     what = chance.randrange(3)
     try:
         if what == 0:
-            right = encode_loss(0.5)
-            loss = decode_loss(bending.until_other(right, lambda: bending.bytes_of(chance, right)))
+            valid = encode_loss(0.5)
+            loss = decode_loss(
+                bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
+            )
             assert np.isfinite(loss)
         elif what == 1:
             payload = chance.randbytes(chance.choice((0, 1, 1, 1, 2, 9)))
             if payload == b"\x00":
                 return None
             done, asked = chance.choice(bending.LARGE), chance.choice(bending.LARGE)
-            said = Message(MessageKind.MEET, done, weights_version=asked, payload=payload)
-            answer = join_barrier.parse_message(said)
+            message = Message(MessageKind.MEET, done, weights_version=asked, payload=payload)
+            answer = join_barrier.parse_message(message)
             assert isinstance(answer, join_barrier.JoinAnswer)
-            assert answer.done == said.iteration
+            assert answer.done == message.iteration
             _meet(chance, answer)
         else:
             _unpack(chance)
@@ -160,7 +162,7 @@ def attack_words(chance: random.Random, folder: Path) -> str | None:
 
 
 def _meet(chance: random.Random, answer: join_barrier.JoinAnswer) -> None:
-    """A latecomer goes on naming later iterations, never an endless walk of them."""
+    """A latecomer names later iterations only a bounded number of times."""
     meeting = join_barrier.JoinBarrier()
     for _ in range(5):
         asked = meeting.peers_to_ask({PEER: chance.randrange(3)}, {PEER: answer})
@@ -171,33 +173,33 @@ def _meet(chance: random.Random, answer: join_barrier.JoinAnswer) -> None:
 
 def _unpack(chance: random.Random) -> None:
     like = TrainingState(*(np.ones(count, np.float32) for count in (5, 2, 3)))
-    right = pack(like, weights_only=chance.random() < 0.5)
-    wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+    valid = pack(like, weights_only=chance.random() < 0.5)
+    wrong = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
     state = unpack(wrong, like, weights_only=chance.random() < 0.5)
     for name, values in vars(state).items():
         assert values.shape == getattr(like, name).shape
         assert np.isfinite(values).all()
 
 
-def bent_held(chance: random.Random) -> bytes:
-    """What a peer's weights hold, right or altered."""
-    right = encode_version_vector(
+def altered_held(chance: random.Random) -> bytes:
+    """Return the contents of a peer's weights, valid or altered."""
+    valid = encode_version_vector(
         {Rank(0): chance.choice(bending.LARGE), PEER: chance.randrange(10**6)}
     )
-    return right if chance.random() < 0.5 else bending.bytes_of(chance, right)
+    return valid if chance.random() < 0.5 else bending.bytes_of(chance, valid)
 
 
 def any_message(chance: random.Random, size: int) -> Message:
-    """A message as it may come out of frames that are in order: any kind, any numbers."""
+    """Return a message that valid frames may contain: any kind, any numbers."""
     kind = chance.choice(list(MessageKind))
     if kind is MessageKind.PROGRESS or kind.name.endswith("_REQUEST"):
         payload = b""
     elif kind is MessageKind.HELD:
-        payload = bent_held(chance)
+        payload = altered_held(chance)
     elif kind is MessageKind.FOLD:
-        payload = bent_held(chance) + bent_payload(chance, size)
+        payload = altered_held(chance) + altered_payload(chance, size)
     elif kind in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
-        payload = bent_payload(chance, size)
+        payload = altered_payload(chance, size)
     else:
         payload = chance.randbytes(chance.choice((0, 1, 7, 8, 4096)))
     near = (0, 1, 2, 3, 5, 1000)
@@ -211,7 +213,7 @@ def any_message(chance: random.Random, size: int) -> Message:
 
 
 def attack_policies(chance: random.Random, folder: Path) -> str | None:
-    """One hostile message, through the trainer's inbox, against real policies at a barrier."""
+    """Send one hostile message through the trainer's inbox to real policies at a barrier."""
     size, policy = 3, chance.choice(("dlion", "adaptive"))
     spec = _job().spec
     spec = replace(spec, exchange=replace(spec.exchange, policy=policy))
@@ -228,28 +230,32 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     refused = len(inbox.refusals)
     inbox.put(MessageArrived(PEER, any_message(chance, size)))
     events = inbox.drain()
-    told = [each for event in events for each in machine.handle(event)]
+    instructions = [each for event in events for each in machine.handle(event)]
     for event in [] if started else inbox.start(0):
-        told += machine.handle(event)
-    told += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
+        instructions += machine.handle(event)
+    instructions += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
     if policy == "adaptive":  # its round ends
-        told += machine.handle(UpdateApplied())
-    if chance.random() < 0.5:  # it asks for weights, and gets what it gets
+        instructions += machine.handle(UpdateApplied())
+    if chance.random() < 0.5:  # it requests weights, and gets this message
         lacked = Message(MessageKind.HELD, 1, payload=encode_version_vector({PEER: 10**6}))
-        told += machine.handle(MessageArrived(PEER, lacked))
-        told += machine.handle(MessageArrived(PEER, any_message(chance, size)))
-    for instruction in told:
+        instructions += machine.handle(MessageArrived(PEER, lacked))
+        instructions += machine.handle(MessageArrived(PEER, any_message(chance, size)))
+    for instruction in instructions:
         if isinstance(instruction, ApplyGradient):
             assert np.isfinite(instruction.gradient_D).all()
         elif isinstance(instruction, AverageWeights | MergeReplicas | ReplaceWeights):
             assert np.isfinite(instruction.weights_D).all()
-    refused = len(inbox.refusals) - refused + sum(isinstance(each, RejectMessage) for each in told)
+    refused = (
+        len(inbox.refusals)
+        - refused
+        + sum(isinstance(each, RejectMessage) for each in instructions)
+    )
     _peer_comes_back(inbox, machine, policy)
     return "refused" if refused else "taken"
 
 
 def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine, policy: str) -> None:
-    """The link breaks and is up again: its new life is understood from the beginning."""
+    """The link breaks and opens again: its new life is understood from the beginning."""
     inbox.put(LinkDown(PEER, 1, "hostile"))
     inbox.put(LinkUp(PEER, 2, 0))
     inbox.put(
@@ -264,8 +270,8 @@ def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine, policy: str) -> 
     if policy == "dlion":
         gradient = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
         honest = Message(MessageKind.GRADIENT, 1, 8, 1, gradient)
-    told = machine.handle(MessageArrived(PEER, honest))
-    assert not any(isinstance(each, RejectMessage) for each in told)
+    instructions = machine.handle(MessageArrived(PEER, honest))
+    assert not any(isinstance(each, RejectMessage) for each in instructions)
 
 
 class _Replica:
@@ -274,7 +280,7 @@ class _Replica:
 
     @property
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
-        """Without moments: where they are."""
+        """Return the weights themselves, because there are no moments."""
         return self.weights_D.copy()
 
 

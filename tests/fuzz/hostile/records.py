@@ -1,9 +1,9 @@
-"""Hostile lines, files and calls between DLion's own processes: the local socket, progress records
-and `events.jsonl`, requests to the coordinator, what sidecars tell each other, certificate signing
-requests, and the files that a worker keeps for its next start.
+"""Hostile lines, files and calls between DLion's own processes.
 
-What must hold: `ContractError`, or a value that is written and read again unchanged; a damaged
-kept file counts as missing; the coordinator goes on serving the others.
+They are the local socket, progress records, `events.jsonl`, requests to the coordinator, messages
+between sidecars and certificate signing requests. They include the files that a worker saves for
+its next start. The result must be `ContractError`, or a value that is unchanged after writing and
+reading. A damaged saved file counts as missing. The coordinator continues to serve other workers.
 """
 
 from __future__ import annotations
@@ -79,25 +79,25 @@ PROGRESS: tuple[progress.ProgressRecord, ...] = (
 )
 
 
-def bent_json(chance: random.Random, right: bytes) -> bytes:
-    """A line of JSON with its values, its form or its bytes altered."""
+def altered_json(chance: random.Random, valid: bytes) -> bytes:
+    """Return a line of JSON with its values, its structure or its bytes altered."""
     match chance.randrange(8):
         case 0 | 1 | 2 | 3 | 4:
-            return json.dumps(bending.value_of(chance, json.loads(right))).encode()
+            return json.dumps(bending.value_of(chance, json.loads(valid))).encode()
         case 5:
             deep = chance.choice((b"[", b'{"a":', b'{"kind":['))
-            return bending.spliced(chance, right, deep * chance.choice((3, 2000, 100_000)))
+            return bending.spliced(chance, valid, deep * chance.choice((3, 2000, 100_000)))
         case 6:
-            text = json.dumps(bending.value_of(chance, json.loads(right)))
+            text = json.dumps(bending.value_of(chance, json.loads(valid)))
             return text.encode(chance.choice(("utf-16", "utf-32", "utf-8-sig", "utf-8")))
         case _:
-            return bending.bytes_of(chance, right)
+            return bending.bytes_of(chance, valid)
 
 
 def attack_socket(chance: random.Random, folder: Path) -> str | None:
-    """One hostile line on the socket between trainer and sidecar."""
-    right = sidecar_protocol.encode(chance.choice(LOCAL))
-    line = bending.until_other(right, lambda: bent_json(chance, right))
+    """Parse one hostile line on the socket between trainer and sidecar."""
+    valid = sidecar_protocol.encode(chance.choice(LOCAL))
+    line = bending.until_different(valid, lambda: altered_json(chance, valid))
     try:
         record = sidecar_protocol.decode(line)
         again = sidecar_protocol.encode(record)
@@ -108,9 +108,9 @@ def attack_socket(chance: random.Random, folder: Path) -> str | None:
 
 
 def attack_record(chance: random.Random, folder: Path) -> str | None:
-    """One hostile progress record, as it would arrive in a report."""
-    right = records.record_to_json(chance.choice(PROGRESS)).encode()
-    line = bending.until_other(right, lambda: bent_json(chance, right))
+    """Parse one hostile progress record, as in a report."""
+    valid = records.record_to_json(chance.choice(PROGRESS)).encode()
+    line = bending.until_different(valid, lambda: altered_json(chance, valid))
     try:
         record = records.record_from_json(line)
     except ContractError:
@@ -121,35 +121,35 @@ def attack_record(chance: random.Random, folder: Path) -> str | None:
 
 
 def attack_events(chance: random.Random, folder: Path) -> str | None:
-    """One hostile line in the middle of `events.jsonl`: the lines around it are read."""
-    right = [records.record_to_json(record).encode() for record in PROGRESS]
-    at = chance.randrange(1, len(right) - 1)
-    wrong = bending.until_other(right[at], lambda: bent_json(chance, right[at]))
+    """Read `events.jsonl` with one hostile line in the middle: the lines around it are read."""
+    valid = [records.record_to_json(record).encode() for record in PROGRESS]
+    at = chance.randrange(1, len(valid) - 1)
+    wrong = bending.until_different(valid[at], lambda: altered_json(chance, valid[at]))
     path = folder / "events.jsonl"
-    path.write_bytes(b"\n".join([*right[:at], wrong.replace(b"\n", b" "), *right[at + 1 :], b""]))
+    path.write_bytes(b"\n".join([*valid[:at], wrong.replace(b"\n", b" "), *valid[at + 1 :], b""]))
     bad: list[object] = []
     read = [records.record_to_json(record) for record in read_events(path, bad.append)]
-    assert read[:at] == [line.decode() for line in right[:at]]
-    assert read[len(read) - (len(right) - at - 1) :] == [line.decode() for line in right[at + 1 :]]
+    assert read[:at] == [line.decode() for line in valid[:at]]
+    assert read[len(read) - (len(valid) - at - 1) :] == [line.decode() for line in valid[at + 1 :]]
     return "refused" if bad else "taken"
 
 
-def _right_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
+def _valid_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
     signature = PROOF_KEY.sign(proof_statement(str(JOB), use, csr_pem, 7))
     return wire.PodProof(key_der=PROOF_KEY.public_der(), count=7, signature=signature)
 
 
-def _right_request(chance: random.Random) -> Message:
+def _valid_request(chance: random.Random) -> Message:
     worker = wire.Worker(rank=0, site=SITE, group="small", index=0)
     common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
     match chance.randrange(4):
         case 0:
             csr_pem = b"-----BEGIN"
             return wire.SignRequest(csr_pem=csr_pem, role="trainer",
-                                    proof=_right_proof("trainer", csr_pem), **common)  # fmt: skip
+                                    proof=_valid_proof("trainer", csr_pem), **common)  # fmt: skip
         case 1:
             return wire.JoinRequest(incarnation=1, exchange_address="h:1", spec_hash="hash",
-                                    known_version=1, proof=_right_proof(JOINING),
+                                    known_version=1, proof=_valid_proof(JOINING),
                                     **common)  # fmt: skip
         case 2:
             return wire.DownloadReport(container=DATASET_INITIALIZER, done_bytes=1, total_bytes=2,
@@ -159,16 +159,16 @@ def _right_request(chance: random.Random) -> Message:
             return wire.ProgressReport(incarnation=1, sequence=1, records_json=texts, **common)
 
 
-def _bent_message(chance: random.Random, right: Message) -> bytes:
+def _altered_message(chance: random.Random, valid: Message) -> bytes:
     if chance.random() < 0.4:
-        return bending.bytes_of(chance, right.SerializeToString())
-    bent = type(right)()
-    bent.CopyFrom(right)
-    place: Any = bent
-    if hasattr(bent, "worker") and chance.random() < 0.3:
-        place = bent.worker
-    elif hasattr(bent, "proof") and chance.random() < 0.3:
-        place = bent.proof
+        return bending.bytes_of(chance, valid.SerializeToString())
+    altered = type(valid)()
+    altered.CopyFrom(valid)
+    place: Any = altered
+    if hasattr(altered, "worker") and chance.random() < 0.3:
+        place = altered.worker
+    elif hasattr(altered, "proof") and chance.random() < 0.3:
+        place = altered.proof
     name = chance.choice([field.name for field in place.DESCRIPTOR.fields])
     values = (*bending.LARGE, -1.0, math.nan, math.inf, "", "x" * 300, "x" * 100_000, "\x00", b"x",
               b"\xff" * 9000, True, "sidecar")  # fmt: skip
@@ -176,22 +176,24 @@ def _bent_message(chance: random.Random, right: Message) -> bytes:
         TypeError, ValueError, AttributeError, OverflowError
     ):  # of another type
         setattr(place, name, chance.choice(values))
-    if isinstance(bent, wire.ProgressReport) and chance.random() < 0.5:
-        line = bent_json(chance, records.record_to_json(chance.choice(PROGRESS)).encode())
-        bent.records_json.append(line.decode("utf-8", "replace"))
-    return bent.SerializeToString()
+    if isinstance(altered, wire.ProgressReport) and chance.random() < 0.5:
+        line = altered_json(chance, records.record_to_json(chance.choice(PROGRESS)).encode())
+        altered.records_json.append(line.decode("utf-8", "replace"))
+    return altered.SerializeToString()
 
 
 def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
-    """One hostile request; the coordinator then still admits an honest worker."""
-    right = _right_request(chance)
-    content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
+    """Send one hostile request; the coordinator then admits an honest worker."""
+    valid = _valid_request(chance)
+    content = bending.until_different(
+        valid.SerializeToString(), lambda: _altered_message(chance, valid)
+    )
     state = CoordinatorState(JOB, WORKERS, "hash")
     state.join(JoinRequested(1, WORKERS[0], Bearer(), 1, "h:1", "", "hash", 0))
     token_ok = chance.random() < 0.9
     bearer = Bearer("uid") if token_ok else None
     try:
-        request: Any = type(right).FromString(content)
+        request: Any = type(valid).FromString(content)
         checked_size(request)
         if isinstance(request, wire.SignRequest):
             state.admit(access_event(request, bearer))
@@ -206,23 +208,25 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
         ContractError,
         CallRefusedError,
         DecodeError,
-    ):  # the skin answers both with INVALID_ARGUMENT
+    ):  # the service answers both with INVALID_ARGUMENT
         word = "refused"
     assert word == "refused" or token_ok
     honest = JoinRequested(3, WORKERS[1], Bearer(), 1, "h:1", "", "hash", 0)
-    state.join(honest)  # it would raise if it were refused
+    state.join(honest)  # a refusal would raise
     return word
 
 
 def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
-    """What one sidecar says of itself to another, hostile."""
+    """Receive one hostile message of a sidecar."""
     grouping = measurements.Grouping(1, Rank(0), ((0,), (1,)), (0, 1))
     capacity = measurements.Capacity(
         Rank(1), 10.0, 2.0, measurements.CapacitySource.UNKNOWN, 3,
         link_bytes_per_s={Rank(0): 1e6}, grouping=grouping,
     )  # fmt: skip
-    right = capacity_messages.to_wire(capacity, JOB, 1)
-    content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
+    valid = capacity_messages.to_wire(capacity, JOB, 1)
+    content = bending.until_different(
+        valid.SerializeToString(), lambda: _altered_message(chance, valid)
+    )
     try:
         share = measuring_pb2.CapacityShare.FromString(content)
         capacity = capacity_messages.from_wire(share, JOB, Rank(1))
@@ -242,12 +246,12 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
 
 
 def attack_membership(chance: random.Random, folder: Path) -> str | None:
-    """One hostile membership from a coordinator."""
-    right = membership_update(
+    """Receive one hostile membership from a coordinator."""
+    valid = membership_update(
         MEMBERSHIP, elapsed_s=2.0, stop_reason="", site_bundles_pem={"plant-a": b"PEM"}
     )
-    content = bending.until_other(
-        right.SerializeToString(), lambda: _bent_membership(chance, right)
+    content = bending.until_different(
+        valid.SerializeToString(), lambda: _altered_membership(chance, valid)
     )
     try:
         update = wire.MembershipUpdate.FromString(content)
@@ -263,16 +267,16 @@ def attack_membership(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def _bent_membership(chance: random.Random, right: wire.MembershipUpdate) -> bytes:
-    bent = wire.MembershipUpdate()
-    bent.CopyFrom(right)
+def _altered_membership(chance: random.Random, valid: wire.MembershipUpdate) -> bytes:
+    altered = wire.MembershipUpdate()
+    altered.CopyFrom(valid)
     if chance.random() < 0.6:
-        member = chance.choice(bent.members)
+        member = chance.choice(altered.members)
         member.state = chance.choice(("Ready", "ready", "", "x" * 9000, "Lost"))
         member.incarnation = chance.choice(bending.LARGE)
         member.worker.rank = chance.choice(bending.NUMBERS)
-        return bent.SerializeToString()
-    return _bent_message(chance, right)
+        return altered.SerializeToString()
+    return _altered_message(chance, valid)
 
 
 @functools.cache
@@ -286,13 +290,13 @@ def _authority() -> tuple[CertificateAuthority, bytes]:
 
 
 def attack_signing(chance: random.Random, folder: Path) -> str | None:
-    """One hostile certificate signing request: refused, unless it is signed by its own key."""
-    authority, right = _authority()
-    der = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+    """Send one hostile certificate signing request: it is refused, unless its own key signs it."""
+    authority, valid = _authority()
+    der = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
     pem = (b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der)
            + b"-----END CERTIFICATE REQUEST-----\n")  # fmt: skip
     if chance.random() < 0.2:
-        pem = bending.until_other(pem, lambda: bending.bytes_of(chance, pem))
+        pem = bending.until_different(pem, lambda: bending.bytes_of(chance, pem))
     try:
         chain = authority.sign(pem, WORKERS[0], JOB)
     except ContractError:
@@ -307,16 +311,16 @@ def attack_signing(chance: random.Random, folder: Path) -> str | None:
 
 
 def attack_kept(chance: random.Random, folder: Path) -> str | None:
-    """One damaged file of a worker's state folder: it counts as missing, or makes sense."""
+    """Read one damaged file of a worker's state folder: it counts as missing, or is valid."""
     if chance.random() < 0.2:
-        right = b"17\n"
-        wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
+        valid = b"17\n"
+        wrong = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
         (folder / saved_state.INCARNATION_FILE).write_bytes(wrong)
         return "taken" if saved_state.next_incarnation(folder, wall_clock_s=5.0) > 5 else "refused"
     saved_state.save_membership(folder, saved_state.SavedMembership(MEMBERSHIP, 12.5))
     path = folder / saved_state.MEMBERSHIP_FILE
-    right = path.read_bytes()
-    path.write_bytes(bending.until_other(right, lambda: bent_json(chance, right)))
+    valid = path.read_bytes()
+    path.write_bytes(bending.until_different(valid, lambda: altered_json(chance, valid)))
     found = saved_state.load_membership(folder, JOB)
     if found is None:
         return "refused"

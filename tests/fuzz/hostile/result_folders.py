@@ -1,6 +1,6 @@
-"""Damaged `summary.json` and `environment.yaml` in a result folder, against the report.
+"""Damaged `summary.json` and `environment.yaml` in a result folder, for the report.
 
-What must hold: the run is read, without what makes no sense; the page can be made of it.
+The run must be read without invalid values, and the report must make a page of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dlion_results.run_folder.environment import (
 )
 from dlion_results.run_folder.layout import ENVIRONMENT, EVENTS, JOB, SUMMARY
 from hostile import bending
-from hostile.documents import ROOT, bent_text
-from hostile.records import PROGRESS, bent_json
+from hostile.documents import ROOT, altered_text
+from hostile.records import PROGRESS, altered_json
 
 RENDERED = 0.05
-"""Of the inputs: a page takes 65 ms."""
+"""Fraction of the inputs that become a page, which takes 65 ms."""
 
 ENDING = {
     "stop_reason": "maxSteps reached (10)",
@@ -55,7 +55,7 @@ REPORT = EnvironmentReport("hetero-sys-a", FIGURES, ("links: relay",), {"name": 
 
 
 @functools.cache
-def right_texts() -> dict[str, str]:
+def valid_texts() -> dict[str, str]:
     """The files of a folder, by name."""
     job = load_job(yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text()))
     summary = {"schema_version": 1, "ending": ENDING, "scalability": SCALABILITY}
@@ -68,32 +68,34 @@ def right_texts() -> dict[str, str]:
 
 
 def attack_report(chance: random.Random, folder: Path) -> str | None:
-    """One damaged file beside the events; the run is then read, and now and then made a page of.
+    """Read a run with one damaged file beside the events; sometimes make a page of it.
 
-    Refused is what is told otherwise than by the right file: not at all, or a changed value.
+    A result counts as refused if it differs from that of the valid file.
     """
-    texts = right_texts()
+    texts = valid_texts()
     if not (folder / EVENTS).exists():
         for name, text in texts.items():
             (folder / name).write_text(text)
     name = chance.choice((SUMMARY, ENVIRONMENT))
-    right = texts[name]
+    valid = texts[name]
     if name == SUMMARY:
-        wrong = bending.until_other(right.encode(), lambda: bent_json(chance, right.encode()))
+        wrong = bending.until_different(
+            valid.encode(), lambda: altered_json(chance, valid.encode())
+        )
     else:
-        wrong = bending.until_other(right.encode(), lambda: bent_text(chance, right))
+        wrong = bending.until_different(valid.encode(), lambda: altered_text(chance, valid))
     (folder / name).write_bytes(wrong)
     try:
-        with _warnings_apart():
+        with _ignore_warnings():
             run = load_run(folder, "hostile")
         if chance.random() < RENDERED:
             assert "</html>" in render([run])
     finally:
-        (folder / name).write_text(right)
-    return "taken" if _told(run) == _told(_undamaged(folder)) else "refused"
+        (folder / name).write_text(valid)
+    return "taken" if _loaded_values(run) == _loaded_values(_undamaged(folder)) else "refused"
 
 
-def _told(run: LoadedRun) -> Any:
+def _loaded_values(run: LoadedRun) -> Any:
     return run.summary["ending"], run.summary["scalability"], run.environment
 
 
@@ -103,8 +105,8 @@ def _undamaged(folder: Path) -> LoadedRun:
 
 
 @contextmanager
-def _warnings_apart() -> Iterator[None]:
-    """The report says what it goes without; thousands of times that helps nobody."""
+def _ignore_warnings() -> Iterator[None]:
+    """Ignore the report's warnings of missing parts, which would be repeated thousands of times."""
     logging.disable(logging.WARNING)
     try:
         yield

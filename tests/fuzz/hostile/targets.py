@@ -1,7 +1,7 @@
-"""Everything that reads what others write, and how much of the fuzzing each part gets.
+"""All parsers of foreign input, and the share of the fuzzing for each.
 
-Shares follow from cost: a frame takes a tenth of a millisecond, a document two, a file of images
-twenty. Modules are imported when their turn comes: TensorFlow by `data_files` and `models` alone.
+Shares follow the cost: a frame takes a tenth of a millisecond, a document two, a file of images
+twenty. A module is imported when its turn comes. Only `data_files` and `models` import TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hostile tokens of pods, against the verifier that a site's coordinator asks.
+"""Hostile tokens of pods, for the verifier of a site's coordinator.
 
-What must hold: whether it is that worker's, never an error; yes only where the cluster's key has
-signed what the token says.
+The result must be whether the token belongs to that worker, never an error. It is true only if the
+cluster's key has signed the token's claims.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _Site:
 
 def _claims() -> dict[str, Any]:
     now = int(time.time())
-    said = {"namespace": JOB.namespace, "pod": POD}
+    claims = {"namespace": JOB.namespace, "pod": POD}
     times = {"iat": now - 10, "nbf": now - 10, "exp": now + 600}
-    return {"aud": [TOKEN_AUDIENCE], "iss": ISSUER, "kubernetes.io": said, **times}
+    return {"aud": [TOKEN_AUDIENCE], "iss": ISSUER, "kubernetes.io": claims, **times}
 
 
 def _part(value: object) -> str:
@@ -73,8 +73,8 @@ def _part(value: object) -> str:
     return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
-def _bent(chance: random.Random, right: str, claims: dict[str, Any]) -> str:
-    header, payload, signature = right.split(".")
+def _altered(chance: random.Random, valid: str, claims: dict[str, Any]) -> str:
+    header, payload, signature = valid.split(".")
     match chance.randrange(5):
         case 0:
             header = _part({"alg": chance.choice(HEADERS), "typ": "JWT", "kid": "k1"})
@@ -85,32 +85,32 @@ def _bent(chance: random.Random, right: str, claims: dict[str, Any]) -> str:
         case 3:
             signature = chance.choice(("", "AA", signature[:-4], payload, "é"))
         case _:
-            return bending.bytes_of(chance, right.encode()).decode("utf-8", "replace")
+            return bending.bytes_of(chance, valid.encode()).decode("utf-8", "replace")
     return f"{header}.{payload}.{signature}"
 
 
 def attack_token(chance: random.Random, folder: Path) -> str | None:
-    """One hostile token; then the right one, which is that worker's still."""
+    """Verify one hostile token, and then the valid one, which must still be accepted."""
     claims = _claims()
-    right = jwt.encode(claims, _key(), algorithm="ES256", headers={"kid": "k1"})
-    wrong = bending.until_other(right, lambda: _bent(chance, right, claims))
+    valid = jwt.encode(claims, _key(), algorithm="ES256", headers={"kid": "k1"})
+    wrong = bending.until_different(valid, lambda: _altered(chance, valid, claims))
     tokens = PodTokens(_Site().store, _Site().read_keys)
 
     async def verified() -> tuple[bool, bool]:
         return (
             await tokens.verify(wrong, WORKER, JOB) is not None,
-            await tokens.verify(right, WORKER, JOB) is not None,
+            await tokens.verify(valid, WORKER, JOB) is not None,
         )
 
     taken, honest = asyncio.run(verified())
     assert honest
-    if taken:  # the same words, written in another way
-        assert _decoded(wrong) == _decoded(right)
+    if taken:  # the same claims, encoded in another way
+        assert _decoded(wrong) == _decoded(valid)
     return "taken" if taken else "refused"
 
 
 def _decoded(token: str) -> list[bytes]:
-    """The parts' bytes; characters that are none of base64 are passed over, as by the verifier."""
+    """Decode the parts' bytes; like the verifier, skip characters outside base64."""
     return [
         binascii.a2b_base64(part.translate({45: 43, 95: 47}) + "==") for part in token.split(".")
     ]
