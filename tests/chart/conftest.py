@@ -1,4 +1,6 @@
-"""Programs for the session, or why there are none: helm, kustomize, the judge of GitOps tools."""
+"""Programs for the session, or the reason for their absence: helm, kustomize, the judge of GitOps
+tools.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="session")
 def kustomize() -> Callable[..., list[dict[str, Any]]]:
-    """What `kubectl kustomize FOLDER` prints; with `anywhere`, files may lie outside of it."""
+    """The output of `kubectl kustomize FOLDER`; with `anywhere`, files may be outside of it."""
     binaries = built()
     if binaries is None:
         _do_without("no kubectl of the testbed: run `make testbed-setup`")
@@ -46,7 +48,7 @@ def kustomize() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def judge() -> Judge:
-    """What GitOps tools make of objects."""
+    """The verdicts of GitOps tools on objects."""
     program = VERDICTS.built()
     if program is None:
         _do_without("the judge of GitOps tools is not built: run `make testbed-setup`")
@@ -54,7 +56,7 @@ def judge() -> Judge:
 
 
 def _do_without(reason: str) -> NoReturn:
-    """Skips; where the testbed is required, fails."""
+    """Skip; fail if the testbed is required."""
     if os.environ.get("DLION_REQUIRE_TESTBED"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -1,9 +1,10 @@
-"""The GitOps examples give each site its own part of one job and of one set of values.
+"""Tests of the GitOps examples: each site gets its own part of one job and of one set of values.
 
-Proves: each site's overlay is a valid manifest of one and the same job, that names the site; the
-chart takes each site's values; Argo CD, Flux and Fleet find the same overlays and values; with the
-page's kustomization a program's name follows its content.
-Left out: what the tools make of a job (test_gitops_verdicts), and these systems themselves.
+Each site's overlay is a valid manifest of the same job and names the site. The chart accepts each
+site's values. Argo CD, Flux and Fleet find the same overlays and values. With the page's
+kustomization a program's name follows its content.
+
+Left out: the verdicts of the tools on a job (test_gitops_verdicts); these systems themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ every_site = pytest.mark.parametrize("site", SITES)
 
 
 def values_of(site: str) -> dict[str, Any]:
-    """The shared values with the site's own over them."""
+    """The shared values with the site's own values over them."""
     both = (KIT / "operator" / name for name in ("values.yaml", f"{site}.yaml"))
     return merged(*(yaml.safe_load(path.read_text(encoding="utf-8")) for path in both))
 
@@ -53,7 +54,7 @@ def test_all_overlays_are_one_job(kustomize: Kustomize) -> None:
 
 
 @every_site
-def test_the_chart_takes_the_values_of_a_site(site: str, helm: Helm, tmp_path: Path) -> None:
+def test_the_chart_accepts_the_values_of_a_site(site: str, helm: Helm, tmp_path: Path) -> None:
     values = values_of(site)
     helm.lint(values)
     config = tmp_path / "config.yaml"
@@ -103,11 +104,11 @@ def test_a_program_is_named_after_its_content(kustomize: Kustomize, tmp_path: Pa
     job = yaml.safe_load((KIT / "jobs/base/job.yaml").read_text(encoding="utf-8"))
     job["spec"]["trainer"]["program"] = {"configMap": {"name": "our-program", "key": "program.py"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    seen = set()
+    names = set()
     for text in ("first", "second"):
         (tmp_path / "program.py").write_text(text)
         objects = {each["kind"]: each for each in kustomize(tmp_path)}
         name = objects["ConfigMap"]["metadata"]["name"]
         assert objects["DLionJob"]["spec"]["trainer"]["program"]["configMap"]["name"] == name
-        seen.add(name)
-    assert len(seen) == 2
+        names.add(name)
+    assert len(names) == 2

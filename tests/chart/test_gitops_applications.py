@@ -1,9 +1,11 @@
-"""Argo CD makes of the kit's ApplicationSets what each site needs.
+"""Tests of the kit's ApplicationSets with Argo CD's own Go code.
 
-Proves, by Argo CD's own Go code: each cluster with a site's label gets two Applications, the
-operator with the site's files of values and the jobs from its overlay, and others get none; what
-Argo CD would refuse is refused.
-Left out: what Argo CD makes of the job itself (tests/contract/test_gitops_health.py), and Argo CD.
+Each cluster with a site's label gets two Applications: the operator with the site's files of
+values, and the jobs from its overlay. Other clusters get none. Sets that Argo CD would refuse are
+refused.
+
+Left out: the state of the job in Argo CD (tests/contract/test_gitops_health.py), and Argo CD
+itself.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def made(program: Path) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def test_each_labelled_cluster_gets_both_and_no_other_does(
+def test_exactly_the_labelled_clusters_get_both(
     made: dict[str, dict[str, dict[str, Any]]],
 ) -> None:
     assert {name: set(those) for name, those in made.items()} == {
@@ -88,19 +90,19 @@ def test_the_jobs_come_from_the_sites_overlay(
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "message"),
     [
         ("goTemplate: true", "goTemplates: true", 'unknown field "goTemplates"'),
         ("automated: {prune: true}", "automated: [prune]", "cannot unmarshal array"),
         ("{{ .values.site }}", "{{ .values.plant }}", 'no entry for key "plant"'),
     ],
 )
-def test_what_argo_cd_would_refuse_is_seen(
-    right: str, wrong: str, said: str, program: Path, tmp_path: Path
+def test_a_set_that_argo_cd_would_refuse_is_refused(
+    right: str, wrong: str, message: str, program: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "applicationset.yaml"
     text = SETS.read_text(encoding="utf-8")
     assert right in text
     file.write_text(text.replace(right, wrong))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         applications(program, [file], CLUSTERS)

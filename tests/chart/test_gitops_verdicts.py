@@ -1,9 +1,11 @@
-"""GitOps tools say of a DLionJob what docs/conditions.md says, and take the examples made for them.
+"""Tests of the verdicts of GitOps tools on a DLionJob against docs/conditions.md, with the tools'
+own Go code.
 
-Proves, by the tools' own Go code: kstatus, Flux and Fleet say of a job in each situation what the
-page says; Open Cluster Management's feedback brings back how it stands; every manifest for Flux,
-Fleet and Open Cluster Management is what these projects' types allow.
-Left out: Argo CD and Karmada (tests/contract/test_gitops_health.py), and these systems themselves.
+In each situation kstatus, Flux and Fleet have the state of the page. The feedback of Open Cluster
+Management returns the state of the job. Every manifest for Flux, Fleet and Open Cluster Management
+is valid for the types of these projects.
+
+Left out: Argo CD and Karmada (tests/contract/test_gitops_health.py); these systems themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ CASES = {case.name: case for case in cases()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def test_every_manifest_is_what_its_tool_takes(judge: Judge, tmp_path: Path) -> None:
+def test_every_manifest_is_valid_for_its_tool(judge: Judge, tmp_path: Path) -> None:
     files = [*KIT.glob("flux/base/[!k]*.yaml"), *FLUX, *KIT.glob("*/fleet.yaml"),
              *KIT.glob("fleet/*.yaml"), OCM]  # fmt: skip
     judge.check(files)
@@ -40,9 +42,10 @@ def test_every_manifest_is_what_its_tool_takes(judge: Judge, tmp_path: Path) -> 
         judge.check([wrong])
 
 
-def test_each_line_of_the_page_is_held_against_a_job_of_a_real_cluster() -> None:
-    """`agree` has the tools judge a job as an API server has it; here it is but looked up that each
-    line has one such place in a test that `make test` runs."""
+def test_each_line_of_the_page_is_compared_with_a_job_of_a_real_cluster() -> None:
+    """`agree` lets the tools judge a job from an API server. This test only checks that a test of
+    `make test` calls it for each line.
+    """
     judged: set[str] = set()
     for path in (ROOT / "tests/cluster").glob("test_*.py"):
         text = path.read_text(encoding="utf-8")
@@ -63,51 +66,49 @@ def judged(judge: Judge) -> dict[str, Verdicts]:
 
 
 @every_case
-def test_kstatus_says_what_the_page_says(case: Case, judged: dict[str, Verdicts]) -> None:
+def test_kstatus_has_the_state_of_the_page(case: Case, judged: dict[str, Verdicts]) -> None:
     assert judged[case.name].kstatus == ROWS[case.situation].kstatus
 
 
 @every_case
-def test_flux_says_what_the_page_says(case: Case, judged: dict[str, Verdicts]) -> None:
+def test_flux_has_the_state_of_the_page(case: Case, judged: dict[str, Verdicts]) -> None:
     while_training, _ = judged[case.name].flux
     assert while_training == ROWS[case.situation].kstatus
 
 
 @every_case
-def test_flux_waits_for_the_model_where_it_is_told_to(
-    case: Case, judged: dict[str, Verdicts]
-) -> None:
+def test_flux_waits_for_the_model_on_request(case: Case, judged: dict[str, Verdicts]) -> None:
     _, after_training = judged[case.name].flux
     ends = {SUCCEEDED: "Current", FAILED: "Failed"}
     assert after_training == ends.get(case.situation, "InProgress")
 
 
 @every_case
-def test_fleet_says_what_the_page_says(case: Case, judged: dict[str, Verdicts]) -> None:
+def test_fleet_has_the_state_of_the_page(case: Case, judged: dict[str, Verdicts]) -> None:
     words = {"Current": "ready", "InProgress": "transitioning", "Failed": "error"}
     assert judged[case.name].fleet == (words[ROWS[case.situation].kstatus],)
 
 
-def test_fleet_would_take_every_job_for_failed_without_its_exception(
+def test_without_its_exception_fleet_would_report_every_job_as_failed(
     judge: Judge, tmp_path: Path
 ) -> None:
     plain = tmp_path / "fleet.yaml"
     plain.write_text("name: dlion-jobs\n")
-    said = judge.verdicts([plain], {"trains": CASES["trains"].document})
-    assert said["trains"].fleet == ("error",)
+    verdicts = judge.verdicts([plain], {"trains": CASES["trains"].document})
+    assert verdicts["trains"].fleet == ("error",)
 
 
 @every_case
-def test_feedback_brings_back_how_the_job_stands(case: Case, judged: dict[str, Verdicts]) -> None:
+def test_feedback_returns_the_state_of_the_job(case: Case, judged: dict[str, Verdicts]) -> None:
     status = case.document["status"]
     found = judged[case.name].feedback
     if "conditions" not in status:
         assert found == {}
         return
-    said = {each["type"]: each for each in status["conditions"]}
-    assert found["ready"] == said["Ready"]["status"]
-    assert found["reason"] == said["Ready"]["reason"]
-    assert found["succeeded"] == said["Succeeded"]["status"]
+    conditions = {each["type"]: each for each in status["conditions"]}
+    assert found["ready"] == conditions["Ready"]["status"]
+    assert found["reason"] == conditions["Ready"]["reason"]
+    assert found["succeeded"] == conditions["Succeeded"]["status"]
     assert found["state"] == status["state"]
     assert found.get("readyWorkers") == status.get("readyWorkers")
 
@@ -115,5 +116,5 @@ def test_feedback_brings_back_how_the_job_stands(case: Case, judged: dict[str, V
 def test_a_job_that_is_being_deleted_is_terminating(judge: Judge) -> None:
     document = CASES["trains"].document
     deleted = {**document["metadata"], "deletionTimestamp": "2026-01-31T12:00:00Z"}
-    said = judge.verdicts([], {"job": {**document, "metadata": deleted}})
-    assert said["job"].kstatus == "Terminating"
+    verdicts = judge.verdicts([], {"job": {**document, "metadata": deleted}})
+    assert verdicts["job"].kstatus == "Terminating"

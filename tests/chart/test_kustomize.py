@@ -1,8 +1,10 @@
-"""The kustomize bases are the chart's objects, and overlays can say what values say.
+"""Tests of the kustomize bases: they are the chart's objects, and overlays can change what values
+change.
 
-Proves: the bases are what the chart renders now, with and without a ClusterRole; an overlay that
-replaces the settings gives the operator a ConfigMap of another name, whose content it takes.
-Leaves out: an API server's judgement, which is the same as of the chart's objects.
+The bases equal the chart's present output, with and without a ClusterRole. An overlay that replaces
+the settings gives the operator a ConfigMap of another name, whose content the operator accepts.
+
+Left out: an API server, whose verdict equals that on the chart's objects.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ BASES = {
 }
 
 
-def test_the_bases_are_what_the_chart_says(helm: Helm) -> None:
+def test_the_bases_equal_the_output_of_the_chart(helm: Helm) -> None:
     command = [sys.executable, str(TOOL), "--check", "--helm", str(helm.program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,11 @@
-"""Whom the operator reaches and who reaches it, by the words of the chart's network policy.
+"""Tests of the chart's network policy: which peers reach the operator, and which it reaches.
 
-Proves: the coordinator is reached by workers and keepers of watched namespaces only, the federation
-by other sites only where there are some, metrics by whom one says, and all that by the labels and
-ports that pods are made with; `helm test` reaches what it asks. The operator reaches DNS, the API
-server's ports and the other sites' operators at the ports of their addresses, and nothing else.
-Leaves out: that a network enforces it (the testbed's does not); the policies of runs
+Workers and keepers of watched namespaces reach the coordinator. Other sites reach the federation,
+if there are any. The values name the clients of metrics. Rules use the labels and ports of the
+pods. `helm test` reaches its targets. The operator reaches DNS, the API server's ports and the
+other sites' operators at their ports, and nothing else.
+
+Left out: enforcement by a network, which the testbed's lacks; the policies of runs
 (tests/unit/operator/children/test_network_policies.py).
 """
 
@@ -60,11 +61,11 @@ def test_the_operator_is_reached_by_its_workers_only(
     assert selects(policy, Pod(pod["metadata"]["labels"], NAMESPACE))
 
 
-def test_helms_test_reaches_what_it_asks(helm: Helm) -> None:
+def test_helms_test_reaches_its_targets(helm: Helm) -> None:
     policy = policy_of(helm, {})
     pod = helm.one("Pod", only="tests/ready.yaml")
     assert {"health", "metrics"} <= incoming(policy, Pod(pod["metadata"]["labels"], NAMESPACE))
-    # And is itself no operator, whom the Service would lead workers to.
+    # Its pod is not an operator, to which the Service would lead workers.
     service = helm.one("Service", only="service.yaml")
     assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
 
@@ -73,7 +74,7 @@ def test_with_all_namespaces_workers_anywhere_reach_the_operator(helm: Helm) -> 
     assert "coordinator" in incoming(policy_of(helm, {}), Pod(WORKER, "anywhere"))
 
 
-def test_the_operator_reaches_dns_and_the_api_server_alone(helm: Helm) -> None:
+def test_the_operator_reaches_only_dns_and_the_api_server(helm: Helm) -> None:
     policy = policy_of(helm, {})
     for place in (OUTSIDE, MONITORING, Pod(WORKER, "ml")):
         assert outgoing(policy, place) == DNS | API_SERVER

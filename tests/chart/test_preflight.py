@@ -1,8 +1,9 @@
-"""What `dlion preflight --contexts` makes of the chart's own objects.
+"""Tests of `dlion preflight --contexts` with the chart's own objects.
 
-Proves: installed from one list, each site's objects pass, by the names and labels that the chart
-gives them; a site that was installed from an earlier list is told what it lacks.
-Leaves out: what is wrong in other ways (tests/unit/cli/test_preflight_clusters.py).
+Installed from one list, each site's objects pass, with the names and labels of the chart. For a
+site installed from an earlier list, the missing parts are named.
+
+Left out: other faults (tests/unit/cli/test_preflight_clusters.py).
 """
 
 from __future__ import annotations
@@ -32,33 +33,34 @@ KINDS = [{"group": "dlion.dev", "kind": "DLionJob", "version": "v1alpha1"}]
 
 
 def installed(helm: Helm, site: str, entries: list[dict[str, Any]], release: str) -> Server:
-    """That site's cluster, with a pod of the operator that is ready."""
+    """That site's cluster, with a ready pod of the operator."""
     values = merged(
         {"sites": entries},
         nested("site.name", site),
         nested("federation.service", {"type": "NodePort", "nodePort": PORTS[site]}),
     )
-    answers: dict[str, Answer] = {"version": told({"gitVersion": "v1.34.0"})}
+    answers: dict[str, Answer] = {"version": answer({"gitVersion": "v1.34.0"})}
     for each in helm.objects(values, release=release):
         if each["kind"] == "Deployment":
             ready = each | {"status": {"readyReplicas": 1}}
-            answers["deployments"] = told({"items": [ready]})
+            answers["deployments"] = answer({"items": [ready]})
         elif each["kind"] in ("ConfigMap", "Service"):
-            # A server tells by the last part of a path: the operator's Service is not asked for.
-            answers.setdefault(each["metadata"]["name"], told(each))
+            # A server answers by the last part of a path, so the operator's Service is
+            # omitted.
+            answers.setdefault(each["metadata"]["name"], answer(each))
             if "config.yaml" in (each.get("data") or {}):
-                answers[each["metadata"]["name"]] = told(each)
+                answers[each["metadata"]["name"]] = answer(each)
     definition = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]
     kind = definition["openAPIV3Schema"] | {"x-kubernetes-group-version-kind": KINDS}
-    answers["v1alpha1"] = told({"components": {"schemas": {"dev.dlion.v1alpha1.DLionJob": kind}}})
+    answers["v1alpha1"] = answer({"components": {"schemas": {"dev.dlion.v1alpha1.DLionJob": kind}}})
     return Server(answers)
 
 
-def told(document: Mapping[str, Any]) -> Answer:
+def answer(document: Mapping[str, Any]) -> Answer:
     return 200, json.dumps(document)
 
 
-def test_the_charts_objects_are_understood(
+def test_the_charts_objects_pass(
     helm: Helm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = {

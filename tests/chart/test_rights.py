@@ -1,10 +1,12 @@
-"""What the operator may do, as the chart grants it.
+"""Tests of the operator's rights in the chart.
 
-Proves: no wildcard; one Role for the operator's own namespace and one for each of `namespaces`, no
-ClusterRole then but for what Kueue has no namespace for; every rule has a reason; secrets are
-reachable by the authority's name alone; what is granted is exactly what files/rights.yaml says.
-Leaves out: whether the operator needs all of it (the audit log of the cluster's tests tells), and
-what an API server makes of it (tests/cluster/test_chart.py).
+There is no wildcard. There is one Role for the operator's own namespace and one for each of
+`namespaces`. Then there is no ClusterRole except for Kueue's resources without a namespace. Every
+rule has a reason. Secrets are reachable only by the authority's name. The rights are exactly those
+of files/rights.yaml.
+
+Left out: whether the operator needs all of them (the audit log of cluster tests); an API server
+(tests/cluster/test_chart.py).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def granted(scopes: set[str]) -> list[dict[str, Any]]:
 
 
 def roles(helm: Helm, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Roles and bindings, each that of the operator's own namespace first."""
+    """Roles and bindings, in each case that of the operator's own namespace first."""
     found = helm.objects(values, only="rights.yaml")
     found.sort(key=lambda each: (each["metadata"]["name"], each["metadata"].get("namespace", "")))
     bindings = [each for each in found if each["kind"].endswith("Binding")]
@@ -79,7 +81,7 @@ def test_secrets_are_reached_by_name() -> None:
     assert secrets[0]["verbs"] == secrets[1]["verbs"] == ["get"]
 
 
-def test_all_namespaces_take_one_cluster_role(helm: Helm) -> None:
+def test_all_namespaces_need_one_cluster_role(helm: Helm) -> None:
     (own, jobs), bindings = roles(helm, SITE)
     assert (own["kind"], jobs["kind"]) == ("Role", "ClusterRole")
     assert [each["kind"] for each in bindings] == ["RoleBinding", "ClusterRoleBinding"]
@@ -88,7 +90,7 @@ def test_all_namespaces_take_one_cluster_role(helm: Helm) -> None:
     assert jobs["rules"] == granted({"jobs", "cluster", "AdmissionPolicy"})
 
 
-def test_some_namespaces_take_roles_alone(helm: Helm) -> None:
+def test_some_namespaces_need_only_roles(helm: Helm) -> None:
     made, bindings = roles(helm, NAMESPACED)
     homes = [each["metadata"]["namespace"] for each in made]
     assert homes == [each["metadata"]["namespace"] for each in bindings]
@@ -143,7 +145,7 @@ def test_every_binding_leads_to_its_role_and_the_operators_account(
         ]
 
 
-def test_the_authority_of_another_name_is_the_one_that_is_reached(helm: Helm) -> None:
+def test_an_authority_with_another_name_is_reached_by_that_name(helm: Helm) -> None:
     values = merged(SITE, nested("authority.secretName", "plant-a-ca"))
     (role, _), _ = roles(helm, values)
     named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
@@ -152,7 +154,7 @@ def test_the_authority_of_another_name_is_the_one_that_is_reached(helm: Helm) ->
 
 @pytest.mark.parametrize("route", ["TLSRoute", "IngressRouteTCP"])
 @pytest.mark.parametrize("values", [SITE, NAMESPACED])
-def test_routes_are_granted_where_there_is_a_gateway_of_their_kind(
+def test_routes_are_granted_if_there_is_a_gateway_of_their_kind(
     helm: Helm, values: dict[str, Any], route: str
 ) -> None:
     gateway = {"address": "plant-a.example:443", "route": route, "parent": {"name": "edge"}}
@@ -167,7 +169,7 @@ def test_routes_are_granted_where_there_is_a_gateway_of_their_kind(
     [({"secretNames": ["plant-ca"]}, "Secret"), ({"certManager": True}, "CertManager")],
 )
 @pytest.mark.parametrize("values", [SITE, NAMESPACED])
-def test_secrets_with_authorities_are_reached_where_the_values_say_so(
+def test_secrets_with_authorities_are_reached_if_the_values_request_it(
     helm: Helm, values: dict[str, Any], tls: dict[str, Any], scope: str
 ) -> None:
     made, _ = roles(helm, merged(values, {"tls": tls}))
@@ -176,7 +178,7 @@ def test_secrets_with_authorities_are_reached_where_the_values_say_so(
         assert sorted(map(str, role["rules"])) == sorted(map(str, granted(scopes)))
 
 
-def test_queues_take_their_rights_where_the_values_say_so(helm: Helm) -> None:
+def test_rights_for_queues_are_granted_if_the_values_request_it(helm: Helm) -> None:
     on = nested("kueue.enabled", True)
     (_, jobs), _ = roles(helm, merged(SITE, on))
     wanted = granted({"jobs", "cluster", "Kueue", "KueueClasses", "AdmissionPolicy"})

@@ -1,10 +1,11 @@
-"""What the chart makes of a list of sites, the same at each of them.
+"""Tests of the chart with a list of sites, the same at each site.
 
-Proves: one shared file of values and a few lines per site yield each site's view of the others, as
-settings, as a folder of bundles, as a Service, as a route of a gateway and as a rule of the network
-policy; one site by itself gets none of these; another bundle starts nothing anew; what cannot be
-meant is refused by the site's name, a private key without an echo of it.
-Leaves out: what an operator makes of it, and that a mounted bundle is renewed in a pod that runs.
+One shared file of values and a few lines per site give each site's view of the others. It consists
+of settings, a folder of bundles, a Service, a route of a gateway and a rule of the network policy.
+A single site gets none of these. Another bundle does not restart pods. Impossible values are
+refused with the site's name, a private key without its content.
+
+Left out: the operator's use of it; the renewal of a mounted bundle in a running pod.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def pod(helm: Helm, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("own", NAMES)
-def test_each_site_is_told_of_the_others(helm: Helm, own: str) -> None:
+def test_each_site_has_the_others_in_its_settings(helm: Helm, own: str) -> None:
     others = [name for name in NAMES if name != own]
     found = settings(helm, at(own))
     assert found["site"] == own
     assert found["federation"] == {
         "port": 8446,
         "certificateLifeSeconds": 86400,
-        "measureOnDemand": False,  # anybody who reaches the port of metrics may ask
+        "measureOnDemand": False,  # any client that reaches the port of metrics may read them
     }
     assert found["sites"] == [
         {
@@ -75,17 +76,19 @@ def test_each_site_is_told_of_the_others(helm: Helm, own: str) -> None:
     mount = mounts["/etc/dlion/trust"]
     assert volumes[mount["name"]]["configMap"] == {"name": trust["metadata"]["name"]}
     assert mount["readOnly"]
-    assert "subPath" not in mount  # with one, a bundle that changes would not arrive
+    assert "subPath" not in mount  # with one, a changed bundle would not reach the pod
 
 
 @pytest.mark.parametrize("listed", [[], [{"name": "plant-a"}], [entry("plant-a")]])
-def test_a_site_by_itself_is_told_of_none(helm: Helm, listed: list[dict[str, Any]]) -> None:
+def test_a_single_site_has_no_others_in_its_settings(
+    helm: Helm, listed: list[dict[str, Any]]
+) -> None:
     values = merged(SITE, {"sites": listed})
     assert helm.objects(values) == helm.objects(SITE)
     assert not {"federation", "sites"} & set(settings(helm, values))
 
 
-def test_the_others_come_in_by_the_service(helm: Helm) -> None:
+def test_other_sites_reach_the_service(helm: Helm) -> None:
     ports = {
         "federation": {"port": 18446, "service": {"nodePort": 30446, "annotations": {"a": "b"}}}
     }
@@ -108,7 +111,7 @@ def test_the_others_come_in_by_the_service(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("kind", "made"), [("ClusterIP", False), ("NodePort", True), ("LoadBalancer", True)]
 )
-def test_a_service_for_the_outside_is_there_before_the_others_are_named(
+def test_an_external_service_exists_before_the_others_are_named(
     helm: Helm, kind: str, made: bool
 ) -> None:
     values = merged(SITE, nested("federation.service.type", kind))
@@ -117,7 +120,7 @@ def test_a_service_for_the_outside_is_there_before_the_others_are_named(
     assert "federation" not in settings(helm, values)
 
 
-def test_another_bundle_starts_nothing_anew_and_another_site_does(helm: Helm) -> None:
+def test_another_bundle_restarts_nothing_but_another_site_does(helm: Helm) -> None:
     renewed = [entry("plant-a"), entry("plant-b", bundle=bundle("plant-b") + bundle("b-next"))]
     two = merged(SITE, sites("plant-a", "plant-b"))
     assert pod(helm, merged(two, {"sites": renewed})) == pod(helm, two)
@@ -133,7 +136,7 @@ def test_federation_is_reached_from_the_blocks_of_peers(helm: Helm) -> None:
             source["ipBlock"]["cidr"]
             for rule in policy["spec"]["ingress"]
             if {"port": "federation", "protocol": "TCP"} in rule["ports"]
-            for source in rule["from"]  # a rule without one would let everybody in
+            for source in rule["from"]  # a rule without one would admit every client
         ]
 
     assert blocks(at("plant-a")) == ["0.0.0.0/0", "::/0"]
@@ -175,19 +178,19 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("listed", "told"), REFUSED)
-def test_what_cannot_be_meant_is_refused(
-    helm: Helm, listed: list[dict[str, Any]], told: str
+@pytest.mark.parametrize(("listed", "place"), REFUSED)
+def test_impossible_values_are_refused(
+    helm: Helm, listed: list[dict[str, Any]], place: str
 ) -> None:
     with pytest.raises(UnavailableError) as refusal:
         helm.objects(merged(SITE, {"sites": listed}))
     message = str(refusal.value)
-    assert told in message or told.lstrip("/").replace("/", ".") in message
+    assert place in message or place.lstrip("/").replace("/", ".") in message
     assert KEY.decode().splitlines()[1] not in message
 
 
 @pytest.mark.parametrize("route", ["TLSRoute", "IngressRouteTCP"])
-def test_the_others_come_in_by_the_gateway_too(helm: Helm, route: str) -> None:
+def test_other_sites_reach_the_gateway_too(helm: Helm, route: str) -> None:
     gateway = {
         "address": "plant-a.example:443",
         "route": route,

@@ -1,10 +1,10 @@
-"""Each template of the chart, with its defaults and with the values that it reads.
+"""Tests of each template of the chart, with its defaults and with the values that it reads.
 
-Proves: what each object holds that others rely on (names, ports, labels, probes, mounts); that pods
-are as `restricted` asks; that an object is left out where it is switched off; the definition of
-DLionJob is the repository's own.
-Leaves out: several sites, network policies, refusals, settings and rights (the files beside this
-one), what an API server makes of the objects (tests/cluster/test_chart.py).
+They cover names, ports, labels, probes and mounts that other parts rely on. Pods meet `restricted`.
+A disabled object is left out. The definition of DLionJob is the repository's own.
+
+Left out: several sites, network policies, refusals, settings and rights (the files beside this
+one); an API server (tests/cluster/test_chart.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORKER = names.run_labels(JobKey("ml", "digits", "1"), "plant-a") | {
 }
 
 
-def test_helm_finds_nothing_to_complain_of(helm: Helm) -> None:
+def test_helm_lint_finds_nothing(helm: Helm) -> None:
     for values in (SITE, EVERYTHING):
         helm.lint(values)
 
@@ -74,7 +74,7 @@ def test_a_template_renders_alone_and_is_labelled(helm: Helm, template: str) -> 
 
 
 @pytest.mark.parametrize("template", [name for name, switch in SWITCHES.items() if switch])
-def test_a_template_is_left_out_where_it_is_switched_off(helm: Helm, template: str) -> None:
+def test_a_disabled_template_is_left_out(helm: Helm, template: str) -> None:
     switch = SWITCHES[template]
     assert switch is not None
     whole = merged(EVERYTHING, nested(*switch))
@@ -84,7 +84,7 @@ def test_a_template_is_left_out_where_it_is_switched_off(helm: Helm, template: s
     assert not made & mine
 
 
-def test_a_label_of_ours_is_not_written_over(helm: Helm) -> None:
+def test_a_label_of_the_chart_is_not_overwritten(helm: Helm) -> None:
     values = SITE | {"commonLabels": {"app.kubernetes.io/name": "other"}}
     pod = helm.one("Deployment", values, only="deployment.yaml")["spec"]["template"]
     assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == "dlion"
@@ -105,7 +105,7 @@ def test_the_definition_is_the_repositorys_own(helm: Helm, template: str, defini
 
 
 @pytest.mark.parametrize("template", ["crd.yaml", "crd-runtime.yaml"])
-def test_the_definition_is_kept_unless_one_says_otherwise(helm: Helm, template: str) -> None:
+def test_the_definition_is_kept_by_default(helm: Helm, template: str) -> None:
     kept = helm.one("CustomResourceDefinition", only=template)
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     values = merged(SITE, nested("crds.keep", False))
@@ -140,7 +140,7 @@ def test_the_operator_is_started_by_its_module(helm: Helm) -> None:
         "POD_NAME": "metadata.name",
         "POD_UID": "metadata.uid",
     }
-    # Kubernetes fills in variables that stand before it.
+    # Kubernetes expands only variables that precede it.
     assert identity == {"name": IDENTITY_VARIABLE, "value": "$(POD_NAME)_$(POD_UID)"}
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
@@ -151,7 +151,7 @@ def test_the_operator_is_started_by_its_module(helm: Helm) -> None:
     assert template["spec"]["serviceAccountName"] == account
 
 
-def test_the_operator_is_asked_for_its_health(helm: Helm) -> None:
+def test_the_operator_has_probes_of_its_health(helm: Helm) -> None:
     _, container = operator(helm, nested("health.port", 10001))
     asked = {
         kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
@@ -169,7 +169,7 @@ def test_the_operator_is_asked_for_its_health(helm: Helm) -> None:
     }
 
 
-def test_other_settings_start_the_operator_anew_and_other_values_do_not(helm: Helm) -> None:
+def test_other_settings_restart_the_operator_but_other_values_do_not(helm: Helm) -> None:
     def checksum(values: dict[str, Any]) -> str:
         return str(operator(helm, values)[0]["metadata"]["annotations"]["checksum/config"])
 
@@ -177,7 +177,7 @@ def test_other_settings_start_the_operator_anew_and_other_values_do_not(helm: He
     assert checksum(nested("networkPolicies.apiServerPorts", [6443])) == checksum({})
 
 
-def test_where_the_operator_runs_is_said_as_in_a_pod(helm: Helm) -> None:
+def test_the_placement_of_the_operator_has_the_fields_of_a_pod(helm: Helm) -> None:
     placed = {
         "nodeSelector": {"a": "b"},
         "affinity": {"podAffinity": {}},
@@ -199,7 +199,7 @@ def test_where_the_operator_runs_is_said_as_in_a_pod(helm: Helm) -> None:
         ([{"key": NOT_READY, "tolerationSeconds": 90}], {NOT_READY: 90, UNREACHABLE: 20}),
     ],
 )
-def test_a_dead_node_keeps_the_operator_for_seconds(
+def test_a_dead_node_blocks_the_operator_only_for_seconds(
     helm: Helm, given: list[dict[str, Any]], seconds: dict[str | None, int | None]
 ) -> None:
     """Kubernetes' default is five minutes."""
@@ -251,7 +251,7 @@ def test_pods_of_the_chart_are_restricted(helm: Helm, kind: str) -> None:
     assert pod["automountServiceAccountToken"] is (kind == "Deployment")
 
 
-def test_secrets_of_a_registry_are_those_of_all_pods(helm: Helm) -> None:
+def test_all_pods_have_the_secrets_of_a_registry(helm: Helm) -> None:
     values = merged(SITE, nested("images.pullSecrets", ["a", "b"]))
     for only, kind in (("deployment.yaml", "Deployment"), ("tests/ready.yaml", "Pod")):
         found = helm.one(kind, values, only=only)["spec"]
@@ -276,7 +276,7 @@ def test_workers_find_the_coordinator_by_the_service(helm: Helm) -> None:
     assert {each["targetPort"] for each in ports.values()} == open_ports
 
 
-def test_a_release_of_another_name_has_objects_of_its_own(helm: Helm) -> None:
+def test_a_release_with_another_name_has_its_own_objects(helm: Helm) -> None:
     made = {e["metadata"]["name"] for e in helm.objects(release="edge") if "spec" in e}
     assert {"edge-dlion-operator", "edge-dlion-test"} < made
     longest = max(helm.objects(release="x" * 53), key=lambda each: len(each["metadata"]["name"]))
@@ -286,7 +286,7 @@ def test_a_release_of_another_name_has_objects_of_its_own(helm: Helm) -> None:
 # ---- monitoring
 
 
-def test_prometheus_is_told_where_to_look(helm: Helm) -> None:
+def test_prometheus_has_the_targets(helm: Helm) -> None:
     values = merged(SITE, ON, nested("monitoring.monitors.labels", {"release": "prometheus"}))
     service = helm.one("ServiceMonitor", values, only="monitors.yaml")
     pods = helm.one("PodMonitor", values, only="monitors.yaml")
@@ -305,7 +305,7 @@ def test_prometheus_is_told_where_to_look(helm: Helm) -> None:
     assert pods["spec"]["namespaceSelector"] == {"matchNames": ["ml"]}
 
 
-def test_alerts_and_dashboards_are_the_files(helm: Helm) -> None:
+def test_alerts_and_dashboards_equal_the_files(helm: Helm) -> None:
     rules = helm.one("PrometheusRule", EVERYTHING, only="rules.yaml")
     assert rules["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     maps = helm.objects(EVERYTHING, only="dashboards.yaml")

@@ -1,11 +1,11 @@
-"""What users may say to the chart, and where it goes.
+"""Tests of the chart's values and their use.
 
-Proves: every value is known to the schema and changes what is rendered; unknown and senseless ones
-are refused with the value's place; the operator's own loader takes every rendered configuration,
-and each of its settings can be reached, up to the bounds of the schema; `dlion render` makes the
-same settings of the same values.
-Leaves out: several sites (test_sites.py); what an API server says of it
-(tests/cluster/test_chart.py).
+The schema has every value, and each changes the output. Unknown and invalid values are refused with
+their place. The operator's own loader accepts every rendered configuration. Each of its settings
+can be reached, up to the bounds of the schema. `dlion render` makes the same settings from the same
+values.
+
+Left out: several sites (test_sites.py); an API server (tests/cluster/test_chart.py).
 """
 
 from __future__ import annotations
@@ -155,24 +155,24 @@ OTHER: dict[str, Any] = {
     "monitoring.dashboards.enabled": False,
     "monitoring.dashboards.labels.grafana_dashboard": "yes",
 }
-"""Another value for each: rendered with it, the chart is not what it was."""
+"""Another value for each; with it, the output of the chart differs."""
 WITH_ANOTHER = {
     "serviceAccount.create": "serviceAccount",
     "federation.service.nodePort": "federation.service",
     "gateway.address": "gateway",
 }
-"""Values that will not do without another beside them: where both stand."""
+"""Values that need another value: the places of both."""
 SCENE = merged(
     SITE,
     ON,
     GATEWAY,
     sites("plant-a", "plant-b"),
 )
-"""Tests that change one value share what it is rendered to: each rendering is a process."""
+"""Tests that change one value share its output, because each rendering is a process."""
 
 
 def leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
-    """The path of every value that is no filled mapping."""
+    """The path of every value that is not a non-empty mapping."""
     for key, value in node.items():
         full = f"{path}.{key}".lstrip(".")
         if isinstance(value, dict) and value:
@@ -181,13 +181,13 @@ def leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
             yield full
 
 
-def test_every_value_is_tried() -> None:
+def test_every_value_is_tested() -> None:
     assert set(OTHER) == set(leaves(VALUES))
 
 
 @pytest.fixture(scope="module")
 def usual(helm: Helm) -> list[dict[str, Any]]:
-    """What the chart renders to with the usual value of everything."""
+    """The output of the chart with the usual value of everything."""
     return helm.objects(SCENE)
 
 
@@ -199,12 +199,12 @@ def test_a_value_changes_what_is_rendered(
     assert helm.objects(merged(SCENE, changed)) != usual
 
 
-def test_the_schema_knows_every_value_and_no_other() -> None:
+def test_the_schema_has_exactly_the_values() -> None:
     assert set(_described(SCHEMA, VALUES)) == set(leaves(VALUES))
 
 
 def _described(schema: dict[str, Any], default: Any, path: str = "") -> Iterator[str]:
-    """Paths in the schema, as deep as the defaults go."""
+    """Paths in the schema, as deep as the defaults."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     free = schema.get("additionalProperties", {}) is not False
@@ -323,17 +323,17 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "told"), REFUSED)
-def test_a_senseless_value_is_refused_by_its_place(
-    helm: Helm, path: str, value: Any, told: str
+@pytest.mark.parametrize(("path", "value", "place"), REFUSED)
+def test_an_invalid_value_is_refused_with_its_place(
+    helm: Helm, path: str, value: Any, place: str
 ) -> None:
     with pytest.raises(UnavailableError) as refusal:
         helm.objects(merged(SITE, nested(path, value)))
     message = str(refusal.value)
-    assert told in message or told.lstrip("/").replace("/", ".") in message
+    assert place in message or place.lstrip("/").replace("/", ".") in message
 
 
-def test_nobody_forgets_the_name_of_the_site(helm: Helm) -> None:
+def test_the_name_of_the_site_is_required(helm: Helm) -> None:
     with pytest.raises(UnavailableError, match=r"--set site.name=plant-a"):
         helm.objects({})
 
@@ -470,11 +470,11 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "metrics_port": (nested("metrics.port", 1024), 1024),
     "health_port": (nested("health.port", 65535), 65535),
 }
-"""By the setting: values that reach it, at a bound of the schema where there is one."""
+"""By the setting: values that reach it, at a bound of the schema if there is one."""
 
 
 def settings_of(helm: Helm, values: dict[str, Any], folder: Path) -> Settings:
-    """What the operator makes of the configuration that is rendered."""
+    """The settings that the operator loads from the rendered configuration."""
     data = helm.one("ConfigMap", values, only="config.yaml")["data"]
     file = folder / "config.yaml"
     file.write_text(data["config.yaml"])
@@ -484,7 +484,7 @@ def settings_of(helm: Helm, values: dict[str, Any], folder: Path) -> Settings:
 def fields(kind: Any, path: str = "") -> Iterator[str]:
     """The path of every setting."""
     for name, annotation in typing.get_type_hints(kind).items():
-        is_of_a_run = annotation == SiteRuntime | None  # which no file has
+        is_of_a_run = annotation == SiteRuntime | None  # which is in no file
         if typing.get_origin(annotation) is typing.ClassVar or is_of_a_run:
             continue
         full = f"{path}.{name}".lstrip(".")
@@ -494,7 +494,7 @@ def fields(kind: Any, path: str = "") -> Iterator[str]:
             yield full
 
 
-def test_every_setting_of_the_operator_is_tried() -> None:
+def test_every_setting_of_the_operator_is_tested() -> None:
     assert set(REACHED) == set(fields(Settings))
 
 
@@ -512,7 +512,7 @@ def test_a_setting_of_the_operator_is_reached(helm: Helm, path: str, tmp_path: P
 def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
     found = settings_of(helm, dict(SITE), tmp_path)
     for field in dataclasses.fields(Settings):
-        if field.name == "authority":  # the chart's Service is there only with the chart
+        if field.name == "authority":  # the chart's Service exists only with the chart
             named = dataclasses.replace(field.default, owner_service="dlion-operator")
             assert found.authority == named
         elif field.name in {"keeper", "sidecar"}:  # the chart gives them resources
@@ -533,20 +533,20 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
-def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
+def test_the_operator_accepts_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
     changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
     assert settings_of(helm, merged(SCENE, changed), tmp_path).site
 
 
 @pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
-def test_render_reads_values_as_the_chart_does(helm: Helm, path: str, tmp_path: Path) -> None:
+def test_render_reads_values_like_the_chart(helm: Helm, path: str, tmp_path: Path) -> None:
     changed = merged(SCENE, nested(WITH_ANOTHER.get(path, path), OTHER[path]))
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(changed))
     of_the_chart = settings_of(helm, changed, tmp_path)
     values = chart_values.read_values(file)
     here = chart_values.settings_of(values, of_the_chart.site, source=str(file))
-    of_the_chart = dataclasses.replace(  # no file knows the rights of a user
+    of_the_chart = dataclasses.replace(  # no file has the rights of a user
         of_the_chart,
         tenancy=dataclasses.replace(of_the_chart.tenancy, admission_policy=""),
     )
