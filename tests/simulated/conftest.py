@@ -1,4 +1,4 @@
-"""Simulated runs share one process, as its start costs as much as six short runs."""
+"""Simulated runs share one process, because its start costs as much as six short runs."""
 
 from __future__ import annotations
 

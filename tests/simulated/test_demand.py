@@ -1,10 +1,10 @@
-"""Whole simulated jobs beside other work.
+"""Tests of whole simulated jobs beside other work.
 
-Proves: where a worker's machine has other work in a cycle, forecasts come to count, directives say
-so, and all wait less than with measured speeds alone; other work that ends before them changes
-nothing; a machine without any is as before; the same run repeats bit by bit.
+If a worker's machine has cyclic other work, forecasts become trusted and directives state so. All
+workers then wait less than with measured speeds alone. Other work that ends earlier changes
+nothing. A machine without other work is as before. The same run repeats bit by bit.
 
-Left out: the predictor itself (tests/unit/core/demand), how it compares (benchmarks/demand.py).
+Left out: the predictor (tests/unit/core/demand); comparisons (benchmarks/demand.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IDLE = {"phases": [{"seconds": 20, "cores": 0}]}
 
 
 def case(demand: dict[str, Any], prediction: str, seconds: int = SECONDS) -> Case:
-    """A job of four equal workers; others work beside the last."""
+    """A job of four equal workers, with other work beside the last."""
     settings: dict[str, Any] = {
         "trainer.stop": {"maxSeconds": seconds},
         "trainer.evaluation.everySamples": 10_000_000,
@@ -54,7 +54,7 @@ def summary(run: Simulated) -> str:
 
 
 def late_waiting_s(run: Simulated) -> float:
-    """Of all workers in the second half."""
+    """The waiting time of all workers in the second half."""
     return sum(
         step["waited_s"]
         for steps in run.steps.values()
@@ -63,7 +63,7 @@ def late_waiting_s(run: Simulated) -> float:
     )
 
 
-def test_forecasts_count_and_all_wait_less(runs: SimulatedCases) -> None:
+def test_forecasts_become_trusted_and_all_workers_wait_less(runs: SimulatedCases) -> None:
     found = re.search(r"forecasts counted for (\d+)% of the steps", summary(runs["auto"]))
     assert found
     assert int(found[1]) >= 40
@@ -71,14 +71,14 @@ def test_forecasts_count_and_all_wait_less(runs: SimulatedCases) -> None:
     assert late_waiting_s(runs["auto"]) < 0.9 * late_waiting_s(runs["none"])
 
 
-def test_directives_say_what_is_expected(runs: SimulatedCases) -> None:
-    told = [
+def test_directives_state_the_expected_demand(runs: SimulatedCases) -> None:
+    reasons = [
         record["reason"]
         for record in runs["auto"].records
         if record["kind"] == "directive" and "other work is expected" in record["reason"]
     ]
-    assert told
-    assert re.search(r"is expected to take \d\.\d of 4 cores, now \d\.\d \([\w ]+\)", told[-1])
+    assert reasons
+    assert re.search(r"is expected to take \d\.\d of 4 cores, now \d\.\d \([\w ]+\)", reasons[-1])
 
 
 def test_an_idle_machine_trains_as_without_forecasts(runs: SimulatedCases) -> None:

@@ -1,9 +1,10 @@
-"""Facts: a simulated run of a downloaded data set and model is, bit for bit, the run of the same
-files by their paths; what is there is not downloaded again; what cannot be had ends the command
-with its exit code before a result folder is made.
+"""Tests of downloads in simulated runs.
 
-Left out: how files are downloaded (tests/unit/worker/initializers), pods
-(tests/cluster/test_initializers.py).
+A run of a downloaded data set and model equals, bit for bit, the run of the same files by path.
+Existing files are not downloaded again. A failed download ends the command with its exit code
+before a result folder is made.
+
+Left out: the downloads (tests/unit/worker/initializers); pods (tests/cluster/test_initializers.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How simulated runs end: by their target, by steps under way, stuck, and by Ctrl-C.
+"""Tests of the ends of simulated runs: by target, during steps, stuck, and by Ctrl-C.
 
-Proves: the target is judged on those who can still come; the run is as long as its last step;
-links are reported to the last byte; a run in which nothing can happen any more is no success; an
-interruption waits for no gradient that has not begun, and says what it keeps; what fails before the
-first step leaves no folder. Left out: crashes and cuts themselves
-(test_faults.py).
+The target uses the workers that can still join. A run is as long as its last step. Links are
+reported to the last byte. A run without possible progress has not succeeded. An interruption waits
+for no gradient that has not started, and states what is kept. A failure before the first step
+leaves no folder.
+
+Left out: crashes and cuts (test_faults.py).
 """
 
 from __future__ import annotations
@@ -76,16 +77,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
     return simulate_all(tmp_path_factory.mktemp("ends"), cases)
 
 
-def test_the_target_is_judged_without_a_worker_that_never_comes_back(
+def test_the_target_is_judged_without_a_worker_that_never_returns(
     runs: dict[str, Simulated],
 ) -> None:
-    """It died in its first step: no evaluation of it will ever come."""
+    """It died in its first step, so it will never have an evaluation."""
     reason = runs["target"].summary["ending"]["stop_reason"]
     assert reason.startswith("targetAccuracy 0.3 reached: mean over 3 replicas")
 
 
 def test_links_are_reported_to_the_last_byte(runs: dict[str, Simulated]) -> None:
-    """However the end falls into the second between two reports."""
+    """This holds for any position of the end between two reports."""
     short, long = runs["short"], runs["long"]
     assert (len(short.steps[0]), len(long.steps[0])) == (4, 9)
     for sender, receiver in ((0, 1), (2, 3)):
@@ -93,8 +94,8 @@ def test_links_are_reported_to_the_last_byte(runs: dict[str, Simulated]) -> None
         assert sent == long.sent_bytes(sender, receiver) / 9 > 0
 
 
-def test_records_tell_how_often_the_data_were_passed(runs: dict[str, Simulated]) -> None:
-    """The stop condition is met with the first step by which they are passed once."""
+def test_records_have_the_passes_through_the_data(runs: dict[str, Simulated]) -> None:
+    """The stop condition is met with the step that completes the first pass."""
     run = runs["epochs"]
     reasons = [event["message"] for event in run.events("TrainingStopped")]
     assert "maxEpochs 1 reached" in reasons
@@ -104,8 +105,9 @@ def test_records_tell_how_often_the_data_were_passed(runs: dict[str, Simulated])
 
 
 def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:
-    """The slowest has all it needs when its own step is done; the others, who compute no more, wait
-    for its gradient."""
+    """The slowest worker needs only its own step. The others no longer compute and wait for its
+    gradient.
+    """
     run = runs["far"]
     (stopped,) = run.events("TrainingStopped")
     last_s = max(step["time_s"] for steps in run.steps.values() for step in steps)
@@ -116,7 +118,7 @@ def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:
     assert finals == [last_s] * 4
 
 
-def words(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
+def command_words(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
     """A command that simulates that job; its results are in `out` of that folder."""
     path = folder / "environment.yaml"
     path.write_text(yaml.safe_dump(environment))
@@ -126,11 +128,11 @@ def words(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> 
 
 
 def dlion(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
-    return [sys.executable, "-m", "dlion_cli", *words(folder, job, environment, *flags)]
+    return [sys.executable, "-m", "dlion_cli", *command_words(folder, job, environment, *flags)]
 
 
-def nobody_can_continue(folder: Path) -> list[str]:
-    """Three come back and wait for the fourth, which does not."""
+def no_worker_can_continue(folder: Path) -> list[str]:
+    """Three workers return and wait for the fourth, which does not."""
     absences = [
         {"worker": rank, "leaves": {"seconds": 3}, "comes": {"seconds": 6}} for rank in range(3)
     ]
@@ -140,13 +142,13 @@ def nobody_can_continue(folder: Path) -> list[str]:
         for path, value in settings({"maxSeconds": 600}).items()
         for word in ("--set", f"{path}={json.dumps(value)}")
     ]
-    return words(folder, DIGITS, environment, *flags)
+    return command_words(folder, DIGITS, environment, *flags)
 
 
 def with_program(
     folder: Path, out: Path, *, fails: bool, stop: Mapping[str, int] = TWO_STEPS
 ) -> list[str]:
-    """Two workers. Its results are in `out`."""
+    """A command for two workers; its results are in `out`."""
     job, program = folder / "job.yaml", blobs(folder)
     source = (folder / "program.py").read_text()
     if fails:
@@ -154,7 +156,7 @@ def with_program(
     trainer = {"program": program, "stop": dict(stop)}
     job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
     environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
-    return [*words(folder, job, environment), "--out", str(out)]
+    return [*command_words(folder, job, environment), "--out", str(out)]
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +168,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand
         one.mkdir()
     environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
     commands = {
-        "stuck": nobody_can_continue(stuck),
-        "two": words(two, DIGITS, environment),
+        "stuck": no_worker_can_continue(stuck),
+        "two": command_words(two, DIGITS, environment),
         "wrong": with_program(wrong, wrong / "out", fails=True),
         "right": with_program(right, wrong / "out", fails=False),
         "brief": with_program(brief, brief / "out", fails=False, stop={"maxSeconds": 3}),
@@ -175,22 +177,22 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand
     return run_commands(folder, commands)
 
 
-def test_a_run_that_was_too_slow_to_learn_says_how_fast_a_core_is(
+def test_a_run_too_slow_to_learn_reports_the_speed_of_a_core(
     failures: dict[str, EndedCommand],
 ) -> None:
-    """Else it looks like a model that learns nothing."""
+    """Otherwise it looks like a model that learns nothing."""
     assert failures["brief"].exit_code == ExitCode.OK
     assert "iterations: a core computes 10 samples/s here" in failures["brief"].stderr
     assert "calibrate" not in failures["right"].stderr
 
 
-def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(
+def test_a_run_without_possible_progress_has_not_succeeded(
     failures: dict[str, EndedCommand],
 ) -> None:
     assert failures["stuck"].exit_code == ExitCode.UNAVAILABLE
-    said = " ".join(failures["stuck"].stderr.split())
-    assert "no worker can continue after 6" in said
-    assert "worker 0 waits for other workers" in said
+    message = " ".join(failures["stuck"].stderr.split())
+    assert "no worker can continue after 6" in message
+    assert "worker 0 waits for other workers" in message
 
 
 def test_an_environment_that_contradicts_the_job_names_its_file(
@@ -200,10 +202,10 @@ def test_an_environment_that_contradicts_the_job_names_its_file(
     assert "examples/digits.yaml" in "".join(failures["two"].stderr.split())
 
 
-def test_what_fails_before_the_first_step_leaves_nothing_behind(
+def test_a_failure_before_the_first_step_leaves_no_folder(
     failures: dict[str, EndedCommand],
 ) -> None:
-    """So that the corrected command may name the same folder."""
+    """So the corrected command may name the same folder."""
     assert failures["wrong"].exit_code == ExitCode.PROGRAM
     assert failures["right"].exit_code == ExitCode.OK, failures["right"].stderr
 
@@ -217,8 +219,8 @@ def nap(nap_s):
 """
 
 
-def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path) -> None:
-    """Eight gradients of 3 s each, one at a time: of them at most one more begins."""
+def test_an_interruption_waits_for_no_gradient_that_has_not_started(tmp_path: Path) -> None:
+    """Of eight gradients of 3 s each, one at a time, at most one more starts."""
     job, begun = tmp_path / "job.yaml", tmp_path / "begun"
     begun.touch()
     program = blobs(tmp_path, nap_s=3.0, more=NAMED_AS_THEY_BEGIN.format(path=str(begun)))
@@ -239,10 +241,10 @@ def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path
             time.sleep(0.1)
         before = count()
         run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=120)
+        _, error = run.communicate(timeout=120)
         assert run.returncode == ExitCode.INTERRUPTED
         assert count() <= before + 1 < 8
-        assert "dlion: interrupted before the first step: nothing is kept" in said
+        assert "dlion: interrupted before the first step: nothing is kept" in error
         assert not (tmp_path / "out").exists()
     finally:
         run.kill()
@@ -256,7 +258,7 @@ def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path
         *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP)),
     ],
 )
-def test_an_interrupted_run_says_so_and_what_it_has_kept(
+def test_an_interrupted_run_reports_this_and_what_it_has_kept(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     job, out = tmp_path / "job.yaml", tmp_path / "out"
@@ -264,7 +266,9 @@ def test_an_interrupted_run_says_so_and_what_it_has_kept(
     trainer = {"program": program, "stop": {"maxSteps": 100_000}}
     job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
     environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heard also where all run under nohup
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # received also if all tests run under nohup
     run = subprocess.Popen(
         dlion(tmp_path, job, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -279,14 +283,14 @@ def test_an_interrupted_run_says_so_and_what_it_has_kept(
             assert run.poll() is None
             time.sleep(0.1)
         run.send_signal(number)
-        _, said = run.communicate(timeout=120)
+        _, error = run.communicate(timeout=120)
     finally:
         run.kill()
         run.wait()
     assert run.returncode == ExitCode.INTERRUPTED
-    words = " ".join(said.split())
-    assert "dlion: interrupted after" in words
-    assert f"{out} holds the records and the summary until then" in words
+    message = " ".join(error.split())
+    assert "dlion: interrupted after" in message
+    assert f"{out} holds the records and the summary until then" in message
     ending = json.loads((out / "summary.json").read_text())["ending"]
     assert ending["stop_reason"] == "interrupted"
     assert not ending["succeeded"]

@@ -1,11 +1,13 @@
-"""Whole simulated jobs while workers crash, come back and come late, links break, and steps drag.
+"""Tests of whole simulated jobs with crashes, returns, latecomers, broken links and slow steps.
 
-Proves, for whole gradients in lock step, DLion's exchange under bounded staleness, Gaia, Hop and
-`adaptive`: a crash costs the others no more than the design says; who comes back has a peer's
-weights, whose bytes are counted; silence lets a peer go; sites that trained apart fold together
-once; bounded staleness loses less to stragglers than lock step; loss costs what the formula says;
-all of it is repeated bit by bit. Left out: when who hears of what (tests/unit/simulator), files
-that are wrong (tests/unit/environments).
+They use whole gradients in lock step, DLion's exchange under bounded staleness, Gaia, Hop and
+`adaptive`. A crash costs the others at most what the design states. A worker that returns has a
+peer's weights, whose bytes are counted. A silent peer is dropped. Sites that trained apart merge
+once. Bounded staleness loses less to stragglers than lock step. Loss costs what the formula gives.
+All of it repeats bit by bit.
+
+Left out: the times of notifications (tests/unit/simulator); invalid files
+(tests/unit/environments).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLES = 80
-"""Of all four workers in a step: 20 each, half a second at 40 samples/s."""
+"""Samples of all four workers in a step: 20 each, half a second at 40 samples/s."""
 STEP_S, END_S = 0.5, 15.0
 
 POLICIES: Mapping[str, dict[str, Any]] = {
@@ -67,22 +69,24 @@ CRASH_S, BACK_S = 4.0, 8.0
 NARROW = {"mbitPerS": 1.2}
 LATE_MS = 300
 HALF_SENT_S = (5.4, 5.6, 5.8)
-"""A step of worker 1, with 0.3 s of latency, has reached its own site and not the other at one of
-these times at least."""
+"""Times of which at least one falls where worker 1's step has reached its own site but not the
+other, with 0.3 s of latency.
+"""
 CUT_S, HEALED_S, APART_END_S = 5.0, 35.0, 46.0
 NOTICED_S = CUT_S + 8.0 + STEP_S
-"""Silence on a link, and the step under way."""
+"""The silence on a link plus the current step."""
 EVALUATED_OFTEN = {"trainer.evaluation.everySamples": 400}
 FOR_LATE_GRADIENTS = {"trainer.optimizer.learningRate": 0.01}
-"""With the example's rate and momentum, replicas that wait for nobody diverge: how far apart they
-are then is chance, and another machine's."""
+"""With the example's rate and momentum, replicas without a barrier diverge. Their distance then is
+random and depends on the machine.
+"""
 SPLIT = four_workers(
     changes=[
         {"at": {"seconds": CUT_S}, "cutSites": ["b"]},
         {"at": {"seconds": HEALED_S}, "cutSites": []},
     ]
 )
-"""Long enough that each side trains for more than the ten iterations that need no folding."""
+"""Long enough that each side trains for more than the ten iterations that need no merge."""
 ONE_LINK = four_workers(
     changes=[
         {"at": {"seconds": CUT_S}, "cutLinks": [{"workers": [0, 1]}]},
@@ -100,7 +104,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
     cases = {
         "stays-away": Case(stays_away, settings("full")),
         **{f"back-{policy}": Case(back, settings(policy)) for policy in POLICIES},
-        # Its own pace, whatever the manifest says of synchronization.
+        # It sets its own pace, whatever the manifest has for synchronization.
         "back-gaia-asked-to-wait": Case(
             back, settings("gaia", synchronization={"mode": "synchronous"})
         ),
@@ -164,7 +168,9 @@ def test_a_crash_of_one_of_four_costs_the_others_at_most_an_iteration(
     assert sum(last) == SAMPLES
     ending = run.summary["ending"]
     assert ending["stop_reason"] == f"maxSeconds {END_S:g} reached"
-    assert (ending["reason"], ending["missing"]) == ("Partial", [1]), "its model lacks a worker"
+    assert (ending["reason"], ending["missing"]) == ("Partial", [1]), (
+        "the model of this run lacks a worker"
+    )
     assert not ending["succeeded"]
     assert run.exit_code == ExitCode.PARTIAL
     assert runs["late"].exit_code == ExitCode.OK
@@ -174,7 +180,7 @@ LESS_OFTEN = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("gaia"
 
 
 @pytest.mark.parametrize("policy", ["full", "dlion", "adaptive", "gaia-asked-to-wait", *LESS_OFTEN])
-def test_who_comes_back_takes_over_a_peers_weights_and_trains_on(
+def test_a_worker_that_returns_adopts_a_peers_weights_and_continues(
     runs: dict[str, Simulated], policy: str
 ) -> None:
     run = runs[f"back-{policy}"]
@@ -185,7 +191,7 @@ def test_who_comes_back_takes_over_a_peers_weights_and_trains_on(
     assert own[0]["iteration"] > rejoined["iteration"] > CRASH_S / STEP_S
     assert own[-1]["time_s"] > END_S - 1
     assert abs(own[-1]["iteration"] - run.steps[0][-1]["iteration"]) <= 6
-    # Nobody waits longer for it than for an iteration or two.
+    # No worker waits longer for it than for an iteration or two.
     for rank in (0, 2, 3):
         assert max(step["wall_s"] for step in run.steps[rank]) <= 3 * STEP_S
 
@@ -204,7 +210,7 @@ def test_in_lock_step_all_replicas_are_equal_again_after_a_crash_and_with_a_late
     assert late.steps[0][0]["time_s"] < 1
 
 
-def test_a_step_that_reached_some_before_its_worker_crashed_counts_everywhere(
+def test_a_step_that_reached_some_peers_before_a_crash_counts_everywhere(
     runs: dict[str, Simulated],
 ) -> None:
     half_sent = 0
@@ -214,14 +220,16 @@ def test_a_step_that_reached_some_before_its_worker_crashed_counts_everywhere(
         assert hashes[0] == hashes[1] == hashes[2], at_s
         last = run.steps[1][-1]["iteration"]
         walls = {s["iteration"]: s["wall_s"] for s in run.steps[3]}
-        half_sent += max(walls[at] for at in (last, last + 1, last + 2)) > 1.2  # it was sent on
+        half_sent += max(walls[at] for at in (last, last + 1, last + 2)) > 1.2  # it was forwarded
     assert half_sent
 
 
-def test_nobody_waits_while_the_state_of_a_latecomer_is_on_its_way(
+def test_no_worker_waits_while_the_state_of_a_latecomer_is_transferred(
     runs: dict[str, Simulated],
 ) -> None:
-    """As long as two iterations on these links. Where replicas have to be equal all wait for it."""
+    """The transfer takes two iterations on these links. With equal replicas all workers wait for
+    it.
+    """
     run = runs["caught-up"]
     (rejoined,) = run.events("WorkerRejoined")
     own = [step for step in run.steps[1] if step["incarnation"] == 2]
@@ -233,16 +241,16 @@ def test_nobody_waits_while_the_state_of_a_latecomer_is_on_its_way(
 
 
 def test_the_bytes_of_a_state_are_counted_on_its_link(runs: dict[str, Simulated]) -> None:
-    """In lock step all send it the same gradients; one of them sends its state beside."""
+    """In lock step all peers send it the same gradients; one of them also sends its state."""
     run = runs["back-full"]
     gradient = run.sent_bytes(0, 2) / len(run.steps[0])
     assert len({run.sent_bytes(peer, 1) for peer in (0, 2, 3)}) == 1
     states = sorted(run.sent_bytes(peer, 1, "state_bytes") for peer in (0, 2, 3))
-    # Weights and momentum, of float32 each as a gradient's entries are.
+    # Weights and momentum, each of float32 like a gradient's entries.
     assert states == [0, 0, pytest.approx(2 * gradient, rel=0.01)]
 
 
-def test_a_worker_that_is_gone_for_good_ends_a_job_that_is_to_fail(
+def test_a_permanently_lost_worker_ends_a_job_that_must_fail_then(
     runs: dict[str, Simulated],
 ) -> None:
     run = runs["fail"]
@@ -251,16 +259,16 @@ def test_a_worker_that_is_gone_for_good_ends_a_job_that_is_to_fail(
     assert (ending["stop_reason"], ending["message"]) == (reason, reason)
     assert ending["succeeded"] is False
     assert run.exit_code == ExitCode.UNAVAILABLE
-    assert len(run.events("ModelSaved")) == 2, "what was trained is kept all the same"
+    assert len(run.events("ModelSaved")) == 2, "the trained model is kept"
     assert CRASH_S <= run.summary["time_s"] < CRASH_S + 2 * STEP_S
 
 
-def test_comings_and_goings_are_repeated_bit_by_bit(runs: dict[str, Simulated]) -> None:
+def test_joins_and_losses_repeat_bit_by_bit(runs: dict[str, Simulated]) -> None:
     assert runs["again"].trace_hash == runs["back-full"].trace_hash
 
 
 @pytest.mark.parametrize("policy", ["full", "dlion"])
-def test_a_silent_peer_is_let_go_and_linked_again_after_the_cut(
+def test_a_silent_peer_is_dropped_and_linked_again_after_the_cut(
     troubles: dict[str, Simulated], policy: str
 ) -> None:
     run = troubles[f"split-{policy}"]
@@ -270,7 +278,7 @@ def test_a_silent_peer_is_let_go_and_linked_again_after_the_cut(
         assert 8.0 - 7 * STEP_S <= longest_s <= 8.0 + STEP_S
         assert NOTICED_S - 3 * STEP_S <= at_s <= NOTICED_S + 3 * STEP_S
         during = [step for step in run.steps[rank] if NOTICED_S < step["time_s"] < HEALED_S]
-        assert len(during) >= 10, "both sides go on without each other"
+        assert len(during) >= 10, "both sides continue without each other"
     connected = [
         (record["time_s"], record["connected"])
         for record in run.records
@@ -282,9 +290,7 @@ def test_a_silent_peer_is_let_go_and_linked_again_after_the_cut(
 
 
 @pytest.mark.parametrize("policy", ["full", "dlion", "adaptive"])
-def test_sites_that_trained_apart_fold_together_once(
-    troubles: dict[str, Simulated], policy: str
-) -> None:
+def test_sites_that_trained_apart_merge_once(troubles: dict[str, Simulated], policy: str) -> None:
     run = troubles[f"split-{policy}"]
     folds = run.events("FoldedTogether")
     assert sorted(fold["rank"] for fold in folds) == [0, 1, 2, 3]
@@ -304,10 +310,12 @@ def test_sites_that_trained_apart_fold_together_once(
     ("policy", "most", "left"),
     [("full", 0.25, 0.06), pytest.param("dlion", 0.4, 0.4, marks=pytest.mark.slow)],
 )
-def test_two_whose_link_was_cut_are_where_the_others_are_once_it_stands(
+def test_two_workers_with_a_cut_link_catch_up_once_it_is_restored(
     troubles: dict[str, Simulated], policy: str, most: float, left: float
 ) -> None:
-    """Their moments, too, which lack what each missed of the other, lead them nowhere else."""
+    """Their moments lack the updates that each missed of the other, but lead to the
+    same weights.
+    """
     run = troubles[f"one-link-{policy}"]
     folds = run.events("FoldedTogether")
     assert sorted(fold["rank"] for fold in folds) == [0, 1]
@@ -337,7 +345,7 @@ def test_bounded_staleness_loses_less_to_stragglers_than_lock_step(
     assert bounded > 1.15 * in_lock_step
 
 
-def test_loss_costs_what_the_formula_says(troubles: dict[str, Simulated]) -> None:
+def test_loss_costs_what_the_formula_gives(troubles: dict[str, Simulated]) -> None:
     """A gradient of every iteration crosses, with the headers of its message."""
     lossy, far = troubles["lossy"], troubles["far"]
     gradient = far.sent_bytes(0, 3) / len(far.steps[0])
@@ -350,19 +358,19 @@ def test_loss_costs_what_the_formula_says(troubles: dict[str, Simulated]) -> Non
     )
 
 
-def test_where_everybody_is_gone_the_simulation_ends_in_words(
+def test_if_all_workers_are_lost_the_simulation_ends_with_a_message(
     ended: dict[str, EndedCommand],
 ) -> None:
     assert ended["simulate"].exit_code == ExitCode.UNAVAILABLE
     assert "worker 3 is gone" in ended["simulate"].stderr
 
 
-def test_a_real_run_refuses_what_is_for_the_simulator_only(
+def test_a_real_run_refuses_settings_for_the_simulator_only(
     ended: dict[str, EndedCommand],
 ) -> None:
     assert ended["run"].exit_code == ExitCode.SPEC
-    said = " ".join(ended["run"].stderr.split())
-    assert "stragglers[0]: is for `dlion simulate` only" in said
+    message = " ".join(ended["run"].stderr.split())
+    assert "stragglers[0]: is for `dlion simulate` only" in message
 
 
 @pytest.fixture(scope="module")
@@ -382,8 +390,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
     return found
 
 
-def test_a_comparison_takes_runs_that_lack_a_worker_for_good_and_says_so(tmp_path: Path) -> None:
-    """Every policy's model lacks it there; such a run is not run again."""
+def test_a_comparison_accepts_runs_that_lack_a_worker_and_reports_this(tmp_path: Path) -> None:
+    """Every policy's model lacks it there; such a run is not repeated."""
     path = tmp_path / "environment.yaml"
     path.write_text(yaml.safe_dump(four_workers(absences=[absence(leaves=CRASH_S)])))
     command = [

@@ -1,8 +1,10 @@
-"""Facts: a compiled Keras model and arrays, given to `dlion.train`, learn in virtual time, by the
-compiled loss, accuracy and optimizer; the training starts from the model's weights; the result
-folder leads to the trained model, and not to the one that was given.
+"""Tests of models given to `dlion.train`.
 
-Left out: what is refused (tests/unit/cli/test_client_models.py).
+A compiled Keras model and arrays learn in virtual time, by the compiled loss, accuracy and
+optimizer. Training starts from the model's weights. The result folder leads to the trained model,
+not to the given one.
+
+Left out: refusals (tests/unit/cli/test_client_models.py).
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ def test_a_compiled_model_learns_from_arrays(tmp_path: Path) -> None:
     assert found > 0.85
     assert job.accuracy == pytest.approx(found, abs=0.05)
     again = classifier(0.01)
-    load_weights(again, job.result_folder)  # as trainer.startFrom
+    load_weights(again, job.result_folder)  # like trainer.startFrom
     best = np.mean(again.predict(test_x, verbose=0).argmax(1) == test_y)
-    assert best > 0.85, "it is the trained one"
+    assert best > 0.85, "this is the trained model"
 
 
 def test_training_starts_from_the_weights_of_the_model(tmp_path: Path) -> None:

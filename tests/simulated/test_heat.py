@@ -1,9 +1,10 @@
-"""Whole simulated jobs on machines that become too hot.
+"""Tests of whole simulated jobs on machines that become too hot.
 
-Proves: under a heat budget every machine is below the threshold at least 94 % of the time, and the
-hot worker's part of the batch shrinks; without one the hardware throttles; where all machines are
-hot, rests keep to the budget although no share shrinks; the same run repeats bit by bit. Left out:
-the controller itself (tests/unit/core/heat), how it compares (benchmarks/heat.py).
+Under a heat budget every machine is below the threshold at least 94 % of the time, and the hot
+worker's part of the batch shrinks. Without one the hardware throttles. If all machines are hot,
+rests keep to the budget although no share shrinks. The same run repeats bit by bit.
+
+Left out: the controller (tests/unit/core/heat); comparisons (benchmarks/heat.py).
 """
 
 from __future__ import annotations
@@ -72,19 +73,19 @@ def test_without_a_budget_the_hardware_throttles(runs: SimulatedCases) -> None:
     assert "throttled by the hardware for 0.0%" not in summary
 
 
-def test_under_a_budget_the_hot_worker_is_cool_and_has_a_smaller_batch(
+def test_under_a_budget_the_hot_worker_stays_cool_with_a_smaller_batch(
     runs: SimulatedCases,
 ) -> None:
     summaries = temperatures(runs["budget"])
     assert set(summaries) == {3}
     assert percent_above(summaries[3]) <= 6.0
     assert "throttled by the hardware for 0.0%" in summaries[3]
-    # (75 - 56) / 44 of its time is what the temperature allows; the others have the rest.
+    # The temperature allows (75 - 56) / 44 of its time; the others have the rest.
     share = late_batch(runs["budget"], 3) / late_batch(runs["budget"], 0)
     assert share == pytest.approx(19 / 44, rel=0.15)
 
 
-def test_where_all_machines_are_hot_rests_keep_to_the_budget(runs: SimulatedCases) -> None:
+def test_if_all_machines_are_hot_rests_keep_to_the_budget(runs: SimulatedCases) -> None:
     run = runs["all"]
     summaries = temperatures(run)
     assert set(summaries) == {0, 1, 2, 3}

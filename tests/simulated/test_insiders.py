@@ -1,13 +1,13 @@
-"""One of four workers attacks the others with its own valid identity, in virtual time.
+"""Tests of attacks by one of four workers with its own valid identity, in virtual time.
 
-Facts: clean runs name and shut out nobody, with like and with skewed data; with `quarantine` an
-attacker is shut out, and the others learn; a hundredfold contribution destroys
-the model or training, its sender is named before, and with `clip` the model learns; a worker with
-flipped signs, flipped labels, a constant contribution or a small constant part is named, and no
-honest one; who sends the contrary of what an honest worker sent cannot have that one named; with
-like data `krum` learns beside a threefold sign flip.
+Clean runs name and quarantine no worker, with like and with skewed data. With `quarantine` an
+attacker is quarantined, and the others learn. A hundredfold contribution destroys the model or
+training. Its sender is named before, and with `clip` the model learns. Flipped signs, flipped
+labels, a constant contribution or a small constant part are named, and no honest worker is. A
+worker that sends the opposite of an honest worker's values cannot get that one named. With like
+data `krum` learns beside a threefold sign flip.
 
-Left out: the whole table (benchmarks/insiders.py), attacks that are not found (docs/robustness.md),
+Left out: the whole table (benchmarks/insiders.py); attacks that are not found (docs/robustness.md);
 each bound (tests/unit/core/policies/test_deviations.py).
 """
 
@@ -42,12 +42,12 @@ CASES = {
 }
 STEPS = 60
 STEPS_OF = {"label flip": 40, "frame a peer": 40, "slow drip": 80}
-"""Of jobs that are not asked what they learn."""
+"""Length of jobs whose accuracy is not checked."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All, in one process that is not the test's."""
+    """All runs, in one process that is not the test's."""
     out = tmp_path_factory.mktemp("insiders") / "runs.jsonl"
     fields = ("attack", "split", "robustness")
     lines = [
@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["clean", "clean, skewed"])
-def test_a_clean_run_names_nobody_and_learns(runs: dict[str, dict[str, Any]], name: str) -> None:
+def test_a_clean_run_names_no_worker_and_learns(runs: dict[str, dict[str, Any]], name: str) -> None:
     assert (runs[name]["named"], runs[name]["shut_out"]) == ({}, [])
     assert runs[name]["accuracy"] > 0.85
 
@@ -99,7 +99,7 @@ def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, 
 
 
 @pytest.mark.parametrize("name", [one for one in CASES if one.endswith(", quarantine")])
-def test_an_attacker_is_shut_out_and_the_others_learn(
+def test_an_attacker_is_quarantined_and_the_others_learn(
     runs: dict[str, dict[str, Any]], name: str
 ) -> None:
     assert runs[name]["shut_out"] == [int(ATTACKER)]

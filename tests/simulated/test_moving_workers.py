@@ -1,9 +1,11 @@
-"""Whole simulated jobs of workers that move, under `exchange.grouping: learned`.
+"""Tests of whole simulated jobs of moving workers, under `exchange.grouping: learned`.
 
-Proves: when a worker drives from one convoy to the other, all workers take the same new groups soon
-after, without a restart, and training goes on; groups do not change back and forth; links that are
-left carry nothing; the same run repeats bit by bit. Left out: how it compares with other ways
-(benchmarks/clustering.py), which groups (tests/property/test_learned_groups.py).
+When a worker drives from one convoy to the other, all workers soon have the same new groups,
+without a restart, and training continues. Groups do not change back and forth. Removed links carry
+nothing. The same run repeats bit by bit.
+
+Left out: comparisons (benchmarks/clustering.py); the choice of groups
+(tests/property/test_learned_groups.py).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dlion_environments.loading import FILES
 
 SECONDS = 260
 LEAVES_S, ARRIVES_S = 100, 170
-"""Of worker 3, in the published environment."""
+"""Times at which worker 3 leaves one convoy and joins the other, in the published environment."""
 GROUPS = re.compile(r"made groups \((\d+)\) of links: ([\d |]+)")
 SETTINGS: dict[str, Any] = {
     "sites": [
@@ -45,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SimulatedCases:
 
 
 def groupings(run: Simulated, rank: int) -> list[tuple[float, frozenset[frozenset[int]]]]:
-    """When that worker was told of groups, and which."""
+    """The times at which that worker received groups, and the groups."""
     return [
         (
             record["time_s"],
@@ -57,18 +59,20 @@ def groupings(run: Simulated, rank: int) -> list[tuple[float, frozenset[frozense
     ]
 
 
-def test_all_workers_take_the_same_groups_when_one_has_changed_over(runs: SimulatedCases) -> None:
-    told = [groupings(runs["convoys"], rank) for rank in range(8)]
+def test_all_workers_have_the_same_groups_after_one_has_changed_convoys(
+    runs: SimulatedCases,
+) -> None:
+    received = [groupings(runs["convoys"], rank) for rank in range(8)]
     joined = frozenset({frozenset({0, 1, 2}), frozenset({3, 4, 5, 6, 7})})
-    for each in told:
-        assert [groups for _, groups in each] == [groups for _, groups in told[0]]
+    for each in received:
+        assert [groups for _, groups in each] == [groups for _, groups in received[0]]
         assert each[-1][1] == joined
         assert each[0][0] > LEAVES_S
         assert each[-1][0] < ARRIVES_S + 40
-    assert len(told[0]) <= 3  # at most alone in between, and gateways
+    assert len(received[0]) <= 3  # at most alone in between, and gateways
 
 
-def test_training_goes_on_and_links_that_are_left_carry_nothing(runs: SimulatedCases) -> None:
+def test_training_continues_and_removed_links_carry_nothing(runs: SimulatedCases) -> None:
     run = runs["convoys"]
     steps = Counter(
         record["rank"] for record in run.records
@@ -92,5 +96,5 @@ def _others(rank: int, groups: frozenset[frozenset[int]]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_same_run_is_the_same_again(runs: SimulatedCases) -> None:
+def test_the_same_run_repeats_bit_by_bit(runs: SimulatedCases) -> None:
     assert runs["again"].trace_hash == runs["convoys"].trace_hash

@@ -1,8 +1,9 @@
-"""Fact: programs with targets, several inputs and outputs, an optimizer of their own, and all that
-a Keras script has, each with a package beside it, train in virtual time under the default policy,
-and end as well as they should: also one after the other in one process, where their packages have
-the same name. Callbacks are not called there, which is reported. `compare` repeats a run whose
-package has changed.
+"""Tests of user programs in virtual time.
+
+Programs train under the default policy and reach their accuracy. They have targets, several inputs
+and outputs, their own optimizer, and all parts of a Keras script, each with a package beside it.
+They also run one after the other in one process, where their packages have the same name. Callbacks
+are not called, which is reported. `compare` repeats a run whose package has changed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         notes = reported(folder / name / "out", "ProgramPartUnused")
         assert len(notes) == (name == KERAS_SCRIPT.name), notes
         assert all(note.startswith("callbacks() is not called in virtual time") for note in notes)
-        # Its copy of the manifest leads to the program, as a replay needs it.
+        # Its copy of the manifest leads to the program, as a replay requires.
         assert main(["validate", "--no-run", str(folder / name / "out" / "job.yaml")]) == 0
         found[name] = summary["accuracy"]["mean"]
     return found
@@ -60,7 +61,7 @@ def test_a_program_of_each_shape_trains_in_virtual_time(
 
 
 def test_columns_of_a_comparison_have_the_package_beside_the_program(tmp_path: Path) -> None:
-    """A run is another one where a module of it is; other files do not count."""
+    """A changed module makes another run; other files do not count."""
     environment = tmp_path / "two.yaml"
     workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
     environment.write_text(yaml.safe_dump({"name": "two", "workers": workers}))

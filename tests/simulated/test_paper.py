@@ -1,5 +1,7 @@
-"""One part of benchmarks/paper from its estimate to its page, at a scale that proves nothing but
-that it runs, and that a second call runs nothing again."""
+"""Tests of one part of benchmarks/paper from its estimate to its page.
+
+Its scale proves only that it runs, and that a second call repeats nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "paper" / "run.py"
 
 
-def look(out: Path) -> str:
+def call(out: Path) -> str:
     command = [
         sys.executable, str(RUN), "--data", str(out), "--only", "wrong-labels", "--seeds", "1",
         "--scale", "0.05", "--out", str(out),
@@ -25,9 +27,9 @@ def look(out: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_part_runs_from_its_estimate_to_its_page_and_is_taken_up_again(tmp_path: Path) -> None:
-    said = look(tmp_path)
-    assert "together:" in said
+def test_a_part_runs_from_its_estimate_to_its_page_and_is_continued(tmp_path: Path) -> None:
+    output = call(tmp_path)
+    assert "together:" in output
     root = tmp_path / "scale-0.05"
     results = json.loads((root / "results.json").read_text())
     assert (results["scale"], results["seeds"]) == (0.05, 1)
@@ -47,5 +49,5 @@ def test_a_part_runs_from_its_estimate_to_its_page_and_is_taken_up_again(tmp_pat
     # Three rates or further ones, with three seeds each; then four columns.
     assert len(times) >= 3 * 3 + 4
     assert (len(times) - 4) % 3 == 0
-    look(tmp_path)
+    call(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in times} == times

@@ -1,8 +1,10 @@
-"""Facts: a job with privacy learns in virtual time, and the same again with the same seed; summary,
-table and report have each worker's ε by the passes that its records have; no loss is recorded.
+"""Tests of privacy in virtual time.
 
-Left out: gradients and noise (tests/unit/worker/training/test_private_model.py), and noise that
-does not follow the seed.
+A job with privacy learns, and repeats with the same seed. Summary, table and report have each
+worker's ε by the passes of its records. No loss is recorded.
+
+Left out: gradients and noise (tests/unit/worker/training/test_private_model.py); noise that does
+not follow the seed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`exchange.quarantine` in `dlion simulate`: one of four workers has wrong data.
+"""Tests of `exchange.quarantine` in `dlion simulate`: one of four workers has wrong data.
 
-Facts: the others name it and shut it out; the run is complete without it, and its summary, its
-events and the terminal name it with the reason; its replica counts for no accuracy and no model;
-it neither leaves nor comes back as the environment says; a run that needs its site fails; without
-`quarantine` it stays. Left out: attacks (test_insiders.py), the rule (tests/unit/api).
+The others name and quarantine it. The run is complete without it. Summary, events and terminal name
+it with the reason. Its replica counts for no accuracy and no model. The environment neither removes
+it nor brings it back. A run that needs its site fails. Without `quarantine` it stays.
+
+Left out: attacks (test_insiders.py); the rule (tests/unit/api).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ABSENT = {"worker": BAD_RANK, "leaves": {"seconds": 3}, "comes": {"seconds": 4}}
 
 
 class Ended:
-    """One run and what it left behind."""
+    """One run and its results."""
 
     def __init__(self, folder: Path, command: EndedCommand) -> None:
         self.command = command
@@ -66,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 
 
 @pytest.mark.parametrize("name", ["on", "policy Fail"])
-def test_a_run_is_complete_without_the_worker_that_is_shut_out(
+def test_a_run_is_complete_without_the_quarantined_worker(
     runs: dict[str, Ended], name: str
 ) -> None:
     run = runs[name]
@@ -77,7 +78,7 @@ def test_a_run_is_complete_without_the_worker_that_is_shut_out(
     assert (run.summary["accuracy"]["replicas"], run.summary["accuracy"]["min"] > 0.9) == (3, True)
 
 
-def test_it_is_named_with_the_reason(runs: dict[str, Ended]) -> None:
+def test_the_quarantined_worker_is_named_with_the_reason(runs: dict[str, Ended]) -> None:
     run = runs["on"]
     (event,) = run.events("WorkerQuarantined")
     assert (event["rank"], event["warning"]) == (BAD_RANK, True)
@@ -88,7 +89,7 @@ def test_it_is_named_with_the_reason(runs: dict[str, Ended]) -> None:
     assert f"Quarantined: {BAD_NAME} is quarantined" in run.command.stdout
 
 
-def test_it_does_nothing_more_and_never_comes_back(runs: dict[str, Ended]) -> None:
+def test_the_quarantined_worker_stops_and_never_returns(runs: dict[str, Ended]) -> None:
     run = runs["on"]
     (event,) = run.events("WorkerQuarantined")
     later = [each for each in run.records if each["time_s"] > event["time_s"]]
@@ -98,14 +99,14 @@ def test_it_does_nothing_more_and_never_comes_back(runs: dict[str, Ended]) -> No
     assert run.events("WorkerReady") == []
 
 
-def test_a_run_fails_that_needs_its_site(runs: dict[str, Ended]) -> None:
+def test_a_run_that_needs_its_site_fails(runs: dict[str, Ended]) -> None:
     run = runs["needed"]
     assert run.command.exit_code == ExitCode.UNAVAILABLE
     message = run.summary["ending"]["message"]
     assert message == f"worker {BAD_RANK} is quarantined, and 2 sites are left (minSites 3)"
 
 
-def test_without_quarantine_it_is_named_and_stays(runs: dict[str, Ended]) -> None:
+def test_without_quarantine_the_worker_is_named_and_stays(runs: dict[str, Ended]) -> None:
     run = runs["off"]
     assert run.events("UnusualValues")
     assert run.events("WorkerQuarantined") == []

@@ -1,12 +1,13 @@
-"""Whole simulated jobs of three sites with `minSites: 2`, of which one is cut off and linked again.
+"""Tests of whole simulated jobs of three sites with `minSites: 2`, of which one is cut off and
+linked again.
 
-Proves, in lock step and under bounded staleness: the site that is alone begins no iteration, the
-others go on; back, it takes the state of one of them and nobody takes its own; two knowledge
-transfers later drift is below 3 %; where nobody has a quorum all hold still, and go on without
-folding; a run that ends meanwhile ends for all; all of it is repeated bit by bit. Under policies
-that exchange weights, one in lock step of its own and one with a server, which is cut off, it holds
-still, comes back and takes a state as well.
-Left out: the state machine under every order of messages (tests/property/test_quorum.py), real
+In lock step and under bounded staleness, the single site begins no iteration and the others
+continue. After its return it adopts the state of one of them, and no worker adopts its own. Two
+knowledge transfers later drift is below 3 %. Without any quorum all workers halt, and then continue
+without a merge. A run that ends meanwhile ends for all. All of it repeats bit by bit. Policies that
+exchange weights behave the same: one in lock step, and one with a server, which is cut off.
+
+Left out: the state machine under every order of messages (tests/property/test_quorum.py); real
 processes (tests/local/test_quorum.py).
 """
 
@@ -22,24 +23,25 @@ if TYPE_CHECKING:
 
 SITES = {"a": 2, "b": 1, "c": 1}
 SAMPLES = 80
-"""Of all four workers in a step: 20 each, half a second at 40 samples/s."""
+"""Samples of all four workers in a step: 20 each, half a second at 40 samples/s."""
 STEP_S = 0.5
 PERIOD = 5
 """Iterations from one knowledge transfer to the next."""
 CUT_S, HEALED_S, END_S = 5.0, 22.0, 35.0
 LATE_HEALED_S, LATE_END_S = 35.0, 50.0
-"""Under `dlion`, whose replicas are that near only when training has become slow."""
+"""Drift under `dlion`, whose replicas are this close only late in training."""
 NOTICED_S = CUT_S + 8.0 + STEP_S
-"""Silence on a link, and the step under way."""
+"""The silence on a link plus the current step."""
 ALONE, OTHERS = 2, (0, 1, 3)
 NEAR = 0.03
-"""A drift that the next knowledge transfers go on to bring down: updates that were under way while
-the state travelled are missed once."""
+"""A drift that later knowledge transfers still lower: updates in flight during the transfer of the
+state are missed once.
+"""
 
 POLICIES: Mapping[str, dict[str, Any]] = {
     "full": {"exchange.policy": "full", "exchange.codec": "float32",
              "synchronization.mode": "synchronous"},
-    # All entries that links carry, as the drift is measured.
+    # Links carry all entries, because the drift is measured.
     "dlion": {"exchange.policy": "dlion", "synchronization": {"mode": "bounded"},
               "network.bandwidthFraction": 1},
 }  # fmt: skip
@@ -56,15 +58,15 @@ OTHER_POLICIES: Mapping[str, dict[str, Any]] = {
 }
 """The site that is cut off has the server."""
 NOT_EVALUATED: Mapping[str, Any] = {"trainer.evaluation.everySamples": 10**9}
-"""For jobs whose drift is not looked at."""
+"""For jobs whose drift is not checked."""
 LONG_STEPS: Mapping[str, Any] = {
     "batching.globalBatchSize": {"initial": 2 * SAMPLES, "growth": False},
     **NOT_EVALUATED,
     "knowledgeTransfer": {"policy": "none"},
 }
-"""Of twice STEP_S: neither drift nor transfers of knowledge are looked at."""
+"""Twice STEP_S: neither drift nor knowledge transfers are checked."""
 LIKE_OTHERS = ("gaia", "sparseloco")
-"""One exchanges weights at its own pace as `hop` does, the other in rounds as `localsgd` does."""
+"""One exchanges weights at its own pace like `hop`, the other in rounds like `localsgd`."""
 
 
 def settings(policy: str, seconds: float = END_S, **more: Any) -> dict[str, Any]:
@@ -123,7 +125,7 @@ isolated = pytest.mark.parametrize(
 
 
 @isolated
-def test_the_site_that_is_alone_holds_still_and_the_others_go_on(
+def test_the_single_site_is_halted_and_the_others_continue(
     runs: dict[str, Simulated], policy: str, healed_s: float
 ) -> None:
     run = runs[f"isolated-{policy}"]
@@ -139,7 +141,7 @@ def test_the_site_that_is_alone_holds_still_and_the_others_go_on(
 
 
 @isolated
-def test_it_takes_the_others_weights_and_overwrites_none(
+def test_the_returned_site_adopts_the_others_weights_and_overwrites_none(
     runs: dict[str, Simulated], policy: str, healed_s: float
 ) -> None:
     run = runs[f"isolated-{policy}"]
@@ -165,7 +167,7 @@ def test_it_takes_the_others_weights_and_overwrites_none(
         for one in OTHER_POLICIES
     ],
 )
-def test_under_other_policies_it_comes_back_with_the_others_state_as_well(
+def test_under_other_policies_it_returns_with_the_others_state_too(
     runs: dict[str, Simulated], policy: str
 ) -> None:
     run = runs[policy]
@@ -178,15 +180,18 @@ def test_under_other_policies_it_comes_back_with_the_others_state_as_well(
     assert steps_between(run, ALONE, rejoined["time_s"], END_S) > 5
 
 
-def test_it_is_repeated_bit_by_bit(runs: dict[str, Simulated]) -> None:
+def test_a_run_with_a_cut_repeats_bit_by_bit(runs: dict[str, Simulated]) -> None:
     assert runs["again"].trace_hash == runs["isolated-full"].trace_hash
 
 
-def test_where_nobody_has_a_quorum_all_hold_still_and_then_go_on(
+def test_without_a_quorum_all_workers_halt_and_then_continue(
     runs: dict[str, Simulated],
 ) -> None:
     run = runs["apart"]
-    for rank in (ALONE, *OTHERS):  # the two of one site may each believe the other linked at first
+    for rank in (
+        ALONE,
+        *OTHERS,
+    ):  # at first, both workers of a site may believe that the other is linked
         assert steps_between(run, rank, NOTICED_S + STEP_S, HEALED_S) == 0
         assert steps_between(run, rank, HEALED_S, END_S) > 15
     assert len(run.events("QuorumLost")) == len(run.events("QuorumBack")) == 4

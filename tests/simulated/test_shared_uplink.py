@@ -1,7 +1,9 @@
-"""Facts: three workers of a site that share its uplink plan together for what it carries, and no
-more; with an uplink for each link they plan for three times that.
+"""Tests of a shared uplink.
 
-Left out: rates of pipes (tests/unit/simulator/test_network), how real links are shaped
+Three workers of a site that share its uplink plan together for its rate, and no more. With an
+uplink for each link they plan for three times that.
+
+Left out: rates of pipes (tests/unit/simulator/test_network); the shaping of real links
 (tests/local/test_network_sites).
 """
 
@@ -14,7 +16,7 @@ from tests.support.simulations import Case, Simulated, four_workers, simulate_al
 
 UPLINK_BYTES_PER_S = 2e6 / 8
 SHAPES = {"sharedUplink": 1, "perPeer": 3}
-"""How many times the site's rate its three workers have together."""
+"""The rate that its three workers have together, as a multiple of the site's rate."""
 
 
 def case(shape: str) -> Case:
@@ -38,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
 
 
 def planned(run: Simulated, figure: str) -> float:
-    """That figure of the three links from site a to site b, together, as last reported."""
+    """The planned rate of the three links from site a to site b together, as last reported."""
     last: dict[int, Any] = {
         r["rank"]: r[figure] for r in run.records if r["kind"] == "link" and r["peer"] == 3
     }
@@ -47,7 +49,7 @@ def planned(run: Simulated, figure: str) -> float:
 
 
 @pytest.mark.parametrize(("shape", "times"), SHAPES.items())
-def test_workers_plan_for_what_their_uplinks_carry(
+def test_workers_plan_for_the_rate_of_their_uplinks(
     runs: dict[str, Simulated], shape: str, times: int
 ) -> None:
     measured = planned(runs[shape], "bandwidth_bytes_per_s")

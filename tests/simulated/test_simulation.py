@@ -1,8 +1,10 @@
-"""`dlion simulate` as users start it: the same run again bit for bit, and what it is worth.
+"""Tests of `dlion simulate` as users start it.
 
-Proves: threads and a busy machine change nothing; another seed does; replicas under `full` in lock
-step are identical; slower links make a run longer, not different; a result folder like a run's.
-Left out: pipes and clocks (tests/unit/simulator), how near to reality it is (benchmarks).
+The same run repeats bit for bit. Threads and a busy machine change nothing, but another seed does.
+Replicas under `full` in lock step are identical. Slower links make a run longer, not different. The
+result folder is like that of a real run.
+
+Left out: pipes and clocks (tests/unit/simulator); the accuracy of simulations (benchmarks).
 """
 
 from __future__ import annotations
@@ -55,12 +57,12 @@ def four_workers(path: Path, *, mbit_per_s: float = 100, **document: Any) -> str
 
 
 FREEZES: dict[str, tuple[str, ...]] = {"all": (), "last": ("conv*", "dense1*")}
-"""What trains, and what is frozen for that."""
+"""The trained variables, and those frozen for that."""
 RING = ("exchange.policy=dlion", "exchange.topology=ring", "exchange.propagation=selective")
 
 
 class Runs:
-    """Simulated runs of one process, and commands that were refused in it; `again` has its own."""
+    """Simulated runs of one process, and commands that it refused; `again` has its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,7 +110,7 @@ class Runs:
         return self.folder / name / "out"
 
     def summary(self, name: str) -> Any:
-        """What that run has printed."""
+        """The printed summary of that run."""
         assert self.ended[name].exit_code == 0, self.ended[name].stderr
         return json.loads(self.ended[name].stdout)
 
@@ -122,8 +124,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("simulated"))
 
 
-def test_a_seed_gives_the_same_run_whatever_else_the_machine_does(runs: Runs) -> None:
-    """In another process, with two threads instead of one, while the others here run."""
+def test_a_seed_gives_the_same_run_on_a_busy_machine(runs: Runs) -> None:
+    """The other process has two threads instead of one, and runs beside the others."""
     hashes = {
         name: runs.summary(name)["simulation"]["traceHash"] for name in ("first", "again", "other")
     }
@@ -131,7 +133,7 @@ def test_a_seed_gives_the_same_run_whatever_else_the_machine_does(runs: Runs) ->
     assert runs.events("again") == runs.events("first")
 
 
-def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_rate_of_links(
+def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_link_rate(
     runs: Runs,
 ) -> None:
     at_slow, at_fast = runs.summary("slow"), runs.summary("fast")
@@ -141,7 +143,7 @@ def test_whole_gradients_in_lock_step_keep_replicas_identical_at_any_rate_of_lin
     assert at_slow["time_s"] > 1.1 * at_fast["time_s"]
 
 
-def test_the_result_folder_is_like_a_runs(runs: Runs) -> None:
+def test_the_result_folder_is_like_that_of_a_real_run(runs: Runs) -> None:
     summary, out = runs.summary("report"), runs.out("report")
     for name in ("job.yaml", "environment.yaml", "summary.json", "simulation.json", "report.html"):
         assert (out / name).is_file(), name
@@ -150,7 +152,7 @@ def test_the_result_folder_is_like_a_runs(runs: Runs) -> None:
     assert summary["time_s"] == summary["simulation"]["virtualSeconds"]
 
 
-def test_a_job_that_the_environment_does_not_fit_is_refused(runs: Runs) -> None:
+def test_a_job_that_does_not_match_the_environment_is_refused(runs: Runs) -> None:
     assert runs.ended["too-few"].exit_code == ExitCode.SPEC
     assert "6 workers" in runs.ended["too-few"].stderr
     assert not runs.out("too-few").exists()
@@ -163,7 +165,7 @@ def test_time_stops_with_the_run(runs: Runs) -> None:
     assert summary["time_s"] == summary["simulation"]["virtualSeconds"]
 
 
-def test_what_would_never_end_is_refused(runs: Runs) -> None:
+def test_an_endless_run_is_refused(runs: Runs) -> None:
     assert runs.ended["endless"].exit_code == ExitCode.SPEC
     assert "a stop condition that is always reached" in runs.ended["endless"].stderr
 
@@ -176,8 +178,9 @@ def comparing(out: Path, *flags: str) -> list[str]:
 
 
 def compare(folder: Path, *flags: str) -> tuple[EndedCommand, dict[Path, int], EndedCommand]:
-    """A comparison, when each of its runs was written, and the same command again, which writes no
-    run."""
+    """A comparison, the times at which its runs were written, and the same command again, which
+    writes no run.
+    """
     command = comparing(folder / "out", *flags)
     (first,) = run_commands(folder, {"first": command}).values()
     assert first.exit_code == 0, first.stderr
@@ -188,7 +191,7 @@ def compare(folder: Path, *flags: str) -> tuple[EndedCommand, dict[Path, int], E
     return first, times, again
 
 
-def test_a_comparison_runs_every_column_once_and_is_taken_up_again(tmp_path: Path) -> None:
+def test_a_comparison_runs_every_column_once_and_is_continued(tmp_path: Path) -> None:
     first, times, again = compare(
         tmp_path, "--policies", "topk,ideal", "--seeds", "1", "--variant",
         "even:batching.policy=even", "--set", "exchange={policy: topk, parameters: {share: 0.1}}",
@@ -201,9 +204,9 @@ def test_a_comparison_runs_every_column_once_and_is_taken_up_again(tmp_path: Pat
     assert len(times) == 3
     assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
     (judged,) = json.loads(first.stdout)["verdicts"].values()
-    assert judged["winner"] in {"topk", "even"}, "ideal is no competitor"
+    assert judged["winner"] in {"topk", "even"}, "ideal is not a competitor"
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert judged["text"] in page, "as its title"
+    assert judged["text"] in page, "the title names it"
     assert all(f">{name}<" in page for name in rows)
 
 
@@ -229,12 +232,12 @@ OWN_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "goodput": ("full,ideal", (*WHOLE, "synchronization.mode=synchronous")),
     "backup": ("dlion,ideal", BACKUP),
 }  # fmt: skip
-"""Policies to compare, and what the manifest has that suits its own policy alone."""
+"""Policies to compare, and the part of the manifest that suits only its own policy."""
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
-    """Comparisons that end before they run anything."""
+    """Comparisons that end before any run."""
     folder = tmp_path_factory.mktemp("judged")
     commands = {
         name: comparing(folder / name / "out", *flags) for name, (flags, _) in REFUSED.items()
@@ -249,7 +252,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(
+def test_a_comparison_refuses_invalid_arguments_before_any_run(
     judged: dict[str, EndedCommand], name: str
 ) -> None:
     assert judged[name].exit_code
@@ -257,13 +260,13 @@ def test_a_comparison_refuses_what_is_wrong_before_it_runs_anything(
 
 
 @pytest.mark.parametrize("name", OWN_SETTINGS)
-def test_other_policies_columns_and_the_ideal_take_a_manifest_made_for_its_own(
+def test_columns_of_other_policies_and_the_ideal_accept_a_manifest_made_for_one_policy(
     judged: dict[str, EndedCommand], name: str
 ) -> None:
     assert judged[name].exit_code == ExitCode.OK, judged[name].stderr
 
 
-def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(runs: Runs) -> None:
+def test_on_a_ring_only_neighbours_are_linked_and_the_run_repeats(runs: Runs) -> None:
     first, again = runs.summary("ring"), runs.summary("ring-again")
     assert first["simulation"]["traceHash"] == again["simulation"]["traceHash"]
     records = [json.loads(line) for line in runs.events("ring").splitlines()]
@@ -271,7 +274,7 @@ def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(run
     assert pairs == {(rank, (rank + step) % 4) for rank in range(4) for step in (1, 3)}
 
 
-def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_learning_rate_that_diverges_is_not_selected_and_not_repeated(tmp_path: Path) -> None:
     first, times, _ = compare(
         tmp_path, "--policies", "", "--variant", "whole:exchange.policy=full", "--seeds", "1",
         "--learning-rates", "full:0.1,100", "--tuning-seeds", "1", "--target-accuracy", "0.6",
@@ -280,15 +283,15 @@ def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path
     (row,) = json.loads(first.stdout)["rows"]
     assert row["learningRate"] == 0.1
     assert row["accuracy"]["median"] is not None
-    (told,) = tmp_path.rglob("diverged.txt")
-    assert "lr-100" in str(told)
-    assert told.read_text()
+    (report,) = tmp_path.rglob("diverged.txt")
+    assert "lr-100" in str(report)
+    assert report.read_text()
     assert {path.parents[1].name for path in times} == {"lr-0.0001", "lr-0.1", "lr-100"}
     assert len(times) == 4, "three rates, and the best with the reported seed"
 
 
 @pytest.mark.parametrize("policy", ["full", "hierarchical"])
-def test_bytes_fall_in_proportion_to_what_is_frozen(policy: str, runs: Runs) -> None:
+def test_bytes_fall_in_proportion_to_the_frozen_variables(policy: str, runs: Runs) -> None:
     def travelled(trained: str) -> float:
         return float(runs.summary(f"{policy}-{trained}")["sent_bytes"])
 
@@ -303,5 +306,5 @@ def test_bytes_fall_in_proportion_to_what_is_frozen(policy: str, runs: Runs) -> 
         return model.layout.size
 
     parameters = size("all") / size("last")
-    assert parameters > 40  # the last layer alone is left
+    assert parameters > 40  # only the last layer is left
     assert travelled("all") / travelled("last") == pytest.approx(parameters, rel=0.1)

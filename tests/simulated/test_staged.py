@@ -1,8 +1,9 @@
-"""A whole simulated job of sensors and a decoder.
+"""Tests of a whole simulated job of sensors and a decoder.
 
-Proves: the decoder learns from features whose classes it has no samples of; sensors send features
-only, in fewer bits over a slow link; every site saves the
-decoder's model. Left out: the machines (tests/unit/core/policies/test_staged.py), processes
+The decoder learns from features of classes for which it has no samples. Sensors send features only,
+in fewer bits over a slow link. Every site saves the decoder's model.
+
+Left out: the state machines (tests/unit/core/policies/test_staged.py); processes
 (tests/local/test_staged.py).
 """
 
@@ -24,7 +25,7 @@ def case(encoder: str, mbit_per_s: float, **settings: Any) -> Case:
     return Case(
         environment,
         {
-            "trainer.program": {"builtin": "digits"},  # it takes features of any shape
+            "trainer.program": {"builtin": "digits"},  # it accepts features of any shape
             "trainer.encoder": encoder,
             "trainer.stop": {"maxSteps": 150},
             "exchange": {"topology": "staged", "policy": "staged", **settings},
@@ -67,7 +68,7 @@ def test_the_decoder_learns_the_classes_of_the_sensors(runs: SimulatedCases) -> 
     assert run.exit_code == 0
     (final,) = [r for r in run.records if r["kind"] == "evaluation" and r["final"]]
     assert final["rank"] == 0
-    assert final["accuracy"] > 0.8, "plant-a, its site, has half of the classes"
+    assert final["accuracy"] > 0.8, "plant-a, the decoder's site, has half of the classes"
     assert len(run.events("FeaturesCollected")) == 3
 
 
@@ -87,7 +88,7 @@ def test_the_loss_of_the_only_worker_that_trains_fails_the_run(runs: SimulatedCa
     assert untrained["message"] == "no model is kept: of workers 1, 2, 3 none trains"
 
 
-def test_a_silent_sensor_is_named_and_delays_the_start_for_a_while_only(
+def test_a_silent_sensor_is_named_and_delays_the_start_for_a_bounded_time(
     runs: SimulatedCases,
 ) -> None:
     run = runs["silent"]

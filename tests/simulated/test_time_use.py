@@ -1,6 +1,8 @@
-"""Facts: where workers wait for each other, the summary names the worker that holds the others up,
-be it by its cores or by its link; the parts of every worker's time add up to the whole; the kinds
-of bytes add up to what was sent.
+"""Tests of the use of time.
+
+If workers wait for each other, the summary names the worker that delays the others, whether by its
+cores or by its link. The parts of every worker's time add up to the whole. The kinds of bytes add
+up to the sent bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from tests.support.simulations import DIGITS, run_commands
 from dlion_core.resource_control.budgets import PROBE_BYTES
 
 SLOW = {"cores": {"cores": 0.5}, "link": {"mbitPerS": 1}}
-"""What the last worker has less of."""
+"""The resource that the last worker has less of."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_the_slow_worker_is_waited_for(summaries: dict[str, Any], name: str) -> None:
+def test_the_others_wait_for_the_slow_worker(summaries: dict[str, Any], name: str) -> None:
     use, workers = summaries[name]["time_use"], summaries[name]["workers"]
     assert use["wait_fraction"] > 0.3
     assert use["waited_for"][0]["rank"] == 3
@@ -52,7 +54,7 @@ def test_the_slow_worker_is_waited_for(summaries: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.parametrize(("name", "kind"), [("cores", "SlowWorker"), ("link", "SlowLink")])
-def test_what_holds_the_run_up_is_named(summaries: dict[str, Any], name: str, kind: str) -> None:
+def test_the_cause_of_the_delay_is_named(summaries: dict[str, Any], name: str, kind: str) -> None:
     culprit, slow = summaries[name]["culprit"], summaries[name]["workers"][3]["name"]
     assert culprit["kind"] == kind
     assert slow in culprit["sentence"]

@@ -1,7 +1,9 @@
-"""docs/writing-a-policy.md to the letter: its package is made from the page, installed, simulated.
+"""Tests of docs/writing-a-policy.md: its package is made from the page, installed and simulated.
 
-A second package whose policy is wrong is installed beside it. Left out: `dlion compare` of the page
-(tests/simulated/test_simulation), and all but the first of the 400 s that the page simulates.
+A second package with a faulty policy is installed beside it.
+
+Left out: `dlion compare` of the page (tests/simulated/test_simulation); all but the first of the
+400 s that the page simulates.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tests.support.simulations import EndedCommand, one_process, run_commands
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "writing-a-policy.md").read_text()
 SECONDS, ACCURACY = 100, 0.7
-"""Enough to tell a policy that trains from one that does not."""
+"""Long enough to distinguish a policy that trains from one that does not."""
 
 
 def block(language: str) -> str:
@@ -42,7 +44,9 @@ def simulating(out: Path, policy: str = "lottery") -> list[str]:
 
 
 def installed(folder: Path, source: str, policy: str = "lottery") -> Path:
-    """Where the page's package is installed, with that source and its policy of that name."""
+    """Install the page's package, with that source and its policy of that name;
+    return its place.
+    """
     package, site = folder / f"{policy}-package", folder / f"{policy}-site"
     package.mkdir()
     (package / "pyproject.toml").write_text(block("toml").replace("lottery", policy))
@@ -58,7 +62,7 @@ def installed(folder: Path, source: str, policy: str = "lottery") -> Path:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
-    """The page's command with its package, and with the wrong one."""
+    """The page's command with its package, and with the faulty one."""
     folder = tmp_path_factory.mktemp("policies")
     source = block("python")
     wrong = source.replace("(peers, coded.payload)", '(peers, b"four")')
@@ -79,14 +83,16 @@ def test_the_page_leads_to_a_policy_that_trains(ended: dict[str, EndedCommand]) 
     assert summary["accuracy"]["mean"] > ACCURACY
 
 
-def test_what_peers_refuse_of_a_policy_names_it_and_why(ended: dict[str, EndedCommand]) -> None:
+def test_the_refusal_of_a_policys_message_names_the_policy_and_the_reason(
+    ended: dict[str, EndedCommand],
+) -> None:
     assert ended["wrong"].exit_code == 67, ended["wrong"].stderr
-    said = " ".join(ended["wrong"].stderr.split())
-    assert "policy wrong (wrong_policy:POLICY): worker 1, at iteration 1, refuses" in said
-    assert "a message of worker 0: payload of 4 bytes; allowed: at least the header's" in said
+    message = " ".join(ended["wrong"].stderr.split())
+    assert "policy wrong (wrong_policy:POLICY): worker 1, at iteration 1, refuses" in message
+    assert "a message of worker 0: payload of 4 bytes; allowed: at least the header's" in message
 
 
-def test_without_the_package_the_error_names_what_there_is(tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_the_known_policies(tmp_path: Path) -> None:
     (done,) = run_commands(tmp_path, {"none": simulating(tmp_path / "out")}).values()
     assert done.exit_code == 65
     assert "lottery" in done.stderr
