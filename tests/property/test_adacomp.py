@@ -229,5 +229,5 @@ def test_an_invalid_message_is_refused(message: Message, words: str) -> None:
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
-    (stranger,) = machine.handle(MessageArrived(Rank(9), message))
-    assert isinstance(stranger, RejectMessage)
+    (unknown,) = machine.handle(MessageArrived(Rank(9), message))
+    assert isinstance(unknown, RejectMessage)

@@ -89,15 +89,15 @@ class SplitCluster(WeighingCluster):
         end = max(self.replicas[rank].iteration for rank in group) + steps
         while behind := [rank for rank in group if self.replicas[rank].iteration < end]:
             may = [rank for rank in behind if self.may_step(rank)]
-            under_way = [link for link, queue in self.links.items() if queue]
-            assert may or under_way, f"blocked before {end}: {behind}"
-            choice = int(self.order.integers(len(may) + len(under_way)))
+            in_transit = [link for link, queue in self.links.items() if queue]
+            assert may or in_transit, f"blocked before {end}: {behind}"
+            choice = int(self.order.integers(len(may) + len(in_transit)))
             if choice < len(may):
                 self.step(may[choice], gradient_D)
             else:
-                self.deliver(*under_way[choice - len(may)])
-        while under_way := [link for link, queue in self.links.items() if queue]:
-            self.deliver(*under_way[int(self.order.integers(len(under_way)))])
+                self.deliver(*in_transit[choice - len(may)])
+        while in_transit := [link for link, queue in self.links.items() if queue]:
+            self.deliver(*in_transit[int(self.order.integers(len(in_transit)))])
 
     def assert_equal(self) -> None:
         first, *others = (self.rounds(rank).state() for rank in self.ranks)
@@ -106,7 +106,7 @@ class SplitCluster(WeighingCluster):
                 np.testing.assert_array_equal(first.get(name, 0), other.get(name, 0))
 
 
-def parted(
+def trained_apart(
     sizes: list[int], seed: int, steps: tuple[int, int], *, momentum: float = 0.0
 ) -> tuple[SplitCluster, list[Rank], list[Rank]]:
     """A cluster whose two sides trained apart for those numbers of steps."""
@@ -146,7 +146,7 @@ def meeting(cluster: SplitCluster, *groups: list[Rank]) -> np.ndarray:
 @settings(max_examples=examples(80), deadline=None)
 def test_two_sides_merge_at_the_mean_by_samples(sizes: list[int], seed: int, rounds: int) -> None:
     """Gradients are zero during the merge, so that its result is that of the definition."""
-    cluster, one, other = parted(sizes, seed, (1 + 2 * rounds, 1 + 2 * rounds))
+    cluster, one, other = trained_apart(sizes, seed, (1 + 2 * rounds, 1 + 2 * rounds))
     expected_D = meeting(cluster, one, other)
     cluster.heal()
     cluster.train(cluster.ranks, 8, learns=False)
@@ -166,7 +166,7 @@ def test_all_workers_become_equal_after_a_merge(
     sizes: list[int], seed: int, steps: tuple[int, int], momentum: float, again: int | None
 ) -> None:
     """Also after another cut during the merge."""
-    cluster, one, other = parted(sizes, seed, steps, momentum=momentum)
+    cluster, one, other = trained_apart(sizes, seed, steps, momentum=momentum)
     cluster.heal(at_once=False)
     if again is not None:
         for turn in range(again):
@@ -184,7 +184,7 @@ def test_all_workers_become_equal_after_a_merge(
 
 def test_a_contribution_of_a_restarted_worker_requests_nothing_from_it() -> None:
     """Its new process closes no round before the others do, which would wait for its answer."""
-    cluster, (lost,), others = parted([2, 2, 2], 0, (20, 20))
+    cluster, (lost,), others = trained_apart([2, 2, 2], 0, (20, 20))
     cluster.heal()
     for rank in (lost, others[0]):
         while cluster.rounds(rank).open is None:
@@ -206,7 +206,7 @@ def test_a_contribution_of_a_restarted_worker_requests_nothing_from_it() -> None
 
 
 def test_a_checkpoint_keeps_the_sample_counts_of_its_anchor() -> None:
-    cluster, one, other = parted([2, 3], 0, (21, 21))
+    cluster, one, other = trained_apart([2, 3], 0, (21, 21))
     expected_D = meeting(cluster, one, other)
     kept = cluster.replicas[ONE].machine.state()
     cluster.replicas[ONE].machine = cluster.machine(ONE, cluster.replicas[ONE].weights_D)
@@ -296,7 +296,7 @@ def test_training_of_two_groups_is_not_lost_to_a_third_without_it() -> None:
     ],
 )
 def test_an_impossible_vector_is_refused_and_blocks_no_worker(payload: bytes) -> None:
-    cluster, _, _ = parted([2, 3], 0, (3, 3))
+    cluster, _, _ = trained_apart([2, 3], 0, (3, 3))
     cluster.heal()
     for rank in (ZERO, ONE):
         for _ in range(2):

@@ -96,15 +96,15 @@ class FragileCluster(WeighingCluster):
 
     def restart(self, rank: Rank) -> None:
         """A new process with a live worker's weights, with or without its own checkpoint."""
-        giver = self.replicas[self.any_of(self.alive)]
+        donor = self.replicas[self.any_of(self.alive)]
         replica = self.replicas[rank]
         kept = replica.machine.state()
-        replica.weights_D = giver.weights_D.copy()
+        replica.weights_D = donor.weights_D.copy()
         machine = self.machine(rank, replica.weights_D)
         assert isinstance(machine, IterationGuard)
         if self.chance.random() < 0.5:
             machine.restore(kept)
-        machine.take_over(giver.machine.next_iteration() - 1)
+        machine.take_over(donor.machine.next_iteration() - 1)
         replica.machine, replica.iteration = machine, machine.next_iteration() - 1
         self.alive.add(rank)
         for peer in self.ranks:

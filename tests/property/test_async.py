@@ -235,8 +235,8 @@ def test_a_restored_machine_continues_identically(server: int | None, seed: int)
 
 def test_a_server_also_answers_an_invalid_message() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
-    nonsense = Message(MessageKind.GRADIENT, 1, local_batch_size=2, payload=b"nonsense")
-    instructions = cluster.replicas[ME].machine.handle(MessageArrived(ONE, nonsense))
+    invalid = Message(MessageKind.GRADIENT, 1, local_batch_size=2, payload=b"nonsense")
+    instructions = cluster.replicas[ME].machine.handle(MessageArrived(ONE, invalid))
     assert [type(one).__name__ for one in instructions] == ["RejectMessage", "SendWeights"]
 
 

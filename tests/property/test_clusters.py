@@ -263,7 +263,7 @@ def test_a_version_that_no_run_reaches_is_invalid() -> None:
 # ---- hysteresis --------------------------------------------------------------------------------
 
 
-def look_on(
+def run_checks(
     regrouping: Regrouping, held: Grouping, rates: Rates, count: int, now_s: float
 ) -> tuple[Grouping, list[int], float]:
     """Make that number of checks; return the final grouping, the checks that changed it, and the
@@ -283,25 +283,25 @@ def look_on(
 @given(planted=plantings(), seed=st.integers(0, 1000))
 def test_small_changes_of_rates_do_not_regroup(planted: list[list[int]], seed: int) -> None:
     chance, regrouping, held = random.Random(seed), Regrouping(Rank(0)), grouping_of(planted, seed)
-    held, _, now_s = look_on(regrouping, held, rates_of(planted, chance, noise=0.05), 5, 0.0)
+    held, _, now_s = run_checks(regrouping, held, rates_of(planted, chance, noise=0.05), 5, 0.0)
     for _ in range(25):
         rates = rates_of(planted, chance, noise=0.2)
-        held, changes, now_s = look_on(regrouping, held, rates, 1, now_s)
+        held, changes, now_s = run_checks(regrouping, held, rates, 1, now_s)
         assert not changes
 
 
 def test_a_short_change_does_not_regroup_and_a_lasting_one_does_once() -> None:
     before, after = [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4, 5]]
     chance, regrouping, held = random.Random(1), Regrouping(Rank(0)), grouping_of(before)
-    held, _, now_s = look_on(regrouping, held, rates_of(before, chance, 0.1), 4, 0.0)
+    held, _, now_s = run_checks(regrouping, held, rates_of(before, chance, 0.1), 4, 0.0)
     for _ in range(6):
-        held, changes, now_s = look_on(
+        held, changes, now_s = run_checks(
             regrouping, held, rates_of(after, chance, 0.1), PATIENCE - 1, now_s
         )
         assert not changes
-        held, changes, now_s = look_on(regrouping, held, rates_of(before, chance, 0.1), 1, now_s)
+        held, changes, now_s = run_checks(regrouping, held, rates_of(before, chance, 0.1), 1, now_s)
         assert not changes
-    held, changes, now_s = look_on(regrouping, held, rates_of(after, chance, 0.1), 10, now_s)
+    held, changes, now_s = run_checks(regrouping, held, rates_of(after, chance, 0.1), 10, now_s)
     assert changes == [PATIENCE - 1]
     assert held.groups == as_groups(after)
 
@@ -313,7 +313,7 @@ def test_rates_that_hardly_differ_do_not_change_groups() -> None:
         for one, other in combinations(range(6), 2)
     }
     for planted in ([[0, 1, 2], [3, 4, 5]], [list(range(6))]):
-        held, changes, _ = look_on(Regrouping(Rank(0)), grouping_of(planted), rates, 10, 0.0)
+        held, changes, _ = run_checks(Regrouping(Rank(0)), grouping_of(planted), rates, 10, 0.0)
         assert not changes
         assert held.groups == as_groups(planted)
 
@@ -329,7 +329,7 @@ def test_the_first_check_needs_no_patience_and_waits_for_all_rates() -> None:
     assert (found.version, found.groups) == (1, ((0, 1, 2), (3, 4)))
     # later changes of it do need patience
     other = rates_of([[0, 1], [2, 3, 4]], random.Random(1))
-    _, changes, _ = look_on(regrouping, found, other, 5, 1.0)
+    _, changes, _ = run_checks(regrouping, found, other, 5, 1.0)
     assert changes == [PATIENCE - 1]
 
 
@@ -392,7 +392,7 @@ def test_groups_last_longer_and_hold_more_traffic_than_k_means_and_one_split() -
         for pair in rates:
             if chance.random() < 0.05:
                 rates[pair] /= 20
-        ours, changed, now_s = look_on(regrouping, ours, rates, 1, now_s)
+        ours, changed, now_s = run_checks(regrouping, ours, rates, 1, now_s)
         changes["ours"] += len(changed)
         found = k_means(rates, 12, 3, numpy_chance)
         changes["k-means"] += found != theirs
@@ -417,18 +417,20 @@ def sidecars(count: int) -> list[GroupingState]:
     return [GroupingState(job, Rank(rank)) for rank in range(count)]
 
 
-def know(all_of_them: list[GroupingState], rates: Mapping[tuple[Rank, Rank], float]) -> None:
+def share_rates(
+    all_sidecars: list[GroupingState], rates: Mapping[tuple[Rank, Rank], float]
+) -> None:
     """Every sidecar knows its own links and has the others' reports."""
-    for own in all_of_them:
+    for own in all_sidecars:
         rank = own._rank
         for (one, other), rate in rates.items():
             if rank in (one, other):
                 for _ in range(5):
                     own.rates.probed(other if rank == one else one, rate)
-    for teller in all_of_them:
-        for hearer in all_of_them:
-            if hearer is not teller:
-                hearer.rates.add_peer_rates(teller._rank, teller.rates.own())
+    for sender in all_sidecars:
+        for receiver in all_sidecars:
+            if receiver is not sender:
+                receiver.rates.add_peer_rates(sender._rank, sender.rates.own())
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -447,26 +449,26 @@ def test_all_end_with_the_same_grouping(
     chance = random.Random(seed)
     everybody = sidecars(count)
     first = [list(range(1, count, 2)), list(range(0, count, 2))]
-    know(everybody, rates_of(first, chance))
+    share_rates(everybody, rates_of(first, chance))
     now_s = 0.0
-    for teller, hearer, mask in script:
+    for sender, receiver, mask in script:
         now_s += LOOK_S
-        own = everybody[teller % count]
-        present = [rank for rank in range(count) if mask >> rank & 1 or rank == teller % count]
+        own = everybody[sender % count]
+        present = [rank for rank in range(count) if mask >> rank & 1 or rank == sender % count]
         own.regroup(present, now_s)
         assert clusters.grouping_problem(own.held, range(count)) == ""
         if chance.random() < 0.2:
-            know(everybody, rates_of([range(count // 2), range(count // 2, count)], chance))
-        before = everybody[hearer % count].held
-        everybody[hearer % count].take(own.held)
-        assert everybody[hearer % count].held == max(before, own.held)
+            share_rates(everybody, rates_of([range(count // 2), range(count // 2, count)], chance))
+        before = everybody[receiver % count].held
+        everybody[receiver % count].take(own.held)
+        assert everybody[receiver % count].held == max(before, own.held)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b] * 2
     chance.shuffle(pairs)
-    for teller, hearer in pairs:
-        everybody[hearer].take(everybody[teller].held)
-    for hearer in range(count):  # the largest version reaches those without it
-        for teller in range(count):
-            everybody[hearer].take(everybody[teller].held)
+    for sender, receiver in pairs:
+        everybody[receiver].take(everybody[sender].held)
+    for receiver in range(count):  # the largest version reaches those without it
+        for sender in range(count):
+            everybody[receiver].take(everybody[sender].held)
     assert len({own.held for own in everybody}) == 1
     # and the decider, with all members, applies the rates of links
     for _ in range(2 * PATIENCE):

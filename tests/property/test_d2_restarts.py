@@ -293,19 +293,21 @@ def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_skipped() -> No
 @pytest.mark.parametrize("iteration", [0, 10**5])
 def test_false_restarts_block_no_worker_and_prevent_no_real_one(kind: str, iteration: int) -> None:
     """Worker 1 announces one in each of its parts, of its own iteration or of a distant one."""
-    cluster, liar, rng = Skewed(kind), Rank(1), np.random.default_rng(0)
+    cluster, attacker, rng = Skewed(kind), Rank(1), np.random.default_rng(0)
     cluster.run_lockstep(10)
     for _ in range(20):
         cluster.all_step()
-        for peer in cluster.graph[liar]:
-            for sent in [one for one in cluster.links[liar, peer] if one.payload]:
+        for peer in cluster.graph[attacker]:
+            for sent in [one for one in cluster.links[attacker, peer] if one.payload]:
                 ahead = int(rng.integers(1, WORKERS))
-                lie = replace(sent, iteration=iteration or sent.iteration, weights_version=ahead)
-                cluster.links[liar, peer].append(lie)
+                false_message = replace(
+                    sent, iteration=iteration or sent.iteration, weights_version=ahead
+                )
+                cluster.links[attacker, peer].append(false_message)
         cluster.deliver_all()
     assert {cluster.replicas[rank].iteration for rank in cluster.ranks} == {30}
     assert all(
         distance < WORKERS for rank in cluster.ranks for distance in announced_by(cluster, rank)
     )
-    cluster.die(liar)
+    cluster.die(attacker)
     assert cluster.converges()

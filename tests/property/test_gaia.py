@@ -171,27 +171,27 @@ def test_a_worker_that_takes_over_weights_gets_the_donors_unsent_entries_once(
     """Also those that others sent it while it was linked and had no weights yet."""
     job = weights_spec("gaia", initial=6, threshold=threshold)
     cluster = WeightsCluster(job, [2] * (stay + 1), seed=seed % 1000)
-    giver, comes = Rank(0), Rank(stay)
-    cluster.leave(comes)
+    donor, joining = Rank(0), Rank(stay)
+    cluster.leave(joining)
     for at in range(8):
         if at == 8 - linked:
             for rank in cluster.ranks[:stay]:
-                cluster.handle(rank, MemberJoined(comes))
+                cluster.handle(rank, MemberJoined(joining))
         for rank in cluster.ranks[:stay]:
             cluster.step(rank)
-        while any(cluster.deliver(*link) for link in cluster.links if comes not in link):
+        while any(cluster.deliver(*link) for link in cluster.links if joining not in link):
             pass
-    newcomer, given = cluster.replicas[comes], cluster.replicas[giver]
-    newcomer.machine = cluster.built(newcomer)
-    newcomer.weights_D[:] = given.weights_D - cluster.withheld[giver]
-    newcomer.iteration = given.iteration
-    newcomer.machine.take_over(given.iteration)
+    new_worker, given = cluster.replicas[joining], cluster.replicas[donor]
+    new_worker.machine = cluster.built(new_worker)
+    new_worker.weights_D[:] = given.weights_D - cluster.withheld[donor]
+    new_worker.iteration = given.iteration
+    new_worker.machine.take_over(given.iteration)
     for rank in cluster.ranks[:stay]:
         if not linked:
-            cluster.handle(rank, MemberJoined(comes, newcomer.iteration))
-        kept = [m for m in cluster.links[rank, comes] if m.kind is not MessageKind.PROGRESS]
-        cluster.links[rank, comes] = deque(kept)  # as the inbox does with early steps
-        cluster.handle(comes, MemberJoined(rank, cluster.replicas[rank].iteration))
+            cluster.handle(rank, MemberJoined(joining, new_worker.iteration))
+        kept = [m for m in cluster.links[rank, joining] if m.kind is not MessageKind.PROGRESS]
+        cluster.links[rank, joining] = deque(kept)  # as the inbox does with early steps
+        cluster.handle(joining, MemberJoined(rank, cluster.replicas[rank].iteration))
     zero_D = np.zeros(cluster.layout.size, np.float32)
     for one in cluster.replicas.values():  # everything that is kept becomes significant
         one.machine.machine._parameters = replace(one.machine.machine._parameters, threshold=0.0)
@@ -245,7 +245,7 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_announced_entries(
         for source in cluster.ranks:
             heard = cluster.replicas[rank].machine.machine.synchronizer
             if source != rank:
-                under_way = [
+                in_transit = [
                     message.iteration
                     for message in cluster.links[source, rank]
                     if message.kind is MessageKind.WEIGHTS
@@ -255,8 +255,8 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_announced_entries(
                     for message in cluster.links[source, rank]
                     if message.kind is MessageKind.PROGRESS
                 ]
-                unheard = min(announced, default=heard.finished(source) + 1)
-                assert all(iteration >= unheard for iteration in under_way)
+                unreceived = min(announced, default=heard.finished(source) + 1)
+                assert all(iteration >= unreceived for iteration in in_transit)
 
     cluster = cluster_of(sizes, seed, threshold=threshold, clockBound=bound)
     run_at_random(cluster, seed, steps=10, check=check)

@@ -250,7 +250,7 @@ def test_a_departing_worker_blocks_no_other(
 def test_a_worker_that_returns_at_any_time_has_equal_weights_again(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
-    cluster, gone, _ = gone_for_a_while([*sites, 1], seed, turn, away)
+    cluster, gone, _ = lose_and_continue([*sites, 1], seed, turn, away)
     cluster.replace_worker(gone, min(cluster.alive))
     cluster.run(seed, steps=14)
     for _ in range(4):  # links are faster than steps: it does not lag permanently
@@ -270,7 +270,7 @@ def test_a_worker_that_joins_at_a_barrier_has_equal_weights(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
     """As the trainer's admission does at a barrier: no worker passes that iteration without it."""
-    cluster, gone, rng = gone_for_a_while([*sites, 1], seed, turn, away)
+    cluster, gone, rng = lose_and_continue([*sites, 1], seed, turn, away)
     meeting = 2 + max(cluster.replicas[rank].iteration for rank in cluster.alive)
     for rank in sorted(cluster.alive):
         cluster.handle(rank, MemberJoined(gone, 0))
@@ -332,7 +332,7 @@ def test_a_link_that_breaks_while_its_ends_continue_blocks_no_worker(
     assert {replica.descents()[-1].samples for replica in cluster.replicas.values()} == {total}
 
 
-def gone_for_a_while(
+def lose_and_continue(
     sites: list[int], seed: int, turn: int, away: int
 ) -> tuple[SitesCluster, Rank, np.random.Generator]:
     """One worker leaves; the others continue."""

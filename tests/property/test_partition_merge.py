@@ -247,12 +247,12 @@ def test_a_peer_that_claims_to_be_absurdly_far_ahead_is_not_followed() -> None:
 @given(
     seed=st.integers(0, 2**32),
     apart=st.integers(1, 20),
-    under_way=st.integers(0, 60),
+    in_transit=st.integers(0, 60),
     local_batch_sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4),
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_training_while_weights_are_in_transit_is_kept(
-    seed: int, apart: int, under_way: int, local_batch_sizes: list[int]
+    seed: int, apart: int, in_transit: int, local_batch_sizes: list[int]
 ) -> None:
     """Also if they are longer in transit than the link was down."""
     least = 10 * sum(local_batch_sizes)
@@ -282,7 +282,7 @@ def test_training_while_weights_are_in_transit_is_kept(
             cluster.replicas[rank].weights_D[:] = len(group)
     cluster.heal(one)
     began = cluster.replicas[cluster.ranks[0]].iteration
-    rounds(under_way, folding=False)
+    rounds(in_transit, folding=False)
     rounds(8)
     made = cluster.replicas[cluster.ranks[0]].iteration - began
     mean = (samples[0] * len(one) + samples[1] * len(other)) / sum(samples)
@@ -441,10 +441,10 @@ def test_in_lock_step_weights_are_compared_with_those_of_the_same_iteration(late
     np.testing.assert_array_equal(fold.weights_D, theirs_D)
 
 
-@pytest.mark.parametrize("rounds_under_way", [0, 1, 3, 6])
+@pytest.mark.parametrize("rounds_in_transit", [0, 1, 3, 6])
 @pytest.mark.parametrize("mode", ["asynchronous", "bounded"])
 def test_the_worker_linked_with_both_is_asked_for_any_message_delay(
-    mode: str, rounds_under_way: int
+    mode: str, rounds_in_transit: int
 ) -> None:
     """If steps do not wait for all messages, several are made while one is in transit."""
     cluster = SplitCluster([2, 2, 2], seed=0, mode=mode, min_samples=25)
@@ -459,7 +459,7 @@ def test_the_worker_linked_with_both_is_asked_for_any_message_delay(
                 sent = sent_at[link]
                 del sent[: max(0, len(sent) - len(queue))]  # a cut took what was in transit
                 sent += [number] * (len(queue) - len(sent))
-                while sent and sent[0] <= number - rounds_under_way:
+                while sent and sent[0] <= number - rounds_in_transit:
                     del sent[0]
                     message = queue[0]
                     del queue[0]
@@ -527,11 +527,11 @@ def test_a_new_worker_keeps_the_weights_that_it_has_taken_over() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.cut([Rank(1)])
     cluster.train([Rank(0)], 5)
-    newcomer = cluster.replicas[Rank(1)]
-    newcomer.weights_D[:] = cluster.replicas[Rank(0)].weights_D  # pulled, before its first step
+    new_worker = cluster.replicas[Rank(1)]
+    new_worker.weights_D[:] = cluster.replicas[Rank(0)].weights_D  # pulled, before its first step
     cluster.heal([Rank(1)])
     cluster.deliver_all()
-    assert newcomer.machine.held == {Rank(0): 20}
+    assert new_worker.machine.held == {Rank(0): 20}
     cluster.lockstep(2)
     assert cluster.folds() == 0
 
@@ -623,8 +623,8 @@ def test_an_invalid_message_is_refused_and_changes_nothing(
     instructions = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
     assert [type(one) for one in instructions] == [RejectMessage]
     assert machine.held == before
-    with_sense = machine.handle(held_message({Rank(1): 500}))  # it can be asked again
-    assert kind is MessageKind.HELD or any(isinstance(one, SendMessage) for one in with_sense)
+    valid = machine.handle(held_message({Rank(1): 500}))  # it can be asked again
+    assert kind is MessageKind.HELD or any(isinstance(one, SendMessage) for one in valid)
 
 
 def test_unrequested_weights_and_unknown_workers_change_nothing() -> None:
@@ -649,13 +649,13 @@ def test_new_workers_are_counted_if_a_group_may_grow() -> None:
         min_samples=1,
         slack=3,
     )
-    newcomer = Rank(7)
-    machine.handle(MemberJoined(newcomer))
-    held = Message(MessageKind.HELD, 1, payload=encode_version_vector({newcomer: 9, Rank(3): 5}))
-    assert machine.handle(MessageArrived(newcomer, held)) == []
-    assert machine.held == {newcomer: 9, Rank(3): 5}
+    new_worker = Rank(7)
+    machine.handle(MemberJoined(new_worker))
+    held = Message(MessageKind.HELD, 1, payload=encode_version_vector({new_worker: 9, Rank(3): 5}))
+    assert machine.handle(MessageArrived(new_worker, held)) == []
+    assert machine.held == {new_worker: 9, Rank(3): 5}
     for absurd in (struct.pack("<I", 2**31), encode_version_vector({Rank(999): 1})):
         message = Message(MessageKind.HELD, 1, payload=absurd)
-        (refused,) = machine.handle(MessageArrived(newcomer, message))
+        (refused,) = machine.handle(MessageArrived(new_worker, message))
         assert isinstance(refused, RejectMessage)
-    assert machine.held == {newcomer: 9, Rank(3): 5}
+    assert machine.held == {new_worker: 9, Rank(3): 5}

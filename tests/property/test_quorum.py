@@ -61,7 +61,7 @@ class Graph:
             for rank in self.ranks
         }
         self.up: set[frozenset[Rank]] = set()
-        self.under_way: dict[tuple[Rank, Rank], list[Message]] = {}
+        self.in_transit: dict[tuple[Rank, Rank], list[Message]] = {}
 
     def site_of(self, rank: Rank) -> SiteName:
         if rank not in self.ranks:
@@ -74,7 +74,7 @@ class Graph:
         is_new = link not in self.up
         (self.up.add if is_new else self.up.discard)(link)
         for one, other in ((a, b), (b, a)):
-            self.under_way[one, other] = []
+            self.in_transit[one, other] = []
         for one, other in ((a, b), (b, a)):
             self.hear(one, MemberJoined(other) if is_new else MemberLeft(other))
             self.deliver(int(self.rng.integers(3)))
@@ -86,12 +86,12 @@ class Graph:
         for send in quorum.pending_messages():
             assert frozenset((rank, send.peer)) in self.up or send.peer in quorum._linked
             if frozenset((rank, send.peer)) in self.up:
-                self.under_way[rank, send.peer].append(send.message)
+                self.in_transit[rank, send.peer].append(send.message)
 
     def deliver(self, most: int) -> None:
-        while most and (busy := [link for link, queue in self.under_way.items() if queue]):
+        while most and (busy := [link for link, queue in self.in_transit.items() if queue]):
             source, target = busy[self.rng.integers(len(busy))]
-            self.hear(target, MessageArrived(source, self.under_way[source, target].pop(0)))
+            self.hear(target, MessageArrived(source, self.in_transit[source, target].pop(0)))
             most -= 1
 
     def reached(self, rank: Rank) -> set[Rank]:
@@ -144,15 +144,15 @@ def test_in_a_full_mesh_each_link_carries_each_state_once() -> None:
 # ---- pauses and returns --------------------------------------------------------------------------
 
 MODES = st.sampled_from(["synchronous", "backup", "bounded", "asynchronous"])
-UNHEARD_S = st.sampled_from([0.0, 6.0])
+UNNOTICED_S = st.sampled_from([0.0, 6.0])
 """How long sites train unnoticed before their links break: not at all, or over ten iterations."""
 
 
-def split(cluster: QuorumCluster, mode: str, *groups: list[Rank], unheard_s: float = 0.0) -> None:
+def split(cluster: QuorumCluster, mode: str, *groups: list[Rank], unnoticed_s: float = 0.0) -> None:
     """Split the cluster. In lock step no message is in transit when the links break, so that equal
     replicas stay equal."""
-    if unheard_s or mode != "synchronous":
-        cluster.split(*groups, silent_s=unheard_s)
+    if unnoticed_s or mode != "synchronous":
+        cluster.split(*groups, silent_s=unnoticed_s)
         return
     cluster.pause()
     cluster.split(*groups)
@@ -182,16 +182,16 @@ def assert_equal(cluster: QuorumCluster, mode: str) -> None:
         assert not cluster.differing(done - 10)
 
 
-@given(seed=SEEDS, mode=MODES, unheard_s=UNHEARD_S)
+@given(seed=SEEDS, mode=MODES, unnoticed_s=UNNOTICED_S)
 @settings(max_examples=examples(25), deadline=None)
 def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
-    seed: int, mode: str, unheard_s: float
+    seed: int, mode: str, unnoticed_s: float
 ) -> None:
     cluster = QuorumCluster([2, 1, 2], 2, seed=seed, mode=mode)
     cluster.run(3)
     alone = cluster.of_sites(seed % 3)
     others = [rank for rank in cluster.ranks if rank not in alone]
-    split(cluster, mode, alone, others, unheard_s=unheard_s)
+    split(cluster, mode, alone, others, unnoticed_s=unnoticed_s)
     from_s = cluster.clock.now_s
     assert_paused(cluster, alone)
     assert min(cluster.steps(others, from_s).values()) > 10
@@ -201,7 +201,7 @@ def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
     assert not any(was_still for _, _, was_still in cluster.donors)
     assert all(bool(cluster.nodes[rank].replica.taken) == (rank in alone) for rank in cluster.ranks)
     assert not cluster.folds()
-    if not unheard_s:
+    if not unnoticed_s:
         assert_equal(cluster, mode)
 
 
@@ -268,18 +268,18 @@ def test_a_restarted_worker_frees_the_paused_ones(seed: int, mode: str) -> None:
     assert_equal(cluster, mode)
 
 
-@given(seed=SEEDS, mode=MODES, unheard_s=UNHEARD_S)
+@given(seed=SEEDS, mode=MODES, unnoticed_s=UNNOTICED_S)
 @settings(max_examples=examples(20), deadline=None)
-def test_if_all_were_paused_all_continue(seed: int, mode: str, unheard_s: float) -> None:
+def test_if_all_were_paused_all_continue(seed: int, mode: str, unnoticed_s: float) -> None:
     cluster = QuorumCluster([2, 1, 1], 3, seed=seed, mode=mode)
     cluster.run(3)
     sites = [cluster.of_sites(number) for number in range(3)]
-    split(cluster, mode, *sites, unheard_s=unheard_s)
+    split(cluster, mode, *sites, unnoticed_s=unnoticed_s)
     assert_paused(cluster, cluster.ranks)
     cluster.heal()
     cluster.run(10)
     cluster.all_continue()
-    if unheard_s and mode == "asynchronous":  # the training of each meanwhile counts
+    if unnoticed_s and mode == "asynchronous":  # the training of each meanwhile counts
         assert cluster.folds()
 
 
