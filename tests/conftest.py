@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"with --lf: at most {MAX_BY_ITSELF} tests, and none but on clusters",
     )
     parser.addoption(
-        "--patience", type=float, default=1.0, help="times as long for all that tests wait for"
+        "--patience", type=float, default=1.0, help="factor for all waiting times of tests"
     )
 
 
@@ -121,9 +121,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.getoption("--by-itself"):
         return
     if len(session.items) > MAX_BY_ITSELF:
-        pytest.exit(f"{len(session.items)} have failed: that is no accident", returncode=1)
+        pytest.exit(f"{len(session.items)} tests have failed: too many for a rerun", returncode=1)
     if others := [item.nodeid for item in session.items if not _on_clusters(item)]:
-        pytest.exit(f"not run again: {', '.join(others)}", returncode=1)
+        pytest.exit(f"no rerun is allowed: {', '.join(others)}", returncode=1)
 
 
 def _on_clusters(item: pytest.Item) -> bool:

@@ -123,7 +123,7 @@ def jobs_of(kubectl: Kubectl) -> Iterator[Jobs]:
             line = proxy.stdout.readline()
             found = re.search(r"127\.0\.0\.1:([0-9]+)", line)
             if found is None:
-                raise UnavailableError(f"kubectl proxy said {line!r}, and no port")
+                raise UnavailableError(f"kubectl proxy printed {line!r} without a port")
             connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=_TIMEOUT_S)
             with contextlib.closing(connection):
                 yield Jobs(connection, kubectl.namespace)

@@ -21,4 +21,4 @@ def first_that_holds(measure: Callable[[], T], holds: Callable[[T], bool], attem
         measurements.append(measure())
         if holds(measurements[-1]):
             return measurements[-1]
-    raise AssertionError(f"none of {attempts} attempts will do: {measurements}")
+    raise AssertionError(f"none of {attempts} attempts succeeded: {measurements}")

@@ -43,7 +43,7 @@ def dialled(prove: Prove) -> Act:
         with _answering(prove(at)) as address:
             at.say(address, address)
             for port in kinds:
-                until(partial(counted, port), f"the {port} side tells of {prove}")
+                until(partial(counted, port), f"the {port} side reports {prove}")
         return Ended(grpc.StatusCode.UNAVAILABLE, "Unproven")
 
     return act
@@ -73,7 +73,7 @@ def unknown_site(at: Scene) -> Ended:
     file.write_bytes(
         CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
     )
-    until(lambda: at.peer_refusals("exchange", "dialled", reason) > before, "the trainer tells")
+    until(lambda: at.peer_refusals("exchange", "dialled", reason) > before, "the trainer's report")
     file.write_bytes(content)
     until(lambda: at.operator.metric("dlion_federation_bundle_valid") == 1, "it is back")
     return Ended(grpc.StatusCode.UNAVAILABLE, reason)
@@ -125,8 +125,8 @@ def dialled_operator(at: Scene) -> Ended:
     made = at.authorities[A].operator_identity()
     before = at.operator.metric(failures)
     with _answering(Proof(made.key_pem, made.certificate_chain_pem), at.neighbour.site.port):
-        until(lambda: at.operator.metric(failures) >= before + 2, "the operator counts")
-        words = until(lambda: _stated_reason(at.status_of_b()), "the status says why", 60)
+        until(lambda: at.operator.metric(failures) >= before + 2, "the operator's count")
+        words = until(lambda: _stated_reason(at.status_of_b()), "the reason in the status", 60)
     at.neighbour.start()
     return Ended(grpc.StatusCode.UNAVAILABLE, words=words)
 

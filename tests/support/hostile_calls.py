@@ -260,8 +260,8 @@ def sign_for_a_deleted_pod(at: Scene) -> Ended:
 
     assert with_token(old).code is grpc.StatusCode.OK
     at.kubectl.run("delete", "pod", at.pods.pod_of(worker)["name"])
-    until(lambda: len(workers(at.kubectl, at.job.name)) == 2, "the Job has made another pod")
-    until(lambda: with_token(at.token(1)).code is grpc.StatusCode.OK, "the operator knows it")
+    until(lambda: len(workers(at.kubectl, at.job.name)) == 2, "another pod of the Job")
+    until(lambda: with_token(at.token(1)).code is grpc.StatusCode.OK, "the operator knows the pod")
     return with_token(old)
 
 

@@ -300,7 +300,7 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
         pods.start_keeper()
         pods.start_worker(made.victim.rank)
         stack.enter_context(_joined(made, made.worker(A, 1)))
-        until(lambda: _is_known(made), f"the trainer serves and knows all\n{pods.story()}", 120)
+        until(lambda: _is_known(made), f"the trainer serves, knows all\n{pods.story()}", 120)
         yield made
 
 

@@ -292,7 +292,7 @@ class LocalRun:
         try:
             code = self.process.wait(timeout=within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"never ended\n{self._story()}") from None
+            raise AssertionError(f"did not end\n{self._story()}") from None
         self.assert_nothing_left()
         return code
 

@@ -230,11 +230,11 @@ class Network:
     def pull(self, donor: Rank, wanted: StateRequest | None) -> StateSnapshot:
         node = self.up.get(donor)
         if node is None:
-            raise UnavailableError(f"{donor} is gone")
+            raise UnavailableError(f"{donor} has ended")
         time.sleep(self._delay_s * self._chance.random())
         while wanted is not None and node.replica.iteration < wanted.at_least:
             if self.up.get(donor) is not node:
-                raise UnavailableError(f"{donor} is gone")
+                raise UnavailableError(f"{donor} has ended")
             time.sleep(0.001)
         snapshot = node.replica.snapshot_for()
         time.sleep(self._state_s)

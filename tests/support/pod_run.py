@@ -188,7 +188,7 @@ class PodRun:
         try:
             return self.processes[name].wait(within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{name} never ended\n{self.story()}") from None
+            raise AssertionError(f"{name} did not end\n{self.story()}") from None
 
     def _start(
         self,

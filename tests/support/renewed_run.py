@@ -90,7 +90,7 @@ def renewed_run(
         pairs = zip(sites, reversed(sites), strict=True)
         others = [(site.operator.node, other.site) for site, other in pairs]
         sites[0].wait_until(
-            lambda: all(n.has_bundle(s) for n, s in others), "they trust each other"
+            lambda: all(n.has_bundle(s) for n, s in others), "the sites trust each other"
         )
         for rank, site in enumerate(sites):
             site.start_keeper()
@@ -105,7 +105,7 @@ def renewed_run(
 
         within_s = (times + 2) * life.total_seconds() + 60
         try:
-            sites[0].wait_until(all_remade, "every connection is remade", within_s)
+            sites[0].wait_until(all_remade, "every connection is renewed", within_s)
         except AssertionError as error:
             raise AssertionError(f"{remade}\n{error}\n{sites[1].story()}") from None
         seconds = time.monotonic() - began_s

@@ -72,7 +72,7 @@ def _seconds(log: str, what: str) -> float:
 def report_starts(starts: list[Start], results: Path, applied_s: float) -> float:
     """Print a row for each worker, and the longest time to a first step without imports and
     trace."""
-    print("\n| worker | imports | first trace | first step after apply | less both |")
+    print("\n| worker | imports | first trace | first step after apply | without both |")
     print("|---|---|---|---|---|")
     rests = []
     for start in starts:

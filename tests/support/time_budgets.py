@@ -79,7 +79,9 @@ class TimeBudgets:
         if not self._used_s:
             return
         terminalreporter.section("CPU time per folder")
-        terminalreporter.write_line(f"budgets times {self._slowness():.2f}: the machine is so slow")
+        terminalreporter.write_line(
+            f"budgets are multiplied by {self._slowness():.2f}: the machine is slow"
+        )
         for folder, used_s in sorted(self._used_s.items()):
             over = "  OVER ITS BUDGET" if self._is_over(folder) else ""
             terminalreporter.write_line(

@@ -42,7 +42,7 @@ Each site has an API server, controllers and nodes of its own, in network namesp
 really run. Needs root. What else it needs, and how to get it: `tools/testbed check`."""
 )
 @click.option(
-    "--name", default=DEFAULT_NAME, show_default=True, help="Which testbed; several can be up."
+    "--name", default=DEFAULT_NAME, show_default=True, help="Name of the testbed; several can run."
 )
 @click.pass_context
 def main(context: click.Context, name: str) -> None:
@@ -52,9 +52,9 @@ def main(context: click.Context, name: str) -> None:
 
 
 @main.command()
-@click.option("--sites", default=1, show_default=True, help="Clusters, each a site of its own.")
+@click.option("--sites", default=1, show_default=True, help="Number of clusters; each is a site.")
 @click.option(
-    "--nodes", default=1, show_default=True, help="Nodes of each site; 0: an API server alone."
+    "--nodes", default=1, show_default=True, help="Nodes of each site; 0 for an API server alone."
 )
 @click.option(
     "--flat/--separate", default=True, show_default=True,
@@ -78,7 +78,7 @@ def down(name: str) -> None:
     with exclusive():
         removal.remove(name, folder_of(name))
         for orphan in remove_orphans():
-            click.echo(f"taken away too: {orphan}")
+            click.echo(f"also removed: {orphan}")
 
 
 @main.command()
@@ -99,7 +99,7 @@ def list_all() -> None:
 
 @main.command("load-image")
 @click.argument("archive", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--site", "sites", multiple=True, help="Only there; may be given again.")
+@click.option("--site", "sites", multiple=True, help="Only at this site; may be repeated.")
 @click.pass_obj
 def load_image(name: str, archive: Path, sites: tuple[str, ...]) -> None:
     """Import an image archive (docker save, buildah push ... docker-archive:) on every node."""
@@ -109,9 +109,9 @@ def load_image(name: str, archive: Path, sites: tuple[str, ...]) -> None:
 @main.command("build-images")
 @click.option(
     "--target", "targets", multiple=True, type=click.Choice([target.value for target in Target]),
-    help="Only that image; may be given again.",
+    help="Only this image; may be repeated.",
 )  # fmt: skip
-@click.option("--load", is_flag=True, help="Import them on every node, too.")
+@click.option("--load", is_flag=True, help="Also import them on every node.")
 @click.pass_obj
 def build_project_images(name: str, targets: tuple[str, ...], load: bool) -> None:
     """Build the project's images from its present Dockerfile; print their names in pods."""
@@ -145,10 +145,8 @@ def run(name: str, site: str, program: str, arguments: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("site")
-@click.option(
-    "--up", type=float, help="Mbit/s that it sends to all other sites; left out: no limit."
-)
-@click.option("--down", type=float, help="Mbit/s that it gets from all other sites.")
+@click.option("--up", type=float, help="Mbit/s to all other sites; no limit by default.")
+@click.option("--down", type=float, help="Mbit/s from all other sites.")
 @click.pass_obj
 def rate(name: str, site: str, up: float | None, down: float | None) -> None:
     """Shape what a site sends to and gets from the others."""

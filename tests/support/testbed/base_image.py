@@ -75,7 +75,7 @@ def make_base_image(architecture: str = "") -> str:
 def machine_settings() -> MachineSettings:
     """Read the settings from apt, pip and the environment. Raises: UnavailableError without apt."""
     if shutil.which("apt-get") is None:
-        raise UnavailableError("no apt-get: the base image can only be made on Debian and its kin")
+        raise UnavailableError("no apt-get: the base image needs Debian or a derivative")
     form = "deb $(SITE) $(CODENAME) $(COMPONENT)"
     listed = _run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
     sources = sorted({line for line in listed.splitlines() if f" {_SUITE}" in line})

@@ -98,7 +98,7 @@ def vacant_cluster() -> Kubectl | None:
     kubectl = existing_cluster()
     if kubectl is not None and (there := occupation(kubectl)):
         raise UnavailableError(
-            f"the cluster of {KUBECONFIG} is in use, and tests would take away what is there: "
+            f"the cluster of {KUBECONFIG} is in use, and tests would delete its objects: "
             f"{there}. Name another cluster, or delete them"
         )
     return kubectl

@@ -95,7 +95,7 @@ def kill_all(folders: list[Path]) -> None:
     deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while pids := processes_in(folders):
         if time.monotonic() > deadline_s:
-            raise UnavailableError(f"processes stay after SIGKILL: {sorted(pids)}")
+            raise UnavailableError(f"processes remain after SIGKILL: {sorted(pids)}")
         _thaw(folders)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -42,7 +42,7 @@ class Kubectl:
             )
         except subprocess.TimeoutExpired:
             raise UnavailableError(
-                f"kubectl {' '.join(arguments)}: nothing for {timeout_s:g} s"
+                f"kubectl {' '.join(arguments)}: no answer within {timeout_s:g} s"
             ) from None
         if done.returncode != 0:
             raise UnavailableError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")

@@ -1,15 +1,15 @@
 #!/bin/sh
-# The first moments of a machine: its own /proc, /run, /var/lib and /var/log, then `pause` for ever.
+# Starts a machine: mounts its own /proc, /run, /var/lib and /var/log, then runs `pause`.
 # Runs in new process and mount namespaces (see machines.py). Arguments: the machine's folder, pause.
 set -eu
-# Volumes that one process of the machine mounts must be seen by all others.
+# Volumes that one process of the machine mounts must be visible to all others.
 mount --make-rshared /
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755,size=256m tmpfs /run
 mkdir -p /run/netns
 mount --bind "$1/lib" /var/lib
 mount --bind "$1/log" /var/log
-# The kubelet sets these for the whole kernel, which belongs to everybody on it: it finds them set.
+# The kubelet would set these for the whole kernel, which others use too; here they are set already.
 mkdir /run/sysctl
 while read -r name value; do
   [ -e "/proc/sys/$name" ] || continue

@@ -163,7 +163,7 @@ class Machine:
         deadline_s = time.monotonic() + timeout_s
         while self.process(name) is not None:
             if time.monotonic() > deadline_s:
-                raise UnavailableError(f"{name} on {self.name} does not end after SIGKILL")
+                raise UnavailableError(f"{name} on {self.name} did not end after SIGKILL")
             time.sleep(_POLL_S)
 
     def power_off(self) -> None:

@@ -141,7 +141,7 @@ def _bound_storage() -> None:
     root = storage_folder()
     used = sum(p.lstat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
     if used > _STORAGE_LIMIT_BYTES:
-        log.warning("%s holds %d MB: thrown away", root, used // 1_000_000)
+        log.warning("%s holds %d MB: deleting it", root, used // 1_000_000)
         shutil.rmtree(root)
 
 

@@ -62,4 +62,4 @@ def remove(name: str, folder: Path) -> None:
         raise UnavailableError(f"something is mounted below {folder}: {', '.join(mounted)}")
     shutil.rmtree(folder, ignore_errors=True)
     if left := traces(name, folder):
-        raise UnavailableError(f"testbed {name} has left behind: {'; '.join(left)}")
+        raise UnavailableError(f"testbed {name} was not removed whole: {'; '.join(left)}")

@@ -10,7 +10,7 @@ from testbed.binaries import built
 from testbed.images import BUSYBOX
 from testbed.nodes import CNI_PLUGINS
 
-SETUP = "run `make testbed-setup` (Debian and its kin), or install it"
+SETUP = "run `make testbed-setup` (Debian or a derivative), or install it"
 _PROGRAMS = {
     "containerd": "containerd",
     "ctr": "containerd",

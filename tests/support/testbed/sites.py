@@ -154,16 +154,14 @@ class Testbed:
         Raises: UnavailableError that names what the machine lacks, or what did not start.
         """
         if lacking := missing():
-            raise UnavailableError(
-                "a testbed cannot be brought up here:\n  " + "\n  ".join(lacking)
-            )
+            raise UnavailableError("a testbed cannot start here:\n  " + "\n  ".join(lacking))
         binaries = build()
         _raise_inotify_limit()
         with exclusive():
             remove_orphans()
             if left := removal.traces(name, folder_of(name)):
                 raise UnavailableError(
-                    f"testbed {name} is there already ({left[0]}, ...): take it down first, or "
+                    f"testbed {name} exists already ({left[0]}, ...): remove it first, or "
                     "choose another name"
                 )
             layout = Layout(name, sites, nodes, free_base_octet(sites), flat)
