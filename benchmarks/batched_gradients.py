@@ -1,12 +1,12 @@
-"""Whether one TensorFlow call for the gradients of several workers is faster than one call each.
+"""Compare one TensorFlow call for the gradients of several workers with one call each.
 
     python benchmarks/batched_gradients.py [--workers 6] [--repeat 7]
 
-`cipher`, each worker with weights and a batch of its own, on all cores of this machine, one thread
-inside an operation. *Threads*: a call for each worker, as many at a time as there are cores (what
-the simulator does). *Unrolled*: one call whose graph has every worker's step side by side.
-*Vectorised*: one call in which workers are a dimension (`tf.vectorized_map`). Milliseconds for all
-workers; the median, and the range, of the repeats, which take turns.
+The network is `cipher`. Each worker has its own weights and batch, on all cores of this machine,
+with one thread inside an operation. *Threads*: a call for each worker, as many at a time as there
+are cores (as the simulator does). *Unrolled*: one call whose graph has every worker's step side by
+side. *Vectorised*: one call in which workers are a dimension (`tf.vectorized_map`). Figures are
+milliseconds for all workers; the median, and the range, of the alternating repeats.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _ways(workers: int, batch: int, executor: ThreadPoolExecutor) -> dict[str, Callable[[], Any]]:
-    """The three ways, ready to be called; they give the same gradients."""
+    """Return the three methods, ready to be called; they give the same gradients."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,14 +1,14 @@
-"""Six unequal workers on CIFAR-10 against one machine with all their cores, and each technique off.
+"""Compare six unequal workers on CIFAR-10 with one machine, and with each technique off.
 
     python benchmarks/cifar10.py --data ../shared/data/cifar10 [--only ideal adaptive] [--out DIR]
 
-Runs one after the other, by `dlion run`: the *ideal* (one process with the summed quota, no
-network), the best worker alone on its own share of the data, `adaptive`, `dlion`, and `dlion` with
-each technique switched off, or with bounded staleness instead of lock step (to 50 % only). Prints a
-table: time to 50 % and to 65 % (mean over replicas, from the first step on), accuracy over all test
-images at the end, drift, bytes, and the ratio to the ideal of the same round; of several rounds
-(`--runs`) the median and the range. A run whose results are in `--out` already is not repeated. As
-root, for real namespaces and quotas.
+Runs follow one another, by `dlion run`. First is the *ideal* (one process with the summed quota, no
+network). Then follow the best worker alone on its own share of the data, `adaptive`, and `dlion`.
+Last, `dlion` runs with each technique switched off, or with bounded staleness instead of lock step
+(only to 50 %). The script prints a table: time to 50 % and to 65 % (mean over replicas, from the
+first step on), final accuracy over all test images, drift, bytes, and the ratio to the ideal of the
+same round. Several rounds (`--runs`) give the median and the range. A run whose results are in
+`--out` is not repeated. Run as root, for real namespaces and quotas.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
                 continue
             suffix = "" if number == 1 else f"-{number}"
             folder = arguments.out / (name.replace(" ", "-") + suffix)
-            if not (folder / "summary.json").exists():  # else: the table alone is printed again
+            if not (folder / "summary.json").exists():  # otherwise only the table is printed again
                 with started(document, environment, folder, data_root=arguments.data) as run:
                     run.finish()
             labels.setdefault(name, folder)
@@ -84,7 +84,9 @@ def main() -> None:
             stem.with_suffix(".html"),
             labels=[*labels],
             title=title,
-            reference=ALONE if ALONE in labels else None,  # not the ideal, which is one worker, too
+            reference=ALONE
+            if ALONE in labels
+            else None,  # not the ideal, which also has one worker
         )
         write_picture([*labels.values()], stem.with_suffix(".svg"), labels=[*labels], title=title)
 
@@ -110,7 +112,7 @@ def _runs(arguments: argparse.Namespace) -> list[tuple[str, Document, Document]]
         document = json.loads(json.dumps(job))
         for section, values in sections.items():
             document["spec"].setdefault(section, {}).update(values)
-        if name not in WHOLE:  # a technique is off: its effect is judged by the time to 50 %
+        if name not in WHOLE:  # a technique is off: the time to 50 % shows its effect
             document["spec"]["trainer"]["stop"]["targetAccuracy"] = 0.5
         runs.append((name, document, shaped))
     return runs
@@ -121,7 +123,7 @@ def _machine_cores() -> int:
 
 
 def _alone(job: Document, *, share: float) -> Document:
-    """The same job on one worker, with that share of the training data."""
+    """Return the same job on one worker, with that share of the training data."""
     document = json.loads(json.dumps(job))
     spec = document["spec"]
     spec["sites"] = [{"name": "alone", "groups": [{"name": "one", "workers": 1}]}]
@@ -178,7 +180,7 @@ def _print(rounds: list[dict[str, Row]], arguments: argparse.Namespace) -> None:
 
 
 def _text(values: list[float | None], form: str) -> str:
-    """Median, and the range of several; `-` where a round has no value."""
+    """Return the median, and the range of several values; `-` if a round has none."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return "-"

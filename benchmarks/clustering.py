@@ -1,4 +1,4 @@
-"""Groups of workers that move: time of exchanges and of training, and what groups are found.
+"""Measure moving groups of workers: time of exchanges and training, and the groups found.
 
     python benchmarks/clustering.py                  exchanges in virtual time, fleets of 50
     python benchmarks/clustering.py --workers 200    fleets of 200
@@ -6,13 +6,13 @@
     python benchmarks/clustering.py --jobs           whole jobs of 50, by `dlion simulate`
     python benchmarks/clustering.py --cost           CPU of a check, by number of workers
     python benchmarks/clustering.py --plot FILE.svg  one fleet, drawn
-    python benchmarks/clustering.py --train          train the network anew, and write its file
+    python benchmarks/clustering.py --train          train a new network, and write its file
 
-Fleets are invented (`clustering_fleets`); none that is measured was trained with, and training has
-none of their sizes. Seeds 1 to 9 are for choosing parameters (`--seeds`), 900 and above are held
-out. Ways to group: `links` (the default, as it is), `links, fresh` (the same rule on the probes of
-learned groups), `learned`, and on the fresh probes `spectral`, `k-means` (ten starts; both are told
-the true number of groups) and `random`. All have the same hysteresis.
+Fleets are generated (`clustering_fleets`); no measured fleet was used for training, and training
+has none of their sizes. Seeds 1 to 9 are for choosing parameters (`--seeds`), 900 and above are
+held out. Methods: `links` (the default), `links, fresh` (the same rule on the probes of learned
+groups) and `learned`. Further methods on the fresh probes: `spectral`, `k-means` (ten starts; both
+get the true number of groups) and `random`. All have the same hysteresis.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ SEEDS = tuple(range(900, 905))
 SECONDS = PLOTTED_SECONDS = 400
 PROCESSES = 4
 GOALS = {"convoys": 1.15, "highway": 1.15, "static": 1.0}
-"""How much sooner than `links`, by kind of fleet."""
+"""Minimum speed-up over `links`, by kind of fleet."""
 WAYS = ("links", "links, fresh", "learned", "spectral", "k-means", "random")
 
 
 def ways() -> dict[str, Way]:
-    """All ways to group, by name."""
+    """Return all methods by name."""
     made = (
         Way(by_links, fresh=False),
         Way(by_links),
@@ -70,7 +70,7 @@ def ways() -> dict[str, Way]:
 
 
 def outcome(kind: str, workers: int, seconds: int, case: tuple[int, str]) -> Exchanged:
-    """One fleet, by its seed, under one way to group."""
+    """Return the result of one fleet, by its seed, with one method."""
     seed, name = case
     fleet, way = make_fleet(kind, workers, seed, seconds), ways()[name]
     return exchange(fleet, way, reports_of(fleet, fresh=way.fresh), seed=seed)
@@ -79,7 +79,7 @@ def outcome(kind: str, workers: int, seconds: int, case: tuple[int, str]) -> Exc
 def print_exchanges(
     workers: int, seconds: int, seeds: Sequence[int], kinds: Sequence[str], names: Sequence[str]
 ) -> None:
-    """A row for each kind: seconds to as many rounds as the slowest way made, and the ratios."""
+    """Print a row for each kind: seconds to the rounds of the slowest method, and the ratios."""
     print(f"| fleet | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     ratios: dict[str, dict[str, list[float]]] = {}
     for kind in kinds:
@@ -125,7 +125,7 @@ def _rounds(found: dict[str, Exchanged]) -> int:
 
 
 def print_planted() -> None:
-    """Adjusted Rand of groups that are planted in the rates of links."""
+    """Print the adjusted Rand index of groups that are planted in the rates of links."""
     print("| workers | noise | links | learned | spectral | k-means | random |")
     print(f"|{'---|' * 7}")
     for workers in (50, 200):
@@ -139,8 +139,11 @@ def print_planted() -> None:
 
 
 def _planted(workers: int, noise: float, seed: int) -> dict[str, float]:
-    """Fast links (20 Mbit/s) inside of groups of different sizes and slow ones (1 Mbit/s) between;
-    each direction has log-normal noise."""
+    """Return fast links (20 Mbit/s) inside groups of different sizes and slow ones (1 Mbit/s)
+    between.
+
+    Each direction has log-normal noise.
+    """
     chance = np.random.default_rng(seed)
     groups = round(math.sqrt(workers / 2))
     home_N = np.concatenate(
@@ -175,21 +178,21 @@ def _planted(workers: int, noise: float, seed: int) -> dict[str, float]:
 
 
 def print_cost() -> None:
-    """CPU seconds of the decider's prediction at one check, in plain Python."""
+    """Print CPU seconds of the decider's prediction at one check, in plain Python."""
     for workers in (10, 50, 200):
         fleet = make_fleet("convoys", workers, 900, 20)
-        told: dict[tuple[Rank, Rank], float] = {}
+        known: dict[tuple[Rank, Rank], float] = {}
         for news in reports_of(fleet, fresh=True):
-            told.update(news)
+            known.update(news)
         forecast = LinkForecast(shipped_model())
-        forecast.rates(range(workers), told, 0.0)
+        forecast.rates(range(workers), known, 0.0)
         began_s = time.process_time()
-        forecast.rates(range(workers), told, 5.0)
+        forecast.rates(range(workers), known, 5.0)
         print(f"{workers} workers: {time.process_time() - began_s:.3f} s of CPU for a check")
 
 
 def plot(path: Path) -> None:
-    """Draw rounds over time in one fleet that is held out."""
+    """Draw rounds over time in one held-out fleet."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 

@@ -1,9 +1,9 @@
-"""Virtual time of exchanges under a way to group workers, without training: for `clustering.py`.
+"""Virtual time of exchanges for a grouping method, without training, for `clustering.py`.
 
-Probes, reports, hysteresis and gateways are the product's (`dlion_core.topology`); only what makes
-the groups differs. In a round each worker computes for a while and then sends its weights to each
-neighbour; the round ends when all have arrived. Links within reach are apart; what goes beyond
-shares the worker's uplink and its downlink.
+Probes, reports, hysteresis and gateways are the product's (`dlion_core.topology`); only the method
+differs. In a round each worker computes for a while and then sends its weights to each neighbour.
+The round ends when all have arrived. Links within reach are separate; other traffic shares the
+worker's uplink and its downlink.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Find = Callable[[PairRates, float], Groups]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to group workers."""
+    """A method to group workers."""
 
     find: Callable[[int, int], Find]
-    """Of the true number of groups and a seed: what makes groups of rates."""
+    """Takes the true number of groups and a seed; returns the function from rates to groups."""
     fresh: bool = True
-    """Rates are the last probes, as for learned groups, not the second lowest of five."""
+    """Use the last probes as rates, as for learned groups, not the second lowest of five."""
     model: ForecastModel | None = None
     patience: int = PATIENCE
 
@@ -54,7 +54,7 @@ def by_links(_count: int, _seed: int) -> Find:
 
 
 def by_random(count: int, seed: int) -> Find:
-    """The true number of groups, drawn once."""
+    """Draw the true number of groups once."""
 
     def find(rates: PairRates, _separation: float) -> Groups:
         ranks = sorted({rank for pair in rates for rank in pair})
@@ -65,7 +65,7 @@ def by_random(count: int, seed: int) -> Find:
 
 
 def by_k_means(count: int, seed: int) -> Find:
-    """Each worker's row of log rates, ten starts; told the true number of groups."""
+    """Cluster each worker's row of log rates, with ten starts and the true number of groups."""
 
     def find(rates: PairRates, _separation: float) -> Groups:
         ranks, log_NN = _matrix(rates)
@@ -76,7 +76,7 @@ def by_k_means(count: int, seed: int) -> Find:
 
 
 def by_spectrum(count: int, seed: int) -> Find:
-    """Spectral clustering of log rates above the slowest; told the true number of groups."""
+    """Cluster log rates above the slowest spectrally, with the true number of groups."""
 
     def find(rates: PairRates, _separation: float) -> Groups:
         ranks, log_NN = _matrix(rates)
@@ -106,8 +106,10 @@ def _grouped(ranks: list[Rank], of: list[int]) -> Groups:
 
 
 def reports_of(fleet: Fleet, *, fresh: bool) -> list[dict[tuple[Rank, Rank], float]]:
-    """What the decider is told, check by check: the rates that have changed, by sender and
-    receiver. All sidecars probe as the product's do; how workers are grouped does not matter."""
+    """Return the input of the decider at each check: changed rates by sender and receiver.
+
+    All sidecars probe as those of the product; the grouping does not matter.
+    """
     everyone, beyond = range(fleet.count), fleet.radio.beyond_bytes_per_s
     probing = [PairBandwidths(Rank(rank), is_learned=fresh) for rank in everyone]
     peers_of = [[Rank(peer) for peer in everyone if peer != rank] for rank in everyone]
@@ -116,34 +118,34 @@ def reports_of(fleet: Fleet, *, fresh: bool) -> list[dict[tuple[Rank, Rank], flo
     for second in range(fleet.seconds):
         rates = fleet.rates[int(second / RADIO["everySeconds"])]
         for rank, own in enumerate(probing):
-            # At first all that are unknown, later one: a call costs time and finds no second.
+            # At first all unknown links, later one: a call takes time and finds no second.
             for _ in peers_of[rank] if second < FIRST_PROBES_S else peers_of[rank][:1]:
                 peer = own.next_to_probe(peers_of[rank], float(second))
                 if peer is None:
                     break
                 own.probed(peer, rates.get((min(rank, peer), max(rank, peer)), beyond))
         if second % LOOK_S == 0:
-            told = {
+            probed = {
                 (Rank(rank), peer): rate
                 for rank, own in enumerate(probing)
                 for peer, rate in own.own().items()
             }
-            found.append({link: rate for link, rate in told.items() if known.get(link) != rate})
-            known = told
+            found.append({link: rate for link, rate in probed.items() if known.get(link) != rate})
+            known = probed
     return found
 
 
 @dataclass
 class Exchanged:
-    """What came of a fleet under a way to group it."""
+    """The result of a fleet with one method."""
 
     rounds_at_s: list[float]
     changes: int
     rand_index: float
-    """Mean agreement with the groups that workers keep near to (adjusted Rand)."""
+    """Mean agreement with the groups that workers stay near (adjusted Rand)."""
 
     def seconds_to(self, rounds: int) -> float:
-        """When so many rounds were done; inf: never."""
+        """Return when this many rounds were done; inf: never."""
         return self.rounds_at_s[rounds - 1] if len(self.rounds_at_s) >= rounds else math.inf
 
 
@@ -178,7 +180,7 @@ def exchange(
 
 
 def _slower(known: DirectedRates) -> dict[tuple[Rank, Rank], float]:
-    """The slower direction of each pair."""
+    """Return the slower direction of each pair."""
     return {
         (one, other): min(rate, known.get((other, one), rate))
         for (one, other), rate in known.items()
@@ -187,7 +189,7 @@ def _slower(known: DirectedRates) -> dict[tuple[Rank, Rank], float]:
 
 
 def round_s(held: Grouping, rates: Rates, beyond_bytes_per_s: float) -> float:
-    """Seconds of one round under these rates."""
+    """Return the seconds of one round at these rates."""
     slowest_s = 0.0
     for rank, peers in graph_of_groups(held).items():
         beyond = 0

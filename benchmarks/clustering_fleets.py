@@ -1,13 +1,13 @@
-"""Fleets of workers that move, for `clustering.py`: invented, with all chances from a seed.
+"""Fleets of workers that move, for `clustering.py`, generated from a seed.
 
-Fleets of the halves for training and for choosing parameters have 16 to 40 workers and seeds of
-their own; those that are measured have 50 and 200, which no training fleet has.
+Fleets for training and for choosing parameters have 16 to 40 workers and their own seeds. Measured
+fleets have 50 and 200 workers, which no training fleet has.
 
-- `convoys`: groups on a square go to random places (random waypoint); members keep near their
+- `convoys`: groups on a square move to random places (random waypoint); members keep near their
   group's centre (reference point group mobility: Hong, Gerla, Pei and Chiang, 1999). When two
-  groups meet, each member changes over with a chance of 15 %.
-- `highway`: groups on a road both ways; members change between groups of one direction.
-- `static`: groups that stay where they are.
+  groups meet, each member changes its group with a probability of 15 %.
+- `highway`: groups on a road in both directions; members change between groups of one direction.
+- `static`: groups that do not move.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Rates = dict[tuple[int, int], float]
 
 @dataclass(frozen=True)
 class Fleet:
-    """Where each worker is over time, and which group it belongs to."""
+    """The positions of each worker over time, and its group."""
 
     kind: str
     seed: int
     positions_TNC: Array
-    """Metres, each `EVERY_S`."""
+    """Metres, every `EVERY_S`."""
     home_TN: NDArray[np.int64]
-    """The group that each worker keeps near to."""
+    """The group that each worker stays near."""
 
     @property
     def count(self) -> int:
-        """The number of its workers."""
+        """Return the number of its workers."""
         return self.positions_TNC.shape[1]
 
     @property
@@ -60,7 +60,7 @@ class Fleet:
 
     @property
     def seconds(self) -> int:
-        """How long it moves."""
+        """Return the duration of its movement."""
         return (len(self.positions_TNC) - 1) * EVERY_S
 
     @property
@@ -85,13 +85,13 @@ class Fleet:
 
     @cached_property
     def rates(self) -> list[Rates]:
-        """Rates of the links within reach in each interval of the radio."""
+        """Return the rates of the links within reach in each interval of the radio."""
         every = [rates for _, rates in rates_over_time(self.radio, self.tracks, math.inf)]
         steps = int(self.seconds / RADIO["everySeconds"]) + 1
         return every + [every[-1]] * (steps - len(every))
 
     def environment(self, cores: float) -> dict[str, Any]:
-        """The document of `dlion simulate -e`."""
+        """Return the document for `dlion simulate -e`."""
         workers = [
             {
                 "cores": cores,
@@ -106,12 +106,12 @@ class Fleet:
 
     @property
     def sites(self) -> list[int]:
-        """Workers of each group at the start, in order of rank."""
+        """Return the number of workers of each group at the start, in order of rank."""
         return np.bincount(self.home_TN[0]).tolist()
 
 
 def make_fleet(kind: str, count: int, seed: int, seconds: int) -> Fleet:
-    """A fleet of that kind; the same for the same arguments."""
+    """Return a fleet of that kind; equal arguments give equal fleets."""
     chance = np.random.default_rng([seed, count, len(kind)])
     groups = max(2, round(math.sqrt(count / 2)))
     home_N = np.sort(np.arange(count) % groups)
@@ -120,7 +120,7 @@ def make_fleet(kind: str, count: int, seed: int, seconds: int) -> Fleet:
     is_road = kind == "highway"
     extent = np.array([road, 0.0]) if is_road else np.array([side, side])
     centre_GC = chance.uniform(0, 1, (groups, 2)) * extent
-    if kind == "static":  # apart, as sites are
+    if kind == "static":  # apart like sites
         grid = math.ceil(math.sqrt(groups))
         centre_GC = np.array([[g % grid, g // grid] for g in range(groups)]) * 600.0
     goal_GC = chance.uniform(0, 1, (groups, 2)) * extent
@@ -163,7 +163,7 @@ def _changed_over(
     met: NDArray[np.bool_],
     way_G: Array | None,
 ) -> NDArray[np.int64]:
-    """Homes after the groups that meet now have exchanged members; `met` remembers who is near."""
+    """Return homes after an exchange between groups that meet; `met` stores which ones are near."""
     home_N = home_N.copy()
     groups = len(centre_GC)
     for one in range(groups):

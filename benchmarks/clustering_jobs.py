@@ -1,4 +1,4 @@
-"""Whole jobs on fleets that move, by `dlion simulate`; `clustering.py --jobs` prints them.
+"""Simulate whole jobs on moving fleets by `dlion simulate`; `clustering.py --jobs` prints them.
 
 Each worker's gradients are real. A site is a group of the fleet's start.
 """
@@ -28,7 +28,7 @@ GROUPS = re.compile(r"made groups \((\d+)\)")
 
 
 def print_jobs(workers: int, seeds: Sequence[int], kinds: Sequence[str]) -> None:
-    """A row for each fleet: virtual seconds to `STEPS` steps, and changes of groups."""
+    """Print a row for each fleet: virtual seconds to `STEPS` steps, and changes of groups."""
     print(f"| fleet, seed | {' | '.join(GROUPINGS)} | sooner |\n|---|---|---|---|")
     for kind in kinds:
         ratios = []
@@ -43,7 +43,7 @@ def print_jobs(workers: int, seeds: Sequence[int], kinds: Sequence[str]) -> None
 
 
 def manifest(fleet: Fleet, grouping: str) -> dict[str, Any]:
-    """The job: digits, averaged weights, the same samples for each step."""
+    """Return the job: digits, averaged weights, the same samples for each step."""
     return {
         "apiVersion": "dlion.dev/v1alpha1",
         "kind": "DLionJob",
@@ -74,7 +74,7 @@ def manifest(fleet: Fleet, grouping: str) -> dict[str, Any]:
 
 
 def _simulated(fleet: Fleet, grouping: str) -> tuple[float, int]:
-    """Virtual seconds to the end, and changes of groups."""
+    """Return virtual seconds to the end, and changes of groups."""
     with tempfile.TemporaryDirectory() as folder:
         job, environment = Path(folder) / "job.yaml", Path(folder) / "fleet.yaml"
         job.write_text(yaml.safe_dump(manifest(fleet, grouping)))

@@ -1,9 +1,9 @@
-"""Trains the network of `exchange.grouping: learned` on simulated fleets, for `clustering.py`.
+"""Train the network of `exchange.grouping: learned` on simulated fleets, for `clustering.py`.
 
-One example is a check of a decider: the features of all links that it would predict, as computed by
-the product's `LinkForecast`, and for each the mean log rate over the next `HORIZON_S`. The network
-is that of `dlion_core.topology.forecast_model`, in Keras; the file that is written is read again by
-the product's parser, and must predict the same.
+One example is a check of a decider: the features of all links that it predicts, computed by the
+product's `LinkForecast`, and for each the mean log rate over the next `HORIZON_S`. The network is
+that of `dlion_core.topology.forecast_model`, in Keras. The product's parser reads the written file
+again, and must predict the same.
 
 Shape suffixes: B checks, E links, N workers, F features, H hidden.
 """
@@ -32,7 +32,7 @@ HORIZON_S = 30.0
 HIDDEN = 8
 EPOCHS = 20
 FLEETS = 40
-"""The last eighth of them validates."""
+"""The last eighth of them is for validation."""
 SECONDS = 360
 SIZES = (16, 24, 32, 40)
 KINDS = ("convoys", "convoys", "highway", "static")
@@ -47,7 +47,7 @@ def training_fleet(number: int) -> Fleet:
 
 
 def examples_of(fleet: Fleet) -> list[Example]:
-    """All checks of a fleet with a link to predict."""
+    """Return all checks of a fleet with a link to predict."""
     history, known, found = LinkHistory(), {}, []
     everyone = [Rank(rank) for rank in range(fleet.count)]
     every_s, beyond = RADIO["everySeconds"], fleet.radio.beyond_bytes_per_s
@@ -75,7 +75,7 @@ def examples_of(fleet: Fleet) -> list[Example]:
 
 
 def all_examples() -> tuple[list[Example], list[Example]]:
-    """For training, and for validation."""
+    """Return the examples for training and for validation."""
     with ProcessPoolExecutor() as pool:
         made = list(pool.map(examples_of, map(training_fleet, range(FLEETS))))
     kept = FLEETS - FLEETS // 8
@@ -84,7 +84,7 @@ def all_examples() -> tuple[list[Example], list[Example]]:
 
 
 def as_arrays(examples: list[Example]) -> dict[str, np.ndarray]:
-    """All examples, filled up to the same number of links."""
+    """Return all examples, padded to the same number of links."""
     links = max(len(change_E) for *_, change_E in examples)
     shape = (len(examples), links)
     arrays = {
@@ -102,7 +102,7 @@ def as_arrays(examples: list[Example]) -> dict[str, np.ndarray]:
 
 
 def network() -> Any:
-    """The network in Keras: features, ends and mask in; [B, E] out, 0 for what fills up."""
+    """Return the network in Keras: features, ends and mask in; [B, E] out, 0 for padding."""
     import keras
     from keras import layers, ops
 
@@ -111,7 +111,7 @@ def network() -> Any:
     mask = keras.Input((None,), name="mask")
 
     def spread(arguments: list[Any]) -> Any:
-        """The states of both ends of each link, from the mean messages of its workers."""
+        """Return the states of both ends of each link, from the mean messages of its workers."""
         message_BEH, ends_BE2, mask_BE = arguments
         is_end_BEN = ops.sum(ops.one_hot(ends_BE2, WORKERS_N), axis=2) * mask_BE[..., None]
         sum_BNH = ops.einsum("ben,beh->bnh", is_end_BEN, message_BEH)
@@ -147,7 +147,7 @@ def network() -> Any:
 
 
 def train(path: Path, seed: int = 1) -> None:
-    """Train anew, write the file, and print what it is worth on the fleets for validation."""
+    """Train from new weights, write the file, and print its errors on the fleets for validation."""
     training, validation = all_examples()
     import keras  # only after the processes above were forked
 
@@ -168,7 +168,7 @@ def train(path: Path, seed: int = 1) -> None:
 
 
 def as_document(model: Any, seed: int) -> str:
-    """The file's text: a row of weights a line."""
+    """Return the file's text: a row of weights per line."""
     layers = {}
     for name in ("first", "second", "third", "output"):
         kernel, bias = model.get_layer(name).get_weights()
@@ -199,7 +199,7 @@ def _rows_on_lines(text: str) -> str:
 
 
 def report(shipped: ForecastModel, examples: list[Example], predicted: np.ndarray) -> None:
-    """Print errors of log rates, and the greatest difference of the file to Keras."""
+    """Print errors of log rates, and the maximum difference between the file and Keras."""
     errors: dict[str, list[float]] = {"as measured": [], "predicted": []}
     differences = []
     for at, (features_EF, ends_E2, change_E) in zip(counting(), examples, strict=False):

@@ -1,11 +1,11 @@
-"""What each codec takes and gives: bytes, error, milliseconds to encode, decode and add.
+"""Measure the cost of each codec: bytes, error, milliseconds to encode, decode and add.
 
     python benchmarks/codecs.py [--entries N] [--repeat R]
 
-One core is measured (process time; the least of R runs), float32 whole beside all others in the
-same run. Errors are the norm of what is lost over the norm of what was coded. Positions are those
-of the largest entries of one vector without structure; the floor is the entropy of a coin thrown
-for each entry, per entry kept.
+Times are of one core (process time; minimum of R runs), with whole float32 beside all others in the
+same run. Errors are the norm of the loss over the norm of the input. Positions are those of the
+largest entries of a vector without structure. The floor is the entropy of a random choice of each
+entry, per kept entry.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DENSITIES = (0.001, 0.01, 0.1, 0.5)
 def measured(
     encode: Callable[[], Payload], value_D: NDArray[np.float32], repeat: int
 ) -> tuple[int, float, float, float]:
-    """Bytes, milliseconds to encode, to decode and add, and the share of the norm that is lost."""
+    """Return bytes, milliseconds to encode, to decode and add, and the lost share of the norm."""
     payload, target_D = encode(), np.zeros_like(value_D)
     encode_ms = least_ms(encode, repeat)
     decode_ms = least_ms(lambda: add(decode_gradient(payload, value_D.size), target_D), repeat)
@@ -53,7 +53,7 @@ def measured(
 
 
 def print_values(value_D: NDArray[np.float32], repeat: int, codings: list[Coding]) -> None:
-    """One row for each coding of the whole vector."""
+    """Print one row for each coding of the whole vector."""
     print("| values | bytes | of float32 | encode, ms | decode + add, ms | lost |")
     print("|---|---|---|---|---|---|")
     for coding in codings:
@@ -69,7 +69,7 @@ def print_values(value_D: NDArray[np.float32], repeat: int, codings: list[Coding
 
 
 def selected_of(value_D: NDArray[np.float32], density: float) -> SelectedEntries:
-    """So many of its largest entries."""
+    """Return this many of its largest entries."""
     kept = max(1, int(density * value_D.size))
     magnitude_D = np.abs(value_D)
     cut = np.partition(magnitude_D, value_D.size - kept)[value_D.size - kept]
@@ -79,7 +79,7 @@ def selected_of(value_D: NDArray[np.float32], density: float) -> SelectedEntries
 
 
 def print_positions(value_D: NDArray[np.float32], repeat: int) -> None:
-    """One row for each density and index codec, values as float16."""
+    """Print one row for each density and index codec, values as float16."""
     print("| kept | positions | coded as | bits per entry kept | floor | encode, ms | decode + add,"
           " ms |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for density, indices in itertools.product(DENSITIES, IndexCodec):
@@ -101,7 +101,7 @@ def print_positions(value_D: NDArray[np.float32], repeat: int) -> None:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=1_100_000)
     parser.add_argument("--repeat", type=int, default=20)

@@ -1,13 +1,13 @@
-"""How long commands without TensorFlow take to start: the bar is 0.3 s for each.
+"""Measure the start of commands without TensorFlow: the bar is 0.3 s for each.
 
     python benchmarks/command_start.py [--runs 15] [--against REV]
 
-Each command runs to its end with nothing to wait for: cluster commands have a server that refuses
-every request at once. `TAB` is what a shell asks for completions. A row has the median and the
-longest of the runs, in seconds of wall clock and of CPU, and the median's ratio to that of an empty
+Each command runs to its end without waits: cluster commands have a server that refuses every
+request at once. `TAB` is what a shell runs for completions. A row has the median and the maximum of
+the runs, in seconds of wall clock and of CPU. It also has the median's ratio to that of an empty
 Python program in the same minute. With `--against` it also has the CPU seconds of another commit,
 whose runs alternate with those of this tree, and the median ratio of the pairs. The exit code is 1
-if the median of a command's wall clock is above the bar, as on a machine that is busy.
+if the median wall clock of a command is above the bar, as on a busy machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMANDS = (
 
 
 class _Refusing(BaseHTTPRequestHandler):
-    """Answers every request at once."""
+    """Refuses every request at once."""
 
     def do_GET(self) -> None:
         content = json.dumps({"message": "no", "details": {}}).encode()
@@ -59,7 +59,7 @@ class _Refusing(BaseHTTPRequestHandler):
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Path]:
-    """The kubeconfig of an API server that refuses everything."""
+    """Write the kubeconfig of an API server that refuses everything."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -76,7 +76,7 @@ def cluster(folder: Path) -> Iterator[Path]:
 def timed(
     command: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> tuple[float, float, int]:
-    """Wall clock and CPU seconds of a process, and its exit code."""
+    """Return wall clock and CPU seconds of a process, and its exit code."""
     began_s = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -91,7 +91,7 @@ def timed(
 def one_run(
     text: str, new: str, folder: Path, tree: Path, config: Path
 ) -> tuple[float, float, int]:
-    """`timed` of a command with the sources of `tree`; `new` is a name that does not exist yet."""
+    """Return `timed` of a command with the sources of `tree`; `new` is an unused name."""
     environment = {
         "KUBECONFIG": str(config),
         "PYTHONPATH": os.pathsep.join(str(tree / package) for package in PACKAGES),
@@ -113,7 +113,7 @@ def one_run(
 def described(
     rounds: Sequence[Sequence[tuple[float, float, int]]], base_s: float
 ) -> tuple[float, str]:
-    """The median wall clock of this tree's runs, and a row of the table."""
+    """Return the median wall clock of this tree's runs, and a row of the table."""
     walls, cpus, codes = zip(*(each[0] for each in rounds), strict=True)
     wall_s = statistics.median(walls)
     row = (
@@ -128,7 +128,7 @@ def described(
 
 
 def main() -> int:
-    """Print the table; 1 if a command is above the bar."""
+    """Print the table; return 1 if a command is above the bar."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
@@ -157,7 +157,7 @@ def main() -> int:
                 ]
                 for run in range(runs + 1)
             ]
-            wall_s, row = described(rounds[1:], base_s)  # the first one compiles what it imports
+            wall_s, row = described(rounds[1:], base_s)  # the first run compiles its imports
             print(f"{text:45} {row}", flush=True)
             if wall_s > BAR_S:
                 late.append(text)

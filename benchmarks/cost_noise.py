@@ -1,13 +1,13 @@
-"""How well any estimator can know a worker's cost on this machine, from recorded runs.
+"""Measure how well an estimator can know a worker's cost on this machine, from recorded runs.
 
     python benchmarks/quotas.py --short --runs 2 --keep DIR
     python benchmarks/cost_noise.py DIR
 
 A worker's batch share is its quota over its CPU seconds per sample, so an error of that cost is an
-error of the share. For each worker and phase of the kept jobs: the cost of every step, and what an
-estimator that looks at the last so many of them says, beside the mean of the whole phase. Printed:
-the error that half, and 95 % of the estimates keep within, from the eighth step of a phase on; and
-what a sample costs in the job beside what it costs alone, which the bar of quotas.py compares.
+error of the share. For each worker and phase of the kept jobs, the script compares estimates with
+the mean of the whole phase; an estimator uses the costs of the last steps. It prints the error that
+50 % and 95 % of the estimates stay within, from the eighth step of a phase on. It also prints the
+ratio of a sample's costs in the job and alone, which the bar of quotas.py compares.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from quotas import PERMUTATION, QUOTAS, SETTLE_S
 
 WINDOWS = (8, 12, 16, 20, 30, 40)
 FIRST, EARLY = 8, 20
-LEAST_STEPS = 30
+MIN_STEPS = 30
 CHANGING_S = 2.0
-"""Around the permutation steps belong to neither phase."""
+"""Steps around the permutation belong to neither phase."""
 
 
 def midmean(costs: Sequence[float]) -> float:
-    """The mean of the middle half."""
+    """Return the mean of the middle half."""
     ordered = sorted(costs)
     out = max(len(ordered) // 4, len(ordered) >= 3)
     return statistics.fmean(ordered[out : len(ordered) - out])
@@ -48,23 +48,23 @@ class Phase(NamedTuple):
 
     quota: float
     costs: list[float]
-    """CPU seconds per sample, step by step, without the exchange."""
+    """CPU seconds per sample of each step, without the exchange."""
 
 
 def steps_of(folder: Path) -> tuple[float, list[dict[str, float]]]:
-    """When training began, and all steps; times in seconds of the run."""
+    """Return when training began, and all steps; times in seconds of the run."""
     records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     began_s = min(r["time_s"] for r in records if r.get("reason") == "TrainingStarted")
     return began_s, [record for record in records if record["kind"] == "step"]
 
 
 def costs_of(steps: Sequence[dict[str, float]]) -> list[float]:
-    """CPU seconds per sample of each."""
+    """Return the CPU seconds per sample of each."""
     return [(s["cpu_s"] - s["exchange_cpu_s"]) / s["local_batch_size"] for s in steps]
 
 
 def phases(job: Path) -> list[Phase]:
-    """Of each worker before and after the permutation; none of too few steps."""
+    """Return the phases of each worker before and after the permutation, without short ones."""
     began_s, steps = steps_of(job)
     changed_s = (began_s + max(step["time_s"] for step in steps)) / 2
     found = []
@@ -73,11 +73,11 @@ def phases(job: Path) -> list[Phase]:
         before = [s for s in own if s["time_s"] < changed_s - CHANGING_S]
         after = [s for s in own if s["time_s"] > changed_s + CHANGING_S]
         found += [Phase(quota, costs_of(before)), Phase(QUOTAS[PERMUTATION[rank]], costs_of(after))]
-    return [phase for phase in found if len(phase.costs) >= LEAST_STEPS]
+    return [phase for phase in found if len(phase.costs) >= MIN_STEPS]
 
 
 def alone(folder: Path, quota: float) -> float:
-    """Mean CPU seconds per sample of a worker by itself, before and after the job."""
+    """Return the mean CPU seconds per sample of a worker alone, before and after the job."""
     means = []
     for path in sorted(folder.glob(f"alone-{quota:g}-*/events.jsonl")):
         began_s, steps = steps_of(path.parent)
@@ -88,14 +88,14 @@ def alone(folder: Path, quota: float) -> float:
 
 def errors(costs: Sequence[float], window: int, estimate: Callable[[Sequence[float]], float],
            until: int | None) -> list[float]:  # fmt: skip
-    """Relative errors of the estimates before each step; the first step of all never counts."""
+    """Return relative errors of the estimates before each step; the very first is left out."""
     whole = statistics.fmean(costs)
     steps = range(FIRST, len(costs) if until is None else until)
     return [abs(estimate(costs[max(1, i - window) : i]) / whole - 1) for i in steps]
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kept", type=Path, nargs="+", help="folders that quotas.py --keep made")
     arguments = parser.parse_args()

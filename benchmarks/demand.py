@@ -1,4 +1,4 @@
-"""Waiting and time to the same number of samples, with predicted, reactive and static shares.
+"""Compare predicted, reactive and static shares: waits, and time to the same number of samples.
 
     python benchmarks/demand.py                   the held-out traces: a table, and each bar
     python benchmarks/demand.py --traces tuning   the traces that parameters were chosen with
@@ -6,13 +6,14 @@
     python benchmarks/demand.py --cost            CPU time and memory of the forecasts
 
 Four workers with four cores each train in lock step, beside other work by a recipe of
-`demand_traces.py`. They are driven by the real controllers and predictors, in virtual time and
-without gradients. A step costs 0.02 core seconds a sample, 0.05 for itself, and 3 % noise; an
-exchange takes 0.05 s. Seeds 1 to 3 have steps of about 0.5, 1 and 2 seconds.
+`demand_traces.py`. The real controllers and predictors drive them, in virtual time and without
+gradients. A step costs 0.02 core seconds a sample, 0.05 fixed, and 3 % noise; an exchange takes
+0.05 s. Seeds 1 to 3 have steps of about 0.5, 1 and 2 seconds.
 
-Rules: `static` (equal shares, as measured on idle machines), `reactive` (shares follow the measured
-speeds: `nodePolicies.demand.prediction: none`), `predicted` (`auto`) and `oracle` (shares of the
-speeds that the next step will have: a bound that no rule can reach).
+- `static`: equal shares, as measured on idle machines
+- `reactive`: shares follow the measured speeds (`nodePolicies.demand.prediction: none`)
+- `predicted`: `auto`
+- `oracle`: shares of the speeds in the next step, a bound for every rule
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PLOTTED, PLOTTED_S = "cron 25 s", 1500.0
 
 
 def job_of(batch: int) -> Job:
-    """The job of the controllers."""
+    """Return the job of the controllers."""
     return load_job(
         {
             "apiVersion": "dlion.dev/v1alpha1",
@@ -75,15 +76,15 @@ def job_of(batch: int) -> Job:
 
 @dataclass
 class Outcome:
-    """What came of one trace under one rule."""
+    """The result of one trace under one rule."""
 
     seconds: float = 0.0
     waited_s: float = 0.0
     predicted_fraction: float = 0.0
-    """Of all steps of workers, those whose share followed a forecast."""
+    """Share of all steps of workers whose share followed a forecast."""
     times: list[float] = field(default_factory=list)
     left: list[float] = field(default_factory=list)
-    """Of worker 0, the cores that it has."""
+    """Cores of worker 0."""
     batches: list[int] = field(default_factory=list)
 
 
@@ -96,7 +97,7 @@ class _Worker:
         self.predictor = DemandPredictor() if predicts else None
 
     def compute_s(self, core_s: float, now_s: float) -> float:
-        """How long that work takes from now on."""
+        """Return the time of that work from now on."""
         left, at_s = core_s, now_s
         while True:
             cores = self.machine.left(at_s, CORES)
@@ -107,7 +108,7 @@ class _Worker:
             at_s = until_s
 
     def end_step(self, step: StepTiming, now_s: float) -> None:
-        """Report a step; the same order as in the sidecar."""
+        """Report a step in the same order as the sidecar."""
         self.director.handle(step, now_s)
         if (predictor := self.predictor) is None:
             return
@@ -119,7 +120,7 @@ class _Worker:
 
 
 def run(name: str, rule: str, seed: int) -> Outcome:
-    """One run to the same number of samples."""
+    """Run once to the same number of samples."""
     recipes = {**TUNING, **HELD_OUT}[name]
     batch = BATCHES[seed]
     job = job_of(batch)
@@ -171,12 +172,12 @@ def run(name: str, rule: str, seed: int) -> Outcome:
 
 
 def _sizes(workers: list[_Worker], rule: str, batch: int, now_s: float) -> list[int]:
-    """The local batch sizes of the next step."""
+    """Return the local batch sizes of the next step."""
     if rule == "static":
         return [batch // WORKERS] * WORKERS
     if rule == "oracle":
         speeds = {Rank(w.rank): w.machine.left(now_s, CORES) for w in workers}
-        for _ in range(3):  # a larger share lasts into what comes later
+        for _ in range(3):  # a larger share extends into later demand
             sizes = shares(batch, speeds)
             for worker in workers:
                 core_s = FIXED_CORE_S + sizes[Rank(worker.rank)] * SAMPLE_CORE_S
@@ -199,7 +200,7 @@ def _run(arguments: tuple[str, str, int]) -> tuple[tuple[str, str, int], Outcome
 
 
 def print_table(names: list[str], processes: int) -> None:
-    """A row for each trace, and each bar."""
+    """Print a row for each trace, and each bar."""
     work = [(name, rule, seed) for name in names for rule in RULES for seed in BATCHES]
     with ProcessPoolExecutor(processes) as pool:
         found = dict(pool.map(_run, work, chunksize=1))
@@ -258,8 +259,11 @@ def _yes(is_met: bool) -> str:
 
 
 def print_cost() -> None:
-    """CPU time of a predictor with a full history, at a step a second and at ten; its memory, and
-    the CPU time of the kernel's files, which are read once a second."""
+    """Print CPU time of a predictor with a full history, at one and at ten steps a second, and its
+    memory.
+
+    Also print CPU time of reading the kernel's files, once a second.
+    """
     tracemalloc.start()
     _cost(1, 1200)
     print(f"memory of its objects: {tracemalloc.get_traced_memory()[1] / 1e6:.2f} MB")
@@ -273,7 +277,7 @@ def print_cost() -> None:
 
 
 def _cost(steps_per_s: int, seconds: int) -> float:
-    """Part of a core that a predictor takes in the second half of that time."""
+    """Return the share of a core that a predictor uses in the second half of that time."""
     predictor, machine = DemandPredictor(), SharedMachine(CoLocatedDemand(((20, 0), (10, 2))))
     used_s = 0.0
     for tick in range(seconds * steps_per_s):
@@ -292,7 +296,7 @@ def _cost(steps_per_s: int, seconds: int) -> float:
 
 
 def plot(path: Path) -> None:
-    """Draw the cores that are left and the batches of worker 0, late in a held-out trace."""
+    """Draw the available cores and the batches of worker 0, late in a held-out trace."""
     mpl.rcParams.update({"svg.hashsalt": "demand", "svg.fonttype": "none", "font.size": 9})
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 4.2), height_ratios=(1, 2))
     for rule, colour in (("oracle", "#999999"), ("reactive", "#d98200"), ("predicted", "#0b6fb8")):

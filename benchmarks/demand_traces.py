@@ -1,8 +1,8 @@
 """Co-located demand of `demand.py`: recipes of traces, as phases of seconds and cores.
 
-No package ships CPU traces of co-located work that we know of, so all are generated. A recipe draws
-its numbers from a seed. A job's four workers have four cores each; each names the recipe of each
-worker, or None for a machine without other work.
+We know of no package with CPU traces of co-located work, so all are generated. A recipe draws its
+numbers from a seed. The four workers of a job have four cores each; the job names the recipe of
+each worker, or None for a machine without other work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Recipe = Callable[[np.random.Generator], Iterator[tuple[float, float]]]
 
 
 def cron(every_s: float, busy_s: float, cores: float, jitter_s: float = 0.0) -> Recipe:
-    """A task each `every_s`, from a random offset; each start and length may vary."""
+    """Run a task every `every_s`, from a random offset; each start and length may vary."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         start_s = random.uniform(0.1, every_s)
@@ -36,7 +36,7 @@ def cron(every_s: float, busy_s: float, cores: float, jitter_s: float = 0.0) -> 
 
 
 def sums(*recipes: Recipe) -> Recipe:
-    """Several kinds of work on one machine."""
+    """Combine several kinds of work on one machine."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         parts = [recipe(random) for recipe in recipes]
@@ -53,7 +53,7 @@ def sums(*recipes: Recipe) -> Recipe:
 
 
 def wave(period_s: float, cores: float, noise: float = 0.0) -> Recipe:
-    """A day, compressed: a sine with noise, a level each five seconds."""
+    """Return a compressed day: a sine with noise, a level every five seconds."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         phase, now_s = random.uniform(0.0, 2 * math.pi), 0.0
@@ -66,7 +66,7 @@ def wave(period_s: float, cores: float, noise: float = 0.0) -> Recipe:
 
 
 def ramps(up_s: float, cores: float, rest_s: float) -> Recipe:
-    """Work that grows evenly and ends at once."""
+    """Return work that grows evenly and ends at once."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         yield random.uniform(1.0, up_s), 0.0
@@ -81,7 +81,7 @@ def ramps(up_s: float, cores: float, rest_s: float) -> Recipe:
 
 
 def bursts(gap_s: float, busy_s: float, cores: float) -> Recipe:
-    """Tasks of about the same length at random times (exponential gaps)."""
+    """Return tasks of similar length at random times (exponential gaps)."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         while True:
@@ -92,7 +92,7 @@ def bursts(gap_s: float, busy_s: float, cores: float) -> Recipe:
 
 
 def markov(off_s: float, on_s: float, cores: float) -> Recipe:
-    """On and off, without memory: nothing can be predicted."""
+    """Return memoryless on and off phases, which cannot be predicted."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         while True:
@@ -103,7 +103,7 @@ def markov(off_s: float, on_s: float, cores: float) -> Recipe:
 
 
 def walk(step_s: float, deviation: float) -> Recipe:
-    """A random walk between none and three cores."""
+    """Return a random walk between none and three cores."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         level = 1.0
@@ -115,7 +115,7 @@ def walk(step_s: float, deviation: float) -> Recipe:
 
 
 def turning(every_s: float, cores: float, stay_s: float) -> Recipe:
-    """Against the forecaster: a strict cycle, whose phase and length change once it is learned."""
+    """Return the worst case of the forecaster: a strict cycle that changes once it is learned."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         while True:
@@ -130,7 +130,7 @@ def turning(every_s: float, cores: float, stay_s: float) -> Recipe:
 
 
 def quiet(noise: float) -> Recipe:
-    """Small processes only."""
+    """Return only small processes."""
 
     def made(random: np.random.Generator) -> Iterator[tuple[float, float]]:
         while True:
@@ -140,7 +140,7 @@ def quiet(noise: float) -> Recipe:
 
 
 Job = tuple[Recipe | None, ...]
-"""By worker."""
+"""Recipes by worker."""
 
 TUNING: dict[str, Job] = {
     "cron 40 s": (cron(40, 15, 2), None, None, None),
@@ -172,7 +172,7 @@ HELD_OUT: dict[str, Job] = {
 
 
 def phases(recipe: Recipe, seed: int, seconds: float = SECONDS) -> Phases:
-    """A trace of at least `seconds`."""
+    """Return a trace of at least `seconds`."""
     random, made, total_s = np.random.default_rng(seed), [], 0.0
     for length_s, cores in recipe(random):
         made.append((length_s, cores))

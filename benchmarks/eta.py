@@ -1,16 +1,16 @@
-"""How well a run's remaining time is predicted at 25, 50 and 75 % of its way, for each stop rule.
+"""Measure the predictions of a run's remaining time at 25, 50 and 75 %, for each stop rule.
 
     python benchmarks/eta.py FOLDER…                 of finished runs (folders with events.jsonl)
     python benchmarks/eta.py --simulate --out DIR    simulates digits in several settings and seeds
 
-A run's records hold the truth for every stop rule: when it reached its last step, epoch and second,
-and when the mean accuracy of its replicas first reached a level: the highest tenth of a percent
-reached by 90 % of the run, and 90 and 75 % of that. Records are replayed in order to the estimator
-that `dlion run` and the operator use; it sees nothing beyond the moment of the prediction.
+A run's records have the truth for every stop rule: when it reached its last step, epoch and second,
+and when the mean accuracy of its replicas first reached a level. Levels are the highest tenth of a
+percent reached by 90 % of the run, and 90 and 75 % of that. Records are replayed in order to the
+estimator that `dlion run` and the operator use; it gets nothing after the time of the prediction.
 
-Printed, by setting and rule: the error of the predicted total time over the real one, in the middle
-and at worst over runs and seeds. For a target accuracy: how often there is a range at all, how
-often the truth is in it, how wide it is, and the error of its middle.
+By setting and rule the script prints the error of the predicted total time, as median and maximum
+over runs and seeds. For a target accuracy it prints how often there is a range, how often the truth
+is in it, how wide it is, and the error of its middle.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ JOB = Path(__file__).parents[1] / "examples" / "digits.yaml"
 
 @dataclass(frozen=True)
 class Prediction:
-    """One prediction. `error` is of the total time; None: none was made."""
+    """One prediction. `error` is of the total time; None: no prediction."""
 
     error: float | None
     is_inside: bool = True
@@ -72,7 +72,7 @@ class Way:
 
 
 def ways(records: Sequence[ProgressRecord]) -> list[Way]:
-    """The stop rules that these records have the truth of."""
+    """Return the stop rules whose truth is in these records."""
     steps = [record for record in records if isinstance(record, StepRecord)]
     began_s, end_s = min(s.time_s - s.wall_s for s in steps), max(s.time_s for s in steps)
     most = max(step.iteration for step in steps)
@@ -97,7 +97,7 @@ def ways(records: Sequence[ProgressRecord]) -> list[Way]:
 
 
 def mean_accuracies(records: Iterable[ProgressRecord]) -> list[tuple[float, float]]:
-    """Mean of the replicas' latest accuracies, from when all have one."""
+    """Return the mean of the replicas' latest accuracies, once all have one."""
     latest: dict[int, float] = {}
     ranks = {record.rank for record in records if isinstance(record, StepRecord)}
     found = []
@@ -110,7 +110,7 @@ def mean_accuracies(records: Iterable[ProgressRecord]) -> list[tuple[float, floa
 
 
 def predictions(way: Way, spec: Spec, records: Iterable[ProgressRecord]) -> list[Prediction]:
-    """One for each of SHARES, for the job with that stop rule alone."""
+    """Return one for each of SHARES, for the job with only that stop rule."""
     estimator = RemainingTime(replace(spec, trainer=replace(spec.trainer, stop=way.stop)))
     made: list[Prediction] = []
     due_s = [way.began_s + share * (way.end_s - way.began_s) for share in SHARES]
@@ -124,7 +124,7 @@ def predictions(way: Way, spec: Spec, records: Iterable[ProgressRecord]) -> list
 
 
 def judged(way: Way, done_s: float, predicted: Remaining) -> Prediction:
-    """The prediction beside the truth."""
+    """Compare the prediction with the truth."""
     truth_s = way.end_s - way.began_s
     if not way.rule.startswith(_TARGET):
         return Prediction(
@@ -138,7 +138,7 @@ def judged(way: Way, done_s: float, predicted: Remaining) -> Prediction:
 
 
 def simulated(out: Path, seeds: int, seconds: int) -> list[tuple[str, Path]]:
-    """The folders of all settings and seeds; existing ones are not made again."""
+    """Return the folders of all settings and seeds; existing ones are not simulated again."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "stragglers.yaml").write_text(yaml.safe_dump(STRAGGLERS))
     found = []
@@ -163,7 +163,7 @@ def simulated(out: Path, seeds: int, seconds: int) -> list[tuple[str, Path]]:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="*", help="result folders of finished runs")
     parser.add_argument("--simulate", action="store_true", help="simulate runs, too")

@@ -1,8 +1,8 @@
-"""What a megabyte costs between two workers: `python benchmarks/exchange.py`.
+"""Measure the cost of a megabyte between two workers: `python benchmarks/exchange.py`.
 
-Two processes, mutual TLS unless said, loopback. The sender keeps a few messages queued; CPU is all
-of a process's threads (gRPC's own included), user and system, from the first message to the last
-acknowledgement. Loopback carries no real network: the kernel's part is smaller than on a wire.
+There are two processes on loopback, with mutual TLS by default. The sender keeps a few messages
+queued. CPU is that of all threads of a process (gRPC's included), user and system, from the first
+message to the last acknowledgement. On loopback the kernel's part is smaller than on a network.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ CASES = (
 
 
 def cpu_s() -> float:
-    """CPU seconds of all threads of this process."""
+    """Return the CPU seconds of all threads of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def worker(rank: int, case: Case, pipe: Connection) -> None:
-    """One process: proves who it is, sends or receives, reports its CPU."""
+    """Run one process: authenticate, send or receive, report its CPU."""
     framing.MAX_CHUNK_BYTES = case.max_chunk_bytes
     me = WorkerIdentity(Rank(rank), SITES[rank], "small", rank)
     proof = WorkerCredentials.insecure()
@@ -96,7 +96,7 @@ def worker(rank: int, case: Case, pipe: Connection) -> None:
 
 
 def send(exchange: PeerExchange, case: Case, count: int) -> None:
-    """Keeps the link busy until everything is acknowledged."""
+    """Keep the link busy until everything is acknowledged."""
     payload = os.urandom(case.message_bytes)
     if case.budget_bytes is not None:
         exchange.set_budgets({Rank(1): case.budget_bytes})
@@ -114,7 +114,7 @@ def send(exchange: PeerExchange, case: Case, count: int) -> None:
 
 
 def measure(case: Case) -> tuple[float, float, float]:
-    """Seconds, sender's CPU seconds, receiver's CPU seconds."""
+    """Return seconds, sender's CPU seconds, receiver's CPU seconds."""
     context = multiprocessing.get_context("spawn")
     authorities = {site: CertificateAuthority(site) for site in SITES}
     bundles = {site: authority.bundle_pem for site, authority in authorities.items()}

@@ -1,10 +1,10 @@
-"""What the exchange costs beside the gradient, in a real run: CPU, memory, the sidecar.
+"""Measure the cost of the exchange beside the gradient in a real run: CPU, memory, the sidecar.
 
     python benchmarks/exchange_cost.py [--runs 5] [--seconds 60]
 
-As root. Four workers train `cipher` with policy `dlion`, 192 samples each, on uplinks of 50 Mbit/s
-that all links of a worker share. CPU by thread clocks, inside the trainers (`probe/`); the
-sidecars' from /proc. Exit code 1 where a bar is missed.
+Run as root. Four workers train `cipher` with policy `dlion`, 192 samples each, on uplinks of 50
+Mbit/s that all links of a worker share. Thread clocks in the trainers measure CPU (`probe/`); that
+of sidecars is from /proc. Exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from local_runs import LocalRun, Record
 
 WORKERS, SAMPLES_EACH, MBIT_PER_S = 4, 192, 50
 MACHINE_SHARE = 0.96
-"""Of the machine's cores, shared among the workers; the rest is for their sidecars."""
+"""Share of the machine's cores for the workers; the rest is for their sidecars."""
 MODEL_BYTES = 4 * 1_147_466
 CPU_BAR, SIDECAR_BAR_BYTES, SIDECAR_BAR_CORES = 0.25, 80e6, 0.02
 MEMORY_FIXED_BYTES = 64e6
 MODELS_PER_PEER = 6
 SKIPPED_STEPS = 3
-"""The first steps also set links up and touch memory."""
+"""The first steps also set up links and touch memory."""
 
 STEP, OPTIMIZER, REPORTS, PROBE = (
     "gradient (its Python thread)",
@@ -66,14 +66,14 @@ print(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE
 
 @dataclass
 class Sidecars:
-    """What the sidecars took, looked at from outside."""
+    """CPU and memory of the sidecars, measured from outside."""
 
     max_bytes: float = 0.0
     began: dict[int, tuple[float, float]] = field(default_factory=dict)
     cores: dict[int, float] = field(default_factory=dict)
 
     def look(self, run: LocalRun) -> None:
-        """Takes one reading of each."""
+        """Take one reading of each."""
         now_s = time.monotonic()
         for rank, pid in run.pids("sidecar").items():
             reading = _reading(pid)
@@ -87,7 +87,7 @@ class Sidecars:
 
 
 def _reading(pid: int) -> tuple[float, float] | None:
-    """CPU seconds and resident bytes of a process; None when it has gone."""
+    """Return CPU seconds and resident bytes of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
@@ -98,9 +98,9 @@ def _reading(pid: int) -> tuple[float, float] | None:
 
 
 def parts(steps: list[Record]) -> dict[str, float]:
-    """CPU seconds per iteration of one worker, by part.
+    """Return CPU seconds per iteration of one worker, by part.
 
-    The gradient is TensorFlow's threads and the call into it; what the probe costs is left out.
+    The gradient is the threads of TensorFlow and the call into it, without the cost of the probe.
     """
     first, last = steps[SKIPPED_STEPS], steps[-1]
     count = last["iteration"] - first["iteration"]
@@ -126,20 +126,20 @@ def parts(steps: list[Record]) -> dict[str, float]:
 
 
 def plain_bytes(data: Path) -> int:
-    """Resident bytes of plain Keras training of the same model with the same batch."""
-    said = subprocess.run(
+    """Return resident bytes of plain Keras training of the same model with the same batch."""
+    done = subprocess.run(
         [sys.executable, "-c", PLAIN, str(data), str(SAMPLES_EACH)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(said.stdout.split()[-1])
+    return int(done.stdout.split()[-1])
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One run's figures."""
+    """The figures of one run."""
 
     per_iteration_s: dict[str, float]
-    """By part, mean over the workers."""
+    """CPU seconds by part, mean over the workers."""
     ratio: float
     sidecar_bytes: float
     sidecar_cores: float
@@ -151,12 +151,12 @@ class Cost:
 
     @property
     def memory_bar_bytes(self) -> float:
-        """What a trainer may have over plain TensorFlow."""
+        """Return the memory that a trainer may use above plain TensorFlow."""
         return MODELS_PER_PEER * MODEL_BYTES * (WORKERS - 1) + MEMORY_FIXED_BYTES
 
     @property
     def held(self) -> bool:
-        """Whether every bar was met."""
+        """Report whether every bar was met."""
         return (
             self.ratio <= CPU_BAR
             and self.sidecar_bytes <= SIDECAR_BAR_BYTES
@@ -166,7 +166,7 @@ class Cost:
 
 
 def once(folder: Path, *, seconds: float, codec: str) -> Cost:
-    """One run."""
+    """Return the cost of one run."""
     data = local_runs.random_images(folder)
     plain = plain_bytes(data)
     document = local_runs.job(
@@ -214,7 +214,7 @@ def _cost(run: LocalRun, sidecars: Sidecars, plain: int) -> Cost:
 
 
 def show(number: int, cost: Cost) -> None:
-    """One run in lines."""
+    """Print one run."""
     print(
         f"run {number}: step {cost.step_s:.2f} s, {cost.sent_bytes / 1e3:.0f} kB per link and step"
     )
@@ -222,7 +222,7 @@ def show(number: int, cost: Cost) -> None:
         share = seconds / cost.per_iteration_s["gradient"]
         print(f"    {name:40} {seconds * 1e3:8.2f} ms {share:7.1%}")
     print(f"    exchange / gradient {cost.ratio:.1%} (bar {CPU_BAR:.0%});"
-          f" with all that is not gradient {_wider(cost):.1%}")  # fmt: skip
+          f" with everything except the gradient {_wider(cost):.1%}")  # fmt: skip
     print(f"    sidecar {cost.sidecar_bytes / 1e6:.0f} MB, {cost.sidecar_cores:.2%} of a core")
     trainer, plain = cost.trainer_bytes / 1e6, cost.plain_bytes / 1e6
     print(f"    trainer {trainer:.0f} MB, plain TensorFlow {plain:.0f} MB: {trainer - plain:.0f} MB"
@@ -235,7 +235,7 @@ def _wider(cost: Cost) -> float:
 
 
 def main() -> int:
-    """Exit code: 0 where every run met the bars."""
+    """Return the exit code: 0 if every run met the bars."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)

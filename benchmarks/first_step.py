@@ -1,12 +1,12 @@
-"""How long it takes from `kubectl apply` to a job's first training step.
+"""Measure the time from `kubectl apply` to a job's first training step.
 
     python benchmarks/first_step.py [--runs 3] [--cpu 500]
 
-As root, on the testbed (tests/support/testbed): one site whose node has the images, the chart
-installed, a job of two workers with so many thousandths of a core each, again and again. Printed
-for each worker are what its pod's log says of imports (TensorFlow's above all) and of the first
-trace, when it has made its first step, and that less both, which the bar is for. Exit code 1 where
-it is missed.
+Run as root, on the testbed (tests/support/testbed): one site whose node has the images, with the
+chart installed. A job of two workers with the given CPU each runs repeatedly. For each worker the
+script prints the times of imports (mainly TensorFlow) and of the first trace from its pod's log. It
+also prints the time to its first step, and that time less both, to which the bar applies. Exit code
+1 if it is missed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _run(kubectl: Kubectl, folder: Path, cpu: int) -> float:
-    """Trains for a few seconds; the longest time to a first step, less imports and trace."""
+    """Train for a few seconds; return the longest time to a first step, less imports and trace."""
     document = manifest({"a": cpu, "b": cpu})
     document["spec"]["trainer"]["stop"] = {"maxSeconds": 15}
     applied_s = time.monotonic()

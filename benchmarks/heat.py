@@ -1,20 +1,20 @@
-"""Share of time above a temperature, and work done, of a heat budget and of other rules.
+"""Compare a heat budget with other rules: time above a temperature, and work done.
 
     python benchmarks/heat.py                   the held-out traces: a table, and each goal
     python benchmarks/heat.py --traces tuning   the traces that parameters were chosen with
     python benchmarks/heat.py --plot FILE.svg   one held-out trace, drawn
     python benchmarks/heat.py --jobs            whole jobs, by `dlion simulate`: ten minutes
 
-A trace is a machine, a workload and the temperature of the air, over 1.5 hours. Rules see a sensor
-of whole degrees with noise, every two seconds; shares of time are of the true temperature.
-Machines are first-order, or a die on a case: a second-order machine, which the budget's model is
-not. All figures of machines are invented.
+A trace is a machine, a workload and the air temperature, over 1.5 hours. Rules get a sensor of
+whole degrees with noise, every two seconds; shares of time are of the true temperature. Machines
+are first-order, or a die on a case: a second-order machine, unlike the budget's model. All figures
+of machines are invented.
 
-Rules: `hardware` (its throttle trips at the threshold; with all others at 90 degrees), `on/off`
-(the worker is stopped at the threshold, and continued five kelvins below), `steps` (as Linux's
-step-wise governor: a tenth less while it is hot, a tenth more while it is not), `no prediction`
-(the budget, with an integral of the present error in place of the prediction) and `budget`
-(`dlion_core.heat`).
+- `hardware`: its throttle trips at the threshold; with all other rules at 90 degrees
+- `on/off`: the worker is stopped at the threshold, and continued five kelvins below
+- `steps`: as Linux's step-wise governor, a tenth less while hot, a tenth more otherwise
+- `no prediction`: the budget, with an integral of the present error in place of the prediction
+- `budget`: `dlion_core.heat`
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TICK_S = 0.5
 THRESHOLD = 75.0
 MIN_SHARE = 0.1
 VENDOR_TRIP = 90.0
-"""Where the hardware throttles by itself; with the rule `hardware` at the threshold."""
+"""Temperature of the hardware throttle; with the rule `hardware` it is the threshold."""
 SENSOR_NOISE_K = 0.4
 
 
@@ -57,13 +57,13 @@ class Rule(Protocol):
 
 
 def hardware() -> Rule:
-    """Nothing but the hardware."""
+    """Use only the hardware throttle."""
     return lambda _now, _celsius, _used: 1.0
 
 
 @dataclass
 class OnOff:
-    """Stop at the threshold, continue below."""
+    """Stops at the threshold and continues below it."""
 
     below_k: float = 5.0
     off: bool = False
@@ -78,7 +78,7 @@ class OnOff:
 
 @dataclass
 class Steps:
-    """Linux's step-wise governor over ten states of cooling."""
+    """Linux's step-wise governor over ten cooling states."""
 
     share: float = 1.0
     last: float = math.inf
@@ -110,7 +110,7 @@ class NoPrediction:
 
 
 def budget() -> Rule:
-    """The heat budget."""
+    """Return the heat budget."""
     controller = HeatController(THRESHOLD, MIN_SHARE)
     return lambda now_s, celsius, used: controller.sample(now_s, celsius, used).share
 
@@ -126,7 +126,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 @dataclass
 class Outcome:
-    """What came of one trace under one rule."""
+    """The result of one trace under one rule."""
 
     above_fraction: float
     work_s: float
@@ -180,7 +180,7 @@ def run(trace: Trace, rule: Rule, *, trip: float = VENDOR_TRIP, seed: int = 1) -
 
 
 def outcome(trace: Trace, name: str, *, seed: int = 1) -> Outcome:
-    """One run of a rule."""
+    """Return the result of one run of a rule."""
     trip = THRESHOLD if name == "hardware" else VENDOR_TRIP
     return run(trace, RULES[name](), trip=trip, seed=seed)
 
@@ -190,9 +190,9 @@ class Cell:
     """The runs of one rule in one trace."""
 
     above_fraction: float
-    """The most of any seed."""
+    """Maximum over seeds."""
     work_s: float
-    """The mean over seeds."""
+    """Mean over seeds."""
     max_celsius: float
 
 
@@ -207,7 +207,7 @@ def cell(trace: Trace, name: str) -> Cell:
 
 
 def print_table(traces: Sequence[Trace]) -> None:
-    """A row for each trace, and what is asked of the budget."""
+    """Print a row for each trace, and the goals of the budget."""
     table = {trace: {name: cell(trace, name) for name in RULES} for trace in traces}
     print(f"| machine, workload, air | {' | '.join(RULES)} |\n|---|{'---|' * len(RULES)}")
     for trace, cells in table.items():

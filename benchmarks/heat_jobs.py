@@ -1,6 +1,6 @@
-"""Whole jobs on hot machines under three rules, in virtual time; `heat.py --jobs` prints them.
+"""Simulate whole jobs on hot machines under three rules; `heat.py --jobs` prints them.
 
-An on/off throttle is a hardware throttle that leaves next to nothing; a budget whose floor is the
+An on/off throttle is a hardware throttle that leaves almost no compute. A budget whose floor is the
 whole processor limits nothing and counts the time above the threshold.
 """
 
@@ -33,7 +33,7 @@ RULES: dict[str, tuple[dict[str, Any], float]] = {
 BOARD = {"joulesPerKelvin": 20, "kelvinPerWatt": 8, "idleWatts": 2, "busyWatts": 7.5}
 BOX = {"joulesPerKelvin": 120, "kelvinPerWatt": 2.2, "idleWatts": 6, "busyWatts": 28}
 Machine = tuple[dict[str, Any] | None, float]
-"""Its thermals without air, or None, and the temperature of the air."""
+"""Its thermals without air, or None, and the air temperature."""
 JOBS: dict[str, list[Machine]] = {
     "one hot board of four": [(None, 0), (None, 0), (None, 0), (BOARD, 38)],
     "two hot boards of four": [(None, 0), (BOARD, 34), (BOARD, 42), (None, 0)],
@@ -43,7 +43,7 @@ JOBS: dict[str, list[Machine]] = {
 
 
 def print_jobs() -> None:
-    """A row for each job: samples per second, and the most of the time above the threshold."""
+    """Print a row for each job: samples per second, and the maximum time above the threshold."""
     print(f"| machines | {' | '.join(RULES)} |\n|---|{'---|' * len(RULES)}")
     ratios: dict[str, list[float]] = {name: [] for name in RULES}
     for name, machines in JOBS.items():
@@ -86,6 +86,6 @@ def _simulated(machines: list[Machine], rule: str) -> tuple[float, float]:
         )  # fmt: skip
         records = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     samples = sum(record["local_batch_size"] for record in records if record["kind"] == "step")
-    told = [r["message"] for r in records if r.get("reason") == "MachineTemperature"]
-    above = [re.search(r"°C for ([\d.]+)% of the time", text) for text in told]
+    messages = [r["message"] for r in records if r.get("reason") == "MachineTemperature"]
+    above = [re.search(r"°C for ([\d.]+)% of the time", text) for text in messages]
     return samples / SECONDS, max(float(found[1]) for found in above if found)

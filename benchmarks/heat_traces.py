@@ -1,4 +1,4 @@
-"""Machines, workloads and air temperatures of `heat.py`, and their exact or numerical solutions."""
+"""Machines, workloads and air temperatures of `heat.py`, with exact or numerical solutions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AMBIENTS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Steps of a worker: seconds of work, of waiting for peers, and the load of other processes."""
+    """Steps of a worker: seconds of work and of waits, and the load of other processes."""
 
     step_s: float
     wait_s: float = 0.0
@@ -102,7 +102,7 @@ class Truth(Protocol):
 
 
 class DieOnCase:
-    """A small die whose heat flows to a case, and from there to the air; Euler's method."""
+    """A small die whose heat flows to a case and from there to the air, by Euler's method."""
 
     def __init__(self, machine: Machine, ambient: Callable[[float], float], trip: float) -> None:
         assert machine.die is not None
@@ -137,7 +137,7 @@ class DieOnCase:
 def truth(
     machine: Machine, ambient: Callable[[float], float], seconds: float, trip: float
 ) -> Truth:
-    """The machine of a trace; the ambient temperature changes every ten seconds."""
+    """Return the machine of a trace; the ambient temperature changes every ten seconds."""
     if machine.die is not None:
         return DieOnCase(machine, ambient, trip)
     points = tuple((float(t), ambient(float(t))) for t in range(0, int(seconds), 10))

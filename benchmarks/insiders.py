@@ -1,4 +1,4 @@
-"""What one bad worker of four does to a job, by the method of `exchange.robustness`.
+"""Measure the effect of one bad worker of four on a job, by the method of `exchange.robustness`.
 
     python benchmarks/insiders.py --out runs.jsonl [--seeds 1 2] [--methods clip] [--part 0/2]
     python benchmarks/insiders.py --clean 25 --out clean.jsonl [--part 0/2]
@@ -6,15 +6,15 @@
     python benchmarks/insiders.py --table clean.jsonl
 
 Each run is the quick start's job (digits, four unequal workers at sites of three and one) in
-virtual time; worker 1, one of three at its site, attacks from its own machine or with its own data
+virtual time. Worker 1, one of three at its site, attacks from its own machine or with its own data
 (tests/support/insider_runs.py). `--clean N` makes 4 N runs without an attacker, which count how
-often an honest worker is named. Runs are appended as JSON, a line each, and repeated by no later
-call with the same file; `--part i/n` makes every n-th, for several processes. A run takes three to
+often an honest worker is reported. Runs are appended as JSON, one per line; a later call with the
+same file skips them. `--part i/n` makes every n-th run, for several processes. A run takes three to
 four seconds of CPU.
 
-Printed: mean accuracy of the honest replicas at the end, whether the attacker was named by an event
-`UnusualValues` (N), whether it was shut out (Q, with `--methods 'clip + quarantine'`), and whether
-an honest worker was named (H). Behind the mean: the range over seeds.
+The script prints the mean final accuracy of the honest replicas and its range over the seeds.
+Marks: the attacker was named by an event `UnusualValues` (N), it was quarantined (Q, with
+`--methods 'clip + quarantine'`), an honest worker was named (H).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ STEPS = {"adaptive": 90, "sparseloco": 90}
 USUAL_STEPS = 120
 METHODS = ("detect", "clip", "trimmed", "krum")
 QUARANTINE = " + quarantine"
-"""Behind a method: with `exchange.quarantine: majority`."""
+"""Suffix of a method with `exchange.quarantine: majority`."""
 CLOSE = 0.02
-"""An attack that costs no more than this is counted as harmless."""
+"""An attack that costs at most this counts as harmless."""
 SPLITS = ("iid", "bySite")
 CLEAN = (("adaptive", "iid"), ("adaptive", "bySite"), ("full", "bySite"), ("dlion", "dirichlet"))
 FIELDS = ("attack", "split", "policy", "method", "seed")
 
 
 def main() -> None:
-    """Make the runs, or print a table of those that were made."""
+    """Make the runs, or print a table of existing ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="file to append runs to")
     parser.add_argument("--table", type=Path, nargs="+", help="print the runs of these files")
@@ -109,7 +109,7 @@ def _make(arguments: argparse.Namespace) -> None:
         )  # fmt: skip
         found = dict(zip(FIELDS, wanted, strict=True))
         found |= {"accuracy": round(run.accuracy, 4), "steps": run.steps, "problem": run.problem}
-        found |= {"named": {str(rank): list(said) for rank, said in run.named.items()}}
+        found |= {"named": {str(rank): list(reasons) for rank, reasons in run.named.items()}}
         found |= {"shut_out": list(run.shut_out)}
         found |= {"cpu_s": round(time.process_time() - began_s, 1)}
         with arguments.out.open("a") as file:
@@ -117,7 +117,9 @@ def _make(arguments: argparse.Namespace) -> None:
 
 
 def _mark(runs: list[dict[str, Any]]) -> str:
-    """The mean and the range of the accuracy of some runs, and who was named and shut out."""
+    """Return mean and range of the accuracy of some runs, and marks for named and quarantined
+    workers.
+    """
     from insider_runs import ATTACKER
 
     each = [one["accuracy"] for one in runs]

@@ -1,15 +1,15 @@
-"""What it costs the others when a trainer is killed, over many cycles in one run.
-
-One `dlion run` of four workers; again and again one of them gets SIGKILL, and the next cycle begins
-when it contributes again. Printed per cycle: the longest iteration of another worker in medians of
-its own (nobody lost more than one iteration where none is longer than twice its worker's median and
-no gradient was discarded), seconds from the kill until the worker is back, and from its TensorFlow
-import until its first step.
+"""Measure the cost of a killed trainer for the others, over many cycles in one run.
 
     python benchmarks/kill_restart.py --cycles 20 --mode bounded
     python benchmarks/kill_restart.py --cycles 20 --mode synchronous
 
-Exit code 1 where a bar is missed; `make measure` runs three cycles of either mode.
+One `dlion run` has four workers. One of them gets SIGKILL, and the next cycle begins when it
+contributes again. Per cycle the script prints the longest iteration of another worker in its own
+medians. No worker lost more than one iteration if none is longer than twice its worker's median and
+no gradient was discarded. It also prints seconds from the kill until the worker is back, and from
+its TensorFlow import until its first step.
+
+Exit code 1 if a bar is missed; `make measure` runs three cycles of either mode.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
 WORKERS = 4
 BACK_WITHIN_S = 15.0
 BEFORE_S = 1.0
-"""Of each worker's time before a kill, to know its usual iteration."""
+"""Seconds before a kill that give each worker's usual iteration."""
 SETTLED = 20
 """Iterations between a return and the next kill."""
 
 
 @dataclass
 class Cycle:
-    """One kill and what came of it; times by the run's clock."""
+    """One kill and its results; times by the run's clock."""
 
     rank: int
     killed_s: float
@@ -56,26 +56,26 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is held against the bars."""
+    """The figures that are compared with the bars."""
 
     mode: str
     cycles: int
     within: int
     """Cycles in which no other worker lost more than one iteration."""
     longest: float
-    """Iteration of another worker about a kill, in medians of its own."""
+    """Iteration of another worker around a kill, in its own medians."""
     discarded: int
-    """Gradients of other workers that went nowhere."""
+    """Discarded gradients of other workers."""
     slowest_s: float
-    """From the TensorFlow import of a worker that was killed until its first step."""
+    """From the TensorFlow import of a killed worker until its first step."""
     compared: int
-    """Iterations whose weights were compared between workers; 0 but in lock step."""
+    """Iterations whose weights were compared between workers; 0 except in lock step."""
     differing: int
-    """Those of them after which replicas differed."""
+    """Compared iterations after which replicas differed."""
 
     @property
     def held(self) -> bool:
-        """Whether the bars were met."""
+        """Report whether the bars were met."""
         in_time = self.slowest_s <= BACK_WITHIN_S
         is_compared = bool(self.compared) == (self.mode == "synchronous")
         return in_time and self.within == self.cycles and is_compared and not self.differing
@@ -100,8 +100,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--mode", default="bounded", help="spec.synchronization.mode")
-    parser.add_argument("--nap-s", type=float, default=0.2, help="what a step takes, idle")
-    parser.add_argument("--seed", type=int, default=1, help="chooses who is killed")
+    parser.add_argument("--nap-s", type=float, default=0.2, help="idle time of a step")
+    parser.add_argument("--seed", type=int, default=1, help="selects the killed workers")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     return parser.parse_args()
 
@@ -140,7 +140,7 @@ def _first(run: LocalRun, rank: int, before: int) -> Any:
 
 
 def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Namespace) -> Outcome:
-    """The table, and what stands below it."""
+    """Print the table and the lines below it."""
     records = run.records()
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
@@ -192,7 +192,7 @@ def _print(run: LocalRun, cycles: list[Cycle], code: int, arguments: argparse.Na
 
 
 def _around(records: list[ProgressRecord], since_s: float, until_s: float) -> list[StepRecord]:
-    """Steps about that fault: an earlier return of another worker is not this one's cost."""
+    """Return the steps around that fault: an earlier return of another worker does not count."""
     steps = [record for record in records if isinstance(record, StepRecord)]
     return [step for step in steps if since_s - BEFORE_S <= step.time_s <= until_s]
 

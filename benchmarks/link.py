@@ -1,16 +1,14 @@
-"""One shaped link with more to send than it carries, and its rate dropped in mid-run.
+"""Measure one saturated shaped link whose rate drops during the run.
 
     python benchmarks/link.py [--runs 5] [--short] [--step-s 0.6]
 
-As root. First how many samples make steps of about that many seconds on this machine: in longer
-ones a whole gradient is all that there is to send, and in shorter ones the exchange costs more
-than it may. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s, later 5.
-Use and overshoot are of the bytes that left the interface, headers and all, against what htb lets
-pass.
-Backlog is what a link holds (queued and unacknowledged) against the budget that was in force when
-the oldest of those bytes was handed over. Every setting is the default's, also `cpuFraction`: of
-what these workers compute in an iteration, a full link costs less than that. Exit code 1 where a
-bar is missed.
+Run as root. First the script finds how many samples make steps of about the given time on this
+machine. In longer steps a whole gradient fits in the budget; in shorter ones the exchange costs
+more than allowed. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s,
+later 5. Use and overshoot compare the bytes that left the interface, headers included, with the
+rate of htb. Backlog compares the bytes that a link holds (queued and unacknowledged) with the
+budget at the time of the oldest of them. All settings are the defaults, also `cpuFraction`: for
+these workers a full link costs less than that. Exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -37,21 +35,21 @@ FIRST_MBIT, LATER_MBIT = 20, 5
 WORKERS, CORES = 2, 0.8
 STEP_S = 0.6
 PROBED_WITH = 256
-"""Samples of a worker, in the run that tells how many there should be."""
+"""Samples of a worker in the run that determines their number."""
 SETTLE_S = 5.0
 SAMPLE_S = 0.05
 WINDOW_S = 1.0
 USE_BAR, OVERSHOOT_BAR, ITERATIONS_BAR, BACKLOG_BAR = 0.90, 0.05, 3, 2.0
 INSIDE_FRACTION = 1.05
-"""A rate is inside up to here: directives are only told anew when budgets differ by 5 %."""
+"""Tolerance of a rate: directives are only sent again when budgets differ by 5 %."""
 ITERATION_NOISE = 1.2
-"""A budget is inside up to here: it goes by an estimate of the slowest worker's iteration, and
+"""Tolerance of a budget: it depends on an estimate of the slowest worker's iteration, and
 iterations differ by a third."""
 
 
 @dataclass
 class InterfaceMeter(threading.Thread):
-    """Bytes that left one worker's interface, again and again."""
+    """Samples of the bytes that left one worker's interface."""
 
     namespace: str
     times_s: list[float] = field(default_factory=list)
@@ -64,26 +62,27 @@ class InterfaceMeter(threading.Thread):
     __hash__ = threading.Thread.__hash__
 
     def run(self) -> None:
-        """Reads until `over`; the thread belongs to the namespace."""
+        """Read until `over`; the thread belongs to the namespace."""
         enter_network(self.namespace)
         with Path("/proc/thread-self/net/dev").open() as file:
             while not self.over.wait(SAMPLE_S):
                 file.seek(0)
                 line = next((line for line in file if line.lstrip().startswith("eth0:")), None)
-                if line is None:  # the run is over, and the interface gone
+                if line is None:  # the run has ended, and the interface is removed
                     return
                 self.times_s.append(time.monotonic())
                 self.sent_bytes.append(int(line.partition(":")[2].split()[8]))
 
     def use(self, began_s: float, ended_s: float, mbit: float) -> float:
-        """Share of the rate that was used in that time."""
+        """Return the used share of the rate in that time."""
         sent = np.interp([began_s, ended_s], self.times_s, self.sent_bytes)
         return float((sent[1] - sent[0]) / (ended_s - began_s) / (mbit * BYTES_PER_MBIT))
 
     def fell_s(self, from_s: float) -> float:
-        """When the rate was changed: a third of a window of 0.3 s was then still before it.
+        """Return when the rate was changed: then a third of a window of 0.3 s still had the old
+        one.
 
-        The plan's time is only when the change was due; a busy machine makes it a little later.
+        The time in the plan is when the change was due; a busy machine applies it slightly later.
         """
         window_s, third = 0.3, FIRST_MBIT / 3 + LATER_MBIT * 2 / 3
         starts = np.arange(from_s, from_s + SETTLE_S, SAMPLE_S / 5)
@@ -91,7 +90,7 @@ class InterfaceMeter(threading.Thread):
         return float(fell_s + window_s / 3)
 
     def overshoot(self, began_s: float, ended_s: float, mbit: float) -> float:
-        """99th percentile, over all windows of a second, of what passed above the rate."""
+        """Return the 99th percentile, over all windows of a second, of the excess over the rate."""
         starts = np.arange(began_s, ended_s - WINDOW_S, SAMPLE_S)
         sent = np.interp(starts + WINDOW_S, self.times_s, self.sent_bytes) - np.interp(
             starts, self.times_s, self.sent_bytes
@@ -101,7 +100,7 @@ class InterfaceMeter(threading.Thread):
 
 @dataclass(frozen=True)
 class Span:
-    """When a run was: training began at `began_s` in its records, whose zero is `zero_s`."""
+    """The time of a run: training began at `began_s` in its records, whose zero is `zero_s`."""
 
     zero_s: float
     began_s: float
@@ -110,7 +109,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One worker's link in one run."""
+    """The result of one worker's link in one run."""
 
     rank: int
     use: float
@@ -118,18 +117,18 @@ class Outcome:
     overshoot: float
     overshoot_later: float
     iterations: int | None
-    """Until three budgets in a row were inside the new rate; None: never."""
+    """Until three successive budgets were within the new rate; None: never."""
     backlog: float
-    """Most, in budgets in force when the bytes were handed over."""
+    """Maximum, in budgets at the time when the bytes were queued."""
     backlog_now: float
-    """Most, in budgets in force at the moment: after a drop bytes of the old budget are there."""
+    """Maximum, in present budgets: after a drop bytes of the old budget remain."""
     above_now_s: float
-    """For so long it was above two of those."""
+    """Time above two of those."""
     step_s: float
 
     @property
     def held(self) -> bool:
-        """Whether every bar was met."""
+        """Report whether every bar was met."""
         return (
             self.use >= USE_BAR
             and max(self.overshoot, self.overshoot_later) <= OVERSHOOT_BAR
@@ -142,11 +141,12 @@ class Outcome:
 def iterations_until_inside(
     steps: list[Record], directives: list[Record], peer: int, changed_s: float
 ) -> int | None:
-    """Iterations after the change until the first of three in a row whose budget is inside.
+    """Return the iterations after the change until the first of three in a row with a budget
+    inside.
 
-    Counted from the first that begins after the change; what is sent at its end is what counts.
-    Inside: the rate that the budget is made of, which is the receiver's, and the budget itself in
-    an iteration as long as the last ten (single ones vary by a third).
+    The first to count begins after the change, and the bytes sent at its end count. Inside means
+    the rate of the budget, which is the receiver's, and the budget itself. The latter is compared
+    for an iteration as long as the mean of the last ten (single ones vary by a third).
     """
     first = next(i for i, s in enumerate(steps) if s["time_s"] - s["wall_s"] >= changed_s)
     rate = LATER_MBIT * BYTES_PER_MBIT
@@ -154,9 +154,9 @@ def iterations_until_inside(
     for number in range(first, len(steps)):
         step, known = steps[number], steps[max(0, number - 10) : number]
         took_s = statistics.mean(s["wall_s"] for s in known)
-        told = [d for d in directives if d["time_s"] <= step["time_s"] - step["waited_s"]][-1]
-        estimate = told["bandwidth_bytes_per_s"][str(peer)]
-        budget = told["budget_bytes"][str(peer)]
+        directive = [d for d in directives if d["time_s"] <= step["time_s"] - step["waited_s"]][-1]
+        estimate = directive["bandwidth_bytes_per_s"][str(peer)]
+        budget = directive["budget_bytes"][str(peer)]
         inside.append(
             estimate <= INSIDE_FRACTION * rate and budget <= ITERATION_NOISE * rate * took_s
         )
@@ -164,7 +164,7 @@ def iterations_until_inside(
 
 
 def _settled(inside: list[bool]) -> int | None:
-    """The first (from 1) with two more inside behind it."""
+    """Return the first one (from 1) that two more inside follow."""
     for index in range(len(inside) - 2):
         if all(inside[index : index + 3]):
             return index + 1
@@ -172,7 +172,9 @@ def _settled(inside: list[bool]) -> int | None:
 
 
 def backlogs(samples: list[Record]) -> tuple[float, float, float]:
-    """Most backlog in budgets of then, in budgets of now, and the time above two of now."""
+    """Return the maximum backlog in budgets of then, in budgets of now, and the time above two of
+    now.
+    """
     handed = np.maximum.accumulate([s["sent_total"] + s["queued_bytes"] for s in samples])
     worst = worst_now = above_s = 0.0
     for number, sample in enumerate(samples):
@@ -190,7 +192,7 @@ def backlogs(samples: list[Record]) -> tuple[float, float, float]:
 
 
 def environment(workers: int) -> local_runs.Document:
-    """Two workers' links, or a worker by itself at the same quota."""
+    """Return the links of two workers, or one worker alone with the same quota."""
     changes = [{"at": {"fraction": 0.5}, "mbitPerS": [LATER_MBIT] * workers}]
     return {
         "name": "link",
@@ -201,7 +203,7 @@ def environment(workers: int) -> local_runs.Document:
 
 
 def once(folder: Path, seconds: float, samples_each: int) -> list[Outcome]:
-    """One run; an outcome for each worker."""
+    """Return the outcome of one run for each worker."""
     data = local_runs.random_images(folder)
     document = local_runs.job(
         name="link",
@@ -253,7 +255,7 @@ def _outcome(run: LocalRun, rank: int, meter: InterfaceMeter, span: Span) -> Out
 
 
 def show(number: int, outcome: Outcome) -> None:
-    """A row."""
+    """Print a row."""
     after = "never" if outcome.iterations is None else str(outcome.iterations)
     print(f"{number:>3} | {outcome.rank:>6} | {outcome.use:6.1%} | {outcome.overshoot:6.1%} "
           f"| {outcome.use_later:6.1%} | {outcome.overshoot_later:6.1%} | {after:>10} "
@@ -262,11 +264,11 @@ def show(number: int, outcome: Outcome) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 where every run met the bars."""
+    """Return the exit code: 0 if every run met the bars."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="40 s of training instead of 70")
-    parser.add_argument("--step-s", type=float, default=STEP_S, help="about so long is a step")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="approximate time of a step")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--keep", type=Path, help="keep the result folders there")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Real jobs for the benchmarks here: `dlion run` as a process of its own, and its records.
+"""Real jobs for the benchmarks: `dlion run` as a separate process, and its records.
 
-Used by `quotas`, `link` and `exchange_cost`. Knows no bar and prints nothing.
+`quotas`, `link` and `exchange_cost` use it. It has no bars and prints nothing.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Record = dict[str, Any]
 LONGEST_START_S = 90.0
 """From the command to the first local step, on a busy machine."""
 SETTLE_S = 3.0
-"""The quota is imposed a moment after training begins, and the period before it is saved up."""
+"""The quota is applied a moment after training begins, and the time before it is accumulated."""
 PROBE_S = 11.0
 
 
 def commit() -> str:
-    """The checked-out commit, with `+` where files differ from it."""
+    """Return the checked-out commit, with `+` if files differ from it."""
     where = Path(__file__).parent
-    head = _said("git", "-C", str(where), "rev-parse", "--short=12", "HEAD").strip()
-    changed = _said("git", "-C", str(where), "status", "--porcelain").strip()
+    head = _stdout("git", "-C", str(where), "rev-parse", "--short=12", "HEAD").strip()
+    changed = _stdout("git", "-C", str(where), "status", "--porcelain").strip()
     return f"{head}{'+' if changed else ''}"
 
 
-def _said(*command: str) -> str:
+def _stdout(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def random_images(folder: Path, samples: int = 2000) -> Path:
-    """An .npz of 32x32x3 images in ten classes, all chance: what a step costs is what counts."""
+    """Write an .npz of random 32x32x3 images in ten classes: only the cost of a step matters."""
     chance = np.random.default_rng(1)
     path = folder / "images.npz"
     np.savez(
@@ -56,7 +56,9 @@ def random_images(folder: Path, samples: int = 2000) -> Path:
 
 
 def job(*, name: str, workers: int, data: Path, global_batch: int, **sections: Any) -> Document:
-    """A manifest: that many workers of one site train on `data`; `sections` go over its spec."""
+    """Return a manifest: this many workers of one site train on `data`; `sections` replace its
+    spec.
+    """
     spec: Document = {
         "sites": [{"name": "plant-a", "groups": [{"name": "all", "workers": workers}]}],
         "trainer": {
@@ -88,14 +90,14 @@ def _merge(into: Document, other: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A `dlion run` that goes on, or is over."""
+    """A `dlion run`, during and after its execution."""
 
     process: subprocess.Popen[bytes]
     out: Path
     probes: Path
 
     def records(self) -> list[Record]:
-        """Everything in events.jsonl so far; a line that is still being written is left out."""
+        """Return all complete lines of events.jsonl so far."""
         path = self.out / "events.jsonl"
         if not path.exists():
             return []
@@ -103,11 +105,11 @@ class LocalRun:
         return [json.loads(line) for line in lines]
 
     def of_kind(self, kind: str, rank: int | None = None) -> list[Record]:
-        """Records of one kind, of one worker where asked."""
+        """Return records of one kind, optionally of one worker."""
         return [r for r in self.records() if r["kind"] == kind and rank in (None, r["rank"])]
 
     def probed(self) -> dict[int, list[Record]]:
-        """What the probes saw, by rank; link records have their trainer's rank, too."""
+        """Return the lines of the probes by rank; link records have their trainer's rank, too."""
         found = {}
         for path in self.probes.iterdir():
             lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
@@ -117,7 +119,7 @@ class LocalRun:
         return found
 
     def wait_for_training(self) -> None:
-        """Returns when training begins. Raises: RuntimeError where that fails."""
+        """Return when training begins. Raises: RuntimeError if that fails."""
         end_s = time.monotonic() + LONGEST_START_S
         while not any(r.get("reason") == "TrainingStarted" for r in self.records()):
             if self.process.poll() is not None or time.monotonic() > end_s:
@@ -125,21 +127,21 @@ class LocalRun:
             time.sleep(0.2)
 
     def namespaces(self) -> dict[int, str]:
-        """The network namespace of each worker, by rank."""
+        """Return the network namespace of each worker by rank."""
         prefix = f"dlion-{self.process.pid}-"
         names = [p.name for p in Path("/run/netns").iterdir() if p.name.startswith(prefix)]
         return {int(name.rpartition("-w")[2]): name for name in names if "-w" in name}
 
     def pids(self, module: str) -> dict[int, int]:
-        """Process ids by rank of the workers' processes that run that module."""
+        """Return the process ids of the workers' processes with that module, by rank."""
         return {int(config["rank"]): pid for pid, config in self._processes(module)}
 
     def zero_monotonic_s(self) -> float:
-        """The monotonic time at which the records' times are zero; only while it runs."""
+        """Return the monotonic time of the zero of the records; only during the run."""
         return min(config["start_time_monotonic_s"] for _, config in self._processes("supervisor"))
 
     def _processes(self, module: str) -> Iterator[tuple[int, Record]]:
-        """Id and configuration of every process of this run that runs `dlion_worker.<module>`."""
+        """Yield id and configuration of every process of this run of `dlion_worker.<module>`."""
         for folder in Path("/proc").iterdir():
             try:
                 words = (folder / "cmdline").read_text().replace("\0", " ").split()
@@ -153,12 +155,12 @@ class LocalRun:
                 yield int(folder.name), config
 
     def began_s(self) -> float:
-        """When the first worker began to train, by the records' time."""
+        """Return when the first worker began to train, by the records' time."""
         started = [r for r in self.of_kind("event") if r["reason"] == "TrainingStarted"]
         return min(float(r["time_s"]) for r in started)
 
     def finish(self) -> None:
-        """Waits for the end. Raises: RuntimeError where the run failed."""
+        """Wait for the end. Raises: RuntimeError if the run failed."""
         if self.process.wait() != 0:
             raise RuntimeError(f"dlion run ended with {self.process.returncode}: see {self.out}")
 
@@ -172,10 +174,11 @@ def started(
     data_root: Path | None = None,
     probe_links_s: float | None = None,
 ) -> Iterator[LocalRun]:
-    """Starts that job in that environment; ends it if the caller does not see it to its end.
+    """Start that job in that environment; end it if the caller leaves before its end.
 
-    `data_root`: where its data are, so that no place of this machine stands in the results.
-    `probe_links_s`: looks into the trainers as `probe/sitecustomize.py` says; 0: without links.
+    `data_root`: the folder of its data, so that the results have no path of this machine.
+    `probe_links_s`: interval of the probes in the trainers (`probe/sitecustomize.py`); 0: without
+    links.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     files = {"job": document, "environment": environment}
@@ -215,8 +218,9 @@ def started(
 def alone_samples_per_s(
     out: Path, data: Path, environment: Document, seconds: float, samples: int
 ) -> float:
-    """Samples per second of wall time that one worker does there, without any exchange, with steps
-    of that many samples.
+    """Return samples per second of wall time of one worker there, without any exchange.
+
+    Its steps have this many samples.
     """
     document = job(
         name="alone",
@@ -234,7 +238,7 @@ def alone_samples_per_s(
 
 
 def probed_samples_per_s(environment: Document, samples: int) -> float:
-    """The same in a short run that is thrown away: how long a step is to be on this machine."""
+    """Return the same of a short trial run, to choose the time of a step on this machine."""
     with tempfile.TemporaryDirectory(prefix="dlion-bench-") as temporary:
         folder = Path(temporary)
         data = random_images(folder)
@@ -242,7 +246,7 @@ def probed_samples_per_s(environment: Document, samples: int) -> float:
 
 
 def sampled(run: LocalRun, every_s: float, look: Callable[[float], None]) -> None:
-    """Calls `look` with the monotonic time, at that interval, until the run is over."""
+    """Call `look` with the monotonic time at that interval until the run is over."""
     next_s = time.monotonic()
     while run.process.poll() is None:
         look(time.monotonic())

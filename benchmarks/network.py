@@ -1,10 +1,10 @@
-"""Prints what an environment asks for beside what this machine gives: rates and quotas.
+"""Compare the rates and quotas that an environment requests with those of this machine.
 
     python benchmarks/network.py [ENVIRONMENT] [--unprivileged] [--seconds 3]
 
-Real transfers over the shaped links, each worker to the next at once, then over the first worker's
-links together; then one process per worker that burns CPU under its quota. As root by network
-namespaces and control groups, else (or when told so) by relay and duty cycle.
+Transfers are real: over the shaped links, each worker to the next at once, then over the first
+worker's links together. Then one process per worker burns CPU under its quota. As root it uses
+network namespaces and control groups, otherwise (or with --unprivileged) relay and duty cycle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while Tru
 
 
 def workers_for(environment: Environment) -> tuple[WorkerIdentity, ...]:
-    """Identities that the environment fits."""
+    """Return identities that fit the environment."""
     counts = [site.workers for site in environment.sites] or [environment.worker_count]
     members = [(site, index) for site, count in enumerate(counts) for index in range(count)]
     return tuple(
@@ -45,7 +45,7 @@ def workers_for(environment: Environment) -> tuple[WorkerIdentity, ...]:
 
 
 def show_links(imposed: EmulatedEnvironment, seconds: float) -> None:
-    """A line per link: asked for, carried, the most in any second."""
+    """Print a line per link: requested, carried, and the maximum in any second."""
     count = len(imposed.plan.workers)
     ring = [(Rank(k), Rank((k + 1) % count)) for k in range(count)]
     fan = [(Rank(0), Rank(k)) for k in range(1, count)]
@@ -58,7 +58,7 @@ def show_links(imposed: EmulatedEnvironment, seconds: float) -> None:
 
 
 def link_line(imposed: EmulatedEnvironment, one: TransferMeasurement) -> str:
-    """One link's figures."""
+    """Return one link's figures."""
     asked = imposed.plan.initial.link_bytes_per_s(one.sender, one.receiver) / BYTES_PER_MBIT
     carried = one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT
     most = max(windows_bytes_per_s(one, 1.0), default=0.0) / BYTES_PER_MBIT
@@ -67,7 +67,7 @@ def link_line(imposed: EmulatedEnvironment, one: TransferMeasurement) -> str:
 
 
 def show_quotas(imposed: EmulatedEnvironment, seconds: float) -> None:
-    """A line per worker: quota, CPU used by a process that would use a whole core."""
+    """Print a line per worker: quota, and CPU of a process that can use a whole core."""
     ranks = [worker.rank for worker in imposed.plan.workers]
     burning = [
         subprocess.Popen(
@@ -95,13 +95,13 @@ def show_quotas(imposed: EmulatedEnvironment, seconds: float) -> None:
 
 
 def quota_line(one: EnvironmentFigure) -> str:
-    """One worker's figures."""
+    """Return one worker's figures."""
     requested, measured = one.requested or 0.0, one.measured or 0.0
     return f"{one.rank:>8} {requested:9.3f} {measured:9.3f} {measured / requested:6.3f}"
 
 
 def main() -> None:
-    """Impose the environment, measure, print."""
+    """Apply the environment, measure, print."""
     parser = argparse.ArgumentParser(description="Requested against measured.")
     parser.add_argument("environment", nargs="?", default="hetero-sys-a")
     parser.add_argument("--unprivileged", action="store_true")

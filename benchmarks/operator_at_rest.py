@@ -1,18 +1,17 @@
-"""What the operator costs while there is nothing for it to do.
+"""Measure the cost of an idle operator.
 
     python benchmarks/operator_at_rest.py [alone|idle|training] [--jobs 300] [--seconds 120]
 
-As root. `alone`: an API server of the testbed without nodes, the operator as a process beside it:
-first without a job, then with one whose pods fit nowhere, then with so many suspended ones, then
-started anew with them. Each is watched for so long after the operator has had nothing to do for ten
-seconds; requests are counted by a proxy.
+Run as root. `alone`: an API server of the testbed without nodes, and the operator as a process. It
+has no job, then one whose pods fit on no node, then suspended ones, then a restart with these. Each
+state is measured for the given time after ten idle seconds; a proxy counts requests.
 
-`idle` and `training`: three such API servers and operators, federated, and one job at all. Its pods
-fit nowhere; or a worker and a keeper at each site train, as processes with their pods' ConfigMap
-and tokens. Counted are the status patches of each site, the most in any minute, while no condition
-changes, and the bytes between operators on each link.
+`idle` and `training`: three such API servers and federated operators, with the same job. Its pods
+fit on no node; or a worker and a keeper at each site train, as processes with their pods' ConfigMap
+and tokens. The script counts the status patches of each site (maximum in any minute) while no
+condition changes, and the bytes between operators on each link.
 
-Without a word all three. Exit code 1 where a bar is missed.
+Without an argument all three run. Exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from testbed.sites import Testbed  # noqa: E402
 CORE_BAR = 0.01
 REST_BAR_MB, SUSPENDED_BAR_MB = 150, 220
 PATCHES_BAR = 6
-"""Status patches of one site in any minute in which no condition changes."""
+"""Status patches of one site in any minute without a change of a condition."""
 LINK_BAR_BYTES_PER_S = 2000
-"""Both ways together, headers in it."""
+"""Both directions together, headers included."""
 SITES, JOB = ("plant-a", "plant-b", "plant-c"), "test"
 QUIET_S = 10.0
 START_S = 300.0
@@ -58,19 +57,19 @@ START_S = 300.0
 
 @dataclass(frozen=True)
 class Rest:
-    """A stretch of time in which nothing was to be done."""
+    """A period in which the operator is idle."""
 
     what: str
     bar_mb: int
     memory_mb: float
     core: float
-    """Share of one."""
+    """Share of one core."""
     requests_per_minute: float
     changes: int
 
     @property
     def within(self) -> bool:
-        """Whether the bars are kept."""
+        """Report whether the bars are met."""
         return self.memory_mb <= self.bar_mb and self.core <= CORE_BAR and not self.changes
 
     def __str__(self) -> str:
@@ -97,7 +96,7 @@ def main() -> None:
 
 
 def _alone(folder: Path, jobs: int, seconds: float) -> bool:
-    """Prints what one operator costs; whether its bars are kept."""
+    """Print the cost of one operator; report whether its bars are met."""
     with Testbed.up(name=f"b{os.getpid()}", sites=1, nodes=0) as testbed:
         kubectl = _knowing_jobs(testbed, "site-a")
         rests = _measured(kubectl, folder, jobs, seconds)
@@ -116,18 +115,18 @@ def _knowing_jobs(testbed: Testbed, site: str) -> Kubectl:
 
 @dataclass(frozen=True)
 class Patches:
-    """Status patches of one site in a stretch of time."""
+    """Status patches of one site in a period."""
 
     what: str
     site: str
     count: int
     most_in_a_minute: int
     changed: bool
-    """Whether a condition has."""
+    """Whether a condition changed."""
 
     @property
     def within(self) -> bool:
-        """Whether the bar is kept, and the stretch counts."""
+        """Report whether the bar is met and the period counts."""
         return self.most_in_a_minute <= PATCHES_BAR and not self.changed
 
     def __str__(self) -> str:
@@ -136,7 +135,9 @@ class Patches:
 
 
 def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
-    """Prints what operators write of a job of three sites, and send; whether bars are kept."""
+    """Print the operators' writes for a job of three sites, and their traffic; report whether bars
+    are met.
+    """
     batch = {"initial": 256, "max": 256, "growth": False}
     document = job_document(
         dict.fromkeys(SITES, 1),
@@ -171,7 +172,7 @@ def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
     for (one, other), rate in sorted(links.items()):
         print(f"| {one} and {other} | {rate:.0f} |")
     are_all_there = len(links) == len(SITES) * (len(SITES) - 1) // 2
-    # Below nothing: a connection was made anew, and what it counts began again.
+    # A negative rate: a connection was replaced, and its counters restarted.
     is_little = all(0 <= rate <= LINK_BAR_BYTES_PER_S for rate in links.values())
     return are_all_there and is_little and all(each.within for each in found)
 
@@ -187,8 +188,9 @@ def _trains(site: OperatedSite) -> bool:
 def _patches(
     what: str, sites: list[OperatedSite], stands: Callable[[OperatedSite], bool], seconds: float
 ) -> tuple[list[Patches], dict[Link, float]]:
-    """Of each site, once the job stands so at all and no condition has changed for a while; and
-    bytes/s on each link meanwhile."""
+    """Return the patches of each site and the bytes/s on each link, once the job is in this state
+    and no condition has changed for a while.
+    """
 
     def settled() -> bool:
         before = [site.conditions(JOB) for site in sites]
@@ -248,7 +250,7 @@ def _suspended(kubectl: Kubectl) -> int:
 def _rest(
     what: str, bar_mb: int, operator: OperatorProcess, proxy: FaultProxy, seconds: float
 ) -> Rest:
-    assert waited(lambda: proxy.is_quiet(QUIET_S), START_S), "the operator does not come to rest"
+    assert waited(lambda: proxy.is_quiet(QUIET_S), START_S), "the operator does not become idle"
     before, began_s, cpu_s = len(proxy.requests), time.monotonic(), operator.cpu_s()
     time.sleep(seconds)
     passed_s = time.monotonic() - began_s

@@ -1,13 +1,12 @@
-"""What the parts of an operator with many jobs cost, each alone: CPU and memory.
+"""Measure the parts of an operator with many jobs, each alone: CPU and memory.
 
     python benchmarks/operator_parts.py [store|pass|event|connection]
 
 No cluster is needed. `store`: memory of the objects of a thousand jobs with five workers, each
-decoded by itself, as events of a watch are. `pass`: CPU of a look at a job that trains and in which
-nothing changes. `event`: CPU of an event of a pod in kopf, with the operator's settings.
-`connection`: memory of a connection with TLS and an open stream in a gRPC server, as of a worker
-that has joined. Each part runs in a process of its own; with PYTHONPATH of another tree's packages
-it measures those.
+decoded separately, as events of a watch are. `pass`: CPU of a pass over a job that trains without
+changes. `event`: CPU of an event of a pod in kopf, with the operator's settings. `connection`:
+memory of a connection with TLS and an open stream in a gRPC server, as of a joined worker. Each
+part runs in a separate process; with PYTHONPATH of another tree's packages it measures those.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def rss_mb(pid: int | str = "self") -> float:
 
 
 def objects_of_a_job() -> list[Document]:
-    """The objects that an operator makes for a job, and its pods as a kubelet reports them."""
+    """Return an operator's objects of a job, and its pods with a kubelet's status."""
     from dlion_operator.kubernetes.client import Kind
     from operator_in_memory import Site
     from operator_world import dlion_job

@@ -1,10 +1,10 @@
-"""What measuring the phases of a step costs: a worker's exchange with and without the clock.
+"""Measure the cost of the phase clock: a worker's exchange with and without it.
 
     python benchmarks/phase_cost.py [--repeat 40]
 
 One worker of four selects, encodes, queues, decodes and applies gradients of 1.1 M entries by the
-policy `dlion`; peers' messages are its own. Steps with and without the clock take turns in one
-process. Printed: the medians, their ratio, the marks of a step, and what a mark costs alone.
+policy `dlion`; peers' messages are its own. Steps with and without the clock alternate in one
+process. The script prints the medians, their ratio, the marks of a step, and the cost of a mark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ JOB = {
 
 
 class Weights:
-    """A replica with the cheapest of optimizers."""
+    """A replica with the cheapest optimizer."""
 
     learning_rate = 0.1
 
@@ -80,7 +80,7 @@ class Parts:
 
 
 class CountedClock:
-    """Counts its readings."""
+    """A clock that counts its readings."""
 
     count = 0
 
@@ -90,7 +90,7 @@ class CountedClock:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=40, help="pairs of steps")
     arguments = parser.parse_args()

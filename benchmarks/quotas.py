@@ -1,13 +1,13 @@
-"""Batch shares under hard CPU quotas beside what each worker does alone.
+"""Compare batch shares under hard CPU quotas with the speed of each worker alone.
 
     python benchmarks/quotas.py [--runs 5] [--short] [--step-s 1]
 
-As root. First how many samples make steps of about that many seconds on this machine. Then each
-worker by itself at its quota: samples per second of wall time, before and after the job, as the
-machine does not stay the same. Between them the job of all four, whose quotas are permuted in the
-middle. Printed: each worker's share of the batch beside its share of the samples per second alone,
-and after how many of its iterations all shares were within the bar for good. Exit code 1 where the
-bar is missed.
+Run as root. First the script finds how many samples make steps of about the given time on this
+machine. Then each worker runs alone at its quota: samples per second of wall time, before and after
+the job, since the machine varies. Between them the job of all four runs; its quotas are permuted in
+the middle. The script prints each worker's share of the batch beside its share of the samples per
+second alone. It also prints after how many of its iterations all shares stayed within the bar. Exit
+code 1 if the bar is missed.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from local_runs import SETTLE_S, Record
 
 QUOTAS = (0.8, 0.4, 0.2, 0.2)
 PERMUTATION = (3, 2, 1, 0)
-"""Worker k gets the quota that worker PERMUTATION[k] had."""
+"""Worker k gets the quota of worker PERMUTATION[k]."""
 
 PROBED_WITH = 600
-"""Samples in an iteration of all workers, in the run that tells how many there should be."""
+"""Samples in an iteration of all workers, in the run that determines their number."""
 STEP_S = 1.0
 MIN_STEP_S = 0.3
 PHASE_STEPS = 30
-"""That many before the change of quotas at least, and after it."""
+"""Minimum before and after the change of quotas."""
 MBIT_PER_S = 50
 BAR_FRACTION, BAR_ITERATIONS = 0.10, 10
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One assignment of quotas to workers, and what came of it."""
+    """One assignment of quotas to workers, and its results."""
 
     name: str
     quotas: tuple[float, ...]
     wanted: tuple[float, ...]
-    """Share of each in the sum of what all do alone."""
+    """Share of each in the sum of the speeds alone."""
     got: tuple[float, ...]
-    """Mean share of each in the batch, once converged (else in the last iteration)."""
+    """Mean share of each in the batch, once converged (otherwise in the last iteration)."""
     iterations: int | None
-    """Own iterations, the largest over the workers, until all shares were inside for good."""
+    """Own iterations, maximum over the workers, until all shares stayed inside."""
     worst: float
-    """Largest relative deviation after that."""
+    """Maximum relative deviation after that."""
     step_s: float
     """Median step over the workers."""
 
     @property
     def held(self) -> bool:
-        """Whether the bar was met."""
+        """Report whether the bar was met."""
         return self.iterations is not None and self.iterations <= BAR_ITERATIONS
 
 
 def environment(quotas: tuple[float, ...], change_s: float | None) -> local_runs.Document:
-    """Hard quotas, and links that do not let the exchange take them all."""
+    """Return hard quotas, and links that limit the CPU of the exchange."""
     document: local_runs.Document = {
         "name": "quotas",
         "workers": [{"cores": quota, "mbitPerS": MBIT_PER_S} for quota in quotas],
@@ -75,15 +75,18 @@ def environment(quotas: tuple[float, ...], change_s: float | None) -> local_runs
 def alone_samples_per_s(
     out: Path, data: Path, quota: float, seconds: float, global_batch: int
 ) -> float:
-    """Samples per second of wall time that one worker does at that quota, without any exchange,
-    with its part of that batch of all.
+    """Return samples per second of wall time of one worker at that quota, without any exchange.
+
+    Its batch is its part of that batch of all.
     """
     samples = max(8, round(global_batch * quota / sum(QUOTAS)))
     return local_runs.alone_samples_per_s(out, data, environment((quota,), None), seconds, samples)
 
 
 def batch_for(step_s: float) -> int:
-    """Samples of all workers that take about so long on this machine now, each at its quota."""
+    """Return the samples of all workers that take about this time on this machine, each at its
+    quota.
+    """
     most = max(QUOTAS)
     probed_with = round(PROBED_WITH * most / sum(QUOTAS))
     rate = local_runs.probed_samples_per_s(environment((most,), None), probed_with)
@@ -93,7 +96,7 @@ def batch_for(step_s: float) -> int:
 def job_steps(
     folder: Path, data: Path, seconds: float, global_batch: int
 ) -> tuple[list[Record], float]:
-    """Steps of the job of all four, and when the quotas were permuted."""
+    """Return the steps of the job of all four, and when the quotas were permuted."""
     document = local_runs.job(
         name="quotas",
         workers=len(QUOTAS),
@@ -110,7 +113,7 @@ def job_steps(
 
 def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
           steps: list[Record]) -> Phase:  # fmt: skip
-    """How the shares of these steps went; each worker's own iterations count from 1."""
+    """Judge the shares of these steps; each worker's own iterations count from 1."""
     total = sum(alone[quota] for quota in quotas)
     wanted = tuple(alone[quota] / total for quota in quotas)
     of_rank = [[s for s in steps if s["rank"] == rank] for rank in range(len(quotas))]
@@ -119,7 +122,7 @@ def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
         shares = [s["local_batch_size"] / s["global_batch_size"] for s in own]
         deviations.append([abs(value / share - 1) for value in shares])
         got.append(shares)
-    # The first iteration (from 1) from which on a worker's share stays inside.
+    # The first iteration (from 1) after which a worker's share stays inside.
     firsts = [
         max((i + 2 for i, value in enumerate(one) if value > BAR_FRACTION), default=1)
         for one in deviations
@@ -140,7 +143,7 @@ def judge(name: str, quotas: tuple[float, ...], alone: dict[float, float],
 def once(
     folder: Path, *, alone_s: float, job_s: float, global_batch: int
 ) -> tuple[dict[float, float], list[Phase]]:
-    """One whole comparison; what each does alone is the mean of before and after the job."""
+    """Run one whole comparison; the speed alone is the mean of before and after the job."""
     data = local_runs.random_images(folder)
 
     def all_alone(when: str) -> dict[float, float]:
@@ -159,13 +162,13 @@ def once(
     alone = {quota: (before[quota] + after[quota]) / 2 for quota in before}
     permuted = tuple(QUOTAS[k] for k in PERMUTATION)
     first = [s for s in steps if s["time_s"] <= changed_s]
-    # A step under way when the quotas changed belongs to neither.
+    # A step during the change of quotas belongs to neither phase.
     second = [s for s in steps if s["time_s"] - s["wall_s"] >= changed_s]
     return alone, [judge("start", QUOTAS, alone, first), judge("permuted", permuted, alone, second)]
 
 
 def show(number: int, alone: dict[float, float], phases: list[Phase]) -> None:
-    """The rows of one run."""
+    """Print the rows of one run."""
     for phase in phases:
         rates = " ".join(f"{alone[q]:6.1f}" for q in phase.quotas)
         wanted = " ".join(f"{share:5.3f}" for share in phase.wanted)
@@ -177,11 +180,11 @@ def show(number: int, alone: dict[float, float], phases: list[Phase]) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 where every run met the bar."""
+    """Return the exit code: 0 if every run met the bar."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="three minutes instead of six")
-    parser.add_argument("--step-s", type=float, default=STEP_S, help="about so long is a step")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="approximate time of a step")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--keep", type=Path, help="keep the result folders there")
     arguments = parser.parse_args()

@@ -1,15 +1,17 @@
-"""What it costs a run that its certificates are renewed and its connections remade.
+"""Measure the cost of renewing certificates and replacing connections during a run.
 
     python benchmarks/renewals.py [--life 120] [--times 4]
 
-A worker at each of two sites trains in lock step, with keepers, coordinators and federation, and
-certificates that live so many seconds, until every connection has been remade so many times: links,
-measuring, workers and keepers to their coordinators, operator to operator. Printed: how often each
-was, each worker's longest iteration beside its median, and how many are longer than twice that
-beside a renewal and at other times: whatever else the machine does makes some long in any case.
-Exit code 1 where an iteration is done twice or left out, long ones come more often beside renewals
-(by chance once in a hundred runs: Fisher's exact test), a link goes down, replicas part, or a
-warning is told.
+A worker at each of two sites trains in lock step, with keepers, coordinators and federation.
+Certificates live for the given time, until every connection has been replaced the given number of
+times. Connections are links, measurements, those of workers and keepers to their coordinators, and
+those between operators. The script prints the count of each and each worker's longest iteration
+beside its median. It counts iterations longer than twice the median near a renewal and at other
+times, since other load of the machine also causes some.
+
+Exit code 1 if an iteration is done twice or omitted, a link goes down, replicas differ, or a
+warning is reported. It is also 1 if long iterations are more frequent near renewals (by chance once
+in a hundred runs: Fisher's exact test).
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from scipy.stats import fisher_exact  # noqa: E402
 from renewed_run import RenewedRun, Slowness, renewed_run  # noqa: E402
 
 BATCH = 4096
-"""Samples of both workers together: a step then takes some tenths of a second, beside which a
-moment in which the machine does something else is short."""
+"""Samples of both workers together: a step then takes several tenths of a second, which is long
+compared with short interruptions by other load."""
 BY_CHANCE = 0.01
 
 
@@ -63,14 +65,15 @@ def main() -> None:
 
 
 def chance(beside: Slowness, elsewhere: Slowness) -> float:
-    """How likely so many long iterations beside renewals are, or more, if they are as likely at any
-    time: Fisher's exact test, one-sided."""
+    """Return how likely at least this many long iterations near renewals are, if they are equally
+    likely at any time: Fisher's exact test, one-sided.
+    """
     table = [[each.slow, each.iterations - each.slow] for each in (beside, elsewhere)]
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
 def within(run: RenewedRun) -> bool:
-    """Whether nothing was lost."""
+    """Report whether nothing was lost."""
     lost = any(loss.discarded for loss in run.losses.values())
     is_judged = min(run.beside.iterations, run.elsewhere.iterations) > 0
     kept = is_judged and not lost and chance(run.beside, run.elsewhere) >= BY_CHANCE

@@ -1,11 +1,11 @@
-"""What the report page costs: time to write it, and its size.
+"""Measure the cost of the report page: time to write it, and its size.
 
     python benchmarks/report_page.py [FOLDER…] [--runs 5] [--against REV]
 
-One page of the given result folders together, and one of an invented run of 96 workers, each in a
-fresh process that has loaded what `dlion run` has at its end. Printed: seconds, CPU seconds and kB
-as median (range), and with `--against` the same of another commit, whose processes alternate with
-those of this tree, and the ratios of pairs.
+One page is of the given result folders together, one of a generated run of 96 workers. Each is
+written by a new process with the modules that `dlion run` has loaded at its end. The script prints
+seconds, CPU seconds and kB as median (range). With `--against` it also prints the same of another
+commit, whose processes alternate with those of this tree, and the ratios of pairs.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def main() -> None:
                     name: _measured(tree, folders, folder / "page.html")
                     for name, tree in trees.items()
                 }
-                for _ in range(options.runs + 1)  # the first leaves compiled files
+                for _ in range(options.runs + 1)  # the first one leaves compiled files
             ][1:]
             print(f"\n{words}, {options.runs} pages each\n")
             print_rounds(list(trees), PARTS, rounds)
 
 
 def _invented(path: Path) -> Path:
-    """A result folder of 96 workers, 30 seconds long."""
+    """Write a result folder of 96 workers, 30 seconds long."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from dlion_results.run_folder.folder import ResultFolder
     from dlion_results.summary.summary import Ending

@@ -1,14 +1,14 @@
-"""What the detector of bad contributions, and each method of `exchange.robustness`, cost a step.
+"""Measure the cost per step of the detector of bad contributions and of each robust method.
 
     python benchmarks/robustness_cost.py [--repeat 36]
 
-One worker of four, `cipher` (1.1 M parameters) with a batch of 48, one thread: its gradient, then
-the exchange of a step by `full` (whole gradients of 16 bits), or of a round by `adaptive` with two
-local steps and 5 % of the entries. The machine's peers are machines like itself, whose messages it
-takes. Steps with the methods take turns in one process. Printed, in CPU time: the means of the
-exchange, and what a method adds as a share of the whole step, gradient included. The first 16
-rounds, of which each is measured, do not count. No method adds a byte; those of `adaptive` differ
-by a few, since methods lead to other weights.
+One worker of four computes the gradient of `cipher` (1.1 M parameters) with a batch of 48 on one
+thread. Then it exchanges a step by `full` (whole gradients of 16 bits), or a round by `adaptive`
+with two local steps and 5 % of the entries. Its peers are equal machines, whose messages it
+receives. Steps with the methods of `exchange.robustness` alternate in one process. The script
+prints CPU times: the mean of the exchange, and the addition by a method as a share of the whole
+step, gradient included. The first 16 rounds, all of which are measured, do not count. No method
+adds a byte; those of `adaptive` differ slightly, since methods lead to other weights.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Workers:
                     self._handle(rank, MemberJoined(peer))
 
     def step(self, gradient_PD: Any) -> float:
-        """CPU seconds of the first worker's exchange in one step."""
+        """Return the CPU seconds of the first worker's exchange in one step."""
         self.spent_s, self._iteration = 0.0, self._iteration + 1
         messages: list[tuple[int, int, Any]] = []
         for rank, gradient_D in enumerate(gradient_PD):
@@ -106,11 +106,11 @@ class Workers:
 
     def _handle(self, rank: int, event: Any) -> list[tuple[int, int, Any]]:
         began_s = time.thread_time()
-        told = self.machines[rank].handle(event)
+        instructions = self.machines[rank].handle(event)
         if rank == 0:
             self.spent_s += time.thread_time() - began_s
         sent = []
-        for one in told:
+        for one in instructions:
             match one:
                 case SendMessage(peer=peer, message=message):
                     self.sent_bytes += message.size_bytes
@@ -124,7 +124,7 @@ class Workers:
 
 
 def gradient_s(repeat: int) -> tuple[float, int]:
-    """Median CPU seconds of a gradient of `cipher`, and its number of parameters."""
+    """Return the median CPU seconds of a gradient of `cipher`, and its number of parameters."""
     from dlion_worker.training import threads
 
     threads.configure(1.0)
@@ -153,7 +153,7 @@ def gradient_s(repeat: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=36, help="rounds of all methods")
     arguments = parser.parse_args()

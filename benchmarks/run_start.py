@@ -1,12 +1,12 @@
-"""How soon a local run trains, and what it costs in CPU until then.
+"""Measure the time until a local run trains, and its CPU cost until then.
 
     python benchmarks/run_start.py [--workers 4] [--runs 5] [--against REV]
 
-`dlion run` of the digits with as many workers as given, for one step: seconds from the command to
-TrainingStarted and to the first step of every worker, memory of all processes when training starts
-(pages that several share count once), and CPU seconds of all processes to the end.
-Printed as median (range), and with `--against` the same of another commit, whose runs alternate
-with those of this tree, and the ratios of pairs.
+`dlion run` trains the digits with the given number of workers for one step. The script measures
+seconds from the command to TrainingStarted and to the first step of every worker. It also measures
+memory of all processes when training starts (shared pages count once), and CPU seconds of all
+processes to the end. It prints median (range). With `--against` it also prints the same of another
+commit, whose runs alternate with those of this tree, and the ratios of pairs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         if options.against:
             trees[options.against] = checked_out(options.against, Path(folder), PACKAGES)
         for tree in trees.values():
-            _measured(tree, options.workers)  # which leaves compiled files
+            _measured(tree, options.workers)  # it leaves compiled files
         rounds = [
             {name: _measured(tree, options.workers) for name, tree in trees.items()}
             for _ in range(options.runs)
@@ -89,10 +89,10 @@ def _count(events: Path, text: bytes) -> int:
 
 
 def _memory_mb(mark: str) -> float:
-    """Proportional set sizes of all processes with that variable in their environment."""
+    """Return proportional set sizes of all processes with that variable in their environment."""
     sum_kb = 0
     for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it is no process, or has ended
+        with contextlib.suppress(OSError):  # not a process, or it has ended
             if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 rollup = (folder / "smaps_rollup").read_text().splitlines()
                 sum_kb += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))

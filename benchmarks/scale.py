@@ -1,16 +1,16 @@
-"""What one operator carries: a thousand jobs, five thousand workers' pods, a real API server.
+"""Measure the capacity of one operator: a thousand jobs, five thousand pods, a real API server.
 
     python benchmarks/scale.py [--jobs 1000] [--workers 5] [--runs 5] [--baseline COMMIT]
 
-As root. Each run brings up a site of the testbed (etcd, API server, controllers, scheduler), with
-KWOK in place of kubelets, one operator process, and one process that joins the coordinator for each
-pod that is said to run (`benchmarks/scaling`). Jobs are created as fast as the API server takes
-them; then everything rests; then jobs are changed, one after the other; then the operator is killed
-and started anew. With `--baseline` each run is followed by one of that commit's operator.
+Run as root. Each run starts a site of the testbed (etcd, API server, controllers, scheduler) with
+KWOK in place of kubelets. It has one operator process, and one process that joins the coordinator
+for each running pod (`benchmarks/scaling`). Jobs are created as fast as the API server accepts
+them, and idle. Then jobs are changed, one after the other, and the operator is killed and
+restarted. With `--baseline` each run is followed by one of that commit's operator.
 
-A run is kept in DIR when it is complete, and not measured again. Printed is a table of the medians
-with the ranges over the runs, and the bars; with `--picture` its figure is drawn. Exit code 1 where
-a bar is missed, which means nothing on a machine that does other work: see the load average.
+A complete run is stored in DIR and not measured again. The script prints a table of the medians
+with the ranges over the runs, and the bars; with `--picture` it draws a figure. Exit code 1 if a
+bar is missed, which means nothing on a machine with other load: see the load average.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=5, help="of each job (5)")
     parser.add_argument("--runs", type=int, default=5, help="(5)")
     parser.add_argument("--probes", type=int, default=120, help="jobs that are changed (120)")
-    parser.add_argument("--rest", type=float, default=65.0, help="seconds of rest (65)")
+    parser.add_argument("--rest", type=float, default=65.0, help="idle seconds (65)")
     parser.add_argument("--baseline", metavar="COMMIT", help="measure its operator, too")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scale", help="(runs/scale)")
     parser.add_argument("--picture", type=Path, help="draw the figure, as SVG")
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[Figures, str]]]:
-    """The runs of each operator, each with its commit."""
+    """Return the runs of each operator, each with its commit."""
     found: dict[str, list[tuple[Figures, str]]] = {"this tree": []}
     if options.baseline:
         found[f"{options.baseline:.12}"] = []
@@ -123,7 +123,7 @@ def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[F
 
 
 def _run(size: Size, baseline: str) -> Run:
-    """One run, of that commit's operator or of this tree's."""
+    """Run once, with that commit's operator or this tree's."""
     if not baseline:
         figures = measure(size, code=_code(ROOT), definition=ROOT / "crds" / "dlionjob.yaml")
         return {"commit": commit(), "figures": asdict(figures)}

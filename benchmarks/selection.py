@@ -1,10 +1,10 @@
-"""What Max N costs: milliseconds to select, encode, decode and add, against a naive sort.
+"""Measure the cost of Max N: milliseconds to select, encode, decode and add, against a naive sort.
 
     python benchmarks/selection.py [--entries N] [--repeat R] [--narrow]
 
-One core is measured (process time; the least of R runs). The naive baseline sorts every variable's
-magnitudes for each link, as a threshold found without a histogram needs, and codes the same way.
-GB/s are those of the gradient as float32, beside a copy of it.
+Times are of one core (process time; minimum of R runs). The naive baseline sorts every variable's
+magnitudes for each link, as a threshold without a histogram requires, and codes the same way. GB/s
+refer to the gradient as float32, beside a copy of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CIPHER_SHARES = (0.0008, 0.0165, 0.0329, 0.8912, 0.057, 0.0016)
-"""Sizes of the variables of a small convolutional net, as shares of all entries."""
+"""Sizes of the variables of a small convolutional network, as shares of all entries."""
 
 BUDGET_SHARES = {
     "5 links, 5-15 %": (0.05, 0.075, 0.1, 0.125, 0.15),
@@ -52,11 +52,11 @@ NARROW_SHARES = {
     "3 equal links, 10 %": (0.1, 0.1, 0.1),
     "3 unequal links, 6-10 %": (0.06, 0.08, 0.1),
 }
-"""Shares of the entries that fit."""
+"""Shares of the entries that a link carries."""
 
 
 def some_gradient(entries: int) -> tuple[NDArray[np.float32], Layout]:
-    """Heavy-tailed values, each variable on a scale of its own."""
+    """Return heavy-tailed values, each variable on its own scale."""
     rng = np.random.default_rng(0)
     sizes = [max(1, int(share * entries)) for share in CIPHER_SHARES[:-1]]
     sizes.append(entries - sum(sizes))
@@ -66,7 +66,7 @@ def some_gradient(entries: int) -> tuple[NDArray[np.float32], Layout]:
 
 
 def least_ms(work: Callable[[], object], repeat: int) -> float:
-    """Process milliseconds of the quickest of some runs."""
+    """Return process milliseconds of the fastest of several runs."""
     times = []
     for _ in range(repeat):
         began_s = time.process_time()
@@ -78,7 +78,7 @@ def least_ms(work: Callable[[], object], repeat: int) -> float:
 def naive(
     gradient_D: NDArray[np.float32], layout: Layout, budgets: list[int], codec: ValueCodec
 ) -> list[int]:
-    """Bytes of each link's payload, its threshold found by sorting all ratios for that link."""
+    """Return the bytes of each link's payload, whose threshold is found by sorting all ratios."""
     sizes = []
     end_L = np.array([where.stop for where in layout.slices()], np.int64)
     for budget in budgets:
@@ -99,7 +99,7 @@ def naive(
 
 
 def rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float, str]]:
-    """What was done, its milliseconds, and a remark."""
+    """Return name, milliseconds and remark of each measurement."""
     gradient_D, layout = some_gradient(entries)
     whole_bytes = codec.bytes_of(entries)
     target_D = np.zeros(entries, np.float32)
@@ -125,7 +125,7 @@ def rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float,
 
 
 def narrow_rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float, str]]:
-    """The same for links that carry few entries, with gigabytes of the gradient in a second."""
+    """Return the same for links that carry few entries, with gigabytes per second."""
     gradient_D, layout = some_gradient(entries)
     work: dict[str, Callable[[], object]] = {"copy": gradient_D.copy}
     for name, shares in NARROW_SHARES.items():
@@ -142,12 +142,12 @@ def narrow_rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str,
 
 
 def add(part: GradientPart, target_D: NDArray[np.float32]) -> None:
-    """One contribution, weighted."""
+    """Add one weighted contribution."""
     part.add_to(target_D, np.float32(0.25))
 
 
 def commit() -> str:
-    """The commit that is measured."""
+    """Return the measured commit."""
     command = ["git", "describe", "--always", "--dirty"]
     where = Path(__file__).parent
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
@@ -155,7 +155,7 @@ def commit() -> str:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=1_100_000)
     parser.add_argument("--repeat", type=int, default=20)

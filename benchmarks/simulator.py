@@ -1,21 +1,21 @@
-"""What a simulation costs beside the gradients in it: wall time, its parts, and memory.
+r"""Measure the cost of a simulation beside its gradients: wall time, its parts, and memory.
 
     python benchmarks/simulator.py --data ../shared/data/cifar10 [--rounds 40] [--runs 3]
-    python benchmarks/simulator.py --data ../shared/data/cifar10 --workers 200 --rounds 20 \\
+    python benchmarks/simulator.py --data ../shared/data/cifar10 --workers 200 --rounds 20 \
         --runs 1 --threads 2 --set exchange.topology=randomRegular --set exchange.degree=8
-    python benchmarks/simulator.py --data ../shared/data/cifar10 --against HEAD~1 \\
+    python benchmarks/simulator.py --data ../shared/data/cifar10 --against HEAD~1 \
         --set trainer.program='{file: benchmarks/paper/reduced/cifar10.py}'
 
-`cipher` on CIFAR-10. Each run is a process of its own, held to as many cores as it computes
-gradients at a time (`--threads`): first the simulation, then the very same gradients (models,
-batches, threads) and nothing else. Parts are wall time of the thread that simulates, each without
-what it calls of the others. Bars, over the median of the runs: for six workers 2.5 times the
-gradients alone; for 200, at 20 rounds or more, 15 minutes with set-up and end, and 12 GB at any
-number of rounds. For other numbers of workers there is none. Exit code 1 where one is missed.
+The job is `cipher` on CIFAR-10. Each run is a separate process, limited to as many cores as it
+computes gradients at a time (`--threads`). It runs the simulation first, then only the same
+gradients (models, batches, threads). Parts are exclusive wall times of the simulating thread. Bars
+apply to the median of the runs: for six workers 2.5 times the gradients alone. For 200 workers and
+20 rounds or more they are 15 minutes with set-up and end, and 12 GB. Other numbers of workers have
+no bar. Exit code 1 if one is missed.
 
-With `--against` runs of another commit alternate with those of this tree. Printed are CPU seconds
-of the process, as median (range), and the ratios of pairs; no bar is judged. Time on the clock is
-left out, as it says more of what else the machine does.
+With `--against` runs of another commit alternate with those of this tree. The script then prints
+CPU seconds of the process, as median (range), and the ratios of pairs, without bars. It omits wall
+time, which depends on other load of the machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stopwatch:
         self._since_s = time.perf_counter()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function; what it takes counts as `name` where the watched thread calls it."""
+        """Return the function with its time counted as `name` when the watched thread calls it."""
 
         @functools.wraps(function)
         def measured(*arguments: Any, **keywords: Any) -> Any:
@@ -87,7 +87,7 @@ class Stopwatch:
         return measured
 
     def watch(self, owner: Any, methods: str, name: str) -> None:
-        """Methods of a class or module, by their names with blanks between."""
+        """Watch methods of a class or module; `names` are separated by blanks."""
         for method in methods.split():
             setattr(owner, method, self.timed(name, getattr(owner, method)))
 
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def _one_run(tree: Path) -> dict[str, Any]:
-    """A run in a process of its own, with the sources of that tree."""
+    """Run in a separate process with the sources of that tree."""
     path = os.pathsep.join(str(tree / package) for package in PACKAGES)
     command = [sys.executable, __file__, *sys.argv[1:], "--one"]
     variables = {**os.environ, "PYTHONPATH": path}
@@ -164,7 +164,7 @@ def _cpu_parts(run: dict[str, Any]) -> dict[str, float]:
 
 
 def _judged(runs: list[dict[str, Any]], workers: int, rounds: int) -> list[tuple[str, bool | None]]:
-    """The bars for that number of workers, in words, and whether each is met; None: not judged."""
+    """Return the bars for that number of workers, and whether each is met; None: not judged."""
     if workers == BAR_RATIO_WORKERS:
         ratio = statistics.median(run["simulated_s"] / run["alone_s"] for run in runs)
         return [(f"{ratio:.2f} times the gradients alone, at most {BAR_RATIO}", ratio <= BAR_RATIO)]
@@ -264,7 +264,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _adding_cpu(seconds: Counter[str], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; the CPU seconds of the whole process during it are added, by its name."""
+    """Return the function with the CPU seconds of the whole process during it added by its name."""
 
     @functools.wraps(function)
     def measured(*arguments: Any) -> Any:
@@ -321,11 +321,11 @@ def _watch_all(watch: Stopwatch) -> None:
 
 
 def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> tuple[float, float]:
-    """Wall and CPU seconds of the same gradients, so many at a time."""
+    """Return wall and CPU seconds of the same gradients, this many at a time."""
 
     def compute(step: tuple[Any, Any, Any]) -> None:
         model, x_B, y_B = step
-        model.step(x_B, y_B)  # kept by nobody: those of 200 workers would fill the memory
+        model.step(x_B, y_B)  # discarded: those of 200 workers would fill the memory
 
     with ThreadPoolExecutor(thread_count) as executor:
         list(executor.map(compute, steps[: 2 * thread_count]))
@@ -335,8 +335,10 @@ def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> tuple[float,
 
 
 def _first_records(path: Path, count: int, folder: str) -> str:
-    """A copy of that many records (length, its checksum, data, checksum): final evaluations take
-    all held-out samples for each worker, and are no part of what is measured."""
+    """Copy this many records (length, its checksum, data, checksum).
+
+    Final evaluations use all held-out samples for each worker, and are not part of the measurement.
+    """
     content, end = path.read_bytes(), 0
     for _ in range(count):
         end += 16 + struct.unpack_from("<Q", content, end)[0]
@@ -359,7 +361,7 @@ def _document(arguments: argparse.Namespace, held_out: str) -> dict[str, Any]:
 
 
 def _plan(workers: Any, count: int) -> Plan:
-    """Cores and rates of hetero-sys-a, over and over."""
+    """Return cores and rates of hetero-sys-a, repeated."""
     kinds = [(24.0, 50.0), (24.0, 50.0), (12.0, 35.0), (12.0, 35.0), (4.0, 20.0), (4.0, 20.0)]
     chosen = [kinds[k % len(kinds)] for k in range(count)]
     machines = tuple(EnvironmentMachine(cores=cores, mbit_per_s=rate) for cores, rate in chosen)

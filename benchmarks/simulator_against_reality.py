@@ -1,16 +1,18 @@
-"""The same job for real and in virtual time: is the simulator's world this one?
+"""Compare a real job with its simulation.
 
     python benchmarks/simulator_against_reality.py --data ../shared/data/cifar10 [--out DIR]
     python benchmarks/simulator_against_reality.py ... --set exchange.policy=full
 
-As root, on a quiet machine: `cipher` on CIFAR-10 to 50 % (mean over replicas; `--target`), four
-workers with hard quotas in network namespaces, steps of 0.3 s and more; then `dlion replay` of that
-run, which trains the job anew with real gradients under the capacities and link rates that were
-measured. Without knowledge transfer: who is the best is chance, and one pull is as much as many
-gradients. Printed: both sides' time to the target, step, batches, and bytes of an iteration on each
-link. Bars: time within 20 %, bytes within 5 % on each link. Exit code 1 where one is missed. A run
-that is in `--out` already is replayed, not repeated. With `--runs N` there are N pairs: medians are
-compared, and `apart` says how far the real runs are from each other (largest / smallest).
+Run as root, on a quiet machine. `cipher` trains on CIFAR-10 to 50 % (mean over replicas;
+`--target`), on four workers with hard quotas in network namespaces, with steps of 0.3 s and more.
+Then `dlion replay` of that run trains the job with real gradients under the measured capacities and
+link rates. Knowledge transfer is off: the best worker is random, and one pull equals many
+gradients.
+
+The script prints the time to the target, step, batches, and bytes of an iteration on each link, for
+both. Bars: time within 20 %, bytes within 5 % on each link. Exit code 1 if one is missed. A run in
+`--out` is replayed, not repeated. With `--runs N` there are N pairs; medians are compared, and
+`apart` is the ratio of the largest to the smallest real run.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ QUOTAS = (0.6, 0.45, 0.25, 0.2)
 MBIT_PER_S = (50, 35, 20, 20)
 GLOBAL_BATCH = 960
 BAR_TIME, BAR_BYTES = 0.20, 0.05
-LEAST_STEP_S = 0.3
+MIN_STEP_S = 0.3
 
 ENVIRONMENT: local_runs.Document = {
     "name": "reality",
@@ -57,13 +59,13 @@ class Side:
     step_s: float
     """Median over all steps of all workers."""
     target_s: float | None
-    """From the first step until the mean over replicas was there."""
+    """From the first step until the mean over replicas reached the target."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
-    parser.add_argument("--target", type=float, default=0.5, help="accuracy to be timed")
+    parser.add_argument("--target", type=float, default=0.5, help="accuracy to reach")
     parser.add_argument("--seconds", type=float, default=420.0, help="longest time of a run")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
     parser.add_argument("--runs", type=int, default=1)
@@ -81,7 +83,7 @@ def main() -> None:
 
 
 def _pair(arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
-    """A real run and its replay."""
+    """Run a real run and its replay."""
     real, virtual = folder / "real", folder / "virtual"
     if not (real / "summary.json").exists():
         with local_runs.started(_job(arguments), ENVIRONMENT, real) as run:
@@ -127,7 +129,7 @@ def _side(folder: Path) -> Side:
 
 
 def _print(reals: Sequence[Side], virtuals: Sequence[Side], target: float) -> bool:
-    """Both sides' figures; whether the bars were met."""
+    """Print the figures of both; report whether the bars were met."""
 
     def row(name: str, of: Callable[[Side], float | None]) -> float | None:
         return _row(name, [of(side) for side in reals], [of(side) for side in virtuals])
@@ -150,9 +152,9 @@ def _print(reals: Sequence[Side], virtuals: Sequence[Side], target: float) -> bo
         f"{'met' if not off else f'MISSED on {len(off)}'}"
     )
     step_s = min(side.step_s for side in reals)
-    long_enough = step_s >= LEAST_STEP_S
+    long_enough = step_s >= MIN_STEP_S
     if not long_enough:
-        print(f"not judged: steps of {step_s:.2f} s; the bars are for {LEAST_STEP_S} and more")
+        print(f"not judged: steps of {step_s:.2f} s; the bars are for {MIN_STEP_S} and more")
     return is_in_time and not off and long_enough
 
 
@@ -165,7 +167,7 @@ def _kilobytes(link: tuple[int, int], side: Side) -> float:
 
 
 def _row(name: str, reals: list[float | None], virtuals: list[float | None]) -> float | None:
-    """Prints the medians; the ratio of them, None where a run has no such figure."""
+    """Print the medians; return their ratio, or None if a run lacks the figure."""
     real, virtual = _median(reals), _median(virtuals)
     known = [value for value in reals if value]
     apart = max(known) / min(known) if len(known) == len(reals) else None

@@ -1,10 +1,10 @@
-"""Prints the size of the sources at several commits: what a reader meets, and what a job executes.
+"""Print the size of the sources at several commits: all files, and those that a job executes.
 
     python benchmarks/source_size.py COMMIT [COMMIT ...]
 
-Counts files, lines and words of docstrings of the product (generated wire format apart), words of
-the pages, and tests. Executed files are those of ours that any process of a short `dlion run` of
-the main example imports, and those that the operator's process imports.
+It counts files, lines and words of docstrings of the product (without the generated wire format),
+words of the pages, and tests. Executed files are those of ours that any process of a short `dlion
+run` of the main example imports, and those that the operator's process imports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPERATOR_PROCESSES = ("dlion_operator.controller.process", "dlion_operator.proce
 
 
 def sizes(tree: Path) -> dict[str, int]:
-    """Counts of one tree."""
+    """Return the counts of one tree."""
     found = {"files": 0, "lines": 0, "docstring words": 0}
     for path in (path for source in SOURCES for path in (tree / source).rglob("*.py")):
         if "wire" in path.parts:
@@ -59,7 +59,7 @@ def sizes(tree: Path) -> dict[str, int]:
 
 
 def executed(tree: Path, *command: str) -> int:
-    """How many modules of ours the processes of a command import."""
+    """Return how many of our modules the processes of a command import."""
     with tempfile.TemporaryDirectory() as folder:
         hook, imported = Path(folder, "hook"), Path(folder, "imported")
         hook.mkdir()
@@ -79,13 +79,13 @@ def executed(tree: Path, *command: str) -> int:
 
 
 def _is_file(tree: Path, module: str) -> bool:
-    """Whether a module is a file of ours and not a package or a name in one."""
+    """Report whether a module is one of our files, not a package or a name in one."""
     relative = Path(*module.split(".")).with_suffix(".py")
     return any((tree / source / relative).is_file() for source in SOURCES)
 
 
 def measure(commit: str) -> dict[str, int]:
-    """The figures of one commit."""
+    """Return the figures of one commit."""
     done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
     if done.returncode:
         sys.exit(f"{commit}: {done.stderr.decode().strip()}")

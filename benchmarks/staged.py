@@ -1,13 +1,14 @@
-"""What staged training saves and costs against training end to end on images.
+"""Measure the savings and costs of staged training against end-to-end training on images.
 
     python benchmarks/staged.py --data ../shared/data [--dataset cifar10] [--seeds 3]
 
-In one process on one thread, without links. An encoder is trained on a few correct images, and
-stays as it is. Features of other images are coded as by policy `staged`, and a decoder is trained
-on what arrives. Against it: the same network, trained as a whole on these images, with new weights
-or from those of the encoder. Printed, as mean and range over the seeds: accuracy on test images at
-several rates; with wrong labels; of a decoder of ten classes on an encoder of five; sizes of both
-parts. Bits are those of all payloads, with ranges, labels and headers.
+It runs in one process on one thread, without links. An encoder is trained on a few correct images,
+and then fixed. Features of other images are coded as by policy `staged`, and a decoder is trained
+on the decoded features. The reference is the same network, trained end to end on these images, with
+new weights or from those of the encoder. The script prints mean and range over the seeds of the
+accuracy on test images at several rates, and with wrong labels. It also prints those of a decoder
+of ten classes on an encoder of five, and the sizes of both parts. Bits are those of all payloads,
+with ranges, labels and headers.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from dlion_worker.training import threads
 CLASSES = 10
 WRONG_SHARES = (0.0, 0.1, 0.2, 0.4)
 WRONG_BITS = 4
-"""With which features with wrong labels are sent."""
+"""Bits of features with wrong labels."""
 EPOCHS, BATCH, LEARNING_RATE = 6, 32, 0.1
 EQUAL_WITHIN = 0.005
-"""Of the accuracy end to end, at equal accuracy."""
+"""Tolerance of the end-to-end accuracy, for equal accuracy."""
 END_TO_END, FIVE_CLASSES = "end to end", "new decoder, encoder of five classes"
 WRONG = " wrong"
-"""With which names of rows with wrong labels end."""
+"""Suffix of the names of rows with wrong labels."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 Figures = dict[str, list[float]]
@@ -88,15 +89,15 @@ def main() -> None:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and range, in percent."""
+    """Return mean and range in percent."""
     low, high = 100 * min(values), 100 * max(values)
     return f"{100 * statistics.mean(values):.1f} % ({low:.1f} to {high:.1f})"
 
 
 def equal_accuracy(accuracy: Figures, bits: dict[str, float]) -> str:
-    """The fewest bits with which a decoder is as accurate as the better training end to end.
+    """Return the fewest bits at which a decoder is as accurate as the better end-to-end training.
 
-    Its labels are correct, and its encoder knows all classes.
+    Its labels are correct, and its encoder was trained on all classes.
     """
     whole = (accuracy[END_TO_END], accuracy[f"{END_TO_END} from the encoder"])
     wanted = max(map(statistics.mean, whole)) - EQUAL_WITHIN
@@ -159,7 +160,7 @@ class Comparison:
         self.end_to_end(f"{END_TO_END} from the encoder{end}", encoder, labels)
 
     def encoder(self, channels: int, pair: Pair) -> Any:
-        """An encoder, trained with a head that is not kept."""
+        """Return an encoder, trained with a head that is discarded."""
         import keras
 
         keras.utils.set_random_seed(self.seed)
@@ -196,11 +197,11 @@ class Comparison:
         outputs = trained.predict(self.test[0], batch_size=500, verbose=0)
         self.accuracy[name].append(float(np.mean(outputs.argmax(1) == self.test[1])))
         if name == END_TO_END:
-            self.bits[name] = 8 * (self.late[0][0].size + 2)  # pixels of a byte, and the label
+            self.bits[name] = 8 * (self.late[0][0].size + 2)  # a byte per pixel, and the label
 
 
 def images(path: Path, count: int, seed: int) -> Pair:
-    """Images of that file, chosen by the seed, as float32 from 0 to 1, and their classes."""
+    """Return images of that file, selected by the seed, as float32 from 0 to 1, with classes."""
     from dlion_worker.training.datasets.tfrecord import TFRecordSource
 
     source = TFRecordSource(path)
@@ -211,7 +212,7 @@ def images(path: Path, count: int, seed: int) -> Pair:
 
 
 def with_wrong(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Labels of which that share is another class, each as likely."""
+    """Return labels of which that share is replaced by another class, uniformly."""
     chance = np.random.default_rng(seed)
     wrong = chance.permutation(len(labels)) < round(share * len(labels))
     moved = (labels + chance.integers(1, CLASSES, len(labels))) % CLASSES
@@ -221,7 +222,7 @@ def with_wrong(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
 def received(
     features: np.ndarray, labels: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Features and labels as they arrive, and the bits of an image."""
+    """Return features and labels after decoding, and the bits of an image."""
     batches, sent_bytes = [], 0
     for first in range(0, len(labels), BATCH_SAMPLES):
         rows = slice(first, first + BATCH_SAMPLES)
@@ -253,7 +254,7 @@ def decoder_layers(shape: tuple[int, ...]) -> Any:
 
 
 def joined(encoder: Any) -> Any:
-    """A copy of the encoder with a new decoder, to be trained as a whole."""
+    """Return a copy of the encoder with a new decoder, to be trained end to end."""
     import keras
 
     copy = keras.models.clone_model(encoder)
@@ -274,7 +275,7 @@ class Training:
         form = " ".join(f"{weights.shape}" for weights in model.weights)
         if (compiled := self._compiled.get(form)) is None:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            # Without momentum: nothing of one training is left for the next.
+            # Without momentum no state of one training is left for the next.
             compiled = self._compiled[form] = keras.models.clone_model(model)
             compiled.compile(keras.optimizers.SGD(LEARNING_RATE), loss, steps_per_execution=16)
         compiled.set_weights(model.get_weights())
@@ -283,7 +284,7 @@ class Training:
 
 
 def multiply_adds(model: Any) -> int:
-    """Multiplications with an addition, of the forward pass of one sample."""
+    """Return the multiply-adds of the forward pass of one sample."""
     import keras
 
     total = 0
@@ -296,7 +297,7 @@ def multiply_adds(model: Any) -> int:
 
 
 def costs(sizes: Sizes, folder: Path) -> list[str]:
-    """Lines on the sizes of both parts. A backward pass counts as two forward ones."""
+    """Return lines on the sizes of both parts. A backward pass counts as two forward ones."""
     shape = images(folder / "test.tfrecord", 1, 1)[0].shape[1:]
     encoder = encoder_layers(sizes.width, sizes.channels[0], shape)
     decoder = decoder_layers(encoder.output_shape[1:])

@@ -1,12 +1,12 @@
-"""What the start of a worker costs in CPU, part by part.
+"""Measure the CPU cost of starting a worker, part by part.
 
     python benchmarks/start_up.py --data ../shared/data/cifar10 [--runs 5] [--against REV]
 
-One third of CIFAR-10 and all of its test images, as PNGs in TFRecord files, and `cipher`, as a
-worker of benchmarks/federation/job.yaml starts with them: a fresh process each time, on one core,
-without Matplotlib, as in the worker's image. Printed: CPU seconds as median (range), and with
-`--against` the same of another commit, whose processes alternate with those of this tree, and the
-ratios of pairs. Time on the clock is left out, as it says more of what else the machine does.
+A worker of benchmarks/federation/job.yaml starts with `cipher`, one third of CIFAR-10 and all of
+its test images, as PNGs in TFRecord files. Each start is a new process on one core, without
+Matplotlib, as in the worker's image. The script prints CPU seconds as median (range). With
+`--against` it also prints the same of another commit, whose processes alternate with those of this
+tree, and the ratios of pairs. It omits wall time, which depends on other load of the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
         if options.against:
             trees[options.against] = checked_out(options.against, Path(folder), ("api", "worker"))
         for tree in trees.values():
-            _measured(tree, options.data)  # which leaves compiled files, as an image has them
+            _measured(tree, options.data)  # it leaves compiled files, as in an image
         rounds = [
             {name: _measured(tree, options.data) for name, tree in trees.items()}
             for _ in range(options.runs)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def checked_out(revision: str, folder: Path, parts: Sequence[str]) -> Path:
-    """That commit's folders `parts`, in `folder`."""
+    """Check out that commit's folders `parts` in `folder`."""
     archive = subprocess.run(
         ["git", "-C", str(ROOT), "archive", revision, *parts],
         capture_output=True,
@@ -65,7 +65,7 @@ def checked_out(revision: str, folder: Path, parts: Sequence[str]) -> Path:
 
 
 def _measured(tree: Path, data: Path) -> dict[str, float]:
-    """CPU seconds of each part of one start with the sources of that tree."""
+    """Return CPU seconds of each part of one start with the sources of that tree."""
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'api'}:{tree / 'worker'}"}
     command = [sys.executable, str(Path(__file__)), "--once", "--data", str(data)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
@@ -76,7 +76,7 @@ def _measured(tree: Path, data: Path) -> dict[str, float]:
 
 
 def _measured_here(data_root: Path) -> dict[str, float]:
-    """Starts as `dlion_worker.trainer` does, up to what waits for other workers."""
+    """Start as `dlion_worker.trainer` does, up to the wait for other workers."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
     marks = {}
@@ -117,7 +117,7 @@ def _measured_here(data_root: Path) -> dict[str, float]:
 def print_rounds(
     names: list[str], parts: Sequence[str], rounds: list[dict[str, dict[str, float]]]
 ) -> None:
-    """One row for each tree; with two, the ratios of the first to the second."""
+    """Print one row for each tree; with two, also the ratios of the first to the second."""
     print(f"| commit | {' | '.join(parts)} |\n|---|{'---|' * len(parts)}")
     for name in names:
         cells = [_spread([r[name][part] for r in rounds]) for part in parts]

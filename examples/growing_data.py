@@ -1,4 +1,4 @@
-"""Hand-written digits as files for examples/growing.yaml: `growing_data.py FOLDER [--late]`."""
+"""Write hand-written digits for examples/growing.yaml: `growing_data.py FOLDER [--late]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATE_CLASS = 9
 
 
 def main() -> None:
-    """Write the first files, or with --late the later ones, at one worker alone."""
+    """Write the first files, or with --late the later ones, at only one worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--late", action="store_true", help="add the digit 9 at plant-b")
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
-    """Write samples, under another name first, so that no worker reads half of them."""
+    """Write samples under a temporary name first, so that no worker reads a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".writing")
     with fresh.open("wb") as file:

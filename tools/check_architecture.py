@@ -1,7 +1,7 @@
-"""Checks the rules of size and shape in docs/architecture.md; exits with 1 on a violation.
+"""Check the rules of size and shape in docs/architecture.md; exit with 1 on a violation.
 
 Reports files and functions (without docstrings) over their limits, folders with too many modules,
-modules with meaningless names, class names that occur twice, import circles, and forbidden
+modules with meaningless names, class names that occur twice, import cycles, and forbidden
 `__init__.py` files.
 """
 
@@ -24,7 +24,7 @@ NAMELESS = frozenset({"utils", "helpers", "common", "manager", "base", "misc"})
 
 
 def findings(root: Path = ROOT) -> list[str]:
-    """Every violation below `root`, as `path: what`."""
+    """Return every violation below `root`, as `path: what`."""
     violations = [
         f"{source}/__init__.py: a source root must not be a package"
         for source in SOURCE_ROOTS
@@ -62,7 +62,7 @@ def _of_folders(root: Path, sources: list[Path]) -> list[str]:
 
 
 def _of_circles(root: Path, sources: list[Path]) -> list[str]:
-    """Modules that import each other when they run; imports of types alone do not count."""
+    """Find modules that import each other at run time; imports of types alone do not count."""
     modules: dict[str, Path] = {}
     for path in sources:
         parts = path.relative_to(root).with_suffix("").parts[1:]
@@ -78,7 +78,7 @@ def _of_circles(root: Path, sources: list[Path]) -> list[str]:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """Full names that a module imports, outside of `if TYPE_CHECKING`."""
+    """Return full names that a module imports, outside of `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue

@@ -1,14 +1,14 @@
-"""Compares the traces of three short simulated jobs with pinned ones.
+"""Compare the traces of three short simulated jobs with pinned ones.
 
     python tools/check_traces.py [--write]
 
-A synchronous job, an asynchronous one, and one in which a worker is lost and returns. A change of
-the exchange, the policies, the controller or the simulator changes a trace: see that it is wanted,
-then pin the new traces with `--write`.
+The jobs are a synchronous one, an asynchronous one, and one in which a worker is lost and returns.
+A change of the exchange, the policies, the controller or the simulator changes a trace: check that
+it is intended, then pin the new traces with `--write`.
 
 A trace is every record of the run without the values that TensorFlow computes (losses, accuracies,
-weights): processors round them differently. What remains are times, bytes, iterations, batches,
-budgets and events. They depend on such values only where a selection of gradients does.
+weights), which processors round differently. It has times, bytes, iterations, batches, budgets and
+events. They depend on such values only if gradients are selected.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ JOBS: dict[str, tuple[Document, Document]] = {
         },
     ),
 }
-"""Of each job: the fields of its environment, and what it changes of the example."""
+"""For each job the fields of its environment, and its changes to the example."""
 
 
 def trace(name: str, folder: Path) -> Document:
     """Simulate that job in a new folder. Return the hash of its trace, and figures to compare."""
-    from dlion_cli.commands.local.simulate import simulate  # imports TensorFlow: for children only
+    from dlion_cli.commands.local.simulate import (
+        simulate,
+    )  # imports TensorFlow, so only in children
 
     environment, settings = JOBS[name]
     sites = [{"name": "plant-a", "workers": 3}, {"name": "plant-b", "workers": 1}]
@@ -108,7 +110,7 @@ def trace(name: str, folder: Path) -> Document:
 
 
 def traces() -> Document:
-    """The traces of all jobs, made one after the other so that TensorFlow is loaded once."""
+    """Return the traces of all jobs, one after the other so that TensorFlow is loaded once."""
     silent = os.open(os.devnull, os.O_WRONLY)
     shown = os.dup(1)
     os.dup2(silent, 1)  # the summaries of the runs
@@ -121,7 +123,7 @@ def traces() -> Document:
 
 
 def differences(pinned: Document, now: Document) -> list[str]:
-    """A line for each figure that differs, with both values."""
+    """Return a line for each figure that differs, with both values."""
     return [
         f"{name}: {figure} is {value}; pinned: {pinned.get(name, {}).get(figure)}"
         for name, figures in now.items()
@@ -131,7 +133,7 @@ def differences(pinned: Document, now: Document) -> list[str]:
 
 
 def main() -> int:
-    """The exit code: 1 if a trace differs."""
+    """Return the exit code: 1 if a trace differs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="pin the traces as they are now")
     arguments = parser.parse_args()
@@ -141,7 +143,7 @@ def main() -> int:
         return 0
     if lines := differences(json.loads(PINNED.read_text()), now):
         print("\n".join(lines))
-        print("If this is wanted, run tools/check_traces.py --write and say why in the commit.")
+        print("If this is intended, run tools/check_traces.py --write and commit with the reason.")
         return 1
     return 0
 

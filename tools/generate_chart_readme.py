@@ -1,4 +1,4 @@
-"""Generates helm/dlion/README.md from the comments in values.yaml; `--check` only compares.
+"""Generate helm/dlion/README.md from the comments in values.yaml; `--check` only compares.
 
 A value's text is the comment directly above it. A mapping without comments on its parts has one
 row.
@@ -49,7 +49,7 @@ class Value:
 
 
 def values(source: str) -> list[Value]:
-    """Every value with a comment. Raises: ValueError for a value without one."""
+    """Return every value with a comment. Raises: ValueError for a value without one."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     assert root is not None
     return list(_below(root, "", source.splitlines()))
@@ -70,7 +70,7 @@ def _below(node: yaml.Node, path: str, lines: list[str]) -> Iterator[Value]:
 
 
 def _is_divided(node: yaml.Node, lines: list[str]) -> bool:
-    """Whether parts of a mapping have their own comments."""
+    """Report whether parts of a mapping have their own comments."""
     return (
         isinstance(node, yaml.MappingNode)
         and not node.flow_style

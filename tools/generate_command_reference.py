@@ -1,4 +1,4 @@
-"""Generates docs/commands.md from the commands' own help; `--check` only compares.
+"""Generate docs/commands.md from the commands' own help; `--check` only compares.
 
 Importing the commands imports no TensorFlow, so this takes a second.
 """
@@ -18,9 +18,9 @@ from dlion_cli.command_line import SECTIONS, dlion
 TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100
 COMMON = 2
-"""Commands that share an option with the same text, from which on it is listed once."""
+"""An option that this many commands share with the same text is listed once."""
 OF_ALL = {"--help", *(each.opts[-1] for each in dlion.params if isinstance(each, click.Option))}
-"""Options of all commands, or of all for clusters: a section does not name them again."""
+"""Options of all commands, or of all for clusters, are not repeated in sections."""
 Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
@@ -36,7 +36,7 @@ and [exit codes](errors-and-exit-codes.md).
 
 
 def commands(command: click.Command, context: click.Context) -> Iterator[click.Context]:
-    """Each command below a group, and the group itself, in the order of its help."""
+    """Return each command below a group, and the group itself, in the order of its help."""
     yield context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -46,14 +46,14 @@ def commands(command: click.Command, context: click.Context) -> Iterator[click.C
 
 
 def options_of(context: click.Context) -> list[tuple[click.Option, Record]]:
-    """The options of one command, each with its two texts in the help."""
+    """Return the options of one command, each with its two texts in the help."""
     shown = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
     records = ((one, one.get_help_record(context)) for one in shown)
     return [(one, record) for one, record in records if record]
 
 
 def section(context: click.Context, common: Collection[Record]) -> str:
-    """The help of one command; common options are only named, empty lines at the ends left out."""
+    """Return the help of one command; common options are only named, outer empty lines removed."""
     named = []
     for option, record in options_of(context):
         if record in common:
@@ -67,7 +67,7 @@ def section(context: click.Context, common: Collection[Record]) -> str:
 
 
 def overview() -> str:
-    """Links to the commands, by section of the help."""
+    """Return links to the commands, by section of the help."""
     links = {
         section: ", ".join(f"[{name}](#dlion-{name})" for name in names)
         for section, names in SECTIONS.items()
@@ -76,7 +76,7 @@ def overview() -> str:
 
 
 def most_common(found: Sequence[tuple[click.Option, Record]]) -> list[Record]:
-    """Of each option that several commands share, its most frequent text."""
+    """Return the most frequent text of each option that several commands share."""
     counts = Counter(record for _, record in found)
     names = {record: option.opts[-1] for option, record in found}
     shared = sorted(counts, key=lambda one: -counts[one])
@@ -85,7 +85,7 @@ def most_common(found: Sequence[tuple[click.Option, Record]]) -> list[Record]:
 
 
 def common_section(common: Collection[Record]) -> str:
-    """Options that many commands have."""
+    """Return the options that many commands have."""
     rows = "\n".join(f"- `{names}`: {text}" for names, text in common)
     return f"## Common options\n\n{rows}\n"
 

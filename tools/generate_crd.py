@@ -1,5 +1,5 @@
-"""Generates the definitions in crds/ and the chart's templates of them from the model; `--check`
-only compares.
+"""Generate the definitions in crds/ and the chart's templates from the model; `--check` only
+compares.
 
 The template adds the conditions `crds.enabled` and `crds.keep`.
 """
@@ -48,8 +48,8 @@ WIDE_COLUMNS = (
     ("ETA-Seconds", "integer", ".status.trainerStatus.estimatedRemainingSeconds"),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
 )
-"""Shown by `kubectl get -o wide` alone. The type `date` shows a time to come as `<invalid>`, hence
-the ETA in seconds."""
+"""Shown only by `kubectl get -o wide`. The type `date` shows a future time as `<invalid>`, so the
+ETA is in seconds."""
 RUNTIME_COLUMNS = (
     ("Image", "string", ".spec.image"),
     ("Workers", "integer", ".spec.limits.maxWorkers"),
@@ -59,7 +59,7 @@ RUNTIME_COLUMNS = (
 
 
 def root_schema() -> dict[str, Any]:
-    """The schema of the whole object. Of the metadata, a CRD may constrain only the name."""
+    """Return the schema of the object. A CRD may constrain only the name in the metadata."""
     root = schema(Job)
     name = root["properties"]["metadata"]["properties"]["name"]
     root["description"] = Job.__doc__
@@ -73,12 +73,12 @@ def root_schema() -> dict[str, Any]:
 
 
 def without_description(node: dict[str, Any]) -> dict[str, Any]:
-    """A CRD may not describe metadata."""
+    """Remove descriptions, which a CRD may not have for metadata."""
     return {key: value for key, value in node.items() if key != "description"}
 
 
 def runtime_schema() -> dict[str, Any]:
-    """The same of a DLionRuntime, whose metadata has no limits of its own."""
+    """Return the same of a DLionRuntime, whose metadata has no limits of its own."""
     root = schema(Runtime)
     root["description"] = Runtime.__doc__
     root["properties"] |= {
@@ -90,7 +90,7 @@ def runtime_schema() -> dict[str, Any]:
 
 
 def job_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of DLionJob."""
+    """Return the CustomResourceDefinition of DLionJob."""
     version = {
         "subresources": {"status": {}},
         "additionalPrinterColumns": [
@@ -103,7 +103,7 @@ def job_definition() -> dict[str, Any]:
 
 
 def runtime_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of DLionRuntime."""
+    """Return the CustomResourceDefinition of DLionRuntime."""
     version = {
         "additionalPrinterColumns": _columns(RUNTIME_COLUMNS),
         "schema": {"openAPIV3Schema": runtime_schema()},
@@ -143,13 +143,13 @@ class _Plain(yaml.SafeDumper):
 
 
 def text(definition: dict[str, Any]) -> str:
-    """The content of the definition."""
+    """Return the content of the definition."""
     return HEAD + yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=100)
 
 
 def template(definition: dict[str, Any]) -> str:
-    """The content of the chart's template. Raises: ValueError if Helm would interpret a part as
-    code.
+    """Return the content of the chart's template. Raises: ValueError if Helm would interpret a
+    part.
     """
     plain = text(definition)
     if "{{" in plain:

@@ -1,4 +1,4 @@
-"""Generates the chart's Grafana dashboards from the tables below; `--check` only compares.
+"""Generate the chart's Grafana dashboards from the tables below; `--check` only compares.
 
 Each panel has a title, a query and a unit. Tests compare every query with docs/metrics.md.
 """
@@ -99,7 +99,7 @@ DASHBOARDS = {
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """Grafana's model of one dashboard."""
+    """Return Grafana's model of one dashboard."""
     title, panels, choices = DASHBOARDS[name]
     return {
         "uid": f"dlion-{name}",
@@ -115,12 +115,12 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def source() -> dict[str, Any]:
-    """The variable for the Prometheus data source."""
+    """Return the variable for the Prometheus data source."""
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
 def choice(label: str) -> dict[str, Any]:
-    """The variable for values of one label; all by default."""
+    """Return the variable for values of one label; all by default."""
     return {
         "name": label,
         "type": "query",
@@ -135,7 +135,7 @@ def choice(label: str) -> dict[str, Any]:
 
 
 def drawn(panel: Panel, place: int) -> dict[str, Any]:
-    """Grafana's model of the panel; places are counted row by row."""
+    """Return Grafana's model of the panel; positions are counted row by row."""
     row, column = divmod(place, COLUMNS)
     custom: dict[str, Any] = {"fillOpacity": 10, "showPoints": "never"}
     if panel.stacked:

@@ -1,7 +1,7 @@
-"""Generates the kustomize bases in config/ from the chart with helm; `--check` only compares.
+"""Generate the kustomize bases in config/ from the chart with helm; `--check` only compares.
 
 One base watches all namespaces, the other only its own. Kustomize turns the settings file into a
-ConfigMap, with a hash in its name. So an overlay with other settings restarts the operator.
+ConfigMap with a hash in its name. So an overlay with other settings restarts the operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BASES: dict[str, tuple[str, ...]] = {
     ),  # without the CRD, which needs a ClusterRole
 }
 CHOSEN = ("--set", "site.name=site-a", "--set", "crds.enabled=false", "--kube-version", "1.34.0")
-# Objects have their namespace: a kustomize that does not know a kind would give one to all of it.
+# Objects have their namespace: kustomize would add one to every object of an unknown kind.
 KUSTOMIZATION = f"""\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -45,7 +45,7 @@ WITH_CRD = KUSTOMIZATION.replace("resources:\n", "resources:\n- ../../crds\n")
 
 
 def files(helm: str, base: str) -> dict[str, str]:
-    """The content of a base by file name. Raises: CalledProcessError if helm fails."""
+    """Return the content of a base by file name. Raises: CalledProcessError if helm fails."""
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
             [helm, "template", "dlion", str(ROOT / "helm" / "dlion"), "--namespace", NAMESPACE,
@@ -69,14 +69,14 @@ def files(helm: str, base: str) -> dict[str, str]:
 
 
 def _is_helms(document: dict[str, Any]) -> bool:
-    """Whether it is Helm's test, or the ConfigMap that kustomize generates."""
+    """Report whether it is Helm's test, or the ConfigMap that kustomize generates."""
     if document["kind"] == "ConfigMap":
         return bool(document["metadata"]["name"] == CONFIG)
     return "helm.sh/hook" in document["metadata"].get("annotations", {})
 
 
 def _plain(document: dict[str, Any]) -> dict[str, Any]:
-    """The object without Helm's labels and annotations."""
+    """Return the object without Helm's labels and annotations."""
     for metadata in (document["metadata"], *_template(document)):
         labels = metadata["labels"]
         labels.pop("helm.sh/chart")

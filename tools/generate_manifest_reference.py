@@ -1,4 +1,4 @@
-"""Generates docs/manifest.md from the manifest's model; `--check` only compares."""
+"""Generate docs/manifest.md from the manifest's model; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NEXT_RUN = " A change takes effect in the next run."
 
 
 def sections(explanation: Explanation) -> list[str]:
-    """One section for each object, in the manifest's order."""
+    """Return one section for each object, in the manifest's order."""
     own = [section(explanation)] if explanation.children else []
     return own + [text for child in explanation.children for text in sections(child)]
 
 
 def section(explanation: Explanation) -> str:
-    """The fields of one object; the document has its rules, too."""
+    """Return the fields of one object; the document also has its rules."""
     title = f"## `{explanation.path}`" if explanation.path else "## The document"
     rows = "".join(f"{row(child)}\n" for child in explanation.children)
     rules = (
@@ -54,7 +54,7 @@ def section(explanation: Explanation) -> str:
 
 
 def merged(rules: Sequence[str]) -> list[str]:
-    """The rules, with those in one that differ only in the name of a field."""
+    """Return the rules; those that differ only in the name of a field are merged."""
     prefix, suffix = "once its workers train, ", " may change only together with runId"
     names = [
         rule.removeprefix(prefix).removesuffix(suffix)
@@ -66,7 +66,7 @@ def merged(rules: Sequence[str]) -> list[str]:
 
 
 def row(field: Explanation) -> str:
-    """The item of one field."""
+    """Return the item of one field."""
     doc = field.doc.replace(NEXT_RUN, "")
     marks = ["may differ"] * (not field.hashed) + ["next run"] * (doc != field.doc)
     doc = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", doc)
@@ -77,7 +77,7 @@ def row(field: Explanation) -> str:
 
 
 def facts(field: Explanation) -> list[str]:
-    """Type or values, with limits; then the default or that it is required."""
+    """Return type or values, with limits; then the default or that it is required."""
     values = ", ".join(field.allowed.split(" | "))
     for long, short in NAMES.items():
         values = values.replace(long, short)

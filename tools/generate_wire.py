@@ -1,4 +1,4 @@
-"""Generates `dlion_api.wire` from `api/proto`; `--check` only compares."""
+"""Generate `dlion_api.wire` from `api/proto`; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = ROOT / "api" / "dlion_api" / "wire"
 def generate(out: Path) -> None:
     """Write messages, stubs and type information for every `.proto` below `out`."""
     sources = sorted(str(path) for path in PROTO.rglob("*.proto"))
-    # protoc-gen-mypy is found beside this interpreter, wherever the virtual environment is.
+    # protoc-gen-mypy is beside this interpreter in any virtual environment.
     plugin = Path(sys.executable).parent / "protoc-gen-mypy"
     code = protoc.main(
         ["protoc", f"-I{PROTO}", f"--plugin=protoc-gen-mypy={plugin}", f"--python_out={out}",

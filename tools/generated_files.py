@@ -1,4 +1,4 @@
-"""What the generators of this folder share: they write their files, or compare them."""
+"""Functions shared by the generators of this folder: write or compare their files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The parser of a generator, with the option `--check`."""
+    """Return the parser of a generator, with the option `--check`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare only")
     return parser

@@ -1,6 +1,6 @@
-"""Prints the part of requirements.lock that an image installs, with hashes.
+"""Print the part of requirements.lock that an image installs, with hashes.
 
-Run by the Dockerfile, so it needs only Python and no package index. It finds the packages of an
+The Dockerfile runs it, so it needs only Python and no package index. It finds the packages of an
 extra by the `# via` comments in the lock. Environment markers are kept.
 """
 
@@ -28,12 +28,12 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """The requirement and its hashes, without comments."""
+        """Return the requirement and its hashes, without comments."""
         return "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
 
 
 def name_of(requirement: str) -> str:
-    """The normalized name: `PyYAML>=6` is `pyyaml`."""
+    """Return the normalized name: `PyYAML>=6` is `pyyaml`."""
     match = _NAME.match(requirement.strip())
     if match is None:
         raise ValueError(f"{requirement!r} is no requirement: it must begin with a name")
@@ -41,7 +41,7 @@ def name_of(requirement: str) -> str:
 
 
 def entries_of(lock: str) -> list[Entry]:
-    """Every package of the lock. Raises: ValueError for one without a hash."""
+    """Return every package of the lock. Raises: ValueError for one without a hash."""
     entries: list[Entry] = []
     for line in lock.splitlines():
         if line and not line.startswith((" ", "#")):
@@ -57,7 +57,7 @@ def entries_of(lock: str) -> list[Entry]:
 
 
 def merged(entries: list[Entry], others: list[Entry]) -> list[Entry]:
-    """Both; entries of `others` replace those of the same name and keep their `needed_by`."""
+    """Merge both; entries of `others` replace those of the same name and keep their `needed_by`."""
     replaced = {entry.name for entry in others}
     for entry in others:
         for same in entries:
@@ -67,7 +67,7 @@ def merged(entries: list[Entry], others: list[Entry]) -> list[Entry]:
 
 
 def roots_of(pyproject: str, extras: list[str]) -> set[str]:
-    """Direct requirements of project and extras. Raises: ValueError for unknown extras."""
+    """Return direct requirements of project and extras. Raises: ValueError for unknown extras."""
     project = tomllib.loads(pyproject)["project"]
     known = project["optional-dependencies"]
     if unknown := sorted(set(extras) - set(known)):
@@ -78,7 +78,7 @@ def roots_of(pyproject: str, extras: list[str]) -> set[str]:
 
 
 def chosen(entries: list[Entry], roots: set[str], omitted: set[str]) -> list[Entry]:
-    """The entries of the roots and their dependencies, without `omitted` and theirs.
+    """Return the entries of the roots and their dependencies, without `omitted` and theirs.
 
     Raises: ValueError if the lock lacks a root or an omitted package.
     """

@@ -1,14 +1,14 @@
-"""Plants faults in a copy of this repository, one at a time, and finds the tests that notice.
+"""Plant faults in a copy of this repository, one at a time, and find the tests that detect them.
 
     python tools/mutate.py [--only NAME] [-j 2] [-o json]
 
-`tools/faults/*.toml` has the faults. Each one names a module, a text that occurs there once, what
-replaces it, and the tests nearest to it. These run as `make unit` runs them. If they pass, the
+`tools/faults/*.toml` has the faults. Each one names a module, a text that occurs there once, its
+replacement, and the tests nearest to it. These run as `make unit` runs them. If they pass, the
 fault's `wider` tests run, which are those of simulated jobs or real processes: only `make test`
-would notice.
+detects such a fault.
 
-The exit code is 1 if a fault survives, if its text is gone (after a change of the module, say), or
-if its tests fail without it.
+The exit code is 1 if a fault survives, if its text is missing (for example after a change of the
+module), or if its tests fail without it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ FAULTS = Path(__file__).resolve().parent / "faults"
 SOURCES = ("api", "operator", "worker", "cli")
 EXAMPLES = "DLION_TEST_EXAMPLES"
 UNIT_EXAMPLES = "0.25"
-"""As `make unit` and `make test` set it."""
+"""The value of `make unit` and `make test`."""
 TESTS_FAILED, TIMEOUT_S, TEST_TIMEOUT_S = 1, 900, 120
 FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py)(?:::(.+?))?(?: - .*)?$", re.MULTILINE)
 
 
 class Verdict(StrEnum):
-    """What a fault came to."""
+    """The result of a fault."""
 
     UNIT = "unit"
     """Caught by `make unit`."""
     WIDER = "wider"
-    """Caught by `make test` alone."""
+    """Caught only by `make test`."""
     SURVIVED = "survived"
     UNJUDGED = "not judged"
 
@@ -76,7 +76,7 @@ class Finding:
 
 
 def read_faults(folder: Path = FAULTS) -> list[Fault]:
-    """All faults, by file and by their order in it. Raises: ValueError for a repeated name."""
+    """Return all faults, by file and order. Raises: ValueError for a repeated name."""
     faults: dict[str, Fault] = {}
     for path in sorted(folder.glob("*.toml")):
         for name, fields in tomllib.loads(path.read_text()).items():
@@ -88,7 +88,7 @@ def read_faults(folder: Path = FAULTS) -> list[Fault]:
 
 
 def file_of(module: str, root: Path) -> Path | None:
-    """The file of a module below the source roots of `root`."""
+    """Return the file of a module below the source roots of `root`."""
     path = Path(*module.split("."))
     names = (path.with_suffix(".py"), path / "__init__.py")
     found = (root / source / name for source in SOURCES for name in names)
@@ -96,7 +96,7 @@ def file_of(module: str, root: Path) -> Path | None:
 
 
 def stale(fault: Fault, root: Path = ROOT) -> str:
-    """Why the fault cannot be planted as the code is now. Empty: it can."""
+    """Return why the fault cannot be planted in the present code; empty if it can."""
     path = file_of(fault.module, root)
     if path is None:
         return f"no module {fault.module}"
@@ -135,7 +135,7 @@ class Tree:
         assert path is not None
         text, times = path.read_text(), path.stat()
         self._planted += 1
-        later_ns = times.st_mtime_ns + self._planted * 10**9  # else old bytecode would be valid
+        later_ns = times.st_mtime_ns + self._planted * 10**9  # otherwise old bytecode is valid
         path.write_text(text.replace(fault.old, fault.new))
         os.utime(path, ns=(later_ns, later_ns))
         try:
@@ -163,7 +163,7 @@ class Tree:
 
 
 def failing_files(tree: Tree, faults: Sequence[Fault]) -> dict[str, str]:
-    """The nearest tests' files that fail without any fault, and the test that does."""
+    """Return files of the nearest tests that fail without any fault, with a failing test."""
     tests = sorted({test for fault in faults for test in fault.tests})
     run = tree.run(tests)
     if run is None:
@@ -202,7 +202,7 @@ def judge(tree: Tree, fault: Fault, failing: dict[str, str]) -> Finding:
 
 
 def judge_all(faults: Sequence[Fault], jobs: int, progress: bool) -> list[Finding]:
-    """The findings on these faults, in their order."""
+    """Return the findings on these faults in their order."""
     with tempfile.TemporaryDirectory(prefix="dlion-mutate-") as temporary:
         trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
         first = Tree.copy(Path(temporary) / "0")
@@ -226,12 +226,12 @@ def judge_all(faults: Sequence[Fault], jobs: int, progress: bool) -> list[Findin
 
 
 def line(found: Finding) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     return f"{found.verdict:10} {found.seconds:6.1f} s  {found.name:45} {found.by[:80]}"
 
 
 def summary(findings: Sequence[Finding]) -> dict[str, object]:
-    """How many faults came to what, and what part each command would notice."""
+    """Count the faults by verdict, and the share that each command detects."""
     count = {each: sum(found.verdict is each for found in findings) for each in Verdict}
     total = len(findings) or 1
     return {

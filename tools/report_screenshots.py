@@ -1,9 +1,9 @@
-"""Takes the pictures of the report page for the documentation, where Chromium is installed.
+"""Take the pictures of the report page for the documentation, with Chromium.
 
     python tools/report_screenshots.py REPORT.html [--out docs/images]
 
 Writes report-desktop.png (1280 pixels wide) and report-phone.png (390), the upper part of the page
-in light, each below 150 kB. Without Chromium it says so and writes nothing.
+in light mode, each below 150 kB. Without Chromium it prints that and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from headless_browser import browser_page, chromium
 
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 SHOTS = {"report-desktop.png": (1280, 1030), "report-phone.png": (390, 1000)}
 
 
@@ -27,14 +27,14 @@ def main() -> None:
     arguments = parser.parse_args()
     executable = chromium()
     if executable is None:
-        print("no chromium on the PATH: the screenshots stay as they are")
+        print("no chromium on the PATH: the screenshots are not changed")
         return
     with browser_page(executable) as page:
         for name, (width, height) in SHOTS.items():
             page.open(arguments.report, width=width, height=height)
             shot = page.screenshot(height=height)
-            if page.problems or len(shot) > MOST_BYTES:
-                sys.exit(f"{name}: {len(shot):,} bytes of at most {MOST_BYTES:,}; {page.problems}")
+            if page.problems or len(shot) > MAX_BYTES:
+                sys.exit(f"{name}: {len(shot):,} bytes of at most {MAX_BYTES:,}; {page.problems}")
             (arguments.out / name).write_bytes(shot)
             print(f"{arguments.out / name}: {len(shot):,} bytes")
 

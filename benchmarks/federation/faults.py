@@ -1,6 +1,6 @@
-"""The parts in which something goes wrong: links cut, a site killed, operators stopped.
+"""The parts with faults: links cut, a site killed, operators stopped.
 
-Each trains a job of its own that goes on until its records are fetched.
+Each trains its own job, which runs until its records are fetched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlion_api.errors import UnavailableError
 from iteration_losses import IterationLoss, iteration_losses, lost_by_waiting
 
 GOES_ON_WITHIN_S = 10.0
-"""A silent link is let go after eight seconds; then whoever waited for it goes on."""
+"""A silent link is closed after eight seconds; then workers that waited for it continue."""
 CONTRIBUTES_WITHIN_S = 30.0
 AGAIN_S = 300.0
 """Longest time until all train again."""
@@ -28,7 +28,7 @@ _NEVER = "never"
 
 
 def cut(setting: Setting, *, cut_s: float = 60.0) -> Measured:
-    """The link between the first two sites, cut in mid-run and restored."""
+    """Cut the link between the first two sites during the run and restore it."""
     one, other, _ = setting.sites.names
     with training(setting, setting.endless("cut")) as job:
         job.wait_for_iterations(3 * setting.every_steps)
@@ -61,14 +61,14 @@ def cut(setting: Setting, *, cut_s: float = 60.0) -> Measured:
     }
     words = _NEVER if later is None else f"after {later} iterations"
     both = [site for site in (one, other) if _on_and_off(degraded[site])]
-    told = [site for site in (one, other) if "PeersLost" in events[site]]
+    reporting = [site for site in (one, other) if "PeersLost" in events[site]]
     bars = [
         Bar(f"training goes on at every site within {GOES_ON_WITHIN_S:g} s",
             f"longest pause {gap_s:.1f} s", gap_s <= GOES_ON_WITHIN_S),
         Bar(f"drift at its earlier level within 2 knowledge transfers' {2 * setting.every_steps}",
             words, later is not None and later <= 2 * setting.every_steps),
         Bar("Degraded on and off at both sides", f"at {len(both)} of 2", len(both) == 2),
-        Bar("an event tells it at both sides", f"at {len(told)} of 2", len(told) == 2),
+        Bar("an event reports it at both sides", f"at {len(reporting)} of 2", len(reporting) == 2),
     ]  # fmt: skip
     return Measured(setting.out.name, figures, bars)
 
@@ -76,9 +76,9 @@ def cut(setting: Setting, *, cut_s: float = 60.0) -> Measured:
 def _drift_about(
     job: Training, period: int, cut_s: float, mended_s: float
 ) -> tuple[dict[str, float | None], int | None]:
-    """Drift before, in and after the cut; iterations after it until drift was as before.
+    """Return drift before, during and after the cut, and the iterations until it recovered.
 
-    As before: no more than the most in the two knowledge-transfer periods before the cut.
+    Recovered: at most the maximum in the two knowledge-transfer periods before the cut.
     """
     records, curve = job.records, run_records.drift_curve(job.records)
     two_periods_before = run_records.iteration_at(records, cut_s) - 2 * period
@@ -99,13 +99,13 @@ def _drift_about(
 
 
 def _on_and_off(turns: list[str]) -> bool:
-    """Whether the condition turned on and is off at the end."""
+    """Report whether the condition turned on and is off at the end."""
     words = [turn.split()[0] for turn in turns]
     return "on" in words and words[-1] == "off"
 
 
 def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
-    """The last site cut off from both others in mid-run, where one site alone is too few."""
+    """Cut the last site off from both others during the run; a site alone is too few."""
     *others, alone = setting.sites.names
     with training(setting, setting.endless("isolated", minSites=2)) as job:
         job.wait_for_iterations(2 * setting.every_steps)
@@ -127,21 +127,22 @@ def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
         site: run_records.pace(job.records, job.ranks[site], cut_at_s, mended_s) for site in others
     }
     gap_s = max(each.longest_gap_s for each in paces.values())
-    told = {site: _told(job, site, cut_at_s) for site in job.ranks}
+    counts = {site: _event_counts(job, site, cut_at_s) for site in job.ranks}
     figures = {
         "iterations_of_the_others": {site: each.iterations for site, each in paces.items()},
         "longest_gap_s": {site: each.longest_gap_s for site, each in paces.items()},
         "mended_to_first_step_s": _since(min(back, default=None), mended_s),
         "states": states,
-        "told": told,
+        "told": counts,
     }
-    taken = sum(told[site].get("FoldedTogether", 0) for site in others)
-    rejoined = told[alone].get("WorkerRejoined", 0)
+    taken = sum(counts[site].get("FoldedTogether", 0) for site in others)
+    rejoined = counts[alone].get("WorkerRejoined", 0)
     bars = [
         Bar(f"a site below minSites makes no iteration from {GOES_ON_WITHIN_S:g} s on",
             f"{trained}", trained == 0),
-        Bar("it says Waiting, and an event why", ", ".join([*states[alone], *told[alone]]),
-            "Waiting" in states[alone] and "QuorumLost" in told[alone]),
+        Bar("its state is Waiting, and an event has the reason",
+            ", ".join([*states[alone], *counts[alone]]),
+            "Waiting" in states[alone] and "QuorumLost" in counts[alone]),
         Bar(f"the others go on within {GOES_ON_WITHIN_S:g} s", f"longest pause {gap_s:.1f} s",
             gap_s <= GOES_ON_WITHIN_S),
         Bar("back, it takes their weights and they take none of its",
@@ -151,14 +152,14 @@ def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
     return Measured(setting.out.name, figures, bars)
 
 
-def _told(job: Training, site: str, since_s: float) -> dict[str, int]:
-    """How often that site's worker told each reason."""
+def _event_counts(job: Training, site: str, since_s: float) -> dict[str, int]:
+    """Return how often that site's worker reported each reason."""
     own = [each for each in job.records if each.rank == job.ranks[site]]
     return run_records.counted_events(own, since_s, float("inf"))
 
 
 def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:
-    """The second site, killed as a whole in mid-run and brought back."""
+    """Kill the whole second site during the run and bring it back."""
     names, testbed = setting.sites.names, setting.sites.testbed
     gone = names[1]
     with training(setting, setting.endless("lost")) as job:
@@ -216,7 +217,7 @@ def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:
 
 
 def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
-    """All operators stopped; in that time a trainer is killed at one site, a pod deleted at one."""
+    """Stop all operators; meanwhile kill a trainer at one site and delete a pod at another."""
     sites = setting.sites
     killed, _, deleted = sites.names
     with training(setting, setting.endless("operators")) as job:
@@ -231,7 +232,7 @@ def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
         pod = sites.worker_pod(deleted, job.job)
         sites.kubectl(deleted).run("delete", "pod", pod, "--wait=false")
         _sleep_until(moments["stopped"] + away_s)
-        said = _last_words(setting, deleted, job.job)
+        message = _last_wait_message(setting, deleted, job.job)
         moments["back"] = time.monotonic()
         sites.operators(1)
         moments["ready"] = time.monotonic()
@@ -241,13 +242,13 @@ def operators(setting: Setting, *, away_s: float = 120.0) -> Measured:
         _wait_for_new_step(job, deleted, moments["deleted"], joined_zero_s)
         job.wait_for_iterations(setting.every_steps)
         job.fetch()
-    return _without_operators(setting, job, moments, said, joined_zero_s)
+    return _without_operators(setting, job, moments, message, joined_zero_s)
 
 
 def _without_operators(
-    setting: Setting, job: Training, moments: dict[str, float], said: str, joined_zero_s: float
+    setting: Setting, job: Training, moments: dict[str, float], message: str, joined_zero_s: float
 ) -> Measured:
-    """What became of those who were killed, and of the site between them, which nobody touched."""
+    """Return the results for the killed workers, and for the untouched site between them."""
     killed, untouched, deleted = setting.sites.names
     away_s = moments["back"] - moments["stopped"]
     rank = job.ranks[untouched]
@@ -276,7 +277,7 @@ def _without_operators(
         "lost_by_waiting_s": waited_s,
         "kill_to_first_step_s": _since(rejoined_s, killed_s),
         "operators_ready_to_first_step_of_the_new_pod_s": _since(joined_s, moments["ready"]),
-        "new_pod_said": said,
+        "new_pod_said": message,
         "told": run_records.counted_events(job.records, stopped_s, float("inf")),
     }
     bars = [
@@ -289,7 +290,7 @@ def _without_operators(
         Bar("a killed trainer rejoins from kept membership while operators are away",
             _after(_since(rejoined_s, killed_s)),
             rejoined_s is not None and rejoined_s < moments["back"]),
-        Bar("a new pod waits and says so", said.strip() or "nothing", bool(said)),
+        Bar("a new pod waits and logs it", message.strip() or "nothing", bool(message)),
         Bar("it joins once an operator is back", _after(_since(joined_s, moments["ready"])),
             joined_s is not None and joined_s >= moments["back"]),
     ]  # fmt: skip
@@ -309,7 +310,7 @@ def _sleep_until(at_s: float) -> None:
 
 
 def _losses(job: Training, gone: str, since_s: float, until_s: float) -> dict[str, IterationLoss]:
-    """Of the other sites' workers between these times."""
+    """Return the losses of the other sites' workers between these times."""
     by_rank = iteration_losses(
         job.records, killed=[job.ranks[gone]], since_s=since_s, until_s=until_s
     )
@@ -331,7 +332,7 @@ def _loss_figures(loss: IterationLoss) -> dict[str, Any]:
 
 
 def _new_step_s(job: Training, site: str, since_s: float, zero_s: float) -> float | None:
-    """When a later start of that site's worker, with a zero of its own, made its first step."""
+    """Return when a later start of that site's worker, with its own zero, made its first step."""
     rank = job.ranks[site]
     known = run_records.incarnations(job.records, rank, since_s)
     first = run_records.first_step(job.records, rank, known=known)
@@ -339,7 +340,7 @@ def _new_step_s(job: Training, site: str, since_s: float, zero_s: float) -> floa
 
 
 def _wait_for_new_step(job: Training, site: str, since_s: float, zero_s: float) -> None:
-    """Until the records have one: a status may still be that of before."""
+    """Wait until the records have one: a status may be older."""
 
     def stepped() -> bool:
         job.fetch()
@@ -351,12 +352,12 @@ def _wait_for_new_step(job: Training, site: str, since_s: float, zero_s: float) 
 def _trainer_runs_since_s(
     setting: Setting, site: str, job: str, after_wall_s: float
 ) -> float | None:
-    """The monotonic time, to the second before, at which a trainer's container was started."""
+    """Return the monotonic time, rounded down to a second, of the start of a trainer container."""
     offset_s = time.monotonic() - time.time()
     try:
         pods = setting.sites.pods(site, job)
     except UnavailableError:
-        return None  # the API server is not back yet
+        return None  # the API server is still away
     for pod in pods:
         for container in pod["status"].get("containerStatuses") or ():
             running = container["state"].get("running")
@@ -367,8 +368,8 @@ def _trainer_runs_since_s(
     return None
 
 
-def _last_words(setting: Setting, site: str, job: str) -> str:
-    """The newest line of the site's first worker about what it waits for; empty: there is none."""
+def _last_wait_message(setting: Setting, site: str, job: str) -> str:
+    """Return the newest log line of the site's first worker about its wait, or ""."""
     pod = setting.sites.worker_pod(site, job)
     text = setting.sites.kubectl(site).run("logs", pod, "-c", "trainer", "--tail=50")
     waits = ("no certificate yet", "no membership from the coordinator")
@@ -377,7 +378,7 @@ def _last_words(setting: Setting, site: str, job: str) -> str:
 
 
 def _zero_s(setting: Setting, site: str, job: str) -> float | None:
-    """As `FederatedSites.zero_s`; None while the worker has not joined."""
+    """Return `FederatedSites.zero_s`, or None while the worker has not joined."""
     try:
         return setting.sites.zero_s(site, job)
     except UnavailableError:

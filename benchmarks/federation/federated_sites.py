@@ -1,7 +1,8 @@
-"""Three clusters that trust each other, installed as docs/several-sites.md says, and jobs on them.
+"""Three clusters that trust each other, installed as docs/several-sites.md describes, with jobs.
 
-Owns the testbed, its links, the chart's values, the exchange of bundles and the data at each site;
-all of it is gone when `federated` ends. Used by the parts of `three_sites`. Measures nothing.
+This module owns the testbed, its links, the chart's values, the exchange of bundles and the data at
+each site. All of it is removed when `federated` ends. The parts of `three_sites` use it. It
+measures nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from testbed.sites import Site
 
 JOBS = "ml"
-"""Namespace of the jobs, at every site."""
+"""Namespace of the jobs at every site."""
 FEDERATION_PORT = 30446
 MBIT_PER_S = {"site-a": 50.0, "site-b": 35.0, "site-c": 20.0}
 """What each site sends to the others, and what it gets from them."""
@@ -52,44 +53,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FederatedSites:
-    """The sites while they are up; `folder` has the files that a user would have."""
+    """The running sites; `folder` has the files of a user."""
 
     testbed: Testbed
     folder: Path
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all sites, in the manifest's order."""
+        """Return the names of all sites in the manifest's order."""
         return tuple(self.testbed.sites)
 
     @property
     def listed(self) -> Path:
-        """The list of all sites with their addresses and bundles."""
+        """Return the list of all sites with their addresses and bundles."""
         return self.folder / "sites.yaml"
 
     def kubectl(self, site: str) -> Kubectl:
-        """For the jobs' namespace there."""
+        """Return kubectl for the jobs' namespace there."""
         return replace(self.testbed.site(site).kubectl, namespace=JOBS)
 
     def dlion(self, *arguments: str) -> str:
-        """What `dlion` prints, with one kubeconfig for all sites, whose contexts have their names.
+        """Return the output of `dlion` with one kubeconfig, which has a context by the name of each
+        site.
 
-        Raises: UnavailableError with what it said.
+        Raises: UnavailableError with its error output.
         """
         return _dlion(self.folder, *arguments)
 
     def submit(self, document: Document) -> None:
-        """The same manifest at each site."""
+        """Submit the same manifest at each site."""
         path = self.folder / f"{document['metadata']['name']}.yaml"
         path.write_text(yaml.safe_dump(document))
         at_each(self.names, lambda site: self._job_command("submit", str(path), site))
 
     def delete(self, job: str) -> None:
-        """At each site, with all that belongs to it."""
+        """Delete the job with its objects at each site."""
         at_each(self.names, lambda site: self._job_command("delete", job, site, "--yes"))
 
     def fetch(self, job: str, out: Path) -> dict[str, Path]:
-        """The result folder of each site's keeper, also of a run that goes on."""
+        """Fetch the result folder of each site's keeper, also during a run."""
         for site in self.names:
             self._job_command("fetch", job, site, "--all", "--out", str(out / site))
         return {site: out / site for site in self.names}
@@ -98,31 +100,31 @@ class FederatedSites:
         self.dlion(verb, what, *options, "--context", site, "--namespace", JOBS)
 
     def pods(self, site: str, job: str) -> list[Document]:
-        """Of the job's workers there that have not ended."""
+        """Return the pods of the job's workers there that have not ended."""
         chosen = f"{WORKER},dlion.dev/job-name={job}"
         found = self.kubectl(site).get("pods", "-l", chosen)["items"]
         return [pod for pod in found if pod["status"].get("phase") in ("Pending", "Running")
                 and "deletionTimestamp" not in pod["metadata"]]  # fmt: skip
 
     def worker_pod(self, site: str, job: str) -> str:
-        """The name of the first worker's pod there. Raises: UnavailableError where none runs."""
+        """Return the name of the first worker's pod. Raises: UnavailableError if none runs."""
         names = sorted(pod["metadata"]["name"] for pod in self.pods(site, job))
         if not names:
             raise UnavailableError(f"no pod of {job} runs at {site}")
         return str(names[0])
 
     def in_trainer(self, site: str, job: str, *command: str) -> str:
-        """What a command prints that is run in the first worker's trainer container."""
+        """Run a command in the first worker's trainer container and return its output."""
         pod = self.worker_pod(site, job)
         return self.kubectl(site).run("exec", pod, "-c", "trainer", "--", *command)
 
     def zero_s(self, site: str, job: str) -> float:
-        """The monotonic time of this machine at which the records' times of that site are zero."""
+        """Return this machine's monotonic time at which that site's records have the time zero."""
         kept = json.loads(self.in_trainer(site, job, "cat", KEPT_MEMBERSHIP))
         return float(kept["start_time_monotonic_s"])
 
     def operators(self, replicas: int) -> None:
-        """So many operators at each site; returns when they are ready, or gone."""
+        """Scale the operator at each site; return when this many are ready, or all are gone."""
 
         def scale(site: str) -> None:
             kubectl = replace(self.testbed.site(site).kubectl, namespace=NAMESPACE)
@@ -137,7 +139,7 @@ class FederatedSites:
         at_each(self.names, scale)
 
     def keep_logs(self, job: str, folder: Path) -> None:
-        """What job, pods, workers and operators say at each site, for whoever looks into it."""
+        """Store the state of job, pods, workers and operators at each site for inspection."""
         folder.mkdir(exist_ok=True)
         chosen = f"{WORKER},dlion.dev/job-name={job}"
         for site in self.names:
@@ -156,7 +158,7 @@ class FederatedSites:
                 (folder / f"{site}-{name}.txt").write_text(text)
 
     def events(self, site: str, job: str) -> list[Document]:
-        """The Kubernetes events of that job there: reason, message, count and last time."""
+        """Return the Kubernetes events of that job there: reason, message, count and last time."""
         chosen = f"involvedObject.kind=DLionJob,involvedObject.name={job}"
         found = self.kubectl(site).get("events", f"--field-selector={chosen}")["items"]
         return [
@@ -172,9 +174,9 @@ class FederatedSites:
 
 @contextmanager
 def federated(data: Path, folder: Path, *, exposure: str) -> Iterator[FederatedSites]:
-    """Three sites with this tree's chart and images; taken away at the end, however that comes.
+    """Start three sites with this tree's chart and images; remove them at the end in any case.
 
-    `data` holds train.tfrecord and test.tfrecord. Raises: UnavailableError with what failed.
+    `data` has train.tfrecord and test.tfrecord. Raises: UnavailableError with the failed step.
     """
     images = build_images()
     shared: Document = {
@@ -203,14 +205,14 @@ def federated(data: Path, folder: Path, *, exposure: str) -> Iterator[FederatedS
 
 
 def at_each(of: Iterable[T], action: Callable[[T], None]) -> None:
-    """Does it for all at the same time. Raises: what the first to fail raised."""
+    """Call the function for all sites at the same time. Raises: the first error."""
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(action, each) for each in of]:
             done.result()
 
 
 def wait_until(look: Callable[[], T | None], *, within_s: float, what: str) -> T:
-    """What `look` yields once it is true. Raises: UnavailableError where it never is."""
+    """Return the result of `look` once it is true. Raises: UnavailableError if it never is."""
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
         if time.monotonic() > deadline_s:
@@ -220,7 +222,7 @@ def wait_until(look: Callable[[], T | None], *, within_s: float, what: str) -> T
 
 
 def _write_files(sites: Iterable[Site], folder: Path, shared: Mapping[str, Any]) -> None:
-    """One kubeconfig, one file of values for all sites, one of a line for each."""
+    """Write one kubeconfig, one file of values for all sites, and one of a line for each."""
     joined: Document = {"apiVersion": "v1", "kind": "Config"}
     for site in sites:
         own = yaml.safe_load(site.kubeconfig.read_text())
@@ -237,7 +239,7 @@ def _write_files(sites: Iterable[Site], folder: Path, shared: Mapping[str, Any])
 
 
 def _federate(made: FederatedSites) -> None:
-    """Install, exchange the bundles, upgrade, look before a run: the page's steps 1 to 5."""
+    """Install, exchange the bundles, upgrade, and check before a run: steps 1 to 5 of the page."""
     folder, contexts = made.folder, ",".join(made.names)
     at_each(made.names, lambda site: _chart(made, site, "all-sites.yaml", f"{site}.yaml"))
     listed = yaml.safe_load(made.dlion("trust", "show", "--contexts", contexts))
@@ -258,7 +260,7 @@ def _federate(made: FederatedSites) -> None:
             return False
         return True
 
-    # Streams between operators that have just started stand some seconds later.
+    # Streams between new operators are open after a few seconds.
     wait_until(passes, within_s=60, what=f"`dlion preflight` ({folder / 'preflight.txt'})")
 
 
@@ -273,7 +275,7 @@ def _chart(made: FederatedSites, site: str, *values: str) -> None:
 
 
 def _bring_data(site: Site, data: Path) -> None:
-    """Onto the node's disk, with a claim in the jobs' namespace, which this makes."""
+    """Copy the data to the node's disk, with a claim in the jobs' namespace, which this creates."""
     site.kubectl.run("create", "namespace", JOBS)
     files = (data / name for name in ("train.tfrecord", "test.tfrecord"))
     bring_files(site, files, claim=CLAIM, namespace=JOBS)
@@ -289,6 +291,8 @@ def _dlion(folder: Path, *arguments: str) -> str:
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"dlion {' '.join(arguments)}: no end in {_DLION_S:g} s") from None
     if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise UnavailableError(f"dlion {' '.join(arguments)} ended with {done.returncode}: {said}")
+        output = done.stderr.strip() or done.stdout.strip()
+        raise UnavailableError(
+            f"dlion {' '.join(arguments)} ended with {done.returncode}: {output}"
+        )
     return done.stdout

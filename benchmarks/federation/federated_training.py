@@ -1,6 +1,6 @@
-"""A job that trains at three sites while something is measured, and what is known of it.
+"""A job that trains at three sites during a measurement, and its records.
 
-Owns its start, its end and the fetching of its records. Called by the parts of `three_sites`.
+This module starts and ends the job and fetches its records. The parts of `three_sites` call it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ START_S = 240.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What a part is given."""
+    """The input of a part."""
 
     sites: FederatedSites
     manifest: Document
     out: Path
-    """Of this part alone."""
+    """Folder of this part only."""
 
     @property
     def every_steps(self) -> int:
-        """Iterations of a knowledge-transfer period."""
+        """Return the iterations of a knowledge-transfer period."""
         return int(self.manifest["spec"]["knowledgeTransfer"]["everySteps"])
 
     def document(self, name: str, **spec: Any) -> Document:
-        """The manifest under that name, with these sections in place of its own."""
+        """Return the manifest under that name, with these sections replaced."""
         document = copy.deepcopy(self.manifest)
         document["metadata"]["name"] = name
         document["spec"] |= spec
         return document
 
     def endless(self, name: str, **spec: Any) -> Document:
-        """For faults: it goes on until it is deleted, and replicas are compared often."""
+        """Return the manifest for faults: it runs until its deletion, with frequent comparisons."""
         document = self.document(name, **spec)
         batch = document["spec"]["batching"]["globalBatchSize"]["initial"]
         document["spec"]["trainer"] |= {
@@ -60,23 +60,23 @@ class Setting:
 
 @dataclass
 class Training:
-    """A job that trains at all sites, while it does; then what is known of it."""
+    """A job that trains at all sites, and its records afterwards."""
 
     setting: Setting
     job: str
     watches: dict[str, StatusWatch]
     zero_s: dict[str, float]
     ranks: dict[str, Rank]
-    """Of each site's worker."""
+    """Rank of each site's worker."""
     records: list[ProgressRecord] = field(default_factory=list)
-    """Once they were fetched: by this machine's monotonic clock."""
+    """Set once they are fetched; times by this machine's monotonic clock."""
 
     def state(self, site: str) -> str:
-        """The word for the printer column."""
+        """Return the state in the printer column."""
         return str(self.watches[site].status.get("state", ""))
 
     def wait_until_all_train(self, within_s: float) -> None:
-        """Returns when every site says that all train."""
+        """Return when every site reports that all train."""
         wait_until(
             lambda: all(self.state(site) == "Training" for site in self.watches),
             within_s=within_s,
@@ -84,20 +84,20 @@ class Training:
         )
 
     def wait_for_iterations(self, count: int, within_s: float = 180.0) -> None:
-        """Returns when so many more have been made, as the first site's status has it."""
+        """Return after this many more iterations in the first site's status."""
         watch = next(iter(self.watches.values()))
         wanted = watch.iteration + count
         wait_until(lambda: watch.iteration >= wanted, within_s=within_s,
                    what=f"iteration {wanted} of {self.job}")  # fmt: skip
 
     def fetch(self) -> None:
-        """All sites' records, put on one clock."""
+        """Fetch the records of all sites, with times on one clock."""
         folders = self.setting.sites.fetch(self.job, self.setting.out / "results")
         by_site = {site: list(read_events(path / EVENTS)) for site, path in folders.items()}
         self.records = run_records.on_one_clock(by_site, self.zero_s)
 
     def degraded(self, since_s: float) -> dict[str, list[str]]:
-        """At each site when the condition turned, in seconds from then."""
+        """Return when the condition changed at each site, in seconds from then."""
         return {
             site: [f"{'on' if holds else 'off'} {at_s - since_s:+.0f} s"
                    for at_s, holds in watch.turns("Degraded") if at_s >= since_s]
@@ -105,13 +105,13 @@ class Training:
         }  # fmt: skip
 
     def states(self, site: str, since_s: float, until_s: float) -> list[str]:
-        """The words for the printer column there between these times, each once, as they came."""
-        words = [str(status.get("state", "")) for at_s, status in self.watches[site].seen
+        """Return the states in the printer column between these times, each once, in order."""
+        words = [str(status.get("state", "")) for at_s, status in self.watches[site].statuses
                  if since_s <= at_s <= until_s]  # fmt: skip
         return list(dict.fromkeys(words))
 
     def events(self, since_wall_s: float) -> dict[str, dict[str, int]]:
-        """Kubernetes events of the job that came after that moment, by site and reason."""
+        """Return Kubernetes events of the job after that moment, by site and reason."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_wall_s))
         found: dict[str, dict[str, int]] = {site: {} for site in self.watches}
         for site, counts in found.items():
@@ -123,9 +123,9 @@ class Training:
 
 @contextmanager
 def training(setting: Setting, document: Document) -> Iterator[Training]:
-    """That job once it trains at all sites; logs are kept and the job is deleted at the end.
+    """Yield that job once it trains at all sites; store logs and delete the job at the end.
 
-    Where this command is interrupted it is not: then all sites go.
+    After an interrupt it is not deleted: then all sites are removed.
     """
     job, sites = document["metadata"]["name"], setting.sites
     sites.submit(document)

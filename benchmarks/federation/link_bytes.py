@@ -1,7 +1,8 @@
-"""What sites' operators send each other, by link, as the kernel counts it.
+"""Measure the bytes between the operators of sites, by link, as the kernel counts them.
 
-Of every connection that one operator process keeps to another's federation port: the bytes of TCP's
-stream both ways (TLS and HTTP/2 are in them), and of each segment the headers of IPv4 and TCP.
+They are those of each connection from one operator process to another's federation port: the bytes
+of the TCP stream in both directions (with TLS and HTTP/2), and the headers of IPv4 and TCP of each
+segment.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import subprocess
 from collections.abc import Mapping
 
 HEADERS_BYTES = 20 + 32
-"""Of a segment: IPv4, and TCP with time stamps."""
+"""Headers of a segment: IPv4, and TCP with time stamps."""
 
 _COUNT = re.compile(r"\b(bytes_sent|bytes_received|segs_out|segs_in):(\d+)")
 _PEER = re.compile(r"^\S+\s+\S+\s+\S+\s+\S+:(\d+)\s.*?pid=(\d+)")
 
 Link = tuple[str, str]
-"""Two sites, in order of their names."""
+"""Two sites, sorted by name."""
 
 
 def link_bytes(ports: Mapping[int, str], pids: Mapping[int, str]) -> dict[Link, int]:
-    """Bytes so far on every link. `ports` names the site that listens there, `pids` the one whose
-    operator that process is."""
+    """Return the bytes so far on every link.
+
+    `ports` gives the site that listens on each, `pids` the site of each operator process.
+    """
     listed = subprocess.run(
         ["ss", "-tinpHO", "state", "established"], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What `dlion preflight --bandwidth` finds of links whose rates are known."""
+"""Compare `dlion preflight --bandwidth` with links whose rates are known."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from federated_training import Setting
 from measured import Bar, Measured
 
 OFF_BY = 0.15
-"""The part of a rate that is not the sender's: frames, TLS, and what a shaper gives at once."""
+"""The part of a rate for frames, TLS and the burst of a shaper."""
 
 
 def links(setting: Setting) -> Measured:
-    """Each link in each direction, one after the other, with no job."""
+    """Measure each link in each direction, one after the other, without a job."""
     contexts = ",".join(setting.sites.names)
-    said = setting.sites.dlion(
+    output = setting.sites.dlion(
         "preflight", str(setting.sites.listed), "--contexts", contexts, "--bandwidth", "-o", "json"
     )
-    (setting.out / "preflight.json").write_text(said)
+    (setting.out / "preflight.json").write_text(output)
     found = {
         each["site"]: each["figures"]
-        for each in json.loads(said)["checks"]
+        for each in json.loads(output)["checks"]
         if each["check"] == "bandwidth"
     }
     rates = {

@@ -1,6 +1,6 @@
-"""What a part of the benchmark found: figures, and each bar with what was measured against it.
+"""The results of a part of the benchmark: figures, and each bar with its measured value.
 
-Kept as one JSON file a part, so that a part that has been measured is not measured again.
+Each part has one JSON file, so that it is measured only once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = "figures.json"
 
 @dataclass(frozen=True)
 class Bar:
-    """One thing that must be shown."""
+    """One requirement."""
 
     what: str
     measured: str
@@ -38,16 +38,16 @@ class Measured:
     bars: list[Bar] = field(default_factory=list)
     commit: str = field(default_factory=commit)
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
-    """Of the last minute, when the part ended."""
+    """Load of the last minute at the end of the part."""
 
     def save(self, folder: Path, manifest: Document) -> None:
-        """Into that folder, as found with that manifest."""
+        """Save it in that folder, as measured with that manifest."""
         document = {"manifest": manifest, "found": asdict(self)}
         write_atomically(folder / FILE, (json.dumps(document, indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path, manifest: Document) -> Measured | None:
-        """What was saved there with that manifest; None where nothing was."""
+        """Load the result saved there with that manifest; None if there is none."""
         try:
             document = json.loads((folder / FILE).read_text())
         except FileNotFoundError:

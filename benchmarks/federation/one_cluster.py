@@ -1,6 +1,6 @@
-"""The same job with all its workers in one cluster, in virtual time: what its accuracy is held to.
+"""Simulate the same job with all workers in one cluster, as the reference of the accuracy.
 
-Takes no testbed: the side of the accuracy pairs that can be made elsewhere, or later.
+It needs no testbed, so this side of the accuracy pairs can run elsewhere, or later.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ENVIRONMENT = HERE / "one-cluster.yaml"
 
 
 def one_cluster(manifest: Document, data: Path, out: Path, threads: int) -> Measured:
-    """`dlion simulate` of that manifest, whose groups are now all at its first site.
+    """Run `dlion simulate` of that manifest with all groups at its first site.
 
-    Raises: RuntimeError with what it said.
+    Raises: RuntimeError with its output.
     """
     document = copy.deepcopy(manifest)
     spec = document["spec"]
@@ -33,7 +33,7 @@ def one_cluster(manifest: Document, data: Path, out: Path, threads: int) -> Meas
     path = out / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     results = out / "results"
-    shutil.rmtree(results, ignore_errors=True)  # of a simulation that was broken off
+    shutil.rmtree(results, ignore_errors=True)  # of an interrupted simulation
     command = [
         sys.executable, "-m", "dlion_cli", "simulate", str(path), "--environment", str(ENVIRONMENT),
         "--data-root", str(data), "--threads", str(threads), "--out", str(results),

@@ -1,8 +1,8 @@
-"""A run over several sites as its sites' records tell it, put on one clock. Pure.
+"""Merge the records of a run over several sites on one clock. Pure.
 
-Each site's keeper has the records of its own workers, in seconds since the run began there. Where
-that zero is known for each site, they are one run again, and its figures are worked out as those of
-any other run. Called by the parts of `three_sites`.
+Each site's keeper has the records of its own workers, in seconds since the start of the run there.
+With the zero of each site they form one run again, whose figures are computed as for any other run.
+The parts of `three_sites` call it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressR
 def on_one_clock(
     by_site: Mapping[str, Iterable[ProgressRecord]], zero_s: Mapping[str, float]
 ) -> list[ProgressRecord]:
-    """All sites' records in the order of their times, which are now those of `zero_s`'s clock."""
+    """Return the records of all sites in order of their times on `zero_s`'s clock."""
     found = [
         replace(record, time_s=record.time_s + zero_s[site])
         for site, records in by_site.items()
@@ -29,13 +29,15 @@ def on_one_clock(
 
 
 def steps_of(records: Iterable[ProgressRecord], rank: int | None = None) -> list[StepRecord]:
-    """Iterations, of one worker or of all."""
+    """Return the iterations of one worker or of all."""
     return [each for each in records
             if isinstance(each, StepRecord) and rank in (None, each.rank)]  # fmt: skip
 
 
 def samples_per_s(records: Sequence[ProgressRecord]) -> float:
-    """Samples of all workers over the time from the first step's start to the last one's end."""
+    """Return the samples of all workers over the time from the first step's start to the last one's
+    end.
+    """
     steps = steps_of(records)
     began_s = min(step.time_s - step.wall_s for step in steps)
     ended_s = max(step.time_s for step in steps)
@@ -43,7 +45,7 @@ def samples_per_s(records: Sequence[ProgressRecord]) -> float:
 
 
 def final_accuracies(records: Iterable[ProgressRecord]) -> dict[Rank, EvaluationRecord]:
-    """The last evaluation of each replica, where it was made at the end of training."""
+    """Return the last evaluation of each replica, if it was made at the end of training."""
     return {
         each.rank: each for each in records if isinstance(each, EvaluationRecord) and each.final
     }
@@ -51,15 +53,15 @@ def final_accuracies(records: Iterable[ProgressRecord]) -> dict[Rank, Evaluation
 
 @dataclass(frozen=True)
 class Pace:
-    """What one worker did in a stretch of time."""
+    """The iterations of one worker in a period."""
 
     iterations: int
     longest_gap_s: float
-    """Between the ends of two iterations that follow each other, the stretch's ends among them."""
+    """Between the ends of successive iterations, including the ends of the period."""
 
 
 def pace(records: Iterable[ProgressRecord], rank: int, since_s: float, until_s: float) -> Pace:
-    """Of that worker between these times."""
+    """Return the pace of that worker between these times."""
     ends_s = [step.time_s for step in steps_of(records, rank)]
     within_s = [end_s for end_s in ends_s if since_s <= end_s <= until_s]
     gaps_s = [later - earlier for earlier, later in pairwise([since_s, *within_s, until_s])]
@@ -67,50 +69,50 @@ def pace(records: Iterable[ProgressRecord], rank: int, since_s: float, until_s: 
 
 
 def iteration_at(records: Iterable[ProgressRecord], at_s: float) -> int:
-    """The foremost worker's by that time; 0 before the first."""
+    """Return the iteration of the foremost worker by that time; 0 before the first."""
     return max((step.iteration for step in steps_of(records) if step.time_s <= at_s), default=0)
 
 
 def time_of(records: Iterable[ProgressRecord], iteration: int) -> float:
-    """When any worker had first come to that iteration; 0 where none has."""
+    """Return when the first worker reached that iteration; 0 if none did."""
     return min(
         (step.time_s for step in steps_of(records) if step.iteration >= iteration), default=0.0
     )
 
 
 def drift_curve(records: Iterable[ProgressRecord]) -> list[tuple[float, float]]:
-    """(time, drift) at equal times of all replicas that evaluate."""
+    """Return (time, drift) at the times that all evaluating replicas have in common."""
     meter = DriftMeter()
     points = (meter.add(each) for each in records if isinstance(each, EvaluationRecord))
     return [point for point in points if point is not None]
 
 
 def most_drift(curve: Iterable[tuple[float, float]], since_s: float, until_s: float) -> float:
-    """The largest between these times; 0 where nothing was compared."""
+    """Return the maximum between these times; 0 without comparisons."""
     return max((value for at_s, value in curve if since_s <= at_s <= until_s), default=0.0)
 
 
 def back_at(curve: Iterable[tuple[float, float]], level: float, since_s: float) -> float | None:
-    """When, from that time on, drift was first no higher than the level; None: never."""
+    """Return when, from that time on, drift was first at most the level; None: never."""
     return next((at_s for at_s, value in curve if at_s >= since_s and value <= level), None)
 
 
 def first_step(
     records: Iterable[ProgressRecord], rank: int, *, known: Collection[int]
 ) -> StepRecord | None:
-    """The first iteration of that worker by an incarnation that is not known yet."""
+    """Return the first iteration of that worker by an unknown incarnation."""
     return next((s for s in steps_of(records, rank) if s.incarnation not in known), None)
 
 
 def incarnations(records: Iterable[ProgressRecord], rank: int, until_s: float) -> set[int]:
-    """Those of that worker which had made a step by that time."""
+    """Return the incarnations of that worker that had made a step by that time."""
     return {step.incarnation for step in steps_of(records, rank) if step.time_s <= until_s}
 
 
 def counted_events(
     records: Iterable[ProgressRecord], since_s: float, until_s: float
 ) -> dict[str, int]:
-    """How often workers told each reason between these times."""
+    """Return how often workers reported each reason between these times."""
     found: dict[str, int] = {}
     for each in records:
         if isinstance(each, EventRecord) and since_s <= each.time_s <= until_s:

@@ -1,7 +1,7 @@
-"""What a site's status says of a job, each change with the moment at which it was seen.
+"""Record each change of a job's status at a site, with its time.
 
-A `kubectl get --watch` in a thread for each site costs next to nothing while nothing changes, and
-begins again where the site's API server went away. Used by the parts of `three_sites`.
+A `kubectl get --watch` in a thread for each site costs almost nothing while nothing changes. It is
+restarted when the site's API server went away. The parts of `three_sites` use it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _AGAIN_S = 1.0
 
 
 class StatusWatch:
-    """Of one job at one site; times are this machine's monotonic clock."""
+    """A watch of one job at one site; times are of this machine's monotonic clock."""
 
     def __init__(self, kubectl: Kubectl, job: str) -> None:
         self._command = [
             str(kubectl.program), f"--kubeconfig={kubectl.kubeconfig}",
             f"--namespace={kubectl.namespace}", "get", "dlj", job, "--watch", "-o", "json",
         ]  # fmt: skip
-        self.seen: list[tuple[float, dict[str, Any]]] = []
+        self.statuses: list[tuple[float, dict[str, Any]]] = []
         self._closing = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what was seen stays."""
+        """End the watch; the recorded statuses stay."""
         self._closing.set()
         if self._process is not None:
             self._process.terminate()
@@ -45,19 +45,19 @@ class StatusWatch:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The newest; empty before the first."""
-        return self.seen[-1][1] if self.seen else {}
+        """Return the newest status; empty before the first."""
+        return self.statuses[-1][1] if self.statuses else {}
 
     @property
     def iteration(self) -> int:
-        """Of the foremost worker of the whole job, as the newest status has it."""
+        """Return the iteration of the foremost worker of the whole job in the newest status."""
         return max((each.get("iteration") or 0 for each in self.status.get("sites") or ()),
                    default=0)  # fmt: skip
 
     def turns(self, condition: str) -> list[tuple[float, bool]]:
-        """The moments at which that condition became true or false, the first look among them."""
+        """Return when that condition became true or false, including its first value."""
         found: list[tuple[float, bool]] = []
-        for at_s, status in self.seen:
+        for at_s, status in self.statuses:
             holds = any(each["type"] == condition and each["status"] == "True"
                         for each in status.get("conditions") or ())  # fmt: skip
             if not found or found[-1][1] != holds:
@@ -74,23 +74,23 @@ class StatusWatch:
                     process.terminate()
                 assert process.stdout is not None
                 for document in _documents(process.stdout):
-                    self.seen.append((time.monotonic(), document.get("status") or {}))
+                    self.statuses.append((time.monotonic(), document.get("status") or {}))
             self._closing.wait(_AGAIN_S)
 
 
 def _documents(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """JSON objects that stand one below the other, each as soon as its last line is there."""
+    """Yield successive JSON objects, each as soon as its last line arrives."""
     text: list[str] = []
     for line in lines:
         text.append(line)
-        if line.rstrip() == "}":  # what is nested is indented
+        if line.rstrip() == "}":  # nested lines are indented
             yield json.loads("".join(text))
             text.clear()
 
 
 @contextmanager
 def watched(sites: FederatedSites, job: str) -> Iterator[dict[str, StatusWatch]]:
-    """A watch at each site."""
+    """Start a watch at each site."""
     with ExitStack() as closing:
         found = {}
         for site in sites.names:

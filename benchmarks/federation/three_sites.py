@@ -1,28 +1,28 @@
-"""One job over three real clusters: what it learns, what it takes, and what faults cost it.
+"""Measure one job over three real clusters: accuracy, traffic, and the cost of faults.
 
     python benchmarks/federation/three_sites.py --data ../shared/data/cifar10 [--seeds 5]
     python benchmarks/federation/three_sites.py --data DIR --only cut isolated lost operators
     python benchmarks/federation/three_sites.py --data DIR --only cluster      no clusters, no root
     python benchmarks/federation/three_sites.py --data DIR --report -o json    measure nothing
 
-As root, on the testbed (tests/support/testbed): three clusters, links of 50, 35 and 20 Mbit/s
-between them, the chart installed and the bundles exchanged as docs/several-sites.md says,
-`job.yaml` submitted at each; `cipher` learns CIFAR-10 in real pods of 0.7, 0.5 and 0.35 core.
+Run as root, on the testbed (tests/support/testbed): three clusters, with links of 50, 35 and 20
+Mbit/s between them. The chart is installed and the bundles are exchanged as docs/several-sites.md
+describes, and `job.yaml` is submitted at each. `cipher` learns CIFAR-10 in real pods of 0.7, 0.5
+and 0.35 core.
 
-    links      what each link carries, as `dlion preflight --bandwidth` finds it
-    train      three epochs, seen from every site's status
-    alone      the same machines at the same time, each by itself
+    links      the rate of each link by `dlion preflight --bandwidth`
+    train      three epochs, with every site's status
+    alone      the same machines at the same time, each alone
     cluster    the same job in one cluster, simulated
     cut        the link between two sites cut for 60 s
     isolated   one site cut off from both others for 60 s, with minSites 2
-    lost       one site killed as a whole, and brought back
+    lost       one whole site killed and brought back
     operators  all operators stopped for two minutes
 
-Each part runs once for each seed, one seed after the other. What it has found stays in OUT, with
-the logs of all pods; the same command goes on where it was broken off, at a later commit, too,
-while manifest and exposure are the same. Prints a table of bars with the commit of each; exit code
-1 where one is missed or a part is not there. The testbed goes with the command, also on Ctrl-C and
-SIGTERM.
+Each part runs once for each seed, one seed after the other. Its results stay in OUT, with the logs
+of all pods. The same command resumes after an interrupt, at a later commit, too, while manifest and
+exposure are the same. It prints a table of bars with the commit of each. Exit code 1 if one is
+missed or a part is missing. The testbed is removed with the command, also on Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Planned:
     folder: Path
 
     def found(self) -> Measured | None:
-        """What it has found with this manifest, if it was run."""
+        """Return its results with this manifest, if it ran."""
         return Measured.load(self.folder, self.manifest)
 
 
 def _planned(arguments: argparse.Namespace, manifest: Document) -> list[Planned]:
-    """The parts asked for, each with every seed, all parts of a seed before the next."""
+    """Return the requested parts with every seed, all parts of a seed before the next."""
     planned = []
     for seed in range(1, arguments.seeds + 1):
         seeded = copy.deepcopy(manifest)
@@ -132,7 +132,7 @@ def _measure(arguments: argparse.Namespace, planned: list[Planned]) -> None:
     real = [each for each in planned if each.part in REAL]
     if real:
         with tempfile.TemporaryDirectory(prefix="dlion-sites-") as made:
-            print("three sites are brought up", file=sys.stderr, flush=True)
+            print("starting three sites", file=sys.stderr, flush=True)
             with federated(arguments.data, Path(made), exposure=arguments.exposure) as sites:
                 for each in real:
                     _measure_one(each, sites)
@@ -145,19 +145,19 @@ def _measure(arguments: argparse.Namespace, planned: list[Planned]) -> None:
 
 
 def _measure_one(planned: Planned, sites: FederatedSites) -> None:
-    """One part; where it fails that is said, and the others may still be measured."""
+    """Measure one part; report its failure, so that the others can still be measured."""
     name = planned.folder.name
     print(f"{name} ...", file=sys.stderr, flush=True)
     setting = Setting(sites, copy.deepcopy(planned.manifest), planned.folder)
     try:
         REAL[planned.part](setting).save(planned.folder, planned.manifest)
-    except Exception:  # noqa: BLE001 - whatever it is, it is told whole
+    except Exception:  # noqa: BLE001 - any error is printed completely
         traceback.print_exc()
         print(f"{name} failed: see {planned.folder}", file=sys.stderr, flush=True)
 
 
 def _report(found: dict[str, Measured], arguments: argparse.Namespace) -> int:
-    """Prints what there is; the exit code."""
+    """Print all results; return the exit code."""
     together = list(pairs(found))
     rows = [(name, each.commit, bar) for name, each in found.items() for bar in each.bars]
     commits = ", ".join(sorted({each.commit for each in found.values()}))
@@ -183,7 +183,7 @@ def _report(found: dict[str, Measured], arguments: argparse.Namespace) -> int:
 
 
 def _short(measured: Measured) -> Document:
-    """Figures but for whole statuses."""
+    """Return figures without whole statuses."""
     return {name: value for name, value in measured.figures.items() if name != "at_the_end"}
 
 

@@ -1,4 +1,4 @@
-"""The parts in which nothing goes wrong: the job over three sites, and its machines each alone."""
+"""The parts without faults: the job over three sites, and its machines each alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TRAIN_S = 1500.0
 
 
 def train(setting: Setting) -> Measured:
-    """The whole job, seen from every site."""
+    """Train the whole job and record its status at every site."""
     return _trained(setting, setting.document("cifar10"), shown=True)
 
 
 def alone(setting: Setting) -> Measured:
-    """The same machines at the same time, each by itself: no exchange."""
+    """Train the same machines at the same time, each alone: no exchange."""
     document = setting.document(
         "alone", exchange={"policy": "none"}, knowledgeTransfer={"policy": "none"}
     )
@@ -28,10 +28,10 @@ def alone(setting: Setting) -> Measured:
 
 
 def _trained(setting: Setting, document: Document, *, shown: bool) -> Measured:
-    """To its end: samples/s and accuracy, and what each site's status said meanwhile."""
+    """Train to the end; return samples/s, accuracy and each site's status."""
     with training(setting, document) as job:
         job.wait_for_iterations(setting.every_steps)
-        seen = {site: _shown(setting, site, job) for site in job.watches}
+        statuses = {site: _shown(setting, site, job) for site in job.watches}
         wait_until(
             lambda: all(job.state(site) == "Succeeded" for site in job.watches),
             within_s=TRAIN_S,
@@ -57,34 +57,34 @@ def _trained(setting: Setting, document: Document, *, shown: bool) -> Measured:
         "accuracies": [each.accuracy for each in by_rank],
         "evaluated_samples": min(each.evaluated_samples for each in by_rank),
         "shown": {
-            site: [each["name"] for each in status["sites"]] for site, status in seen.items()
+            site: [each["name"] for each in status["sites"]] for site, status in statuses.items()
         },
         "at_the_end": at_the_end,
     }
-    bars = [_all_shown(seen, setting.sites.names)] if shown else []
+    bars = [_all_shown(statuses, setting.sites.names)] if shown else []
     return Measured(setting.out.name, figures, bars)
 
 
 def _shown(setting: Setting, site: str, job: Training) -> Document:
-    """What `kubectl get dlj -o yaml` says of the job there; kept as a file."""
+    """Return `kubectl get dlj -o yaml` of the job there, and store it as a file."""
     text = setting.sites.kubectl(site).run("get", "dlj", job.job, "-o", "yaml")
     (setting.out / f"{site}.yaml").write_text(text)
     return dict(yaml.safe_load(text)["status"])
 
 
-def _all_shown(seen: dict[str, Document], names: tuple[str, ...]) -> Bar:
-    good = [site for site, status in seen.items() if _is_complete(site, status, names)]
+def _all_shown(statuses: dict[str, Document], names: tuple[str, ...]) -> Bar:
+    good = [site for site, status in statuses.items() if _is_complete(site, status, names)]
     what = (
         "every site's status shows all sites with workers, step, samples/s and last heartbeat, and"
         " what the links between each two of them carry"
     )
-    return Bar(what, f"at {len(good)} of {len(seen)}", len(good) == len(seen))
+    return Bar(what, f"at {len(good)} of {len(statuses)}", len(good) == len(statuses))
 
 
 def _is_complete(own: str, status: Document, names: tuple[str, ...]) -> bool:
-    """Whether that site's status says of each site, and of each two, what it is to say."""
+    """Report whether that site's status has all required fields of each site and each pair."""
     rows, pairs = status["sites"], status["links"].get("pairs", ())
-    says_sites = [row["name"] for row in rows] == list(names) and all(
+    has_sites = [row["name"] for row in rows] == list(names) and all(
         row["readyWorkers"] == row["workers"]
         and row.get("iteration")
         and row.get("samplesPerSecond")
@@ -92,7 +92,7 @@ def _is_complete(own: str, status: Document, names: tuple[str, ...]) -> bool:
         for row in rows
     )
     wanted = {f"{one} to {other}" for one, other in permutations(names, 2)}
-    says_links = {each["pair"] for each in pairs} == wanted and all(
+    has_links = {each["pair"] for each in pairs} == wanted and all(
         each["connected"] == each["expected"] and each.get("megabitsPerSecond") for each in pairs
     )
-    return says_sites and says_links
+    return has_sites and has_links

@@ -1,7 +1,7 @@
-"""What the figures of the parts have to reach, and whether they do.
+"""The bars for the figures of the parts, and whether they are met.
 
-Called with what `dlion compare` wrote (`comparison.json`), by name of the comparison. Every ratio
-is one of medians over seeds. Judges nothing where figures are missing.
+The input is the output of `dlion compare` (`comparison.json`), by name of the comparison. Every
+ratio is one of medians over seeds. Nothing is judged without figures.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ OF_IDEAL: Mapping[str, float] = {
     **dict.fromkeys(("two-clouds", "two-clouds-hetero"), 0.6),
     **dict.fromkeys(("three-low-one-high", "intercontinental"), 0.6),
 }
-"""What part of the ideal's speed `adaptive` has to have."""
+"""Minimum share of the ideal's speed for `adaptive`."""
 MAX_SAMPLES = 1.3
-"""How many samples `adaptive` may need to the target, over those of the ideal's exact mean."""
+"""Maximum ratio of samples to the target, `adaptive` over the ideal's exact mean."""
 
 Document = Mapping[str, Any]
 Results = Mapping[str, tuple[Comparison, Document]]
@@ -27,7 +27,7 @@ Results = Mapping[str, tuple[Comparison, Document]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One bar; `value` None: the runs that it takes are not there, or came to nothing."""
+    """One bar; `value` None: its runs are missing or have no result."""
 
     part: str
     what: str
@@ -37,11 +37,11 @@ class Verdict:
     at_least: bool = False
     """The value is a lower bound: the other side never reached the target."""
     why: str = ""
-    """It is not judged."""
+    """The bar is not judged."""
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Of all parts that were run, in the order of the page."""
+    """Return the bars of all parts that ran, in the order of the page."""
     judges = {
         "systems": _systems, "slides": _adaptive, "recent": _adaptive, "recent-slides": _adaptive,
         "served": _adaptive, "served-slides": _adaptive,
@@ -57,7 +57,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def row_of(document: Document, environment: str, variant: str) -> Document | None:
-    """Its row, if it was run."""
+    """Return its row, if it ran."""
     rows = document["rows"]
     return next(
         (r for r in rows if (r["environment"], r["variant"]) == (environment, variant)), None
@@ -65,17 +65,17 @@ def row_of(document: Document, environment: str, variant: str) -> Document | Non
 
 
 def median(row: Document | None, figure: str) -> float | None:
-    """Over seeds; None where more than half have no value."""
+    """Return the median over seeds; None if more than half have no value."""
     return None if row is None else row[figure]["median"]
 
 
 def environments(document: Document) -> list[str]:
-    """In the order in which they were named."""
+    """Return the environments in the order of their first mention."""
     return list(dict.fromkeys(row["environment"] for row in document["rows"]))
 
 
 def speed_up(document: Document, environment: str, form: str, others: Iterable[str]) -> _Ratio:
-    """How many times as soon `form` is at the target as the soonest of the others."""
+    """Return how many times sooner `form` reaches the target than the soonest of the others."""
     own = median(row_of(document, environment, form), "time_to_target_s")
     rows = [row_of(document, environment, other) for other in others]
     if not own or not rows or None in rows:
@@ -88,8 +88,10 @@ _Ratio = tuple[float, bool] | None
 
 
 def points(document: Document, environment: str, variant: str, other: str) -> float | None:
-    """Accuracy at the end of the time above the other's, in percentage points, as exact as it is
-    recorded: a bar of one point is not missed by how 0.5227 - 0.5327 comes out in binary."""
+    """Return the final accuracy above the other's in percentage points, as exact as recorded.
+
+    A bar of one point is not missed by the binary rounding of 0.5227 - 0.5327.
+    """
     own = median(row_of(document, environment, variant), "accuracy")
     its = median(row_of(document, environment, other), "accuracy")
     return None if own is None or its is None else round(100 * (own - its), 4)
@@ -101,9 +103,9 @@ def _least(part: str, what: str, value: float | None, least: float, form: str = 
 
 
 def _systems(results: Results) -> Iterator[Verdict]:
-    """As published: the largest speed-up in any environment, over the best and over each.
+    """Return the published bars: the maximum speed-up in any environment, over the best and each.
 
-    Below the bar it is judged once all environments are there.
+    A value below the bar is judged once all environments ran.
     """
     ((comparison, document),) = results.values()
     there, of = len(environments(document)), len(comparison.environments)
@@ -125,7 +127,7 @@ def _systems(results: Results) -> Iterator[Verdict]:
 
 
 def _adaptive(results: Results) -> Iterator[Verdict]:
-    """`adaptive` and the ideal, and the soonest of all other systems, ours too."""
+    """Compare `adaptive` with the ideal, and with the soonest of all other systems, ours too."""
     ((comparison, document),) = results.values()
     for environment in environments(document):
         row = row_of(document, environment, ADAPTIVE)
@@ -169,7 +171,7 @@ def _techniques(results: Results) -> Iterator[Verdict]:
 
 
 def _adacomp(results: Results) -> Iterator[Verdict]:
-    """Bytes into the server for each sample, where accuracy is within half a point."""
+    """Compare bytes into the server for each sample, if accuracy is within half a point."""
     for _, document in results.values():
         for place in environments(document):
             plain = _into_server(row_of(document, place, "async"))
@@ -182,7 +184,7 @@ def _adacomp(results: Results) -> Iterator[Verdict]:
 
 
 def _into_server(row: Document | None) -> float | None:
-    """Bytes into worker 0 for each sample trained on; the median over seeds that tell."""
+    """Return bytes into worker 0 for each trained sample; the median over seeds with a value."""
     runs = [] if row is None else [r for r in row["runs"] if r["samples"] and r["received_bytes"]]
     values = sorted(run["received_bytes"][0] / run["samples"] for run in runs)
     return values[(len(values) - 1) // 2] if values else None
@@ -224,7 +226,7 @@ def _selective(results: Results) -> Iterator[Verdict]:
 
 
 def bytes_per_worker(row: Document | None, comparison: Comparison) -> float | None:
-    """Sent by one worker in one iteration of a fixed global batch."""
+    """Return the bytes of one worker in one iteration of a fixed global batch."""
     sent, samples = median(row, "sent_bytes"), median(row, "samples")
     if sent is None or not samples:
         return None

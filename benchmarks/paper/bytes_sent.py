@@ -1,15 +1,17 @@
-"""How many bytes `adaptive` sends beside a ring all-reduce, and what that costs in accuracy.
+"""Compare the bytes and accuracy of `adaptive` with those of a ring all-reduce.
 
     python benchmarks/paper/bytes_sent.py --data ../shared/data [--seeds 10] [--epochs 3]
 
-The reduced edition's job in `hetero-sys-a`, each column at its own learning rate, chosen with
-other seeds. All columns train on the same number of samples. `ideal` computes the exact mean of all
-gradients, as a ring all-reduce does, on one machine. A ring over n workers sends 2 (n - 1) times
-the gradient's bytes (32-bit values) in each iteration, all workers together (Patarasuk and Yuan,
-2009).
-Printed: how many times fewer bytes each column sends, over the whole run and until the target, and
-the difference in accuracy of the averaged model, paired by seed, with its 95 % interval (Student's
-t). The bars: 100 times fewer with the interval above -0.5 points, 1,000 times above -1.0.
+The job is that of the reduced edition in `hetero-sys-a`, each column at its own learning rate,
+chosen with other seeds. All columns train on the same number of samples. `ideal` computes the exact
+mean of all gradients, as a ring all-reduce does, on one machine. A ring over n workers sends 2 (n -
+1) times the gradient's bytes (32-bit values) in each iteration, all workers together (Patarasuk and
+Yuan, 2009).
+
+The script prints how many times fewer bytes each column sends, over the whole run and until the
+target. It also prints the difference in accuracy of the averaged model, paired by seed, with its 95
+% interval (Student's t). The bars: 100 times fewer with the interval above -0.5 points, 1,000 times
+above -1.0.
 """
 
 from __future__ import annotations
@@ -39,18 +41,18 @@ PLACE = "hetero-sys-a"
 IDEAL = "ideal"
 TRAINING_SAMPLES = 50_000
 SAMPLES_PER_S = 800
-"""Of `ideal` in that environment, about; runs have four times as long as it takes."""
+"""Approximate time of `ideal` in that environment; runs last four times as long."""
 PLANS: dict[str, str] = {
     "as planned": "",
     "2 steps, 1 %": "{localSteps: 2, density: 0.01}",
     "4 steps, 0.5 %": "{localSteps: 4, density: 0.005}",
     "8 steps, 0.5 %": "{localSteps: 8, density: 0.005}",
 }
-"""Rounds of `adaptive`: local steps, and the part of the entries that each round sends."""
+"""Rounds of `adaptive`: local steps, and the share of the entries that each round sends."""
 
 
 def comparison(folder: Path, arguments: argparse.Namespace) -> Comparison:
-    """All columns in the one environment."""
+    """Return all columns in the one environment."""
     systems = next(one for one in comparisons() if one.part == "systems")
     own = systems.columns[ADAPTIVE]
     columns = {
@@ -73,7 +75,7 @@ def comparison(folder: Path, arguments: argparse.Namespace) -> Comparison:
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The mean's 95 % interval. Needs two values."""
+    """Return the 95 % interval of the mean. Needs two values."""
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / len(differences) ** 0.5
     half = float(t.ppf(0.975, len(differences) - 1)) * error
@@ -81,14 +83,14 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def ring_bytes(samples: float, job: Comparison) -> float:
-    """What a ring sends for that many samples, all workers together."""
+    """Return the bytes that a ring sends for this many samples, all workers together."""
     gradient_bytes = 4 * NETWORKS[CIFAR10].parameters
     iterations: float = samples / job.batch
     return 2 * (job.workers - 1) * gradient_bytes * iterations
 
 
 def table(document: Any, job: Comparison) -> list[str]:
-    """Rows of the table, in Markdown."""
+    """Return the rows of the table in Markdown."""
     rows = {row["variant"]: row for row in document["rows"]}
     exact = {run["seed"]: run for run in rows[IDEAL]["runs"]}
     rate = rows[IDEAL]["learningRate"]
@@ -133,7 +135,7 @@ def _never(count: int) -> str:
 
 
 def main() -> None:
-    """Runs what is missing and prints the table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="holds cifar10/")
     parser.add_argument("--seeds", type=int, default=10)

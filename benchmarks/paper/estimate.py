@@ -1,6 +1,6 @@
-"""How long a comparison takes at most: its samples times what a sample's gradient costs here.
+"""Estimate the maximum time of a comparison: its samples times the cost of a gradient here.
 
-Measures with `dlion calibrate`, once for each program and batch, and keeps what it found.
+It measures with `dlion calibrate`, once for each program and batch, and stores the result.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from published import (
 from dlion_environments.loading import load_environment
 
 SIMULATED = 1.8
-"""A simulation over its gradients alone (docs/benchmarks.md, *Cost of a simulation*)."""
+"""Ratio of a simulation to its gradients alone (docs/benchmarks.md, *Cost of a simulation*)."""
 
 MESSAGE_S = 1.5e-3
 """A gradient of a million entries in float16, encoded, decoded and added (docs/exchange.md)."""
 
 EVALUATION = {"everySamples": 5000, "maxSamples": 2000}
-"""Where the manifest does not say."""
+"""Default if the manifest has no value."""
 
 TUNING_SEEDS = 3
-"""Of `dlion compare`."""
+"""Default of `dlion compare`."""
 
 FINAL_SAMPLES, FORWARD_FRACTION = 10_000, 1 / 3
-"""Held out, on which each replica is judged at the end; a forward pass of a gradient's cost."""
+"""Held-out samples that evaluate each replica at the end; a forward pass each."""
 
 COSTS = "costs.json"
 
@@ -46,13 +46,13 @@ class Cost:
     """Core seconds on this machine."""
 
     sample_s: float
-    """Of a sample's gradient and update, at the batch of the first step."""
+    """For a sample's gradient and update, at the batch of the first step."""
     start_s: float
     """Before the first step: imports, data, compiling."""
 
 
 def cost(comparison: Comparison, *, data: Path, keep_in: Path) -> Cost:
-    """What a comparison's runs cost here."""
+    """Return the cost of a comparison's runs here."""
     programs = [s for s in comparison.settings if s.startswith("trainer.program")]
     programs += decoded_settings(comparison.file)
     batch = max(1, comparison.batch // comparison.workers)
@@ -73,16 +73,16 @@ def _measured(comparison: Comparison, programs: list[str], batch: int, data: Pat
         *(word for setting in programs for word in ("--set", setting)),
     ]  # fmt: skip
     began_s = time.monotonic()
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     wall_s = time.monotonic() - began_s
-    costs = json.loads(said.stdout)
+    costs = json.loads(done.stdout)
     timed_s = sum(one["wallS"] * one["steps"] for one in costs["observations"])
     sample_s = costs["perSampleCoreS"]["value"] + costs["fixedCoreS"]["value"] / batch
     return Cost(float(sample_s), wall_s - timed_s)
 
 
 def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float) -> float:
-    """Of all runs at most, those included that choose learning rates."""
+    """Return the maximum for all runs, including those that choose learning rates."""
     columns = len(comparison.columns) + comparison.with_ideal
     tuning = sum(len(rates) for rates in comparison.grids.values())
     runs = dict.fromkeys(comparison.environments, columns * seeds)
@@ -98,8 +98,10 @@ def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float
 
 
 def _simulated_sample_s(comparison: Comparison, cost: Cost, scale: float) -> float:
-    """Of one sample: its gradient, its part of evaluations and of messages: to all peers, or to a
-    server and back."""
+    """Return the cost of one sample: its gradient, its part of evaluations and of messages.
+
+    Messages go to all peers, or to a server and back.
+    """
     document = yaml.safe_load(comparison.file.read_text())
     evaluation = {**EVALUATION, **document["spec"]["trainer"].get("evaluation", {})}
     every = evaluation["everySamples"] if scale == 1 else scaled_evaluation(scale)
@@ -110,7 +112,7 @@ def _simulated_sample_s(comparison: Comparison, cost: Cost, scale: float) -> flo
 
 
 def _samples_per_s(name: str) -> float:
-    """What all workers of an environment compute together, were they never to wait."""
+    """Return the samples per second of all workers of an environment without waits."""
     loaded = load_environment(environment(name))
     cores = sum(machine.count * machine.cores for machine in loaded.workers)
     return float(cores * loaded.samples_per_s_per_core)

@@ -1,6 +1,6 @@
-"""The results as a page in Markdown, with a picture for each comparison and environment.
+"""Write the results as a page in Markdown, with a picture for each comparison and environment.
 
-Judged by `bars`, drawn as `dlion compare` draws. Runs nothing.
+`bars` judges them; pictures are drawn as by `dlion compare`. This module runs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_KNOWN = "-"
 TO = "\N{EN DASH}"
 NAME = "paper"
 _MORE = {"adacomp": ("MB into the server",), "selective": ("MB of a worker in an iteration",)}
-"""Columns of parts that are about bytes."""
+"""Columns of parts on bytes."""
 
 
 def write_page(
@@ -46,7 +46,7 @@ def write_page(
     *,
     edition: str = "",
 ) -> Path:
-    """Writes the page and its pictures into the folder; where the page is.
+    """Write the page and its pictures into the folder; return its path.
 
     `edition` is part of their names and of the title.
     """
@@ -79,7 +79,7 @@ def write_page(
 
 
 def _drawn(folder: Path, name_of_all: str, piece: Piece, document: Document) -> str:
-    """Draws the picture of one environment; how the page shows it."""
+    """Draw the picture of one environment; return its Markdown."""
     name, place = piece.comparison.name, piece.rows[0].environment
     picture = f"images/{name_of_all}-{name}-{place}.svg"
     goal = Goal(document["targetAccuracy"], document["seconds"])
@@ -88,7 +88,7 @@ def _drawn(folder: Path, name_of_all: str, piece: Piece, document: Document) -> 
 
 
 def _together(own: Results, pieces: Sequence[Piece]) -> list[str]:
-    """The comparisons of one part, which have the same columns, in one table."""
+    """Return the comparisons of one part, which have the same columns, in one table."""
     facts, table = list[str](), list[str]()
     for name, (comparison, document) in own.items():
         facts.append(f"- {name}: {_facts(comparison, document, pieces)}")
@@ -128,7 +128,7 @@ def _facts(comparison: Comparison, document: Document, pieces: Sequence[Piece]) 
 
 
 def _bars(judged: Sequence[Verdict]) -> list[str]:
-    """A row for each bar, with what was measured in each environment."""
+    """Return a row for each bar, with the measured value in each environment."""
     rows: dict[tuple[str, str, str], list[tuple[str, Verdict]]] = {}
     for one in judged:
         place, _, what = one.what.rpartition(": ")
@@ -163,7 +163,7 @@ def _tables(comparison: Comparison, document: Document, environment: str) -> lis
 
 
 def _over_best(document: Document, environment: str, name: str) -> str:
-    """What one of ours is over whichever of the others is best, in time and in accuracy."""
+    """Return the ratio of one of ours to the best of the others, in time and in accuracy."""
     others = [f"{other}{ending}" for other in BASELINES for ending in ("", WEIGHTED)]
     accuracies = {
         other: value
@@ -185,9 +185,9 @@ def _table(
     title: str,
     place: str = "",
 ) -> list[str]:
-    """Columns that are equal for even and weighted batches share a row.
+    """Return a table in which equal columns for even and weighted batches share a row.
 
-    Those that never reach the target are in a sentence, unless rows begin with their place.
+    Columns that never reach the target are in a sentence, unless rows begin with their place.
     """
     target = f"s to {document['targetAccuracy']:.0%}"
     heads = [f"{title} (rate)", target, "MB to it", "accuracy, %", *_MORE.get(comparison.part, ())]
@@ -228,7 +228,7 @@ def _megabytes(count: float) -> str:
 
 
 def _spread(spread: dict[str, Any], factor: float, form: str) -> str:
-    """Median, and in brackets the range and how many seeds have no value."""
+    """Return the median, and in brackets the range and the number of seeds without a value."""
     if spread["least"] is None:
         return NOT_KNOWN
     low, high = (form.format(spread[end] * factor) for end in ("least", "most"))

@@ -1,7 +1,7 @@
-"""What is compared, part by part: manifests, columns, environments, goals and grids.
+"""The comparisons of the paper, part by part: manifests, columns, environments, goals and grids.
 
-Owns the settings of the published evaluations as `dlion compare` takes them. Runs nothing; the
-manifests and the environments that have no published name are the files beside it.
+This module has the settings of the published evaluations as `dlion compare` takes them. It runs
+nothing. Manifests, and environments without a published name, are files in this folder.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
-"""Relative, so that runs go on in another checkout."""
+"""Relative, so that runs resume in another checkout."""
 CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
 DECODED: Mapping[Path, str] = {CIFAR10: "cifar10", SLIDES: "cifar10", MNIST: "mnist"}
-"""Data sets of manifests whose images run.py decodes into arrays: that takes seconds, and each of
-hundreds of runs would do it again."""
+"""Data sets of manifests whose images run.py decodes into arrays once, instead of each of hundreds
+of runs."""
 MOBILENET = "trainer.program.builtin=mobilenet"
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
 ENVIRONMENTS = HERE / "environments"
@@ -36,16 +36,16 @@ FORMS, ADAPTIVE, BASELINES = (
     ("full", "ako", "gaia", "hop"),
 )
 WEIGHTED = ", weighted"
-"""Ends the name of a baseline's column with weighted batches."""
+"""Suffix of a baseline's column with weighted batches."""
 
 _NO_MOMENTUM = "trainer.optimizer.momentum=0"
-"""For gradients that come late: they build up with momentum (docs/exchange.md)."""
+"""For late gradients, which accumulate with momentum (docs/exchange.md)."""
 _WHOLE_LINKS = "network.bandwidthFraction=1"
-"""Published systems use all that links carry."""
+"""Published systems use the full rate of links."""
 
 Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
 RATES, RATES_WITHOUT_MOMENTUM = (0.02, 0.05, 0.1), (0.05, 0.1, 0.2)
-"""Learning rates that a column tries in each environment; further ones if the best is at an end."""
+"""Learning rates that a column tries in each environment; more if the best one is first or last."""
 
 TECHNIQUES: Mapping[str, tuple[str, str]] = {
     "weighted batches": ("batching.policy=even", "hetero-cpu-a"),
@@ -53,7 +53,7 @@ TECHNIQUES: Mapping[str, tuple[str, str]] = {
     "knowledge transfer": ("knowledgeTransfer.policy=none", "hetero-sys-a"),
     "growing batch": ("batching.globalBatchSize.growth=false", "homo-a"),
 }
-"""What leaves each technique out, and the environment that it is for."""
+"""The setting that switches each technique off, and its environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,14 @@ class Comparison:
     name: str
     file: Path
     columns: Mapping[str, str]
-    """Settings of each, with semicolons between."""
+    """Settings of each, separated by semicolons."""
     environments: tuple[str, ...]
     target: float
     seconds: int
-    """Virtual."""
+    """Virtual seconds."""
     grids: Grids
     held: str
-    """The column that is held against the others."""
+    """The column that is compared with the others."""
     settings: tuple[str, ...] = ()
     """For all columns."""
     with_ideal: bool = False
@@ -83,16 +83,16 @@ class Comparison:
 
     @property
     def has_server(self) -> bool:
-        """Some worker has the server's role: nobody sends to anybody else."""
+        """Report whether a worker has the server's role; others then send only to it."""
         return all("server: 0" in one or "=fedat" in one for one in self.columns.values())
 
     def family(self, column: str) -> str:
-        """The columns that train at one learning rate: of one exchange policy, or one by itself."""
+        """Return the columns with one learning rate: of one exchange policy, or one alone."""
         policy = re.search(r"exchange\.policy=([\w-]+)", self.columns.get(column, ""))
         return column if column in self.grids or policy is None else policy[1]
 
     def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
-        """Of `dlion compare`."""
+        """Return the arguments of `dlion compare`."""
         words = [str(self.file), "--policies", "ideal" if self.with_ideal else ""]
         for name, settings in self.columns.items():
             words += ["--variant", f"{name}:{settings}"]
@@ -106,14 +106,14 @@ class Comparison:
             words += ["--tuned-in", environment(self.tuned_in)]
         words += ["--target-accuracy", str(self.target), "--seeds", str(seeds)]
         words += ["--seconds", str(scaled_seconds(self.seconds, scale)), "--against", self.held]
-        if scale < 1:  # else a short run would hardly be evaluated
+        if scale < 1:  # otherwise a short run has almost no evaluation
             every = scaled_evaluation(scale)
             words += ["--set", f"trainer.evaluation.everySamples={every}"]
         return [*words, "--out", str(out), "--data-root", str(data)]
 
 
 def decoded_settings(file: Path) -> tuple[str, ...]:
-    """Those that take a manifest's decoded images, if there are such."""
+    """Return the settings for a manifest's decoded images, if it has any."""
     if file not in DECODED:
         return ()
     folder = f"trainer.dataset.{{}}={DECODED[file]}"
@@ -122,23 +122,23 @@ def decoded_settings(file: Path) -> tuple[str, ...]:
 
 
 def scaled_seconds(seconds: int, scale: float) -> int:
-    """Virtual seconds of a run at that scale."""
+    """Return the virtual seconds of a run at that scale."""
     return max(1, round(seconds * scale))
 
 
 def scaled_evaluation(scale: float) -> int:
-    """Samples between two evaluations at a scale below 1."""
+    """Return the samples between two evaluations at a scale below 1."""
     return max(100, round(4000 * scale))
 
 
 def environment(name: str) -> str:
-    """A published one by its name, one of ours by its file."""
+    """Return a published environment by its name, one of ours by its file."""
     own = ENVIRONMENTS / f"{name}.yaml"
     return str(own) if own.exists() else name
 
 
 def comparisons() -> list[Comparison]:
-    """Everything, in the order of the page."""
+    """Return all comparisons in the order of the page."""
     return [
         _systems(), _slides(), *_recent(), *_served(), *_techniques(), *_adacomp(), _fedat(),
         *_delays(), *_selective(), _wrong_labels(), _gpu(),
@@ -162,17 +162,17 @@ def _slides() -> Comparison:
 
 
 def _recent() -> list[Comparison]:
-    """`adaptive` beside the systems of 2023 to 2025 whose workers wait for all."""
+    """Compare `adaptive` with the systems of 2023 to 2025 whose workers wait for all."""
     return _in_both_places("recent", _recent_columns())
 
 
 def _served() -> list[Comparison]:
-    """`adaptive` beside the systems of 2025 and 2026 whose workers send to a server."""
+    """Compare `adaptive` with the systems of 2025 and 2026 whose workers send to a server."""
     return _in_both_places("served", _served_columns())
 
 
 def _in_both_places(name: str, columns: Mapping[str, str]) -> list[Comparison]:
-    """In the environments of `systems`, and of `slides`."""
+    """Return comparisons in the environments of `systems` and of `slides`."""
     return [
         replace(
             place, part=part, name=part, columns=columns, with_ideal=False,
@@ -183,14 +183,14 @@ def _in_both_places(name: str, columns: Mapping[str, str]) -> list[Comparison]:
 
 
 def _recent_columns() -> dict[str, str]:
-    """Whole weights over these links need long rounds, so DiLoCo has two lengths."""
+    """Return columns; whole weights need long rounds on these links, so DiLoCo has two lengths."""
     bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
     diloco = (
         f"exchange.policy=localsgd;{bare};exchange.parameters={{outerMomentum: 0.9, localSteps: "
     )
     return {
         ADAPTIVE: f"exchange.policy=adaptive;{bare}",
-        "demo": f"exchange.policy=demo;{bare};{_NO_MOMENTUM}",  # its momentum is its own
+        "demo": f"exchange.policy=demo;{bare};{_NO_MOMENTUM}",  # it has its own momentum
         "sparseloco": f"exchange.policy=sparseloco;{bare}",
         "diloco, 50 steps": f"{diloco}50}}",
         "diloco, 200 steps": f"{diloco}200}}",
@@ -198,8 +198,10 @@ def _recent_columns() -> dict[str, str]:
 
 
 def _served_columns() -> dict[str, str]:
-    """Whole weights here too, so both have two lengths of a round. The servers of HALoS as
-    published, and with less momentum, which suits small sites."""
+    """Return columns; whole weights have two lengths of a round, too.
+
+    The servers of HALoS are as published, and with less momentum, which suits small sites.
+    """
     bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
     quorum, halos = (
         f"exchange.policy={name};{bare};exchange.parameters={{localSteps: "
@@ -225,7 +227,7 @@ def _gpu() -> Comparison:
 
 
 def _system_columns() -> dict[str, str]:
-    """Ours, both forms of dlion, and each other system with even and with weighted batches."""
+    """Return ours, both forms of dlion, and each other system with even and weighted batches."""
     bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
     columns = {
         ADAPTIVE: f"exchange.policy=adaptive;{bare}",
@@ -234,7 +236,7 @@ def _system_columns() -> dict[str, str]:
         f"{_WHOLE_LINKS}",
     }
     bare = f"{bare};{_WHOLE_LINKS}"
-    # gaia and hop keep a pace of their own; Ako's workers wait for nobody.
+    # gaia and hop have their own pace; Ako's workers never wait.
     paces = {"ako": f";synchronization.mode=asynchronous;{_NO_MOMENTUM}"}
     for batching, ending in (("even", ""), ("weighted", WEIGHTED)):
         for name in BASELINES:
@@ -245,7 +247,7 @@ def _system_columns() -> dict[str, str]:
 
 
 def _system_grids() -> Grids:
-    """Each column chooses its own rate: what suits even batches need not suit weighted ones."""
+    """Return the rates of each column: even and weighted batches may need different ones."""
     columns = {**_system_columns(), "ideal": ""}
     return {
         name: RATES_WITHOUT_MOMENTUM if _NO_MOMENTUM in settings else RATES
@@ -254,7 +256,7 @@ def _system_grids() -> Grids:
 
 
 def _techniques() -> list[Comparison]:
-    """All techniques, all but one, that one alone, and none."""
+    """Return columns with all techniques, all but one, only that one, and none."""
     every = [off for off, _ in TECHNIQUES.values()]
     return [
         Comparison(
@@ -272,9 +274,11 @@ def _techniques() -> list[Comparison]:
 
 
 def _adacomp() -> list[Comparison]:
-    """Bytes into the server, positions as they are and coded; as many samples however many workers,
-    but for waits. A gradient counts by its share of the batch, and AdaComp divides it further: so
-    rates are high."""
+    """Return comparisons of bytes into the server, positions as they are and coded.
+
+    The number of samples does not depend on the workers, except by waits. A gradient counts by its
+    share of the batch, and AdaComp divides it further, so rates are high.
+    """
     adacomp = "exchange.policy=adacomp;exchange.parameters={server: 0};exchange.codec="
     columns = {
         "async": "exchange.policy=async;exchange.parameters={server: 0};exchange.codec=float32",
@@ -294,7 +298,9 @@ def _adacomp() -> list[Comparison]:
 
 
 def _fedat() -> Comparison:
-    """Tiers by polylines of several lengths; synchronous averaging and async, all with a server."""
+    """Compare tiers by polylines of several lengths; synchronous averaging and async, with a
+    server.
+    """
     fedat = "exchange.policy=fedat;exchange.parameters="
     columns = {f"fedat d={d}": f"{fedat}{{decimals: {d}}}" for d in (4, 3, 2)}
     columns["fedat uncoded"] = f"{fedat}{{decimals: 9}}"
@@ -314,7 +320,7 @@ def _fedat() -> Comparison:
 
 
 def _delays() -> list[Comparison]:
-    """Gradients some 5 to 20 updates late: one for each other worker of a server."""
+    """Compare gradients that are 5 to 20 updates late: one for each other worker of a server."""
     own = "exchange.policy=async;exchange.parameters="
     return [
         Comparison(
@@ -337,8 +343,10 @@ def _delays() -> list[Comparison]:
 
 
 def _selective() -> list[Comparison]:
-    """As many samples however many workers, but for waits: that is what the seconds come to. Each
-    column at a rate of its own; without momentum, which does not go with what comes late."""
+    """Compare with as many samples for any number of workers, which determines the seconds.
+
+    Each column has its own rate, and no momentum, which does not suit late gradients.
+    """
     return [
         Comparison(
             part="selective", name=f"selective-{n}", file=CIFAR10, environments=(f"wide-{n}",),
@@ -358,7 +366,7 @@ def _selective() -> list[Comparison]:
 
 
 def _wrong_labels() -> Comparison:
-    """40 % wrong labels at one of three sites (benchmarks/wrong_labels)."""
+    """Compare with 40 % wrong labels at one of three sites (benchmarks/wrong_labels)."""
     own = "exchange.policy=hierarchical"
     kinds = {"mean": "", "median": ";exchange.parameters.combine=median"}
     labels = {"wrong": "", "right": ";trainer.program.file=clean.py"}

@@ -1,8 +1,8 @@
-"""Figures that were recorded: a file for each comparison and environment, kept in the repository.
+"""Recorded figures: a file in the repository for each comparison and environment.
 
-All of it takes longer than a machine is at hand, so it is recorded piece by piece, and the page is
-made of whatever there is. Owns those files (JSON Lines: what it is, then a run a line). A piece
-that was asked for something else than what published.py asks for today is not taken.
+All comparisons take longer than a machine is available, so they are recorded one by one, and the
+page is made from the existing files. This module owns those files (JSON Lines: the comparison, then
+a run per line). A piece whose settings differ from today's published.py is ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun
 
 FIGURES = HERE / "figures"
-"""Holds a folder for each edition."""
+"""Has a folder for each edition."""
 
 _DIGITS = 6
-"""Of every figure, significant ones."""
+"""Significant digits of every figure."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Piece:
     """One comparison in one environment, over all seeds."""
 
     comparison: Comparison
-    """With that environment alone."""
+    """The comparison with only that environment."""
     rows: tuple[VariantRow, ...]
     commit: str
-    """At which it was run."""
+    """The commit at which it ran."""
     seeds: int
 
 
 def record(edition: str, piece: Piece) -> Path:
-    """Keeps the piece in place of an earlier one; where it is."""
+    """Store the piece in place of an earlier one; return its path."""
     head = {"asked": _asked(piece.comparison), "commit": piece.commit, "seeds": piece.seeds}
     runs = [
         {"variant": row.variant, "learningRate": row.learning_rate, **_rounded(asdict(run))}
@@ -56,7 +56,7 @@ def record(edition: str, piece: Piece) -> Path:
 
 
 def recorded(edition: str, comparison: Comparison) -> Piece | None:
-    """The piece, if there is one of what is asked for today."""
+    """Return the piece if it exists with today's settings."""
     path = _path(edition, comparison)
     if not path.exists():
         return None
@@ -74,12 +74,12 @@ def recorded(edition: str, comparison: Comparison) -> Piece | None:
 
 
 def figures(run: dict[str, Any]) -> VariantRun:
-    """Of one run, from its JSON."""
+    """Return the figures of one run, from its JSON."""
     return VariantRun(**{**run, **{name: tuple(run[name]) for name in ("received_bytes", "curve")}})
 
 
 def _asked(comparison: Comparison) -> str:
-    """Identifies a comparison in one environment: its settings, and the files behind them."""
+    """Return a digest of a comparison in one environment: its settings and files."""
     settings = asdict(comparison)
     for aside in ("file", "environments", "tuned_in", "held"):
         del settings[aside]
@@ -95,7 +95,7 @@ def _asked(comparison: Comparison) -> str:
 
 
 def _without_tracks(node: Any) -> Any:
-    """The environment without empty tracks, which it had not when pieces were first recorded."""
+    """Remove empty tracks from the environment: the first recorded pieces had none."""
     if isinstance(node, dict):
         return {
             key: _without_tracks(value) for key, value in node.items() if key != "track" or value
@@ -104,7 +104,7 @@ def _without_tracks(node: Any) -> Any:
 
 
 def _programs(comparison: Comparison) -> list[Path]:
-    """Files of training programs that its manifest, its settings or its columns name."""
+    """Return the files of training programs that its manifest, settings or columns name."""
     folder = comparison.file.parent
     words = (*comparison.settings, *comparison.columns.values(), comparison.file.read_text())
     named = "\n".join(words)

@@ -1,10 +1,10 @@
-"""The comparisons with networks that cost a fraction, and links slower in proportion.
+"""The comparisons with much smaller networks and links that are slower in proportion.
 
-A whole gradient takes as long on its way, and a sample as long to compute (in virtual time), as
-with the published network; only what is learnt from a sample is less. So the systems stand in the
-same trade between computing and sending. Runs last half as long in virtual time, to a lower
-target; on MNIST, where the network is the cheapest by far, as long. What has a small network anyway
-is as it is at full size.
+In virtual time a whole gradient takes as long on its link, and a sample as long to compute, as with
+the published network. Only the network learns less from a sample. So the systems have the same
+trade-off between computing and sending. Runs last half as long in virtual time, with a lower
+target; on MNIST, whose network is the cheapest, as long. Comparisons with small networks are
+unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME = "reduced"
 
 @dataclass(frozen=True)
 class Network:
-    """What stands for the network of a comparison."""
+    """The substitute for the network of a comparison."""
 
     program: Path
     parameters: int
@@ -45,7 +45,7 @@ class Network:
 
     @property
     def factor(self) -> float:
-        """Of every link's rate."""
+        """Return the factor for every link's rate."""
         return self.parameters / self.replaced
 
 
@@ -55,7 +55,7 @@ NETWORKS: Mapping[Path, Network] = {
     SLIDES: Network(_CIFAR10, 39_178, 4_224_970),
     MNIST: Network(_MNIST, 101_770, 1_146_890),
 }
-"""By the manifest."""
+"""Networks by manifest."""
 IN_MOBILENETS_PLACE = Network(_CIFAR10, 39_178, 3_239_114)
 
 TIME = 0.5
@@ -64,17 +64,17 @@ TIMES: Mapping[str, float] = {
     **dict.fromkeys(("slides", "recent-slides", "served-slides"), 1 / 6),
     "adacomp": 1.0,
 }
-"""Of the published virtual time; of parts that TIMES names, that: of systems about eight times what
-the ideal takes to the target."""
+"""Share of the published virtual time; TIMES has that of some parts. For systems it is about eight
+times the ideal's time to the target."""
 
 EVALUATION = "trainer.evaluation.everySamples=5000"
-"""Of systems: between two evaluations less than a quarter of the ideal's time passes."""
+"""For systems: the time between two evaluations is less than a quarter of the ideal's time."""
 
 TARGET = 0.35
 TARGETS: Mapping[str, float] = {"fedat": 0.15, "adacomp": 0.95}
-"""Mean accuracy over replicas that stands for the published one; of parts that TARGETS names, that.
-Between two rounds of `fedat` each replica has moved towards its own labels: their mean accuracy is
-about half that of the averaged model, and 15 % is about the most that all columns come to."""
+"""Mean accuracy over replicas in place of the published one; TARGETS has that of some parts.
+Between two rounds of `fedat` each replica moves towards its own labels: their mean accuracy is
+about half that of the averaged model, and about 15 % is the maximum that all columns reach."""
 
 _RATES = ("mbitPerS", "uplinkMbitPerS", "downlinkMbitPerS", "betweenSitesMbitPerS")
 
@@ -86,7 +86,7 @@ class Reduction:
     folder: Path
 
     def of(self, comparison: Comparison) -> Comparison:
-        """The same in small."""
+        """Return the same comparison with the small network."""
         network = NETWORKS.get(comparison.file)
         if network is None:
             return comparison
@@ -112,8 +112,10 @@ class Reduction:
         )
 
     def _slowed(self, name: str, factor: float, *, overhead: bool) -> str:
-        """The file of that environment with every rate times the factor; what messages take beside
-        their payload, too, if `overhead`."""
+        """Write the environment with every rate times the factor; return the file.
+
+        With `overhead` the bytes of messages beside their payload are scaled, too.
+        """
         document = slowed(to_document(load_environment(environment(name))), factor)
         kind = f"{factor:.4f}"
         if overhead:
@@ -126,7 +128,7 @@ class Reduction:
 
 
 def slowed(node: Any, factor: float) -> Any:
-    """The document with every rate of a link times the factor, in Mbit/s to six digits."""
+    """Return the document with every rate of a link times the factor, in Mbit/s to six digits."""
     if isinstance(node, dict):
         return {
             key: _times(value, factor) if key in _RATES else slowed(value, factor)

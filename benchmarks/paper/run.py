@@ -1,18 +1,19 @@
-"""The published evaluations again, simulated: DLion and the systems that it is compared with.
+"""Simulate the published evaluations: DLion and the systems that it is compared with.
 
     python benchmarks/paper/run.py --data ../shared/data [--only systems slides] [--seeds 5]
     python benchmarks/paper/run.py --data DIR --check        validate everything, run nothing
-    python benchmarks/paper/run.py --data DIR --scale 0.02 --seeds 1 --only delays    only a look
-    python benchmarks/paper/run.py --data DIR --reduced      a small network, links to match
-    python benchmarks/paper/run.py --reduced --page docs --remake    the page, of what is recorded
+    python benchmarks/paper/run.py --data DIR --scale 0.02 --seeds 1 --only delays    a short trial
+    python benchmarks/paper/run.py --data DIR --reduced      a small network, with matching links
+    python benchmarks/paper/run.py --reduced --page docs --remake    the page of recorded figures
 
-`--data` holds cifar10/ and mnist/ with train.tfrecord and test.tfrecord each. Every part is one
-call of `dlion compare` or several for each environment (published.py says which); the same command
-goes on where it was broken off. Says first about how long it will take, from gradients measured
-on this machine. Writes `results.json` and a page with pictures (`paper.md`) of these runs to OUT.
+`--data` has cifar10/ and mnist/ with train.tfrecord and test.tfrecord each. Every part is one or
+several calls of `dlion compare` for each environment (published.py); the same command resumes after
+an interrupt. It first estimates its time from gradients measured on this machine. It writes
+`results.json` and a page with pictures (`paper.md`) of these runs to OUT.
+
 `--page DIR` records the figures of each environment in the repository (records.py) as soon as its
-runs are done, at full scale and with five seeds, and puts a page of all that is recorded there.
-`--reduced` has figures and a page of its own. Exit code 1 where a bar is missed.
+runs are done, at full scale and with five seeds. It writes a page of all recorded figures there.
+`--reduced` has its own figures and page. Exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> int:
         print(f"{comparison.part}/{comparison.name}: {_checked(comparison, arguments)}", flush=True)
     if arguments.check:
         return 0
-    _tell_time(chosen, arguments)
+    _print_estimate(chosen, arguments)
     if arguments.estimate:
         return 0
     pieces = [_run(one, arguments) for whole in chosen for one in _by_environment(whole)]
@@ -80,16 +81,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--environments", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS)
     parser.add_argument("--scale", type=float, default=1.0,
-                        help="of the virtual time; below 1 for a look")  # fmt: skip
+                        help="of the virtual time; below 1 for a trial")  # fmt: skip
     parser.add_argument("--reduced", action="store_true",
                         help="a small network, and links slower in proportion")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--page", type=Path, metavar="DIR",
-                        help="record figures, and put a page of all recorded there")  # fmt: skip
+                        help="record figures, and write their page there")  # fmt: skip
     parser.add_argument("--remake", action="store_true", help="run nothing: only that page")
     parser.add_argument(
-        "--estimate", action="store_true", help="say how long it takes, run nothing"
+        "--estimate", action="store_true", help="print the estimated time, run nothing"
     )
     parser.add_argument("--check", action="store_true", help="validate everything, run nothing")
     arguments = parser.parse_args()
@@ -103,12 +104,12 @@ def _arguments() -> argparse.Namespace:
     if not arguments.remake and not arguments.data:
         parser.error("--data DIR is missing: it holds cifar10/ and mnist/")
     arguments.edition = REDUCED if arguments.reduced else ""
-    arguments.commit = commit()  # before anything is recorded
+    arguments.commit = commit()  # before the first record
     return arguments
 
 
 def decoded(data: Path, folder: Path, names: Collection[str]) -> Path:
-    """The folder, with the arrays of all images of these data sets (published.DECODED)."""
+    """Return the folder with the arrays of all images of these data sets (published.DECODED)."""
     for name in sorted(names):
         for part in ("train", "test"):
             path, records = folder / name / f"{part}.npz", data / name / f"{part}.tfrecord"
@@ -124,7 +125,7 @@ def decoded(data: Path, folder: Path, names: Collection[str]) -> Path:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
-    """The comparisons asked for, each with the environments asked for."""
+    """Return the requested comparisons, each with the requested environments."""
     chosen = []
     for one in _edition(arguments):
         by_default = arguments.check or arguments.reduced or one.part != "gpu"
@@ -152,7 +153,7 @@ def _by_environment(comparison: Comparison) -> list[Comparison]:
 
 
 def _all_recorded(arguments: argparse.Namespace) -> list[Piece]:
-    """Of the edition, in the order of the page."""
+    """Return the recorded pieces of the edition in the order of the page."""
     found = (
         recorded(arguments.edition, one)
         for whole in _edition(arguments)
@@ -162,13 +163,13 @@ def _all_recorded(arguments: argparse.Namespace) -> list[Piece]:
 
 
 def _root(arguments: argparse.Namespace) -> Path:
-    """Runs of another edition, or of another scale, are others."""
+    """Return the folder of the runs, by edition and scale."""
     root: Path = arguments.out / arguments.edition
     return root if arguments.scale == 1 else root / f"scale-{arguments.scale:g}"
 
 
 def _folder(comparison: Comparison, arguments: argparse.Namespace) -> Path:
-    """Of one comparison's runs."""
+    """Return the folder of one comparison's runs."""
     return _root(arguments) / comparison.name
 
 
@@ -182,17 +183,17 @@ def _words(comparison: Comparison, arguments: argparse.Namespace) -> list[str]:
 
 
 def _checked(comparison: Comparison, arguments: argparse.Namespace) -> str:
-    """What a dry run says. Raises: DLionError for manifests or columns that are wrong."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    """Return the output of a dry run. Raises: DLionError for invalid manifests or columns."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         words = [*_words(comparison, arguments), "--dry-run"]
         compare.main(words, prog_name="dlion compare", standalone_mode=False)
-    return said.getvalue().strip()
+    return output.getvalue().strip()
 
 
-def _tell_time(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
+def _print_estimate(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
     total_s = 0.0
-    print("\nHow long it takes about, without further learning rates (gradients measured here):")
+    print("\nEstimated time without further learning rates (gradients measured here):")
     for one in chosen:
         cost = estimate.cost(one, data=arguments.data, keep_in=arguments.out)
         core_s = estimate.core_seconds(one, cost, seeds=arguments.seeds, scale=arguments.scale)
@@ -205,7 +206,7 @@ def _tell_time(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
 
 
 def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
-    """One environment's runs; recorded where a page is asked for."""
+    """Run one environment; record it if a page is requested."""
     place = Path(comparison.environments[0]).stem
     print(f"\n== {comparison.name}, {place} ==", flush=True)
     words = [*_words(comparison, arguments), "--jobs", str(arguments.jobs)]
@@ -224,7 +225,7 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
 
 
 def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path) -> int:
-    """Writes and prints what came of it; the exit code."""
+    """Write and print the results; return the exit code."""
     results = _results(pieces, arguments)
     judged = verdicts(results)
     head = (
@@ -266,7 +267,7 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
 
 
 def _results(pieces: Sequence[Piece], arguments: argparse.Namespace) -> Results:
-    """By name: the whole comparison, and the figures there are of it."""
+    """Return by name the whole comparison, and its figures."""
     wholes = {one.name: one for one in _edition(arguments)}
     return {
         name: (

@@ -1,15 +1,15 @@
-"""DLion beside TensorFlow's own ring all-reduce: same network, model, data, batch and target.
+"""Compare DLion with TensorFlow's ring all-reduce: same network, model, data, batch and target.
 
     python benchmarks/peers/compare.py --data ../shared/data/cifar10 [--runs 5] [--whole]
     python benchmarks/peers/compare.py --data DIR --policies adaptive dlion --runs 3 --alone
 
-As root. Four workers with links of 50, 35, 20 and 20 Mbit/s, in the network namespaces of
-`dlion run`; no quota but the machine's cores, which all share. One after the other:
-`MultiWorkerMirroredStrategy` on these links (`--shaped-steps`, for its seconds per step) and on
-links without a limit (to the target, for its steps to it), then `dlion run` to the target, `--runs`
-times, each with its own seed. The strategy's time to the target is its steps times its seconds per
-step, unless `--whole` runs it to the end on the shaped links, too (hours). Time counts from the
-first step. `--policies` are DLion's, taking turns; `--alone` leaves the strategy out.
+Run as root. Four workers have links of 50, 35, 20 and 20 Mbit/s, in the network namespaces of
+`dlion run`; they share the machine's cores without further quotas. `MultiWorkerMirroredStrategy`
+runs on these links (`--shaped-steps`, for its seconds per step), then on unlimited links (to the
+target, for its number of steps). Then `dlion run` runs to the target `--runs` times, each with its
+own seed. The strategy's time to the target is its steps times its seconds per step, unless
+`--whole` also runs it to the end on the shaped links (hours). Time counts from the first step.
+`--policies` are DLion's and alternate; `--alone` omits the strategy.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ GLOBAL_BATCH, LEARNING_RATE, MOMENTUM = 192, 0.02, 0.9
 TARGET = 0.55
 PORT = 29_500
 CORES_EACH = 2.0
-"""A quota for each that is the whole of a machine of two cores: none."""
-UNSHAPED_MOST_STEPS, MOST_DLION_S = 6000, 900
+"""A quota of all cores of a machine with two, so none."""
+UNSHAPED_MAX_STEPS, MAX_DLION_S = 6000, 900
 FIRST_STEPS = 3
-"""They trace, connect and fill caches: not timed."""
+"""Steps that trace, connect and fill caches are not timed."""
 
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What came of the strategy."""
+    """The result of the strategy."""
 
     step_s: float
     """Median seconds per step."""
     steps_to_target: float | None
-    """Between two evaluations on a straight line, as for dlion."""
+    """Interpolated between two evaluations, as for dlion."""
     seconds_to_target: float | None
-    """By its own clock."""
+    """Seconds by its own clock."""
 
 
 def document(
@@ -70,7 +70,7 @@ def document(
     policy: str = "dlion",
     rate: float = LEARNING_RATE,
 ) -> local_runs.Document:
-    """The job of both; `exchange` and what follows are DLion's alone."""
+    """Return the job of both; `exchange` and the sections after it are only for DLion."""
     return local_runs.job(
         name="peers",
         workers=len(MBIT_PER_S),
@@ -90,7 +90,7 @@ def document(
 
 
 def environment(shaped: bool) -> local_runs.Document:
-    """The links, or none worth the name."""
+    """Return the links, or links that do not limit anything."""
     rates = [{"mbitPerS": rate} if shaped else {} for rate in MBIT_PER_S]
     return {
         "name": "peers" if shaped else "peers-unshaped",
@@ -101,7 +101,7 @@ def environment(shaped: bool) -> local_runs.Document:
 
 @contextmanager
 def namespaces(folder: Path, job: Path, *, shaped: bool) -> Iterator[NamespaceNetwork]:
-    """The network of `dlion run`, without `dlion run`."""
+    """Create the network of `dlion run` without `dlion run`."""
     path = folder / "environment.yaml"
     path.write_text(yaml.safe_dump(environment(shaped)))
     workers = load_job(yaml.safe_load(job.read_text()), source=str(job), lines=None).workers()
@@ -114,7 +114,7 @@ def namespaces(folder: Path, job: Path, *, shaped: bool) -> Iterator[NamespaceNe
 
 
 def mirrored(folder: Path, data: Path, *, shaped: bool, steps: int, target: float) -> Mirrored:
-    """Runs the strategy for so many steps, or to the target."""
+    """Run the strategy for this many steps, or to the target."""
     folder.mkdir(parents=True)
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(document(data, seed=1, stop={"maxSteps": steps})))
@@ -177,7 +177,7 @@ def _outcome(folder: Path, target: float) -> Mirrored:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of one run of DLion."""
+    """The result of one run of DLion."""
 
     samples_per_s: float
     reached_s: float | None
@@ -192,7 +192,7 @@ class Trained:
 
 def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> Trained:
     """Train to the target."""
-    stop = {"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S}
+    stop = {"targetAccuracy": TARGET, "maxSeconds": MAX_DLION_S}
     job = document(data, seed=seed, stop=stop, policy=policy, rate=rate)
     with local_runs.started(job, environment(shaped=True), folder) as run:
         run.finish()
@@ -215,7 +215,7 @@ def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> T
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
     parser.add_argument("--runs", type=int, default=5, help="of each policy")
@@ -245,18 +245,18 @@ def main() -> None:
 
 
 def _strategy(arguments: argparse.Namespace, data: Path) -> tuple[float, float | None]:
-    """Runs it; its seconds per step on the shaped links, and to the target."""
+    """Run it; return its seconds per step on the shaped links, and to the target."""
     out, whole = arguments.out, arguments.whole
     shaped = mirrored(
         out / "mirrored-shaped",
         data,
         shaped=True,
-        steps=UNSHAPED_MOST_STEPS if whole else arguments.shaped_steps,
+        steps=UNSHAPED_MAX_STEPS if whole else arguments.shaped_steps,
         target=TARGET if whole else 1.1,
     )
     _say("MultiWorkerMirroredStrategy", GLOBAL_BATCH / shaped.step_s, shaped.seconds_to_target)
     free = mirrored(
-        out / "mirrored-unshaped", data, shaped=False, steps=UNSHAPED_MOST_STEPS, target=TARGET
+        out / "mirrored-unshaped", data, shaped=False, steps=UNSHAPED_MAX_STEPS, target=TARGET
     )
     _say("the same, links without a limit", GLOBAL_BATCH / free.step_s, free.seconds_to_target)
     expected_s = None

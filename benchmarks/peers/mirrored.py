@@ -1,13 +1,13 @@
-"""One worker of TensorFlow's own `MultiWorkerMirroredStrategy`.
+"""Run one worker of TensorFlow's own `MultiWorkerMirroredStrategy`.
 
     python benchmarks/peers/mirrored.py JOB.yaml --rank 0 --cluster HOST:PORT,... --out FILE
 
-Called by `compare.py`, once for each worker. Keras 3's `fit` does not take this strategy
-(keras-team/keras issue 20585), so the loop is written out, as TensorFlow's guides do it. Model,
-loss, optimizer, data and the worker's share of them are those of the manifest; gradients are
-averaged by a ring all-reduce over gRPC. Worker 0 writes a line of JSON for each step and each
-evaluation, on as many held-out samples as the manifest says. Ends after the manifest's number of
-steps; `compare.py` ends it at the target.
+`compare.py` calls it once for each worker. Keras 3's `fit` does not support this strategy
+(keras-team/keras issue 20585), so the loop is explicit, as in TensorFlow's guides. Model, loss,
+optimizer, data and the worker's share of them are those of the manifest; a ring all-reduce over
+gRPC averages gradients. Worker 0 writes a line of JSON for each step and each evaluation, on the
+manifest's number of held-out samples. It ends after the manifest's number of steps; `compare.py`
+ends it at the target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import yaml
 
 
 def main() -> None:
-    """Trains; the cluster must be in the environment before TensorFlow is loaded."""
+    """Train; the cluster must be in the environment before TensorFlow is loaded."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("job", type=Path)
     parser.add_argument("--rank", type=int, required=True)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def train(path: Path, rank: int, evaluate_every: int, out: IO[str]) -> None:
-    """The loop of TensorFlow's guide to custom training on several workers."""
+    """Run the loop of TensorFlow's guide to custom training on several workers."""
     import tensorflow as tf
 
     options = tf.distribute.experimental.CommunicationOptions(
@@ -48,7 +48,7 @@ def train(path: Path, rank: int, evaluate_every: int, out: IO[str]) -> None:
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
-    from dlion_api.spec import load_job  # the strategy comes before whatever uses TensorFlow
+    from dlion_api.spec import load_job  # the strategy must precede any use of TensorFlow
     from dlion_worker.training import datasets, programs
 
     job = load_job(yaml.safe_load(path.read_text()), source=str(path), lines=None)
@@ -65,8 +65,10 @@ def train(path: Path, rank: int, evaluate_every: int, out: IO[str]) -> None:
             spec.optimizer.learning_rate, momentum=spec.optimizer.momentum
         )
         optimizer.build(model.trainable_variables)
-    plain = program.build(data.input_shape, data.class_count)  # to judge a copy of
-    chance = np.random.default_rng([spec.seed, 7])  # the samples that dlion's evaluator takes
+    plain = program.build(
+        data.input_shape, data.class_count
+    )  # evaluated with a copy of the weights
+    chance = np.random.default_rng([spec.seed, 7])  # the samples of dlion's evaluator
     chosen = chance.permutation(len(data.held_out_y))[: spec.evaluation.max_samples]
     held_out_x = data.held_out_x[chosen].astype("float32") / 255.0
     held_out_y = data.held_out_y[chosen]

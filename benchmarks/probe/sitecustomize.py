@@ -1,10 +1,10 @@
-"""Looks into trainers from inside: CPU by part, state of the links. Only for benchmarks.
+"""Measure trainers from inside: CPU by part, state of the links. Only for benchmarks.
 
-Python loads it at start where this folder is in PYTHONPATH; it does something only in trainers and
-only where DLION_PROBE_DIR is set. Each trainer then appends a JSON line per step to
-`<pid>.jsonl` there: sums of CPU seconds by part of the exchange (thread clocks: what a part that it
-calls costs is taken off), CPU seconds by thread, resident memory. With DLION_PROBE_LINKS_S a
-further thread appends the state of every link at that interval.
+Python loads this module at start if its folder is in PYTHONPATH. It is active only in trainers and
+only if DLION_PROBE_DIR is set. Each trainer then appends a JSON line per step to `<pid>.jsonl`
+there. The line has CPU seconds by part of the exchange (exclusive, by thread clocks), CPU seconds
+by thread, and resident memory. With DLION_PROBE_LINKS_S another thread appends the state of every
+link at that interval.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LINKS_S = float(os.environ.get("DLION_PROBE_LINKS_S", "0"))
 
 
 class Clocks:
-    """CPU seconds of named parts, of whatever thread runs them."""
+    """CPU seconds of named parts, summed over threads."""
 
     def __init__(self) -> None:
         self.spent_s: Counter[str] = Counter()
         self._inside = threading.local()
 
     def wrap(self, owner: Any, name: str, part: str) -> None:
-        """Counts what that function costs from now on, less what wrapped ones in it cost."""
+        """Count the cost of that function from now on, without that of wrapped functions in it."""
         function = getattr(owner, name)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -79,7 +79,7 @@ def _install() -> None:
 
 
 class Notes:
-    """The file that this trainer's probe writes to."""
+    """The file to which this trainer's probe writes."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
@@ -87,12 +87,12 @@ class Notes:
         self._lock = threading.Lock()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line."""
+        """Append a line."""
         with self._lock, self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def step(self, record: Any) -> None:
-        """Appends where everything stands at the end of a step."""
+        """Append the present values at the end of a step."""
         line = {"kind": "step", "rank": record.rank, "iteration": record.iteration}
         times = {"process_s": time.process_time(), "parts": dict(self._clocks.spent_s)}
         self.write({**line, **times, "threads": _threads(), "resident_bytes": _resident_bytes()})
@@ -103,17 +103,17 @@ def _watch(clocks: Clocks, exchange_class: Any, reporter_class: Any) -> None:
     clocks.wrap(notes, "step", "probe")
     step, start = reporter_class.step, exchange_class.start
 
-    def told(self: Any, record: Any) -> Any:
+    def noted_step(self: Any, record: Any) -> Any:
         notes.step(record)
         return step(self, record)
 
-    def started(self: Any) -> Any:
+    def noted_start(self: Any) -> Any:
         port = start(self)
         if _LINKS_S:
             threading.Thread(target=_links, args=(self, notes.write), daemon=True).start()
         return port
 
-    reporter_class.step, exchange_class.start = told, started
+    reporter_class.step, exchange_class.start = noted_step, noted_start
 
 
 def _links(exchange: Any, write: Any) -> None:
@@ -136,7 +136,7 @@ def _links(exchange: Any, write: Any) -> None:
 
 
 def _threads() -> dict[str, float]:
-    """CPU seconds by the kernel's name of the thread, Python's where it has one."""
+    """Return CPU seconds by the kernel's name of the thread, or Python's name if there is one."""
     names = {t.native_id: t.name for t in threading.enumerate()}
     spent: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():

@@ -1,7 +1,7 @@
 """Requests to the testbed's API server as its administrator, by several connections at once.
 
-Not the operator's client: it has a user agent of its own, so that the API server's audit log tells
-both apart.
+This is not the operator's client: it has its own user agent, so that the API server's audit log
+distinguishes both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ApiAccess:
     async def request(
         self, method: str, path: str, body: object = None, *, patch: bool = False
     ) -> dict[str, Any]:
-        """The answer. Raises: UnavailableError with the API server's message."""
+        """Return the answer. Raises: UnavailableError with the API server's message."""
         content = "application/merge-patch+json" if patch else "application/json"
         async with self._session.request(
             method,
@@ -80,9 +80,9 @@ class ApiAccess:
             return document
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """The metadata of each object that there is or comes, as often as it changes; without end.
+        """Yield the metadata of each present and new object at every change, without end.
 
-        A watch that breaks is opened again, from the beginning.
+        A broken watch is opened again from the beginning.
         """
         params = {**query, "watch": "true"}
         while True:

@@ -1,4 +1,4 @@
-"""What the operator asked of the API server, and when, by the API server's own audit log.
+"""Requests of the operator to the API server, with their times, from its audit log.
 
 Times are the API server's, to the microsecond, and of no other clock.
 """
@@ -24,13 +24,13 @@ _CHOSEN = (f'"userAgent":"{MANAGER}"', f'"userAgent":"{USER_AGENT}"')
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that was answered."""
+    """One answered request."""
 
     by_operator: bool
-    """Else by the benchmark."""
+    """Otherwise it is by the benchmark."""
     verb: str
     resource: str
-    """With its subresource: `dlionjobs/status`."""
+    """With its subresource, such as `dlionjobs/status`."""
     name: str
     received_s: float
     """Seconds since the epoch."""
@@ -40,7 +40,9 @@ class Asked:
 
     @property
     def writes(self) -> bool:
-        """Whether something of it stays, be it an event; Leases apart, which go on at rest."""
+        """Report whether it stores something, such as an event; Leases, renewed while idle, do not
+        count.
+        """
         is_write = self.verb in ("create", "update", "patch", "delete") and not self.dry_run
         return is_write and self.resource != "leases"
 
@@ -55,7 +57,7 @@ class AuditLog:
     _rest: str = ""
 
     def read(self) -> list[Asked]:
-        """All requests so far. A log that was rotated meanwhile is read to its end first."""
+        """Return all requests so far. A rotated log is first read to its end."""
         self._read_file()
         if self._file is None or self._file.name != str(self.path):
             return self.asked
@@ -110,14 +112,16 @@ def _seconds(time: str) -> float:
 
 
 def by_kind(asked: Iterable[Asked]) -> dict[str, int]:
-    """How often the operator asked what, the most frequent first."""
+    """Return counts of the operator's requests by kind, the most frequent first."""
     counts = Counter(f"{each.verb} {each.resource}" for each in asked if each.by_operator)
     return dict(counts.most_common())
 
 
 def lags_s(asked: Iterable[Asked], *, verb: str) -> list[float]:
-    """From each change of a job by the benchmark (`create` or `patch`) to the operator's next
-    status write of that job, in seconds, from answer to answer. One without an answer is infinite.
+    """Return the lags of the operator's status writes after changes of jobs by the benchmark.
+
+    They are seconds from each answer (`create` or `patch`) to the answer of the operator's next
+    status write of that job. One without an answer is infinite.
     """
     open_since: dict[str, float] = {}
     found = []

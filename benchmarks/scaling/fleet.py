@@ -1,15 +1,15 @@
-"""Workers that are not there: joins the coordinator for every pod that is said to run.
+"""Simulate workers: join the coordinator for every pod that is reported as running.
 
     python benchmarks/scaling/fleet.py KUBECONFIG SERVICE_ACCOUNT_KEY AUTHORITY ADDRESS PROGRESS
 
-What it does as a worker does: a connection of its own for each worker, with TLS and the worker's
-pings, a token of its pod, a join that stays open and is opened again when it breaks, and one report
-of a step, by which the job trains. What it does not: it asks for no certificate, sends no proof, no
-further records (a worker that trains sends four reports a second) and has no peers. It mints the
-pods' tokens with the testbed's key, as the API server would, so that these requests do not count.
-The keepers' pods are said to be ready and never call.
+As a real worker, each has its own connection with TLS and the worker's pings, and a token of its
+pod. Its join stays open and is opened again when it breaks, and it reports one step, by which the
+job trains. Unlike a real worker, it requests no certificate, sends no proof and no further records
+(a training worker sends four reports a second), and has no peers. The script mints the pods' tokens
+with the testbed's key, as the API server does, so that these requests do not count. The keepers'
+pods are reported as ready and never call.
 
-Progress is a file with one JSON object, rewritten each second: how many have joined.
+Progress is a file with one JSON object, rewritten each second: the number of joined workers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from dlion_worker.coordination.channel import CHANNEL_OPTIONS
 
 SITE = "plant-a"
 AT_ONCE = 100
-"""Joins under way: all come from one address, of which the coordinator lets 256 wait."""
+"""Concurrent joins: all have one address, of which the coordinator lets 256 wait."""
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
 _OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME))
-"""As of a worker's channel."""
+"""As a worker's channel."""
 
 
 @dataclass
@@ -65,14 +65,14 @@ class Fleet:
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     async def follow_jobs(self, api: ApiAccess) -> None:
-        """Learn which manifest each Job was made from."""
+        """Record the manifest of each Job."""
         async for metadata in api.watch("/apis/batch/v1/jobs", {"labelSelector": names.JOB_LABEL}):
             known = self.hashes[metadata["name"]]
             if not known.done():
                 known.set_result(metadata["annotations"][names.SPEC_HASH_ANNOTATION])
 
     async def follow_pods(self, api: ApiAccess) -> None:
-        """Have a worker for every pod that is said to run."""
+        """Start a worker for every pod that is reported as running."""
         query = {
             "labelSelector": f"{names.COMPONENT_LABEL}={names.WORKER}",
             "fieldSelector": "status.phase=Running",
@@ -86,7 +86,7 @@ class Fleet:
         labels, uid = pod["labels"], pod["uid"]
         spec_hash = await self.hashes[pod["ownerReferences"][0]["name"]]
         index = int(labels[names.INDEX_LABEL])
-        # Ranks go by group, and a job of this benchmark has one group.
+        # Ranks depend on the group, and a job of this benchmark has one group.
         worker = coordination_pb2.Worker(
             rank=index, site=SITE, group=labels[names.GROUP_LABEL], index=index
         )
@@ -120,7 +120,7 @@ class Fleet:
             await asyncio.sleep(random.uniform(0.5, 2.0))
 
     def _token(self, pod: dict[str, Any]) -> str:
-        """A token as the API server gives a kubelet for that pod."""
+        """Return a token as the API server gives a kubelet for that pod."""
         now_s = int(time.time())
         account = {"name": "default", "uid": "0"}
         about = {"name": pod["name"], "uid": pod["uid"]}

@@ -1,4 +1,4 @@
-"""One run: a site comes up, jobs are created, train, rest, change, and the operator starts anew.
+"""One run: a site starts, jobs are created, train, idle and change, and the operator restarts.
 
 Every figure is of this one operator process, or of the API server's audit log.
 """
@@ -35,49 +35,49 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 JOBS_PATH = "/apis/dlion.dev/v1alpha1/namespaces/default/dlionjobs"
 QUIET_S = 6.0
-"""Without a write of the operator: it is at rest."""
+"""Seconds without a write by the operator until it counts as idle."""
 CREATED_AT_ONCE = 8
 PROBES_PER_S = 2.0
-LEAST_FILES = 16_000
-"""Open files: a connection of each worker, at both ends."""
+MIN_OPEN_FILES = 16_000
+"""A connection of each worker has a file at both ends."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run is to be."""
+    """The size of a run."""
 
     jobs: int = 1000
     workers: int = 5
-    """Of each job."""
+    """Workers of each job."""
     rest_s: float = 65.0
-    """At least one round of lists (`kubernetes.resync`) is in it."""
+    """It includes at least one round of lists (`kubernetes.resync`)."""
     probes: int = 120
-    """Jobs that are changed at rest, one after the other."""
+    """Jobs that are changed while idle, one after the other."""
     within_s: float = 900.0
-    """For all of them to train; and for the operator to come to rest."""
+    """Limit until all of them train, and until the operator is idle."""
 
 
 @dataclass
 class Figures:
-    """What one run measured."""
+    """The measurements of one run."""
 
     size: dict[str, Any]
     load_average: list[float] = field(default_factory=list)
-    """Of the machine, at the beginning of each part."""
+    """Load of the machine at the beginning of each part."""
     created_per_s: float = 0.0
-    """Jobs per second, from the first manifest to the last Job made for it."""
+    """Jobs per second, from the first manifest to the last created Job."""
     manifests_s: float = 0.0
     """Seconds in which the manifests were created."""
     all_train_s: float = 0.0
     """From the first manifest until the operator has written the last job's first training status
-    and rests."""
+    and is idle."""
     create_cpu_s: float = 0.0
     """CPU of the operator until then."""
     create_requests: dict[str, int] = field(default_factory=dict)
     burst_lags_s: list[float] = field(default_factory=list)
     """From each manifest to the operator's first status write of it, in that time."""
     made_at_s: list[float] = field(default_factory=list)
-    """When each Job was made, from the first manifest on."""
+    """When each Job was created, from the first manifest on."""
     rest_requests: dict[str, int] = field(default_factory=dict)
     rest_s: float = 0.0
     rest_core: float = 0.0
@@ -85,27 +85,27 @@ class Figures:
     rest_mb: float = 0.0
     probe_lags_s: list[float] = field(default_factory=list)
     restart_s: float = 0.0
-    """From the start of a new process until every worker has joined it, there were as many passes
-    as jobs, and nothing is left to write."""
+    """From the start of a new process until every worker has joined it, it made as many passes as
+    there are jobs, and it has nothing left to write."""
     restart_ready_s: float = 0.0
-    """Until /readyz."""
+    """Seconds until /readyz succeeds."""
     restart_cpu_s: float = 0.0
     restart_requests: dict[str, int] = field(default_factory=dict)
     peak_mb: float = 0.0
-    """Largest resident memory of both processes."""
+    """Maximum resident memory of both processes."""
     defects: float = 0.0
     refused: int = 0
-    """Calls of workers that were refused."""
+    """Refused calls of workers."""
 
     @property
     def rest_requests_per_job_minute(self) -> float:
-        """Requests of the operator per job and minute at rest, everything included."""
+        """Return the operator's idle requests per job and minute, all included."""
         count = sum(self.rest_requests.values())
         return count / self.size["jobs"] * 60 / max(self.rest_s, 1e-9)
 
 
 class Fleet:
-    """The process of the workers that are not there (`fleet`)."""
+    """The process of the simulated workers (`fleet`)."""
 
     def __init__(self, folder: Path, site: Site, operator: OperatorProcess) -> None:
         self._progress = folder / "progress.json"
@@ -124,7 +124,7 @@ class Fleet:
         )
 
     def read(self, what: str) -> int:
-        """`pods`, `joined` or `refused`. Raises: UnavailableError where it has ended."""
+        """Return `pods`, `joined` or `refused`. Raises: UnavailableError if it has ended."""
         if self._process.poll() is not None:
             text = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise UnavailableError(f"the workers' process has ended: {text}")
@@ -140,7 +140,7 @@ class Fleet:
 
 
 class Run:
-    """One run on a site that is up."""
+    """One run on a running site."""
 
     def __init__(self, size: Size, folder: Path, site: Site, operator: OperatorProcess) -> None:
         self._size, self._operator, self._site = size, operator, site
@@ -149,7 +149,7 @@ class Run:
         self._fleet = Fleet(folder, site, operator)
 
     def measure(self) -> Figures:
-        """All parts, in order. Raises: UnavailableError where one does not come to its end."""
+        """Run all parts in order. Raises: UnavailableError if one does not finish."""
         try:
             for part in (self._create, self._rest, self._probe, self._restart):
                 self.figures.load_average.append(round(os.getloadavg()[0], 2))
@@ -204,7 +204,7 @@ class Run:
     def _probe(self) -> None:
         before = len(self._log.read())
         asyncio.run(_change_some(self._site.kubeconfig, self._size))
-        with contextlib.suppress(UnavailableError):  # then some lags are infinite
+        with contextlib.suppress(UnavailableError):  # some lags are then infinite
             self._until("every change is answered", self._are_answered(before), within_s=60)
         self.figures.probe_lags_s = lags_s(self._log.asked[before:], verb="patch")
         p50_s, p99_s = (quantile(self.figures.probe_lags_s, part) for part in (0.5, 0.99))
@@ -286,7 +286,7 @@ async def _create_all(kubeconfig: Path, size: Size) -> None:
 
 
 async def _change_some(kubeconfig: Path, size: Size) -> None:
-    """A field that changes nothing but the generation that the status has to tell."""
+    """Change a field that affects only the generation in the status."""
     chance = random.Random(1)
     async with ApiAccess(kubeconfig) as api:
         for count in range(size.probes):
@@ -297,19 +297,19 @@ async def _change_some(kubeconfig: Path, size: Size) -> None:
 
 
 def measure(size: Size, *, code: dict[str, str], definition: Path) -> Figures:
-    """One run from nothing. `code`: the environment by which Python finds the operator's code."""
+    """Run once from nothing. `code`: the environment by which Python finds the operator's code."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < LEAST_FILES and size.jobs * size.workers > LEAST_FILES / 4:
-        raise UnavailableError(f"{most} open files allowed; needed: {LEAST_FILES} (ulimit -n)")
+    if most < MIN_OPEN_FILES and size.jobs * size.workers > MIN_OPEN_FILES / 4:
+        raise UnavailableError(f"{most} open files allowed; needed: {MIN_OPEN_FILES} (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with _folder() as folder:
-        pods = size.jobs * (size.workers + 1)  # and a keeper each
+        pods = size.jobs * (size.workers + 1)  # and one keeper each
         with scaled_site(definition, pods=pods) as site:
             operator = OperatorProcess(
                 folder,
                 site.kubeconfig,
                 site=SITE,
-                environment={"DLION_SCALE": "1", **code},  # a Python of its own, not a fork
+                environment={"DLION_SCALE": "1", **code},  # a separate Python, not a fork
             )
             try:
                 start(operator, size.within_s)
@@ -326,13 +326,13 @@ def _folder() -> Iterator[Path]:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The smallest value that so large a part of them does not exceed."""
+    """Return the smallest value that this share of them does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
 def start(operator: OperatorProcess, within_s: float) -> None:
-    """Start it; returns when it is ready, which takes long on a busy machine.
+    """Start it and return when it is ready, which takes long on a busy machine.
 
     Raises: UnavailableError with the end of its log.
     """

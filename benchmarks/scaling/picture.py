@@ -1,4 +1,4 @@
-"""Draws the runs: how fast Jobs are made, and how late the operator answers."""
+"""Draw the runs: the rate at which Jobs are created, and the lags of the operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLOURS = ("tab:blue", "tab:gray", "tab:orange")
 
 
 def draw(found: Mapping[str, Sequence[Figures]], to: Path) -> None:
-    """A panel of the Jobs made over time, and one of the lags at rest, a line for each run."""
+    """Draw a panel of created Jobs over time, and one of the idle lags, a line for each run."""
     mpl.rcParams["svg.hashsalt"] = "dlion"
     figure, (making, lags) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for (name, runs), colour in zip(found.items(), _COLOURS, strict=False):

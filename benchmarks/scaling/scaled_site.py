@@ -1,7 +1,6 @@
-"""A site of the testbed for thousands of pods: its own API server, etcd, controllers and scheduler,
-and nodes that KWOK keeps.
+"""A site of the testbed for thousands of pods: API server, etcd, controllers and scheduler.
 
-KWOK says in the kubelets' place that pods run; nothing runs there.
+KWOK simulates the nodes. In the kubelets' place it reports that pods run; nothing runs there.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _HUGE = {"cpu": "1000", "memory": "4Ti", "pods": str(PODS_OF_A_NODE + 10)}
 
 @contextlib.contextmanager
 def scaled_site(definition: Path, *, pods: int) -> Iterator[Site]:
-    """A site that knows DLionJobs and has room for so many pods; gone at the end."""
-    # The operator shares two cores with all of it: memory is there, garbage can wait.
+    """Start a site with the DLionJob definition and room for this many pods."""
+    # The operator shares two cores with all of it: use memory, and collect garbage rarely.
     os.environ.setdefault("GOGC", "400")
     with Testbed.up(name=f"s{os.getpid()}", sites=1, nodes=0) as testbed:
         site = testbed.site("site-a")
@@ -41,7 +40,7 @@ def scaled_site(definition: Path, *, pods: int) -> Iterator[Site]:
 
 
 def _node(number: int) -> dict[str, Any]:
-    """Any pod may go there, and it is never full by anything but their number."""
+    """Return a node that accepts any pod, and is full only by their number."""
     node = virtual_node(number)
     del node["spec"]["taints"]
     node["status"] = {"allocatable": _HUGE, "capacity": _HUGE}
@@ -49,7 +48,7 @@ def _node(number: int) -> dict[str, Any]:
 
 
 def job(number: int, workers: int) -> dict[str, Any]:
-    """The manifest of one job of the site, of one group."""
+    """Return the manifest of one job of the site, of one group."""
     group = {"name": "small", "workers": workers}
     return Kind.DLION_JOB.document(
         {"name": f"job-{number:04}", "namespace": "default"},

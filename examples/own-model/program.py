@@ -33,7 +33,7 @@ import keras
 import numpy as np
 
 SIZE, CLASSES = 16, 4
-SEEN = {"plant-a": (0, 1), "plant-b": (2, 3)}
+CLASSES_AT = {"plant-a": (0, 1), "plant-b": (2, 3)}
 """The classes that a site has; another site has all."""
 
 
@@ -61,7 +61,7 @@ def load_data(split: str, site: str, worker_index: int) -> tuple[np.ndarray, np.
     owner = "" if split == "test" else f"{site}/{worker_index}"
     rng = np.random.default_rng(zlib.crc32(f"{split}/{owner}".encode()))
     count = 400 if split == "test" else 1000
-    classes = range(CLASSES) if split == "test" else SEEN.get(site, range(CLASSES))
+    classes = range(CLASSES) if split == "test" else CLASSES_AT.get(site, range(CLASSES))
     y = rng.choice(list(classes), count)
     angle = y * np.pi / CLASSES
     rows, columns = np.mgrid[0:SIZE, 0:SIZE]

@@ -1,4 +1,4 @@
-"""Trains the encoder of this example on a few digits, before anything is deployed.
+"""Train the encoder of this example on a few digits before the deployment.
 
     python examples/staged/encoder.py encoder.keras
 

@@ -12,7 +12,7 @@ import numpy as np
 
 FRAMES, CHANNELS, SIZE = 6, 1, 12
 STEPS = ((0, 1), (0, -1), (1, 0), (-1, 0))
-"""Rows and columns per frame that a spot moves by: right, left, down, up. One class each."""
+"""Rows and columns that a spot moves per frame: right, left, down, up. One class each."""
 
 
 def build_model() -> keras.Model:
@@ -31,7 +31,9 @@ def build_model() -> keras.Model:
 
 
 def load_data(split: str, site: str, worker_index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clips of a bright spot that moves by a pixel per frame over noise; put your own here."""
+    """Generate clips of a bright spot that moves by a pixel per frame over noise; use your own
+    here.
+    """
     whose = "" if split == "test" else f"{site}/{worker_index}"
     chance = np.random.default_rng(zlib.crc32(f"{split}/{whose}".encode()))
     count = 200 if split == "test" else 600

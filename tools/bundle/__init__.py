@@ -1,1 +1,1 @@
-"""`make bundle`: all that an installation without network needs, in one file."""
+"""`make bundle`: one file with everything for an installation without network."""

@@ -1,9 +1,9 @@
-"""Builds one file with all that an installation without network needs (docs/installing.md).
+"""Build one file with everything for an installation without network (docs/installing.md).
 
     make bundle                            # dist/dlion-bundle-VERSION.tar
     make bundle BASE=docker.io/library/debian:bookworm-slim@sha256:...
 
-Run by `make bundle`. What is decided and why: docs/decisions/0038-bundle.md.
+`make bundle` runs it. Decisions and reasons: docs/decisions/0038-bundle.md.
 """
 
 from __future__ import annotations

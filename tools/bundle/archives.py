@@ -1,4 +1,4 @@
-"""Archives whose bytes depend on their content alone: sorted names, one time, no owner."""
+"""Archives whose bytes depend only on their content: sorted names, one time, no owner."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _REF_NAME = "org.opencontainers.image.ref.name"
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What the installer has to know of an image."""
+    """The facts of an image that the installer needs."""
 
     reference: str
     digest: str
-    """Of its manifest, `sha256:...`."""
+    """Digest of its manifest, `sha256:...`."""
     architecture: str
     unpacked_bytes: int
-    """Size of its layers as a node keeps them, uncompressed."""
+    """Size of its uncompressed layers on a node."""
     base: str
-    """What its label calls the image that it is built on."""
+    """The name of its base image in its label."""
 
 
 def write_tar(archive: Path, entries: Iterable[tuple[str, Path]], epoch_s: int) -> None:
@@ -44,9 +44,9 @@ def write_tar(archive: Path, entries: Iterable[tuple[str, Path]], epoch_s: int) 
 
 
 def write_image(layout: Path, reference: str, archive: Path, epoch_s: int) -> ImageFacts:
-    """Write the one image of an OCI layout folder as an OCI archive that has this name.
+    """Write the one image of an OCI layout folder as an OCI archive with this name.
 
-    Raises: BundleError if the folder is no such layout or has several images.
+    Raises: BundleError if the folder is not such a layout or has several images.
     """
     try:
         manifests = json.loads((layout / "index.json").read_text())["manifests"]
@@ -64,7 +64,7 @@ def write_image(layout: Path, reference: str, archive: Path, epoch_s: int) -> Im
         "mediaType": found["mediaType"],
         "digest": found["digest"],
         "size": found["size"],
-        # containerd and podman read the one, other tools the other.
+        # containerd and podman read the first, other tools the second.
         "annotations": {_IMAGE_NAME: reference, _REF_NAME: reference},
     }
     index = {
@@ -89,7 +89,7 @@ def write_image(layout: Path, reference: str, archive: Path, epoch_s: int) -> Im
 
 
 def repack_chart(chart: Path, epoch_s: int) -> None:
-    """Rewrite a chart's archive: helm puts the time of packing into it."""
+    """Rewrite a chart's archive: helm adds the time of packing to it."""
     contents: dict[str, bytes] = {}
     with tarfile.open(chart, "r:gz") as packed:
         for member in packed:
@@ -105,7 +105,7 @@ def repack_chart(chart: Path, epoch_s: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's digest in hexadecimal digits."""
+    """Return the file's digest in hexadecimal digits."""
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 

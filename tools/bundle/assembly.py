@@ -1,4 +1,4 @@
-"""What a bundle holds, put together: `build_bundle` builds the parts, `assemble` adds the texts."""
+"""Assemble a bundle: `build_bundle` builds the parts, `assemble` adds the texts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bundle.parts import collect_wheels, package_chart, write_sbom
 
 TARGETS = ("operator", "sidecar", "worker")
 REGISTRY = "localhost"
-"""Images of a bundle are never pulled; a name of this host is nobody else's."""
+"""Images of a bundle are never pulled, and this host has no other image of that name."""
 NEEDED_BYTES = 8_000_000_000
 _HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """What to build."""
+    """The contents of a bundle."""
 
     version: str
     platform: str
@@ -36,12 +36,12 @@ class BundlePlan:
 
     @property
     def name(self) -> str:
-        """Of the file, less `.tar`, and of the folder in it."""
+        """Return the name of the file, without `.tar`, and of the folder in it."""
         return f"dlion-bundle-{self.version}-{self.platform.partition('/')[2]}"
 
 
 def build_bundle(plan: BundlePlan, out: Path) -> Path:
-    """Build the bundle in `out`; its path. Nothing else stays there. Raises: BundleError."""
+    """Build the bundle in `out`; return its path. Nothing else stays there. Raises: BundleError."""
     out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out).free
     if free < NEEDED_BYTES:
@@ -92,7 +92,7 @@ def _image(plan: BundlePlan, target: str, root: Path, scratch: Path) -> ImageFac
     if f"linux/{facts.architecture}" != plan.platform:
         raise BundleError(f"{reference} is for {facts.architecture}, not for {plan.platform}: "
                           f"does the base {plan.base} exist for it?")  # fmt: skip
-    # buildah takes a label from its cache if the same image was a base by another name.
+    # buildah reuses a cached label if the same image was a base under another name.
     if facts.base != plan.base:
         raise BundleError(
             f"{reference} names {facts.base!r} as its base, not {plan.base!r}: the builder's cache "
@@ -151,14 +151,16 @@ def _git(*arguments: str) -> str:
 
 
 def source_date_epoch_s() -> int:
-    """$SOURCE_DATE_EPOCH, else the time of the last commit. Raises: BundleError."""
+    """Return $SOURCE_DATE_EPOCH or the time of the last commit. Raises: BundleError."""
     given = os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or "315532800"
-    if not given.isdecimal() or not 315532800 <= int(given) < 1 << 33:  # a zip begins in 1980
+    if (
+        not given.isdecimal() or not 315532800 <= int(given) < 1 << 33
+    ):  # a zip file has no time before 1980
         raise BundleError(f"SOURCE_DATE_EPOCH={given}: seconds since 1970, from 315532800 on")
-    os.environ["SOURCE_DATE_EPOCH"] = given  # the wheel's, too
+    os.environ["SOURCE_DATE_EPOCH"] = given  # also for the wheel
     return int(given)
 
 
 def progress(text: str) -> None:
-    """Print what happens now."""
+    """Print the present step."""
     print(f"bundle: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
-"""What builds the images: docker, podman or buildah, or the testbed's buildah.
+"""Builders of images: docker, podman or buildah, or the testbed's buildah.
 
-Each gives an OCI layout folder. The testbed's has a stand-in for the base image, for machines that
-reach no registry; its images are for tests, since the stand-in holds the machine's own settings.
+Each writes an OCI layout folder. The testbed's builder has a stand-in for the base image, for
+machines without a registry. Its images are for tests, since the stand-in has the machine's own
+settings.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class BuildRequest:
 
     @property
     def options(self) -> list[str]:
-        """What all builders take."""
+        """Return the options of all builders."""
         return [
             f"--target={self.target}", f"--tag={self.reference}", f"--platform={self.platform}",
             f"--build-arg=BASE={self.base}",
@@ -46,7 +47,7 @@ class BuildRequest:
 
 
 def own_platform() -> str:
-    """This machine's. Raises: BundleError for one that has no images."""
+    """Return the platform of this machine. Raises: BundleError if it has no images."""
     architecture = _MACHINES.get(machine.machine())
     if architecture is None:
         raise BundleError(f"no images for {machine.machine()}: allowed are {', '.join(_MACHINES)}")
@@ -54,7 +55,7 @@ def own_platform() -> str:
 
 
 def require_platform(platform: str, builder: str) -> None:
-    """Raises: BundleError if this machine can neither run nor emulate that platform."""
+    """Check that this machine can run or emulate that platform. Raises: BundleError."""
     if platform == own_platform():
         return
     architecture = platform.partition("/")[2]
@@ -73,9 +74,9 @@ def require_platform(platform: str, builder: str) -> None:
 
 
 def chosen_builder(name: str) -> str:
-    """The builder of that name, or the first that works here.
+    """Return the builder of that name, or the first that works here.
 
-    Raises: BundleError naming those there are.
+    Raises: BundleError with the existing ones.
     """
     if name != "auto":
         if name not in BUILDERS:
@@ -102,7 +103,7 @@ def build_layout(builder: str, request: BuildRequest, layout: Path) -> None:
 
 
 def testbed_base(platform: str) -> str:
-    """The name of the testbed's stand-in for the base image, made if it is not there.
+    """Return the name of the testbed's stand-in for the base image; create it if it is missing.
 
     Raises: BundleError.
     """
@@ -119,7 +120,7 @@ def testbed_base(platform: str) -> str:
 
 
 def run(*command: str | Path, env: Mapping[str, str] | None = None) -> str:
-    """What a program prints. Raises: BundleError with the end of its output."""
+    """Return the output of a program. Raises: BundleError with the end of its output."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -156,7 +157,7 @@ def _by_testbed(request: BuildRequest, layout: Path) -> None:
     from testbed.buildah import buildah
     from testbed.project_images import alone
 
-    # The format of the testbed, so that its layers are taken up.
+    # The format of the testbed, so that its layers are reused.
     options: Sequence[str] = ("--layers", "--pull-never", "--network=host", "--format=docker")
     try:
         with alone():

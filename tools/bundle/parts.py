@@ -1,4 +1,4 @@
-"""The parts of a bundle that are no images: chart, wheels and lists of what images hold."""
+"""The parts of a bundle that are not images: chart, wheels and SBOMs of images."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def package_chart(folder: Path, version: str, epoch_s: int) -> Path:
 
 
 def collect_wheels(folder: Path, platform: str, scratch: Path) -> None:
-    """Build the project's wheel, and fetch those of the extra `cluster` for Python 3.11 at the
-    lock's versions, their hashes checked. Raises: BundleError."""
+    """Build the project's wheel, and fetch those of the extra `cluster` for Python 3.11.
+
+    They have the lock's versions, and their hashes are checked. Raises: BundleError.
+    """
     settings = scratch / "build.cfg"
     settings.write_text(f"[build]\nbuild_base = {scratch / 'build'}\n")
     uv = Path(sys.executable).with_name("uv")
     build = ("build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", folder, ROOT)
-    run(
-        uv, *build, env={"DIST_EXTRA_CONFIG": str(settings)}
-    )  # build/ may hold modules that are gone
+    run(uv, *build, env={"DIST_EXTRA_CONFIG": str(settings)})  # build/ may have removed modules
     (folder / ".gitignore").unlink(missing_ok=True)  # uv's
     lock = scratch / "cluster.lock"
     lock.write_text(run(sys.executable, "tools/image_requirements.py", "--extra", "cluster"))
@@ -59,12 +59,12 @@ def write_sbom(archive: Path, reference: str, sbom: Path) -> None:
     run(
         _syft(), "scan", f"oci-archive:{archive}", "--quiet", f"--source-name={name}",
         f"--source-version={version}", f"--output=cyclonedx-json@1.6={sbom}",
-        env={"SYFT_FILE_METADATA_SELECTION": "none"},  # packages, and not their thousands of files
+        env={"SYFT_FILE_METADATA_SELECTION": "none"},  # packages without their thousands of files
     )  # fmt: skip
     document = json.loads(sbom.read_text())
     if not document.get("components"):
         raise BundleError(f"{reference}: syft found no packages in {archive}")
-    del document["serialNumber"], document["metadata"]["timestamp"]  # by chance, and of now
+    del document["serialNumber"], document["metadata"]["timestamp"]  # random, and the present time
     sbom.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
@@ -81,7 +81,7 @@ def _helm() -> str:
 
 
 def _syft() -> str:
-    """$SYFT, or the one on the PATH, or one that Go builds into the cache (minutes, once)."""
+    """Return $SYFT, the one on the PATH, or one that Go builds into the cache (minutes, once)."""
     if found := os.environ.get("SYFT") or shutil.which("syft"):
         return found
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
