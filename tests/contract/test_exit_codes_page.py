@@ -48,7 +48,7 @@ CASES = {
     (ExitCode.PROGRAM, "or policy raised"): (
         (
             "unit/core/policies/test_plugins.py",
-            "test_what_fails_names_the_policy_its_line_and_what_was_raised",
+            "test_a_failure_names_the_policy_its_line_and_the_exception",
         ),
     ),
     (ExitCode.PROGRAM, "ended its process with exit code 0"): (
