@@ -41,7 +41,7 @@ class Served:
     uid: str = "u"
     has_ended: bool = False
     ends_with_log: bool = False
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     headers: dict[str, list[str]] = field(default_factory=dict)
     """Of the last request."""
     config: Path = Path()
@@ -85,7 +85,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            state.asked.append(f"{self.command} {self.path}")
+            state.requested.append(f"{self.command} {self.path}")
             names = {each.lower() for each in self.headers}
             state.headers = {each: self.headers.get_all(each, []) for each in names}
             content = state.answer(self.path).encode()
@@ -126,7 +126,9 @@ def test_the_followed_log_of_an_ended_job_is_whole(served: Served, client: dlion
     served.has_ended = True
     assert [*client.get_job_logs("digits", follow=True)] == ALL
     assert [*client.get_job_logs("digits")] == ALL
-    assert not any("follow=true" in each for each in served.asked), "an ended log needs no stream"
+    assert not any("follow=true" in each for each in served.requested), (
+        "an ended log needs no stream"
+    )
 
 
 def test_a_slow_reader_gets_the_whole_log_of_a_job_that_ends(
@@ -141,7 +143,7 @@ def test_a_slow_reader_gets_the_whole_log_of_a_job_that_ends(
         assert time.monotonic() < deadline_s, "the end is not noticed"
         time.sleep(0.02)
     assert [*lines, *log] == ALL
-    assert any("follow=true" in each for each in served.asked)
+    assert any("follow=true" in each for each in served.requested)
 
 
 SECRET = "s3cret"
@@ -161,7 +163,7 @@ def test_a_client_connects_by_keywords_without_a_kubeconfig(
         impersonated_user="jane", impersonated_groups=["dev", "ops"],
     ) as client:  # fmt: skip
         assert client.get_job("digits").name == "digits"
-    assert "/namespaces/ml/" in served.asked[0]
+    assert "/namespaces/ml/" in served.requested[0]
     assert served.headers["authorization"] == [f"Bearer {SECRET}"]
     assert served.headers["impersonate-user"] == ["jane"]
     assert served.headers["impersonate-group"] == ["dev", "ops"]
@@ -228,12 +230,12 @@ def test_an_invalid_name_reaches_no_server(served: Served, client: dlion.Client,
     ):  # fmt: skip
         with pytest.raises(SpecError, match="name: is no job's name"):
             method(name)
-    assert served.asked == []
+    assert served.requested == []
 
 
 def test_a_name_may_have_dots(served: Served, client: dlion.Client) -> None:
     assert client.get_job("a.b-1.c").name == "digits"
-    assert served.asked[0].endswith("/dlionjobs/a.b-1.c")
+    assert served.requested[0].endswith("/dlionjobs/a.b-1.c")
 
 
 @pytest.mark.parametrize(
@@ -254,14 +256,14 @@ def test_a_command_refuses_an_invalid_name(served: Served, arguments: list[str])
     assert command.returncode == ExitCode.SPEC, command.stderr
     assert "is no job's name" in command.stderr
     assert "Traceback" not in command.stderr
-    assert served.asked == []
+    assert served.requested == []
 
 
 def test_nothing_is_deleted_without_a_uid(served: Served, client: dlion.Client) -> None:
     served.uid = ""
     with pytest.raises(UnavailableError, match="without its UID"):
         client.delete_job("digits")
-    assert not any(each.startswith("DELETE") for each in served.asked)
+    assert not any(each.startswith("DELETE") for each in served.requested)
     served.uid = "u"
     client.delete_job("digits")
-    assert served.asked[-1].startswith("DELETE")
+    assert served.requested[-1].startswith("DELETE")

@@ -46,7 +46,7 @@ class Script:
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str]] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def cluster(script: Script, tmp_path: Path) -> Iterator[ClusterClient]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            script.asked.append(self.path)
+            script.requested.append(self.path)
             code, text = script.answers.pop(0) if script.answers else (503, "")
             self.send_response(code)
             self.send_header("Content-Length", str(len(text.encode()) + ("…" in text)))
@@ -114,9 +114,9 @@ def test_a_resumed_log_repeats_no_line(cluster: ClusterClient, script: Script) -
         GONE,
     ]
     assert texts(cluster, tail=3) == ["a", "b", "b", "b", "c", "d e"]
-    assert "tailLines=3" in script.asked[0]
-    assert all("tailLines" not in path for path in script.asked[1:])
-    assert "sinceTime=2026-01-31T12%3A00%3A01.3Z" in script.asked[-2]
+    assert "tailLines=3" in script.requested[0]
+    assert all("tailLines" not in path for path in script.requested[1:])
+    assert "sinceTime=2026-01-31T12%3A00%3A01.3Z" in script.requested[-2]
 
 
 def test_times_are_compared_as_times(cluster: ClusterClient, script: Script) -> None:
@@ -133,7 +133,7 @@ def test_times_are_compared_as_times(cluster: ClusterClient, script: Script) -> 
 def test_a_log_waits_for_its_container(cluster: ClusterClient, script: Script) -> None:
     script.answers = [STARTING, (500, ""), log("01.0Z a"), GONE]
     assert texts(cluster, tail=5) == ["a"]
-    assert all("tailLines=5" in path for path in script.asked[:3])
+    assert all("tailLines=5" in path for path in script.requested[:3])
 
 
 # ---- watching ------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def test_a_watch_resumes(cluster: ClusterClient, script: Script) -> None:
     assert found == ["1", "3", "4", "5", "6", "7", "8"]
     assert len(troubles) == 2
     assert "503" in troubles[0]
-    assert "resourceVersion=1&" in script.asked[1]
-    assert "resourceVersion=3&" in script.asked[3]
+    assert "resourceVersion=1&" in script.requested[1]
+    assert "resourceVersion=3&" in script.requested[3]
 
 
 def test_a_new_job_of_the_same_name_is_another(cluster: ClusterClient, script: Script) -> None:
@@ -209,7 +209,7 @@ def test_the_time_limit_holds_while_the_server_is_unreachable(
         for _ in follow(JobClient(cluster), "j", timeout_s=60, clock=lambda: now_s[0], sleep=sleep):
             pass
     assert now_s[0] == pytest.approx(60)
-    assert len(script.asked) < 15  # pauses have grown
+    assert len(script.requested) < 15  # pauses have grown
 
 
 @pytest.mark.parametrize("answer", ["<html>log in here</html>", "[]", "", "\x00"])
@@ -236,8 +236,8 @@ def ran(tmp_path: Path, *frames: bytes) -> bytes:
         def serve() -> None:
             near, _ = listener.accept()
             with near:
-                asked = near.recv(65536).decode()
-                key = re.search("Sec-WebSocket-Key: (.*)\r", asked, re.IGNORECASE)
+                requested = near.recv(65536).decode()
+                key = re.search("Sec-WebSocket-Key: (.*)\r", requested, re.IGNORECASE)
                 assert key is not None
                 magic = (key[1] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()
                 accept = base64.b64encode(hashlib.sha1(magic).digest()).decode()

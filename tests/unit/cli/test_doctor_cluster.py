@@ -124,7 +124,7 @@ def forbidden(resource: str) -> Answer:
     return 403, json.dumps({"kind": "Status", "message": message})
 
 
-def right() -> dict[str, Answer]:
+def faultless() -> dict[str, Answer]:
     """Return the answers of a cluster without a fault."""
     return {
         "version": ok({"gitVersion": "v1.34.0"}),
@@ -151,13 +151,13 @@ Found = dict[str, Check]
 
 
 @pytest.fixture
-def looked(tmp_path: Path) -> Callable[..., Found]:
+def diagnose(tmp_path: Path) -> Callable[..., Found]:
     """Return the checks, by name, of a cluster with these answers."""
 
     def look(
         changes: Mapping[str, Answer] | None = None, *, within_s: float = 20.0, **server: Any
     ) -> Found:
-        there = Server(right() | dict(changes or {}), **({"user": VALID} | server))
+        there = Server(faultless() | dict(changes or {}), **({"user": VALID} | server))
         with served(tmp_path / "kubeconfig", {"here": there}) as config:
             return checked(config, within_s=within_s)
 
@@ -178,8 +178,8 @@ def outcomes(found: Found, but: str = "") -> set[CheckOutcome]:
     return {check.outcome for name, check in found.items() if name != but}
 
 
-def test_a_cluster_without_a_fault_passes(looked: Callable[..., Found]) -> None:
-    found = looked()
+def test_a_cluster_without_a_fault_passes(diagnose: Callable[..., Found]) -> None:
+    found = diagnose()
     assert outcomes(found) == {OK}, found
     assert "Kubernetes v1.34.0 answers in" in found["api server"].observed
     assert f"image mirror:5000/dlion-operator:{version('dlion')}" in found["operator"].observed
@@ -240,9 +240,9 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_has_its_check(looked: Callable[..., Found], fault: str) -> None:
+def test_each_fault_has_its_check(diagnose: Callable[..., Found], fault: str) -> None:
     changes, name, outcome, words = FAULTS[fault]
-    found = looked(changes)
+    found = diagnose(changes)
     check = found[name]
     assert (check.outcome, words in check.observed) == (outcome, True), check
     assert check.advice or outcome in (OK, UNKNOWN) or "install" in check.observed.lower(), check
@@ -259,9 +259,9 @@ def test_each_fault_has_its_check(looked: Callable[..., Found], fault: str) -> N
     ],
 )
 def test_missing_rights_are_named_by_command(
-    looked: Callable[..., Found], denied: list[str], outcome: CheckOutcome, words: str
+    diagnose: Callable[..., Found], denied: list[str], outcome: CheckOutcome, words: str
 ) -> None:
-    check = looked(denied=denied)["rights"]
+    check = diagnose(denied=denied)["rights"]
     assert (check.outcome, words in check.observed) == (outcome, True), check
     assert "role edit" in check.advice
 
@@ -292,9 +292,9 @@ CREDENTIALS = [
 
 @pytest.mark.parametrize(("user", "outcome", "words"), CREDENTIALS)
 def test_the_expiry_of_credentials_is_shown_without_the_credentials(
-    looked: Callable[..., Found], user: dict[str, str] | None, outcome: CheckOutcome, words: str
+    diagnose: Callable[..., Found], user: dict[str, str] | None, outcome: CheckOutcome, words: str
 ) -> None:
-    found = looked(user=user)
+    found = diagnose(user=user)
     check = found["credentials"]
     assert (check.outcome, words in check.observed) == (outcome, True), check
     if user is not None:
@@ -303,17 +303,17 @@ def test_the_expiry_of_credentials_is_shown_without_the_credentials(
         assert user["token"].rpartition(".")[2] not in shown
 
 
-def test_rejected_credentials_are_reported_once(looked: Callable[..., Found]) -> None:
-    answers = dict.fromkeys(right(), (401, json.dumps({"message": "Unauthorized"})))
-    found = looked(answers, user=token(exp=time.time() - HOUR))
+def test_rejected_credentials_are_reported_once(diagnose: Callable[..., Found]) -> None:
+    answers = dict.fromkeys(faultless(), (401, json.dumps({"message": "Unauthorized"})))
+    found = diagnose(answers, user=token(exp=time.time() - HOUR))
     assert found["api server"].outcome is FAIL
     assert "rejects your credentials (401" in found["api server"].observed
     assert "Log in again" in found["credentials"].advice
     assert {found[name].outcome for name in AFTER_API} == {UNKNOWN}
 
 
-def test_a_forbidden_version_hides_nothing(looked: Callable[..., Found]) -> None:
-    found = looked({"version": forbidden("x")})
+def test_a_forbidden_version_hides_nothing(diagnose: Callable[..., Found]) -> None:
+    found = diagnose({"version": forbidden("x")})
     assert found["api server"].outcome is OK
     assert outcomes(found, but="clock") == {OK}
 
@@ -323,9 +323,9 @@ def test_a_forbidden_version_hides_nothing(looked: Callable[..., Found]) -> None
     [((503, '{"message": "etcd is away"}'), "etcd is away"), ((200, "<html>"), "no JSON document")],
 )
 def test_a_foreign_server_is_named(
-    looked: Callable[..., Found], answer: Answer, words: str
+    diagnose: Callable[..., Found], answer: Answer, words: str
 ) -> None:
-    found = looked({"version": answer})
+    found = diagnose({"version": answer})
     assert found["api server"].outcome is FAIL
     assert words in found["api server"].observed
     assert {found[name].observed for name in AFTER_API} == {
@@ -360,8 +360,8 @@ def test_an_unusable_kubeconfig_is_named(
     assert outcomes(found, but="kubeconfig") == {UNKNOWN}
 
 
-def test_another_clock_is_a_warning(looked: Callable[..., Found]) -> None:
-    found = looked(ahead_s=300.0)
+def test_another_clock_is_a_warning(diagnose: Callable[..., Found]) -> None:
+    found = diagnose(ahead_s=300.0)
     assert found["clock"].outcome is WARN
     assert "NTP" in found["clock"].advice
 
@@ -376,7 +376,7 @@ def test_another_clock_is_a_warning(looked: Callable[..., Found]) -> None:
     ],
 )
 def test_each_fault_of_the_servers_certificate_has_its_message(
-    looked: Callable[..., Found],
+    diagnose: Callable[..., Found],
     tmp_path: Path,
     given: dict[str, Any],
     trusted: str,
@@ -386,15 +386,15 @@ def test_each_fault_of_the_servers_certificate_has_its_message(
     chain = self_signed(tmp_path, "server", **given)
     other = self_signed(tmp_path, "other")
     tls = ServedTls(chain, chain if trusted == "server" else other)
-    found = looked(tls=tls)
+    found = diagnose(tls=tls)
     assert found["api server"].outcome is FAIL
     assert words in found["api server"].observed
     assert advice in found["api server"].observed
 
 
-def test_a_valid_certificate_passes(looked: Callable[..., Found], tmp_path: Path) -> None:
+def test_a_valid_certificate_passes(diagnose: Callable[..., Found], tmp_path: Path) -> None:
     chain = self_signed(tmp_path, "server")
-    assert outcomes(looked(tls=ServedTls(chain, chain))) == {OK}
+    assert outcomes(diagnose(tls=ServedTls(chain, chain))) == {OK}
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_a_valid_certificate_passes(looked: Callable[..., Found], tmp_path: Path
     ],
 )
 def test_the_validity_of_a_client_certificate_is_shown(
-    looked: Callable[..., Found],
+    diagnose: Callable[..., Found],
     tmp_path: Path,
     begins_s: float,
     ends_s: float,
@@ -416,13 +416,13 @@ def test_the_validity_of_a_client_certificate_is_shown(
     path = self_signed(tmp_path, "jane", begins_s=begins_s, ends_s=ends_s)
     server = self_signed(tmp_path, "server")
     user = {"client-certificate": str(path), "client-key": str(path)}
-    check = looked(user=user, tls=ServedTls(server, server))["credentials"]
+    check = diagnose(user=user, tls=ServedTls(server, server))["credentials"]
     assert (check.outcome, words in check.observed) == (outcome, True), check
 
 
-def test_a_silent_server_takes_at_most_the_limit(looked: Callable[..., Found]) -> None:
+def test_a_silent_server_takes_at_most_the_limit(diagnose: Callable[..., Found]) -> None:
     began_s = time.monotonic()
-    found = looked(silent=["nodes", "v1alpha1"], within_s=3.0)
+    found = diagnose(silent=["nodes", "v1alpha1"], within_s=3.0)
     assert time.monotonic() - began_s < 10.0
     late = {name for name, check in found.items() if check.outcome is UNKNOWN}
     assert late == {"nodes", "definition"}

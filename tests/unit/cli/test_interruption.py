@@ -49,14 +49,14 @@ def work_that_swallows_errors(seconds):
 
 
 @pytest.fixture
-def heard():
+def received():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_interrupts_and_a_second_has_no_effect(number, heard):
+def test_the_first_signal_interrupts_and_a_second_has_no_effect(number, received):
     with interruptible() as interruption:
         assert interruption.at_s is None
         with pytest.raises(KeyboardInterrupt):
@@ -92,7 +92,7 @@ def test_a_hang_up_under_nohup_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_output_for_a_closed_terminal_is_dropped(heard, monkeypatch):
+def test_output_for_a_closed_terminal_is_dropped(received, monkeypatch):
     ours, its = os.openpty()
     with os.fdopen(its, "w") as terminal:
         monkeypatch.setattr(sys, "__stdout__", terminal)
@@ -153,13 +153,13 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, heard):
+def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, received):
     code = AT_AN_IMPORT.format(number=int(number))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "dlion: interrupted\n")
 
 
-def test_a_signal_that_was_blocked_at_the_start_ends_the_command(heard):
+def test_a_signal_that_was_blocked_at_the_start_ends_the_command(received):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         process = subprocess.Popen(
@@ -173,7 +173,7 @@ def test_a_signal_that_was_blocked_at_the_start_ends_the_command(heard):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_after_the_imports_interrupts(number, heard):
+def test_a_signal_after_the_imports_interrupts(number, received):
     before = {each: signal.getsignal(each) for each in SIGNALS}
     try:
         exit_on_signals()
@@ -186,7 +186,7 @@ def test_a_signal_after_the_imports_interrupts(number, heard):
             signal.signal(each, handler)
 
 
-def test_signals_that_the_parent_ignores_stay_ignored(heard):
+def test_signals_that_the_parent_ignores_stay_ignored(received):
     before = {each: signal.getsignal(each) for each in SIGNALS}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

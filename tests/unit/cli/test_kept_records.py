@@ -84,7 +84,7 @@ KEEPER = pod(names.KEEPER)
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def keeper_disk(tmp_path: Path) -> Path:
     """Return the disk of a keeper with two runs, the second of which has failed."""
     for run in ("1", "2"):
         manifest = load_job(changed(MANIFEST, {"spec.runId": run})).with_group_ranks()
@@ -138,7 +138,9 @@ class Cluster(Server):
 
 
 @pytest.fixture
-def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def run_command(
+    tmp_path: Path, keeper_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Return a function that runs a command against a cluster and returns code, output and
     errors.
     """
@@ -146,7 +148,7 @@ def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Calla
     def run(
         *arguments: str,
         pods: Sequence[dict[str, Any]] = (KEEPER,),
-        disk: Path | None = kept,
+        disk: Path | None = keeper_disk,
         **answers: Answer,
     ) -> tuple[int, str, str]:
         all_answers = {"digits": job(), "events": NONE, **answers}
@@ -161,24 +163,24 @@ def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Calla
 # ---- logs ----------------------------------------------------------------------------------------
 
 
-def test_logs_of_deleted_pods_come_from_the_keeper(ask: Callable[..., Any]) -> None:
-    code, printed, errors = ask("logs", "digits")
+def test_logs_of_deleted_pods_come_from_the_keeper(run_command: Callable[..., Any]) -> None:
+    code, printed, errors = run_command("logs", "digits")
     assert code == 0, errors
     assert printed.splitlines() == [
         f"{SITE}/small-0 | step 1 of run 2", f"{SITE}/small-0 | ValueError: no layer",
         f"{SITE}/small-1 | lost ·[2J peer of run 2",
     ]  # fmt: skip
     assert errors == "dlion: pods are gone: the keeper has the ends of their logs\n"
-    code, printed, _ = ask("logs", "digits", "--worker", "0", "--tail", "1", "-f")
+    code, printed, _ = run_command("logs", "digits", "--worker", "0", "--tail", "1", "-f")
     assert (code, printed) == (0, f"{SITE}/small-0 | ValueError: no layer\n")
 
 
 def test_logs_come_from_existing_pods_and_otherwise_from_the_keeper(
-    ask: Callable[..., Any],
+    run_command: Callable[..., Any],
 ) -> None:
     line = "2026-01-31T12:00:00Z from the pod\n"
     pods = (KEEPER, pod(names.WORKER, 1))
-    code, printed, errors = ask("logs", "digits", pods=pods, log=(200, line))
+    code, printed, errors = run_command("logs", "digits", pods=pods, log=(200, line))
     assert code == 0, errors
     assert printed.splitlines() == [
         "small-1 | from the pod", f"{SITE}/small-0 | step 1 of run 2",
@@ -187,53 +189,58 @@ def test_logs_come_from_existing_pods_and_otherwise_from_the_keeper(
     assert errors == "dlion: pods of small-0 are gone: the keeper has the ends of their logs\n"
 
 
-def test_logs_of_an_earlier_run(ask: Callable[..., Any]) -> None:
-    code, printed, errors = ask("logs", "digits", "--run", "1", "--worker", "1")
+def test_logs_of_an_earlier_run(run_command: Callable[..., Any]) -> None:
+    code, printed, errors = run_command("logs", "digits", "--run", "1", "--worker", "1")
     assert (code, printed, errors) == (0, f"{SITE}/small-1 | lost ·[2J peer of run 1\n", "")
-    code, _, errors = ask("logs", "digits", "--run", "7")
+    code, _, errors = run_command("logs", "digits", "--run", "7")
     assert code == ExitCode.UNAVAILABLE
     assert "the keeper has no results of run '7' yet; it has those of: 1, 2" in errors
     for flags in (("-f",), ("--timestamps",), ("-c", "sidecar")):
-        code, _, errors = ask("logs", "digits", "--run", "1", *flags)
+        code, _, errors = run_command("logs", "digits", "--run", "1", *flags)
         assert (code, "--run reads trainers' logs" in errors) == (ExitCode.USAGE, True)
 
 
-def test_lost_logs_are_reported(ask: Callable[..., Any], kept: Path, tmp_path: Path) -> None:
-    code, _, errors = ask("logs", "digits", pods=())
+def test_lost_logs_are_reported(
+    run_command: Callable[..., Any], keeper_disk: Path, tmp_path: Path
+) -> None:
+    code, _, errors = run_command("logs", "digits", pods=())
     assert code == ExitCode.UNAVAILABLE
     assert "has no pods of workers at this site" in errors
     assert "has no keeper pod here" in errors
     assert "digits-keeper" in errors
-    code, _, errors = ask("logs", "digits", disk=None, exec=DENIED)
+    code, _, errors = run_command("logs", "digits", disk=None, exec=DENIED)
     assert code == ExitCode.UNAVAILABLE
     assert "pods/exec" in errors
-    for each in (kept / "2" / "logs").iterdir():
+    for each in (keeper_disk / "2" / "logs").iterdir():
         each.unlink()
-    code, _, errors = ask("logs", "digits")
+    code, _, errors = run_command("logs", "digits")
     assert code == ExitCode.UNAVAILABLE
     assert "the keeper has no logs of these workers of run 2" in errors
-    code, _, errors = ask("logs", "digits", "-c", "sidecar")
+    code, _, errors = run_command("logs", "digits", "-c", "sidecar")
     assert (code, "no pods of workers" in errors) == (ExitCode.UNAVAILABLE, True)
 
 
 def test_an_endless_answer_of_the_keeper_is_stopped(
-    ask: Callable[..., Any], kept: Path, monkeypatch: pytest.MonkeyPatch
+    run_command: Callable[..., Any], keeper_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (kept / "2" / "logs" / "worker-9.log").open("wb") as file:
+    with (keeper_disk / "2" / "logs" / "worker-9.log").open("wb") as file:
         file.truncate(20 * 2**20)
     monkeypatch.setattr(kept_logs, "_MAX_BYTES", 2**20)
-    code, printed, errors = ask("logs", "digits")
+    code, printed, errors = run_command("logs", "digits")
     assert (code, printed) == (ExitCode.UNAVAILABLE, "")
     assert "sends more than these files may have" in errors
 
 
 @pytest.fixture
-def python_client(tmp_path: Path, kept: Path) -> Iterator[Callable[..., dlion.Client]]:
+def python_client(tmp_path: Path, keeper_disk: Path) -> Iterator[Callable[..., dlion.Client]]:
     """Return a function that creates a Python client of such a cluster."""
     with contextlib.ExitStack() as stack:
 
         def client(
-            *, pods: Sequence[dict[str, Any]] = (KEEPER,), disk: Path | None = kept, **more: Answer
+            *,
+            pods: Sequence[dict[str, Any]] = (KEEPER,),
+            disk: Path | None = keeper_disk,
+            **more: Answer,
         ) -> dlion.Client:
             answers = {"digits": job(), **more}
             config = served(tmp_path / "config", {"x": Cluster(pods, answers, disk)})
@@ -269,7 +276,7 @@ def test_the_python_client_reads_an_existing_pod(
 
 
 def test_the_python_client_names_the_missing_part(
-    python_client: Callable[..., dlion.Client], kept: Path
+    python_client: Callable[..., dlion.Client], keeper_disk: Path
 ) -> None:
     with pytest.raises(UnavailableError, match=r"no pods of workers.*has no keeper pod here"):
         python_client(pods=()).get_job_logs("digits")
@@ -282,24 +289,24 @@ def test_the_python_client_names_the_missing_part(
     elsewhere["metadata"]["labels"][names.SITE_LABEL] = "plant-z"
     with pytest.raises(AbsentError, match="is at site plant-a, not at the site of this cluster"):
         python_client(pods=(elsewhere,)).get_job_logs("digits")
-    for each in (kept / "2" / "logs").iterdir():
+    for each in (keeper_disk / "2" / "logs").iterdir():
         each.unlink()
     with pytest.raises(UnavailableError, match="the keeper has no logs of these workers"):
         python_client().get_job_logs("digits")
 
 
 def test_metrics_of_the_python_client_are_the_records_of_the_keeper(
-    python_client: Callable[..., dlion.Client], kept: Path
+    python_client: Callable[..., dlion.Client], keeper_disk: Path
 ) -> None:
     """The frame equals that of the same folder on this machine."""
     figures = EvaluationRecord(
         70.0, OTHER, 4, 128, 0.75, 0.5, 9, final=True, metrics={"auc": 0.25, "loss": 3.0}
     )
-    with (kept / "2" / "events.jsonl").open("a") as file:
+    with (keeper_disk / "2" / "events.jsonl").open("a") as file:
         file.write(f"{record_to_json(figures)}\n")
     client = python_client()
     frame = client.get_job_metrics("digits")
-    assert frame.equals(dlion.Client(root=kept).get_job_metrics("2"))
+    assert frame.equals(dlion.Client(root=keeper_disk).get_job_metrics("2"))
     assert frame["loss"].notna().sum() == 8
     assert {SITE} < set(frame["site"])
     last = frame.iloc[-1]
@@ -308,7 +315,7 @@ def test_metrics_of_the_python_client_are_the_records_of_the_keeper(
 
 
 def test_the_python_client_explains_missing_metrics(
-    python_client: Callable[..., dlion.Client], kept: Path, monkeypatch: pytest.MonkeyPatch
+    python_client: Callable[..., dlion.Client], keeper_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UnavailableError, match=r"has no keeper pod here.*docs/keeper.md"):
         python_client(pods=()).get_job_metrics("digits")
@@ -318,10 +325,10 @@ def test_the_python_client_explains_missing_metrics(
         patch.setattr(kept_records, "MAX_RECORDS_BYTES", -(4 << 20))
         with pytest.raises(UnavailableError, match="sends more than these files may have"):
             python_client().get_job_metrics("digits")
-    (kept / "2" / "events.jsonl").unlink()
+    (keeper_disk / "2" / "events.jsonl").unlink()
     with pytest.raises(UnavailableError, match=r"the keeper has no records of run 2: .*events"):
         python_client().get_job_metrics("digits")
-    shutil.rmtree(kept / "2")
+    shutil.rmtree(keeper_disk / "2")
     with pytest.raises(UnavailableError, match="no results of run '2' yet; it has those of: 1"):
         python_client().get_job_metrics("digits")
 
@@ -330,9 +337,9 @@ def test_the_python_client_explains_missing_metrics(
 
 
 def test_expired_events_come_from_the_keeper(
-    ask: Callable[..., Any],
+    run_command: Callable[..., Any],
 ) -> None:
-    code, printed, errors = ask("events", "digits")
+    code, printed, errors = run_command("events", "digits")
     assert code == 0, errors
     assert errors == (
         "dlion: the cluster has no such events of digits (any more): these are the keeper's\n"
@@ -343,64 +350,68 @@ def test_expired_events_come_from_the_keeper(
     assert rows[2][:4] == ["1:04", "Normal", "Training", "dlionjob/digits"]
     assert rows[3][:4] == ["1:05", "Warning", "ProgramFailed", "dlionjob/digits"]
     assert "\x1b" not in printed
-    code, printed, _ = ask("events", "digits", "--types", "Warning", "-o", "json")
+    code, printed, _ = run_command("events", "digits", "--types", "Warning", "-o", "json")
     assert [(each["reason"], each["runSeconds"]) for each in json.loads(printed)] == [
         ("WorkerLost", 63.0), ("ProgramFailed", 65.0)
     ]  # fmt: skip
 
 
-def test_events_of_an_earlier_and_of_an_unknown_run(ask: Callable[..., Any]) -> None:
-    code, printed, errors = ask("events", "digits", "--run", "1")
+def test_events_of_an_earlier_and_of_an_unknown_run(run_command: Callable[..., Any]) -> None:
+    code, printed, errors = run_command("events", "digits", "--run", "1")
     assert (code, errors, "WorkerLost" in printed) == (0, "", True)
-    code, printed, errors = ask("events", "digits", "--run", "7")
+    code, printed, errors = run_command("events", "digits", "--run", "7")
     assert (code, printed) == (ExitCode.UNAVAILABLE, "")
     assert "no results of run '7'" in errors
-    code, printed, errors = ask("events", "digits", pods=())
+    code, printed, errors = run_command("events", "digits", pods=())
     assert (code, printed) == (0, "")
     assert "none of the keeper: digits has no keeper pod here" in errors
-    assert ask("events", "digits", "--run", "1", "-w")[0] == ExitCode.USAGE
+    assert run_command("events", "digits", "--run", "1", "-w")[0] == ExitCode.USAGE
 
 
 # ---- describe ------------------------------------------------------------------------------------
 
 
-def test_an_ended_run_is_described_with_its_figures(ask: Callable[..., Any]) -> None:
-    code, printed, errors = ask("describe", "digits")
+def test_an_ended_run_is_described_with_its_figures(run_command: Callable[..., Any]) -> None:
+    code, printed, errors = run_command("describe", "digits")
     assert code == 0, errors
     assert "Failed: small-0 ended with 67 after" in " ".join(printed.split())
     assert f"{SITE}/small-1" in printed
     assert "Time: computing " in printed
     assert "keeper.size" not in printed
-    _, printed, _ = ask("describe", "digits", "-o", "json")
+    _, printed, _ = run_command("describe", "digits", "-o", "json")
     assert json.loads(printed)["summary"]["steps"] == 8
 
 
 def test_hostile_text_of_a_keeper_does_not_control_the_terminal(
-    ask: Callable[..., Any], kept: Path
+    run_command: Callable[..., Any], keeper_disk: Path
 ) -> None:
-    summary = kept / "2" / "summary.json"
+    summary = keeper_disk / "2" / "summary.json"
     document = json.loads(summary.read_text())
     document["job"]["name"] = document["workers"][0]["name"] = "a\x1b]0;b\x07\x1b[2J"
     for steps in (document["steps"], 0):
         summary.write_text(json.dumps({**document, "steps": steps}))
-        code, printed, _ = ask("describe", "digits")
+        code, printed, _ = run_command("describe", "digits")
         assert (code, "a·]0;b" in printed) == (0, True)
         assert not {"\x1b", "\x07"} & set(printed)
 
 
-def test_describe_names_the_data_that_ends_with_the_keepers_pod(ask: Callable[..., Any]) -> None:
-    code, printed, _ = ask("describe", "digits", pods=(pod(names.KEEPER, volume="emptyDir"),))
+def test_describe_names_the_data_that_ends_with_the_keepers_pod(
+    run_command: Callable[..., Any],
+) -> None:
+    code, printed, _ = run_command(
+        "describe", "digits", pods=(pod(names.KEEPER, volume="emptyDir"),)
+    )
     words = " ".join(printed.split())
     assert code == 0
     assert (
         "are lost with the keeper's pod: this site's operator has no keeper.size. `dlion" in words
     )
-    code, printed, _ = ask("describe", "digits", pods=())
+    code, printed, _ = run_command("describe", "digits", pods=())
     words = " ".join(printed.split())
     assert code == 0
     assert "Without figures of the run: digits has no keeper pod here." in words
     assert "Reading the claim" in words
-    code, printed, _ = ask("describe", "digits", disk=None, exec=DENIED)
+    code, printed, _ = run_command("describe", "digits", disk=None, exec=DENIED)
     assert (code, "Without figures of the run:" in printed) == (0, True)
 
 
@@ -409,17 +420,21 @@ def test_describe_names_the_data_that_ends_with_the_keepers_pod(ask: Callable[..
     ["", "nonsense", "[]", "{}", '{"steps": "many"}', '{"steps": 1, "workers": [], "ending": 7}',
      '{"a":' * 100_000],
 )  # fmt: skip
-def test_damaged_figures_do_no_harm(ask: Callable[..., Any], kept: Path, content: str) -> None:
-    (kept / "2" / "summary.json").write_text(content)
-    code, printed, errors = ask("describe", "digits")
+def test_damaged_figures_do_no_harm(
+    run_command: Callable[..., Any], keeper_disk: Path, content: str
+) -> None:
+    (keeper_disk / "2" / "summary.json").write_text(content)
+    code, printed, errors = run_command("describe", "digits")
     assert (code, errors) == (0, "")
     assert "damaged" in printed
     assert "ProgramFailed" in printed
 
 
 def test_a_running_job_is_described_without_the_keeper(
-    ask: Callable[..., Any],
+    run_command: Callable[..., Any],
 ) -> None:
-    code, printed, errors = ask("describe", "digits", digits=job("Ready", "Training"), disk=None)
+    code, printed, errors = run_command(
+        "describe", "digits", digits=job("Ready", "Training"), disk=None
+    )
     assert (code, errors) == (0, "")
     assert "figures" not in printed

@@ -93,7 +93,7 @@ def pod_rules(*rules: dict[str, Any], group: str = "small") -> list[dict[str, An
     return list(document["spec"]["podFailurePolicy"]["rules"])
 
 
-def judged(
+def kubernetes_action(
     rules: list[dict[str, Any]],
     code: int | None,
     *,
@@ -121,10 +121,10 @@ def judged(
     return "Count"
 
 
-def judged_by_end(rules: list[dict[str, Any]], end: WorkerEnd) -> str:
+def kubernetes_action_for(rules: list[dict[str, Any]], end: WorkerEnd) -> str:
     if end == "InitializerFailed":
-        return judged(rules, ExitCode.UNAVAILABLE, container=names.MODEL_INITIALIZER)
-    return judged(rules, CODES[end] or SIGKILL, disrupted=end == "Disrupted")
+        return kubernetes_action(rules, ExitCode.UNAVAILABLE, container=names.MODEL_INITIALIZER)
+    return kubernetes_action(rules, CODES[end] or SIGKILL, disrupted=end == "Disrupted")
 
 
 @pytest.mark.parametrize("container", [names.DATASET_INITIALIZER, names.MODEL_INITIALIZER])
@@ -132,13 +132,13 @@ def test_a_rule_for_downloads_applies_to_every_exit_code(container: str) -> None
     for action in get_args(FailureAction):
         rules = pod_rules(rule("InitializerFailed", action), rule("DataFailed", "FailRun"))
         for code in (1, 65, 66, 69, 74, SIGKILL):
-            assert judged(rules, code, container=container) == POD_ACTIONS[action]
-        assert judged(rules, ExitCode.INTERRUPTED, container=container) == "Ignore"
-        assert judged(rules, ExitCode.DATA) == "FailIndex"
+            assert kubernetes_action(rules, code, container=container) == POD_ACTIONS[action]
+        assert kubernetes_action(rules, ExitCode.INTERRUPTED, container=container) == "Ignore"
+        assert kubernetes_action(rules, ExitCode.DATA) == "FailIndex"
     elsewhere = pod_rules(rule("InitializerFailed", "Ignore", "other"))
     for rules in (pod_rules(), elsewhere, pod_rules(rule("DataFailed", "Ignore"))):
-        assert judged(rules, ExitCode.DATA, container=container) == "FailIndex"
-        assert judged(rules, ExitCode.UNAVAILABLE, container=container) == "Count"
+        assert kubernetes_action(rules, ExitCode.DATA, container=container) == "FailIndex"
+        assert kubernetes_action(rules, ExitCode.UNAVAILABLE, container=container) == "Count"
 
 
 def test_every_end_has_a_row() -> None:
@@ -161,11 +161,11 @@ def test_the_defaults_apply_without_rules(end: WorkerEnd) -> None:
     """Crashes are counted, ends by Kubernetes are not, and all other ends are final."""
     disrupted = end == "Disrupted"
     expected = "Count" if end in RESTARTED else "Ignore" if disrupted else "FailIndex"
-    assert judged_by_end(pod_rules(), end) == expected
+    assert kubernetes_action_for(pod_rules(), end) == expected
     assert POD_ACTIONS[ENDS[end].action] == expected
-    assert judged(pod_rules(), ExitCode.INTERRUPTED) == "Ignore"
+    assert kubernetes_action(pod_rules(), ExitCode.INTERRUPTED) == "Ignore"
     for fatal in (2, 73, 77, 79, 80, 124):
-        assert judged(pod_rules(), fatal) == "FailIndex"
+        assert kubernetes_action(pod_rules(), fatal) == "FailIndex"
 
 
 @pytest.mark.parametrize(
@@ -179,19 +179,19 @@ def test_the_defaults_apply_without_rules(end: WorkerEnd) -> None:
 )
 def test_kubernetes_gets_the_rule_for_each_end(end: WorkerEnd, action: str) -> None:
     rules = pod_rules(rule(end, action))
-    assert judged_by_end(rules, end) == POD_ACTIONS[action]
+    assert kubernetes_action_for(rules, end) == POD_ACTIONS[action]
     for other in CODES:
         if other != end:
-            assert judged_by_end(rules, other) == POD_ACTIONS[ENDS[other].action], other
+            assert kubernetes_action_for(rules, other) == POD_ACTIONS[ENDS[other].action], other
     # An end on request is never counted, whatever the rules are.
-    assert judged(rules, ExitCode.INTERRUPTED) == "Ignore"
+    assert kubernetes_action(rules, ExitCode.INTERRUPTED) == "Ignore"
 
 
 def test_a_pod_that_kubernetes_ends_is_disrupted_with_any_exit_code() -> None:
     """A drain whose grace period has expired kills the trainer."""
     rules = pod_rules(rule("Killed", "FailRun"))
-    assert judged(rules, SIGKILL, disrupted=True) == "Ignore"
-    assert judged(rules, SIGKILL) == "FailIndex"
+    assert kubernetes_action(rules, SIGKILL, disrupted=True) == "Ignore"
+    assert kubernetes_action(rules, SIGKILL) == "FailIndex"
 
 
 def test_the_first_rule_applies_and_only_to_its_groups() -> None:
@@ -200,16 +200,16 @@ def test_the_first_rule_applies_and_only_to_its_groups() -> None:
         rule("Killed", "Ignore"),
         rule("Killed", "Restart"),
     ]
-    assert judged(pod_rules(*given), SIGKILL) == "Ignore"
-    assert judged(pod_rules(*given, group="other"), SIGKILL) == "FailIndex"
+    assert kubernetes_action(pod_rules(*given), SIGKILL) == "Ignore"
+    assert kubernetes_action(pod_rules(*given, group="other"), SIGKILL) == "FailIndex"
 
 
 def test_crashes_and_other_ends_may_share_a_rule() -> None:
     together = {"onEnds": ["Crashed", "ProgramFailed", "Disrupted"], "action": "Ignore"}
     rules = pod_rules(together)
-    assert [judged(rules, code) for code in (1, 3, SIGSEGV, 67)] == ["Ignore"] * 4
-    assert judged(rules, SIGKILL) == "Count"
-    assert judged(rules, 66) == "FailIndex"
+    assert [kubernetes_action(rules, code) for code in (1, 3, SIGSEGV, 67)] == ["Ignore"] * 4
+    assert kubernetes_action(rules, SIGKILL) == "Count"
+    assert kubernetes_action(rules, 66) == "FailIndex"
 
 
 def test_the_maximum_of_rules_is_within_the_limit_of_kubernetes() -> None:
@@ -222,13 +222,13 @@ def test_the_maximum_of_rules_is_within_the_limit_of_kubernetes() -> None:
 
 def training(groups: dict[str, int] | None = None, **spec: object) -> World:
     world = World(dlion_job(groups or {"small": 3}, **spec))
-    carry_out(world, world.look())
+    apply_decision(world, world.look())
     world.train()
     assert truths(world.look())["Ready"] == "True"
     return world
 
 
-def carry_out(world: World, decision: Decision) -> None:
+def apply_decision(world: World, decision: Decision) -> None:
     """Apply a decision as operator and Kubernetes do: delete and create Jobs with their pods."""
     for action in decision.actions:
         if isinstance(action, Delete) and action.kind is Kind.JOB:
@@ -339,7 +339,7 @@ def test_a_rule_of_another_group_and_a_removed_worker_end_no_run() -> None:
 def test_a_rule_fails_a_run_before_its_workers_train() -> None:
     world = World(dlion_job({"small": 2}, startDeadlineSeconds=60, maxRetries=3,
                             failureRules=[rule("DataFailed", "FailRun")]))  # fmt: skip
-    carry_out(world, world.look())
+    apply_decision(world, world.look())
     fail_for_good(world, "small", 1, "DataFailed")
     assert ready_reason(world.look())[0] == "FailedByRule"
 
@@ -388,8 +388,8 @@ def test_a_failed_run_starts_again_after_a_delay() -> None:
     job = world.jobs["small"]["metadata"]["name"]
     kinds = {Kind.JOB: job, Kind.CONFIG_MAP: names.run_name(load_job(world.document).key)}
     assert dict(deleted(decision)) == kinds, "not the keeper with the checkpoints"
-    carry_out(world, decision)
-    carry_out(world, world.look())
+    apply_decision(world, decision)
+    apply_decision(world, world.look())
     made = world.jobs["small"]["metadata"]
     assert (made["name"], made["annotations"][names.ATTEMPT_ANNOTATION]) == (job, "2")
     decision = world.look()
@@ -418,8 +418,8 @@ def next_try(world: World, *, after_s: float = 10) -> None:
     """Advance from the end of an attempt to the start of the next one."""
     assert ready_reason(world.look())[0] == "Retrying"
     world.pass_by(after_s)
-    carry_out(world, world.look())
-    carry_out(world, world.look())
+    apply_decision(world, world.look())
+    apply_decision(world, world.look())
 
 
 def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
@@ -428,8 +428,8 @@ def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
         next_try(world, after_s=wait_s - 1)
         assert ready_reason(world.look())[0] == "Retrying"
         world.pass_by(1)
-        carry_out(world, world.look())
-        carry_out(world, world.look())
+        apply_decision(world, world.look())
+        apply_decision(world, world.look())
         world.train()
         world.look()
         world.end("small", failed="0,1", exit_code=SIGKILL)
@@ -513,7 +513,7 @@ def test_an_operator_that_is_killed_at_any_point_continues_the_attempt(groups: i
         changes = [a for a in changes if is_change(world, a)]
         if not changes:
             break
-        carry_out(world, Decision((changes[0],)))
+        apply_decision(world, Decision((changes[0],)))
         world.pass_by(1)
     assert {job["metadata"]["annotations"].get(names.ATTEMPT_ANNOTATION)
             for job in world.jobs.values()} == {"2"}  # fmt: skip
@@ -608,7 +608,7 @@ def test_a_manifest_may_be_corrected_at_a_later_attempt_if_none_has_trained(
         dlion_job({"small": 2}, maxRetries=1)
     )  # fmt: skip
     if not has_trained:
-        carry_out(world, world.look())
+        apply_decision(world, world.look())
     world.end("small", failed="0,1", exit_code=SIGKILL)
     next_try(world)
     world.pass_by(60)
@@ -616,8 +616,8 @@ def test_a_manifest_may_be_corrected_at_a_later_attempt_if_none_has_trained(
     world.document["spec"]["podTemplate"] = {"metadata": {"labels": {"a": "b"}}}
     kinds = {kind for kind, _ in deleted(world.look())}
     assert (Kind.DEPLOYMENT in kinds) == (Kind.JOB in kinds) == (not has_trained)
-    carry_out(world, world.look())
-    carry_out(world, world.look())
+    apply_decision(world, world.look())
+    apply_decision(world, world.look())
     (job,) = world.jobs.values()
     assert job["metadata"]["annotations"][names.ATTEMPT_ANNOTATION] == "2"
 

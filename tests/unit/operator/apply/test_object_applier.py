@@ -127,7 +127,7 @@ def test_a_deleted_object_is_created_again_at_the_next_look(kind: Kind, how: str
     assert site.cluster.writes() == []
 
 
-def elsewhere(first: Site) -> Site:
+def moved_operator(first: Site) -> Site:
     """Return an operator of another namespace and authority at the same API server."""
     address = "dlion-operator.dlion.svc:7443"
     moved = replace(SETTINGS, coordinator=replace(SETTINGS.coordinator, address=address))
@@ -148,13 +148,13 @@ def test_restarted_pods_find_the_present_operator_and_the_earlier_manifest() -> 
     config = json.loads(config_map_of(first)["data"]["pod.json"])
     config["job_document"]["spec"]["of an earlier release"] = True
     config_map_of(first)["data"]["pod.json"] = json.dumps(config)
-    second = elsewhere(first)
+    second = moved_operator(first)
     second.look()
     assert second.cluster.writes() == [("patch", "CONFIG_MAP")]
     after = config_map_of(second)["data"]
     config["coordinator_address"] = "dlion-operator.dlion.svc:7443"
     assert (json.loads(after["pod.json"]), after["ca.pem"]) == (config, "ANOTHER PEM")
-    elsewhere(first).look()
+    moved_operator(first).look()
     assert second.cluster.writes() == []
 
 
@@ -167,7 +167,7 @@ def test_an_unreadable_configuration_is_not_changed(text: str) -> None:
     first = Site(dlion_job())
     first.look()
     config_map_of(first)["data"]["pod.json"] = text
-    elsewhere(first).look()
+    moved_operator(first).look()
     assert config_map_of(first)["data"] == {"pod.json": text, "ca.pem": "ANOTHER PEM"}
 
 
@@ -573,7 +573,7 @@ def ready(site: Site) -> tuple[str, str]:
     return found["reason"], found["message"]
 
 
-def of_workers(site: Site) -> list[str]:
+def exposed_indexes(site: Site) -> list[str]:
     """Return the indexes of the workers that have a Service."""
     services = [name for kind, name in site.cluster.objects if kind is Kind.SERVICE]
     return sorted(name.rpartition("-")[2] for name in services if "-small-" in name)
@@ -595,7 +595,7 @@ def test_a_service_that_cannot_be_created_does_not_stop_the_others() -> None:
     site.cluster.refuse = refuse
     site.look()
     site.start_pods()
-    assert of_workers(site) == ["1", "2"]
+    assert exposed_indexes(site) == ["1", "2"]
     reason, message = ready(site)
     assert reason == "NotExposed"
     assert "small-0: unreachable from other sites: 500 failed to allocate a nodePort" in message
@@ -624,7 +624,7 @@ def test_a_slowly_deleted_service_of_an_earlier_job_delays_only_itself() -> None
     site = exposed("NodePort")
     site.cluster.objects[key] = earlier
     site.look()
-    assert of_workers(site) == ["0", "1", "2"]
+    assert exposed_indexes(site) == ["0", "1", "2"]
     reason, message = ready(site)
     assert reason == "NotExposed"
     assert "small-1: unreachable from other sites: Service" in message
@@ -632,7 +632,7 @@ def test_a_slowly_deleted_service_of_an_earlier_job_delays_only_itself() -> None
     del site.cluster.objects[key]
     site.time_s = 10.0
     site.look()
-    assert of_workers(site) == ["0", "1", "2"]
+    assert exposed_indexes(site) == ["0", "1", "2"]
     assert ready(site)[0] == "WaitingForPeers"
 
 
@@ -727,7 +727,7 @@ def test_a_restarted_operator_reads_the_bundles_that_the_jobs_keep() -> None:
     assert again.runs.kept_bundles == bundles
 
 
-def on_a_silent_node(site: Site) -> list[Document]:
+def delete_pods_on_silent_node(site: Site) -> list[Document]:
     """Mark all pods as deleted on a node that reports nothing more."""
     pods = [copy.deepcopy(pod) for pod in site.store.all(Kind.POD)]
     for pod in pods:
@@ -747,7 +747,7 @@ def test_the_grace_period_of_a_pod_starts_when_this_operator_observes_it() -> No
     site.look()
     site.start_pods()
     site.look()
-    on_a_silent_node(site)
+    delete_pods_on_silent_node(site)
     site.look()
     site.time_s = 90.0
     site.look()
@@ -762,7 +762,7 @@ def test_pods_of_a_job_that_is_deleted_are_released_too(*, is_there: bool) -> No
     site = Site(dlion_job({"small": 2}))
     site.look()
     site.start_pods()
-    on_a_silent_node(site)
+    delete_pods_on_silent_node(site)
     if is_there:  # its deletion waits for its children
         document = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
         document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
@@ -785,7 +785,7 @@ def test_pods_with_our_label_and_another_owner_are_kept() -> None:
     site = Site(dlion_job({"small": 1}))
     site.look()
     site.start_pods()
-    for pod in on_a_silent_node(site):
+    for pod in delete_pods_on_silent_node(site):
         pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "1001"}
         site.store.put(Kind.POD, pod)
     site.store.remove(Kind.DLION_JOB, site.cluster.objects[Kind.DLION_JOB, "digits"])
@@ -881,7 +881,7 @@ def test_a_pod_with_a_finalizer_is_deleted_once() -> None:
     site = Site(dlion_job({"small": 2}))
     site.look()
     site.start_pods()
-    on_a_silent_node(site)
+    delete_pods_on_silent_node(site)
     for site.time_s in (0.0, 91.0):
         site.look()
     assert site.cluster.requests.count(("delete", "POD")) == 3

@@ -35,7 +35,7 @@ TRAINER = {
 RESOURCES = {"limits": {"cpu": "2", "nvidia.com/gpu": 1}, "requests": {"memory": "1Gi"}}
 
 
-def made(
+def rendered_job(
     trainer: dict[str, Any] = TRAINER, settings: Settings = SETTINGS, **group: Any
 ) -> dict[str, Any]:
     """Return the Job of the group."""
@@ -46,7 +46,7 @@ def made(
 
 
 def pod(*given: Any, **group: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = made(*given, **group)["spec"]["template"]["spec"]
+    spec: dict[str, Any] = rendered_job(*given, **group)["spec"]["template"]["spec"]
     return spec
 
 
@@ -118,7 +118,7 @@ def test_each_initializer_has_its_own_secret() -> None:
 
 
 def test_a_failure_that_a_retry_cannot_cure_is_final() -> None:
-    rules = made()["spec"]["podFailurePolicy"]["rules"]
+    rules = rendered_job()["spec"]["podFailurePolicy"]["rules"]
     for name in ("dataset-initializer", "model-initializer"):
         own = [r for r in rules if r.get("onExitCodes", {}).get("containerName") == name]
         assert [(r["action"], 66 in r["onExitCodes"]["values"]) for r in own] == [
@@ -143,16 +143,16 @@ def test_a_template_may_raise_the_volumes_limit() -> None:
 def test_a_template_must_leave_the_initializers() -> None:
     gone = {"initContainers": [{"name": "model-initializer", "$patch": "delete"}]}
     job = load_job(dlion_job(trainer=TRAINER))
-    found = list(missing_parts(job, made(podTemplate={"spec": gone})))
+    found = list(missing_parts(job, rendered_job(podTemplate={"spec": gone})))
     assert found == ["initContainers[model-initializer] is missing"]
-    assert not list(missing_parts(job, made()))
+    assert not list(missing_parts(job, rendered_job()))
 
 
 @pytest.mark.parametrize("by_rights", [False, True])
 def test_a_secret_is_named_by_the_jobs_field(by_rights: bool) -> None:
     job = load_job(dlion_job(trainer=TRAINER))
     group = job.spec.sites[0].groups[0]
-    refused = refused_by_site(job, group, made(), SETTINGS, by_rights=by_rights)
+    refused = refused_by_site(job, group, rendered_job(), SETTINGS, by_rights=by_rights)
     found = [(each.path, each.what, each.limit) for each in refused]
     wanted = [("trainer.initializer.model.secretName", "Secret hub", "secrets")]
     assert found == ([] if by_rights else wanted)
@@ -171,5 +171,5 @@ def test_an_image_that_is_not_allowed_is_named_once() -> None:
 
 def test_a_job_without_downloads_has_no_initializer() -> None:
     trainer = {k: v for k, v in TRAINER.items() if k not in ("initializer", "startFrom")}
-    assert "downloads" not in str(made(trainer)).lower()
+    assert "downloads" not in str(rendered_job(trainer)).lower()
     assert [each["name"] for each in pod(trainer)["initContainers"]] == ["sidecar"]

@@ -257,17 +257,17 @@ def test_pods_are_patched_as_kubectl_patches_them(pair: Any) -> None:
          "-f", "-", "-p", json.dumps({"spec": overlay})],
         input=json.dumps(pod), capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert in_any_order(merged(base, overlay)) == in_any_order(json.loads(done.stdout)["spec"])
+    assert normalized(merged(base, overlay)) == normalized(json.loads(done.stdout)["spec"])
 
 
-def in_any_order(value: Any, name: str = "") -> Any:
+def normalized(value: Any, name: str = "") -> Any:
     """Drop empty values, which kubectl omits, and sort merged lists."""
     if isinstance(value, dict):
-        made = {key: in_any_order(each, key) for key, each in value.items()}
+        made = {key: normalized(each, key) for key, each in value.items()}
         return {key: each for key, each in made.items() if each not in ({}, [], None, False)}
     if isinstance(value, list):
         # kubectl keeps the directives inside entries that it adds.
-        made = [in_any_order(e) for e in value if not isinstance(e, dict) or "$patch" not in e]
+        made = [normalized(e) for e in value if not isinstance(e, dict) or "$patch" not in e]
         return sorted(made, key=lambda e: str(e[MERGE_KEYS[name]])) if name in MERGE_KEYS else made
     return value
 

@@ -50,7 +50,7 @@ def trainer(**fields: Any) -> Spec:
     return {"containers": [{"name": "trainer", **fields}]}
 
 
-def made_of(spec: Any, group_spec: Any = None, **metadata: Any) -> tuple[Any, Any, Any]:
+def rendered(spec: Any, group_spec: Any = None, **metadata: Any) -> tuple[Any, Any, Any]:
     """Return a job, a group and the group's Job with these templates."""
     document = dlion_job({"small": 1}, podTemplate={"metadata": metadata, "spec": spec})
     if group_spec is not None:
@@ -64,7 +64,7 @@ def refused(
     spec: Any, group_spec: Any = None, limits: TemplateLimits = LIMITS, *, by_rights: bool = False,
     **metadata: Any,
 ) -> tuple[RefusedField, ...]:  # fmt: skip
-    job, group, made = made_of(spec, group_spec, **metadata)
+    job, group, made = rendered(spec, group_spec, **metadata)
     tenancy = replace(SETTINGS.tenancy, pod_template=limits)
     return refused_by_site(
         job, group, made, replace(SETTINGS, tenancy=tenancy), by_rights=by_rights
@@ -240,7 +240,7 @@ def test_images_of_the_manifest_need_an_entry_and_the_operators_do_not() -> None
     ],
 )  # fmt: skip
 def test_a_template_that_removes_the_field_gets_no_token(removed: Spec) -> None:
-    *_, made = made_of(removed)
+    *_, made = rendered(removed)
     assert made["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     assert refused(removed) == ()
 
@@ -306,7 +306,7 @@ def test_every_emptydir_has_a_limit() -> None:
         {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         {"name": "more", "emptyDir": {"sizeLimit": "0"}},
     ]
-    *_, made = made_of({"volumes": volumes})
+    *_, made = rendered({"volumes": volumes})
     limits = {
         each["name"]: each["emptyDir"]["sizeLimit"]
         for each in made["spec"]["template"]["spec"]["volumes"]
@@ -389,7 +389,7 @@ def naive_rights(value: Any, key: str = "") -> Iterator[str]:
 @given(SPECS, st.none() | SPECS)
 def test_no_allowed_pod_has_a_secret_an_account_or_a_token(job_spec: Any, group_spec: Any) -> None:
     try:
-        *_, made = made_of(job_spec, group_spec)
+        *_, made = rendered(job_spec, group_spec)
     except ValueError:
         return  # the operator refuses the directive
     found = refused(job_spec, group_spec)

@@ -52,7 +52,7 @@ def test_a_bundle_is_read_again(tmp_path: Path) -> None:
     assert bundles.pems == {B: successor}
 
 
-def odd_version(pem: bytes) -> bytes:
+def with_unknown_version(pem: bytes) -> bytes:
     """Return the certificate with a version that X.509 does not have."""
     der = bytearray(ssl.PEM_cert_to_DER_cert(pem.decode()))
     at = der.index(bytes.fromhex("a003020102"))
@@ -70,7 +70,7 @@ def odd_version(pem: bytes) -> bytes:
         ),
         (AUTHORITY.to_stored().key_pem, "holds no certificates"),
         (AUTHORITY.operator_identity().certificate_chain_pem, "certificate of no authority"),
-        (odd_version(AUTHORITY.bundle_pem), "holds no certificates"),
+        (with_unknown_version(AUTHORITY.bundle_pem), "holds no certificates"),
         (b"x" * (MAX_BUNDLE_BYTES + 1), "is longer than"),
         (
             CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,

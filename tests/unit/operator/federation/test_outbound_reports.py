@@ -33,7 +33,7 @@ REPORT = RunReport(
 )
 
 
-def begun() -> OutboundReports:
+def started_stream() -> OutboundReports:
     """Return a stream that sent its first report at 0 s."""
     outbound = OutboundReports()
     complete = RunReported(RUN, REPORT.spec, REPORT.workers, REPORT.figures, REPORT.bundle_pem)
@@ -42,21 +42,21 @@ def begun() -> OutboundReports:
 
 
 def test_unchanged_fields_are_not_sent_again() -> None:
-    outbound = begun()
+    outbound = started_stream()
     assert outbound.pending({RUN: REPORT}, 1.0) == []
     assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S) == [Heartbeat()]
     assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S + 1) == []
 
 
 def test_a_change_is_sent_immediately_and_alone() -> None:
-    outbound = begun()
+    outbound = started_stream()
     settled = replace(REPORT, workers=ReportedWorkers((), (), settled=True))
     assert outbound.pending({RUN: settled}, 1.0) == [RunReported(RUN, workers=settled.workers)]
     assert outbound.pending({RUN: settled}, 1.5) == []
 
 
 def test_figures_wait_for_their_interval() -> None:
-    outbound = begun()
+    outbound = started_stream()
     further = replace(REPORT, figures=TrainingFigures(training=True, iteration=9))
     assert outbound.pending({RUN: further}, FIGURES_INTERVAL_S - 1) == []
     sent = outbound.pending({RUN: further}, FIGURES_INTERVAL_S)
@@ -64,6 +64,6 @@ def test_figures_wait_for_their_interval() -> None:
 
 
 def test_the_end_of_a_run_is_sent_once() -> None:
-    outbound = begun()
+    outbound = started_stream()
     assert outbound.pending({}, 1.0) == [RunRemoved(RUN)]
     assert outbound.pending({}, 2.0) == []

@@ -123,13 +123,13 @@ def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None
         report_of(JobKey("default", "digits", str(at)), workers=4, fields=100)
         for at in range(MAX_RUNS)
     ]
-    assert kept(small) == MAX_RUNS
+    assert accepted_count(small) == MAX_RUNS
     large = [
         report_of(JobKey("default", "digits", str(at)), workers=5000, address="x" * 200)
         for at in range(9)
     ]
     size = memory_bytes(received(to_wire(large[0]).SerializeToString()))
-    assert 1 < kept(large) == MAX_KEPT_BYTES // size < 9
+    assert 1 < accepted_count(large) == MAX_KEPT_BYTES // size < 9
 
 
 def test_a_report_over_the_limit_is_refused_and_a_removed_run_frees_memory() -> None:
@@ -144,7 +144,7 @@ def test_a_report_over_the_limit_is_refused_and_a_removed_run_frees_memory() -> 
         assert refused.value.reason is FederationRefusalReason.TOO_MUCH
     assert state.reports(RUN) == known
     half, other = report_of(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
-    assert kept([half, replace(half, run=other)]) == 1
+    assert accepted_count([half, replace(half, run=other)]) == 1
     state.receive(1, half, 3.0)
     assert state.receive(1, RunRemoved(RUN), 4.0) == (RUN,)
     assert state.receive(1, replace(half, run=other), 5.0) == (other,)
@@ -158,7 +158,7 @@ def refusal_of(state: FederationState, statement: RunReported) -> FederationRefu
     return None
 
 
-def kept(statements: list[RunReported]) -> int:
+def accepted_count(statements: list[RunReported]) -> int:
     """Return how many statements are accepted before one is refused."""
     state = FederationState(A, [B])
     state.open_stream(1, B, A, 0.0)

@@ -48,7 +48,7 @@ def federation() -> FederationState:
     return state
 
 
-def say(
+def receive(
     state: FederationState, statement: Statement, *, stream: int = 1, now_s: float = 1.0
 ) -> tuple[JobKey, ...] | FederationRefusalReason:
     """Return the runs that the statement changes, or why it is refused."""
@@ -70,29 +70,29 @@ def states(state: FederationState) -> dict[int, MemberState]:
 
 def test_a_report_is_kept_and_returned_once() -> None:
     state = federation()
-    assert say(state, whole(REPORT)) == (JOB,)
-    assert say(state, whole(REPORT)) == ()
+    assert receive(state, whole(REPORT)) == (JOB,)
+    assert receive(state, whole(REPORT)) == ()
     assert state.reports(JOB) == {B: REPORT}
     assert state.reports(OTHER) == {}
     figures = TrainingFigures(True, 5, 10.0)
-    assert say(state, RunReported(JOB, figures=figures)) == (JOB,)
+    assert receive(state, RunReported(JOB, figures=figures)) == (JOB,)
     assert state.reports(JOB) == {B: replace(REPORT, figures=figures)}
 
 
 def test_a_stream_begins_with_a_whole_run() -> None:
     state = federation()
-    refused = say(state, RunReported(JOB, figures=TrainingFigures()))
+    refused = receive(state, RunReported(JOB, figures=TrainingFigures()))
     assert refused is FederationRefusalReason.MALFORMED
-    say(state, whole(REPORT))
+    receive(state, whole(REPORT))
     state.open_stream(2, B, A, 2.0)
-    refused = say(state, RunReported(JOB, figures=TrainingFigures()), stream=2)
+    refused = receive(state, RunReported(JOB, figures=TrainingFigures()), stream=2)
     assert refused is FederationRefusalReason.MALFORMED
     assert state.reports(JOB) == {B: REPORT}
 
 
 def test_a_silent_site_is_unreachable_and_its_report_stays() -> None:
     state = federation()
-    say(state, whole(REPORT), now_s=10.0)
+    receive(state, whole(REPORT), now_s=10.0)
     assert state.reachability(B, 10.0 + SILENT_AFTER_S) == SiteReachability(True, SILENT_AFTER_S)
     assert state.reachability(B, 10.1 + SILENT_AFTER_S).reachable is False
     state.forget(1)
@@ -103,7 +103,7 @@ def test_a_silent_site_is_unreachable_and_its_report_stays() -> None:
 def test_a_site_has_named_all_its_runs_after_a_time_limit() -> None:
     state = federation()
     for now_s in (0.0, GONE_AFTER_S - 1.0, GONE_AFTER_S):
-        say(state, Heartbeat(), now_s=now_s)
+        receive(state, Heartbeat(), now_s=now_s)
         assert state.reachability(B, now_s).named_all == (now_s == GONE_AFTER_S)
     state.open_stream(2, B, A, GONE_AFTER_S)
     assert not state.reachability(B, GONE_AFTER_S).named_all
@@ -111,12 +111,12 @@ def test_a_site_has_named_all_its_runs_after_a_time_limit() -> None:
 
 def test_the_newest_stream_of_a_site_counts() -> None:
     state = federation()
-    say(state, whole(REPORT))
+    receive(state, whole(REPORT))
     state.open_stream(2, B, A, 2.0)
-    refused = say(state, Heartbeat())
+    refused = receive(state, Heartbeat())
     assert refused is FederationRefusalReason.REPLACED
     state.forget(1)
-    assert say(state, Heartbeat(), stream=2, now_s=3.0) == ()
+    assert receive(state, Heartbeat(), stream=2, now_s=3.0) == ()
     assert state.reachability(B, 3.0).heartbeat_age_s == 0.0
 
 
@@ -130,31 +130,31 @@ def test_a_caller_that_expects_another_site_is_refused() -> None:
 
 def test_a_removed_run_is_forgotten() -> None:
     state = federation()
-    say(state, whole(REPORT))
-    assert say(state, RunRemoved(JOB)) == (JOB,)
-    assert say(state, RunRemoved(JOB)) == ()
+    receive(state, whole(REPORT))
+    assert receive(state, RunRemoved(JOB)) == (JOB,)
+    assert receive(state, RunRemoved(JOB)) == ()
     assert state.reports(JOB) == {}
 
 
 def test_a_run_that_a_new_stream_does_not_name_is_removed_later() -> None:
     state = federation()
-    say(state, whole(REPORT))
-    say(state, whole(REPORT, OTHER))
+    receive(state, whole(REPORT))
+    receive(state, whole(REPORT, OTHER))
     state.open_stream(2, B, A, 100.0)
-    say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
-    assert say(state, Heartbeat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
+    receive(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
+    assert receive(state, Heartbeat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
     assert state.reports(JOB)
-    assert say(state, Heartbeat(), stream=2, now_s=100.0 + GONE_AFTER_S) == (JOB,)
+    assert receive(state, Heartbeat(), stream=2, now_s=100.0 + GONE_AFTER_S) == (JOB,)
     assert state.reports(JOB) == {}
     assert state.reports(OTHER)
 
 
 def test_the_run_is_removed_also_if_the_site_reports_without_pause() -> None:
     state = federation()
-    say(state, whole(REPORT))
-    say(state, whole(REPORT, OTHER))
+    receive(state, whole(REPORT))
+    receive(state, whole(REPORT, OTHER))
     state.open_stream(2, B, A, 100.0)
-    say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
+    receive(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
     figures = RunReported(OTHER, figures=TrainingFigures(training=True, iteration=9))
     changed = state.receive(2, figures, 100.0 + GONE_AFTER_S)
     assert changed == (OTHER, JOB)
@@ -167,23 +167,25 @@ def test_a_restarted_operator_removes_no_worker_before_it_knows_all() -> None:
     both = ReportedWorkers(
         (worker(B, 1),), (member(B, 1), member(B, 7)), True, {worker(B, 1).rank: 0.5}
     )
-    say(state, whole(replace(REPORT, workers=both)))
+    receive(state, whole(replace(REPORT, workers=both)))
     state.open_stream(2, B, A, 2.0)
     restarted = ReportedWorkers((worker(B, 1),), (), settled=False)
-    say(state, whole(replace(REPORT, workers=restarted)), stream=2)
+    receive(state, whole(replace(REPORT, workers=restarted)), stream=2)
     assert states(state) == {1: MemberState.READY, 7: MemberState.READY}
     assert state.reports(JOB)[B].workers.accuracies == {1: 0.5}
-    say(state, RunReported(JOB, workers=replace(restarted, settled=True)), stream=2)
+    receive(state, RunReported(JOB, workers=replace(restarted, settled=True)), stream=2)
     assert states(state) == {1: MemberState.LOST, 7: MemberState.FINISHED}
 
 
 def test_an_older_incarnation_changes_nothing() -> None:
     state = federation()
-    say(state, whole(replace(REPORT, workers=replace(REPORT.workers, members=(member(B, 1, 5),)))))
+    receive(
+        state, whole(replace(REPORT, workers=replace(REPORT.workers, members=(member(B, 1, 5),))))
+    )
     old = replace(REPORT.workers, members=(member(B, 1, 4, MemberState.LOST),))
-    assert say(state, RunReported(JOB, workers=old)) == ()
+    assert receive(state, RunReported(JOB, workers=old)) == ()
     new = replace(REPORT.workers, members=(member(B, 1, 6, MemberState.LOST),))
-    assert say(state, RunReported(JOB, workers=new)) == (JOB,)
+    assert receive(state, RunReported(JOB, workers=new)) == (JOB,)
     assert states(state) == {1: MemberState.LOST}
 
 
@@ -207,15 +209,15 @@ def test_the_bundle_of_a_run_is_sent_and_kept_until_replaced() -> None:
     report = replace(REPORT, bundle_pem=b"one")
     (first,) = reports.pending({JOB: report}, 0.0)
     assert first == whole(report)
-    assert say(state, first) == (JOB,)
+    assert receive(state, first) == (JOB,)
     assert state.reports(JOB) == {B: report}
-    say(state, RunReported(JOB, figures=TrainingFigures(True, 5, 10.0)))
+    receive(state, RunReported(JOB, figures=TrainingFigures(True, 5, 10.0)))
     assert state.reports(JOB)[B].bundle_pem == b"one"
     for bundle_pem in (b"two", b""):
         report = replace(report, bundle_pem=bundle_pem)
         (news,) = reports.pending({JOB: report}, 1.0)
         assert news == RunReported(JOB, bundle_pem=bundle_pem)
-        assert say(state, news) == (JOB,)
+        assert receive(state, news) == (JOB,)
         assert state.reports(JOB)[B].bundle_pem == bundle_pem
 
 

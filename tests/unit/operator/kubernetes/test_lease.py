@@ -86,7 +86,7 @@ class Cluster:
         self.candidates.append(made)
         return made
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advance the time and check that two operators never hold the Lease."""
         for _ in range(int(seconds / STEP_S)):
             for each in self.candidates:
@@ -104,7 +104,7 @@ def two() -> tuple[Cluster, Candidate, Candidate]:
     """Return a cluster with two operators; the first holds the Lease."""
     cluster = Cluster()
     a, b = cluster.join("a"), cluster.join("b")
-    cluster.pass_by(3)
+    cluster.advance(3)
     assert (a.holds, b.holds) == (True, False)
     return cluster, a, b
 
@@ -114,7 +114,7 @@ def test_one_of_two_holds_the_lease_and_patches_it_every_five_seconds(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         cluster, a, b = two()
-        cluster.pass_by(120)
+        cluster.advance(120)
     assert (a.holds, b.holds) == (True, False)
     assert [each.getMessage() for each in caplog.records] == [
         f"namespace ml: Lease {LEASE_NAME} is held by another operator: a"
@@ -127,10 +127,10 @@ def test_one_of_two_holds_the_lease_and_patches_it_every_five_seconds(
 def test_another_operator_follows_a_killed_one_within_20_s_and_after_its_lease() -> None:
     for lives_s in (0.0, 1.5, 3.0, 4.5):
         cluster, a, b = two()
-        cluster.pass_by(20 + lives_s)
+        cluster.advance(20 + lives_s)
         renewed_s, killed_s = cluster.patched_at_s[-1], cluster.time.now_s
         a.is_up = False
-        cluster.pass_by(25)
+        cluster.advance(25)
         assert b.holds
         assert b.held_from_s[0] - renewed_s >= 15.0
         assert b.held_from_s[0] - killed_s <= 20.0
@@ -140,10 +140,10 @@ def test_another_operator_follows_a_killed_one_within_20_s_and_after_its_lease()
 def test_a_process_of_the_same_name_continues_immediately() -> None:
     cluster, a, b = two()
     a.is_up = False
-    cluster.pass_by(1)
+    cluster.advance(1)
     cluster.candidates.remove(a)
     again = cluster.join("a")
-    cluster.pass_by(STEP_S)
+    cluster.advance(STEP_S)
     assert (again.holds, b.holds) == (True, False)
 
 
@@ -152,7 +152,7 @@ def test_another_operator_continues_immediately_after_a_regular_end() -> None:
     a.is_up = False
     asyncio.run(a.leases.release())
     assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
-    cluster.pass_by(3)
+    cluster.advance(3)
     assert (a.holds, b.holds) == (False, True)
 
 
@@ -160,17 +160,17 @@ def test_no_lease_stays_without_jobs() -> None:
     cluster, a, _ = two()
     a.wanted = set()
     cluster.candidates = [a]
-    cluster.pass_by(1)
+    cluster.advance(1)
     assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
 
 
 def test_a_lease_that_could_not_be_deleted_is_deleted_later() -> None:
     cluster, a, _ = two()
     a.wanted, cluster.candidates, cluster.is_away = set(), [a], True
-    cluster.pass_by(30)
+    cluster.advance(30)
     assert not a.holds
     cluster.is_away = False
-    cluster.pass_by(3)
+    cluster.advance(3)
     assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
     assert a.leases.held() == {}
 
@@ -180,7 +180,7 @@ def test_a_lease_is_deleted_after_a_write_with_a_lost_answer(verb: str, after_s:
     cluster = Cluster()
     a = cluster.join("a")
     if verb == "patch":
-        cluster.pass_by(1)
+        cluster.advance(1)
     write = getattr(cluster.kept, verb)
 
     async def lose_answer(*arguments: object, **options: object) -> None:
@@ -188,22 +188,22 @@ def test_a_lease_is_deleted_after_a_write_with_a_lost_answer(verb: str, after_s:
         raise ServerError("no answer")
 
     setattr(cluster.kept, verb, lose_answer)
-    cluster.pass_by(after_s)
+    cluster.advance(after_s)
     assert (Kind.LEASE, LEASE_NAME) in cluster.kept.objects
     a.wanted = set()
-    cluster.pass_by(3)
+    cluster.advance(3)
     assert (Kind.LEASE, LEASE_NAME) not in cluster.kept.objects
 
 
 @pytest.mark.parametrize("away_s", [5.0, 14.0, 30.0, 600.0])
 def test_an_outage_moves_no_lease(away_s: float) -> None:
     cluster, a, b = two()
-    cluster.pass_by(10)
+    cluster.advance(10)
     cluster.is_away = True
-    cluster.pass_by(away_s)
+    cluster.advance(away_s)
     assert a.holds == (away_s < 12)
     cluster.is_away = False
-    cluster.pass_by(60)
+    cluster.advance(60)
     assert (a.holds, b.holds) == (True, False)
     assert "leaseTransitions" not in str(cluster.lease) or (
         cluster.lease["spec"]["leaseTransitions"] == 0
@@ -214,9 +214,9 @@ def test_a_short_outage_has_no_effect() -> None:
     cluster, a, _ = two()
     for _ in range(10):
         cluster.is_away = True
-        cluster.pass_by(5)
+        cluster.advance(5)
         cluster.is_away = False
-        cluster.pass_by(5)
+        cluster.advance(5)
         assert a.holds
     assert len(a.held_from_s) == 1
 
@@ -228,14 +228,14 @@ def test_a_lease_of_another_operator_is_not_deleted() -> None:
     asyncio.run(a.leases.release())
     assert cluster.lease["spec"]["holderIdentity"] == "c"
     cluster.candidates = [again := cluster.join("a2")]
-    cluster.pass_by(10)
+    cluster.advance(10)
     assert not again.holds
 
 
 def test_a_new_label_does_not_change_the_holder() -> None:
     cluster, a, b = two()
     cluster.kept._keep(cluster.lease)  # with another version
-    cluster.pass_by(30)
+    cluster.advance(30)
     assert (a.holds, b.holds, len(a.held_from_s)) == (True, False, 1)
 
 
@@ -277,7 +277,7 @@ def test_a_missing_right_is_logged_once_and_gives_no_lease(
     cluster.kept.refuse = refuse
     a = cluster.join("a")
     with caplog.at_level(logging.WARNING):
-        cluster.pass_by(20)
+        cluster.advance(20)
     assert not a.holds
     assert len(caplog.records) == 1
     assert a.leases.held() == {NAMESPACE: False}
@@ -292,7 +292,7 @@ def test_the_remaining_work_in_a_terminating_namespace_is_done() -> None:
 
     cluster.kept.refuse = refuse
     a = cluster.join("a")
-    cluster.pass_by(30)
+    cluster.advance(30)
     assert a.holds
 
 
@@ -317,17 +317,17 @@ def test_the_loop_wakes_for_a_new_namespace() -> None:
 def test_a_restore_of_etcd_shows_in_the_lease_at_the_next_renewal() -> None:
     cluster, a, _ = two()
     copied = copy.deepcopy(cluster.lease)
-    cluster.pass_by(20)
+    cluster.advance(20)
     cluster.kept.objects[Kind.LEASE, LEASE_NAME] = copied
-    cluster.pass_by(5.5)
+    cluster.advance(5.5)
     assert (a.holds, a.older) == (True, 1)
-    cluster.pass_by(20)
+    cluster.advance(20)
     assert (a.holds, a.older) == (True, 1)
 
 
 def test_a_lease_that_others_changed_is_not_a_restore() -> None:
     cluster, a, _ = two()
-    cluster.pass_by(20)
+    cluster.advance(20)
     asyncio.run(cluster.kept.patch(Kind.LEASE, NAMESPACE, LEASE_NAME, {"metadata": {"labels": {}}}))
-    cluster.pass_by(20)
+    cluster.advance(20)
     assert (a.holds, a.older) == (True, 0)

@@ -90,7 +90,7 @@ class OneSecret:
         return self.secret
 
 
-def kept(
+def loaded(
     cluster: OneSecret, now: datetime = BEGAN, settings: Settings = SETTINGS
 ) -> CertificateAuthority:
     return asyncio.run(AuthoritySecret(cluster, settings, "dlion").load(now=now))  # type: ignore[arg-type]
@@ -98,36 +98,36 @@ def kept(
 
 def test_the_authority_is_created_once_and_read_again() -> None:
     cluster = OneSecret()
-    made = kept(cluster)
-    assert kept(cluster).to_stored() == made.to_stored()
+    made = loaded(cluster)
+    assert loaded(cluster).to_stored() == made.to_stored()
     assert cluster.writes == 1
 
 
 def test_the_second_operator_takes_the_authority_of_the_first() -> None:
     first, second = OneSecret(), OneSecret()
-    made = kept(first)
+    made = loaded(first)
     second.rival = first.secret
-    assert kept(second).to_stored() == made.to_stored()
+    assert loaded(second).to_stored() == made.to_stored()
     assert second.writes == 0
 
 
 @pytest.mark.parametrize("changed", [{"tls.key": "!"}, {"tls.crt": ""}, {"tls.key": None}], ids=str)
 def test_an_unusable_secret_is_named_and_kept(changed: dict[str, Any]) -> None:
     cluster = OneSecret()
-    kept(cluster)
+    loaded(cluster)
     assert cluster.secret is not None
     cluster.secret["data"] |= changed
     with pytest.raises(
         ContractError, match=f"Secret dlion/{SETTINGS.authority.secret_name}: .*del"
     ):
-        kept(cluster)
+        loaded(cluster)
     assert cluster.writes == 1
 
 
 def test_the_authority_is_renewed_and_stored_when_due() -> None:
     cluster = OneSecret()
-    made = kept(cluster)
-    renewed = kept(cluster, LATER)
+    made = loaded(cluster)
+    renewed = loaded(cluster, LATER)
     assert renewed.bundle_pem.endswith(made.bundle_pem)
     assert len(renewed.bundle_pem) > len(made.bundle_pem)
     assert cluster.secret is not None
@@ -136,7 +136,7 @@ def test_the_authority_is_renewed_and_stored_when_due() -> None:
         AuthoritySecret(cluster, SETTINGS, "dlion").renewed_if_due(renewed, now=LATER)  # type: ignore[arg-type]
     )
     assert again is renewed
-    assert kept(cluster, LATER).to_stored() == renewed.to_stored()
+    assert loaded(cluster, LATER).to_stored() == renewed.to_stored()
     assert cluster.writes == 2
 
 
@@ -149,43 +149,43 @@ def owners(document: Document | None) -> list[tuple[str, str]]:
 
 def test_the_secret_belongs_to_the_service_while_one_is_named() -> None:
     cluster = OneSecret()
-    made = kept(cluster, settings=GOES)
+    made = loaded(cluster, settings=GOES)
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-1")]
     cluster.service = {"metadata": {"uid": "uid-2"}}  # the release was installed again
-    assert kept(cluster, settings=GOES).to_stored() == made.to_stored()
+    assert loaded(cluster, settings=GOES).to_stored() == made.to_stored()
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-2")]
     writes = cluster.writes
-    kept(cluster, settings=GOES)
+    loaded(cluster, settings=GOES)
     show(cluster, made, GOES)
     assert cluster.writes == writes
-    assert kept(cluster).to_stored() == made.to_stored()
+    assert loaded(cluster).to_stored() == made.to_stored()
     show(cluster, made)
     assert owners(cluster.secret) == owners(cluster.shown) == []
 
 
 def test_a_secret_deleted_before_its_use_is_created_again() -> None:
     cluster = OneSecret()
-    before = kept(cluster, settings=GOES)
+    before = loaded(cluster, settings=GOES)
     cluster.service, cluster.is_collected = {"metadata": {"uid": "uid-2"}}, True
-    made = kept(cluster, settings=GOES)
+    made = loaded(cluster, settings=GOES)
     assert made.to_stored() != before.to_stored()
     assert owners(cluster.secret) == [("Service", "uid-2")]
 
 
 def test_secrets_of_other_makers_or_owners_are_not_taken_over() -> None:
     cluster = OneSecret()
-    kept(cluster)
+    loaded(cluster)
     assert cluster.secret is not None
     theirs = [{"kind": "Certificate", "uid": "uid-9"}]
     cluster.secret["metadata"]["ownerReferences"] = theirs
-    kept(cluster, settings=GOES)
+    loaded(cluster, settings=GOES)
     assert owners(cluster.secret) == [("Certificate", "uid-9"), ("Service", "uid-1")]
-    kept(cluster)
+    loaded(cluster)
     assert owners(cluster.secret) == [("Certificate", "uid-9")]
     cluster.secret["metadata"] |= {"labels": {}, "ownerReferences": None}
-    kept(cluster, settings=GOES)
+    loaded(cluster, settings=GOES)
     assert owners(cluster.secret) == []
 
 
@@ -194,7 +194,7 @@ def test_without_the_service_the_secret_has_no_owner_and_the_log_reports_it(
 ) -> None:
     cluster = OneSecret()
     cluster.service = None
-    kept(cluster, settings=GOES)
+    loaded(cluster, settings=GOES)
     assert owners(cluster.secret) == []
     assert "dlion/dlion-operator (authority.ownerService), and stays when" in caplog.text
 
@@ -296,13 +296,13 @@ def test_a_secret_deleted_under_a_running_operator_is_restored(
     rounds: Rounds, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, now = rounds.cluster, datetime.now(UTC)
-    made = kept(cluster, now, settings)
+    made = loaded(cluster, now, settings)
     cluster.service = {
         "metadata": {"uid": "uid-2"}
     }  # created again: children of the first one are deleted
     cluster.secret = cluster.shown = None
     rounds.run(made, settings)
-    assert kept(cluster, now, settings).to_stored() == made.to_stored()
+    assert loaded(cluster, now, settings).to_stored() == made.to_stored()
     expected = [("Service", "uid-2")] if settings is GOES else []
     assert owners(cluster.secret) == owners(cluster.shown) == expected
     assert "was deleted and has been restored" in caplog.text
@@ -315,7 +315,7 @@ def test_a_secret_deleted_under_a_running_operator_is_restored(
 def test_a_secret_gets_a_recreated_service_as_owner_before_it_is_deleted(
     rounds: Rounds,
 ) -> None:
-    made = kept(rounds.cluster, datetime.now(UTC), GOES)
+    made = loaded(rounds.cluster, datetime.now(UTC), GOES)
     rounds.cluster.service = {"metadata": {"uid": "uid-2"}}
     rounds.run(made)
     assert owners(rounds.cluster.secret) == [("Service", "uid-2")]
@@ -333,7 +333,7 @@ def test_nothing_is_restored_while_the_release_is_uninstalled(
     rounds: Rounds, service: Document | None
 ) -> None:
     cluster = rounds.cluster
-    made = kept(cluster, datetime.now(UTC), GOES)
+    made = loaded(cluster, datetime.now(UTC), GOES)
     show(cluster, made, GOES)
     cluster.service = service
     writes = cluster.writes
@@ -349,7 +349,7 @@ def test_a_renewal_without_its_secret_does_not_count(
     rounds: Rounds, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, now = rounds.cluster, datetime.now(UTC)
-    old = kept(cluster, now - timedelta(days=300), GOES)
+    old = loaded(cluster, now - timedelta(days=300), GOES)
     cluster.is_collected = True
     with caplog.at_level("INFO"):
         rounds.run(old)
@@ -359,7 +359,7 @@ def test_a_renewal_without_its_secret_does_not_count(
     rounds.run(old)
     (renewed,) = rounds.successors
     assert len(renewed.bundle_pem) > len(old.bundle_pem)
-    assert kept(cluster, now, GOES).to_stored() == renewed.to_stored()
+    assert loaded(cluster, now, GOES).to_stored() == renewed.to_stored()
     assert cluster.shown is not None
     assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
 

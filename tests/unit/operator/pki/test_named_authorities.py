@@ -150,7 +150,7 @@ class Others:
     def has_bundle(self, site: SiteName) -> bool:
         return site == B and self.are_trusted
 
-    def say(self, bundle_pem: bytes) -> None:
+    def report(self, bundle_pem: bytes) -> None:
         workers = ReportedWorkers((WorkerIdentity(Rank(1), B, "g", 0),), (), settled=True)
         self.by_site[B] = RunReport(
             SpecFingerprint.of(job()), workers, TrainingFigures(), bundle_pem
@@ -213,10 +213,10 @@ def test_the_sites_own_authority_and_other_bundles_are_not_trusted() -> None:
 def test_other_sites_are_identified_by_their_report_of_the_run() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
-    site.others.say(theirs.own_pem)
+    site.others.report(theirs.own_pem)
     site.runs.update_remote(job().key)
     assert site.trusted_bundles() == {A: given.own_pem, B: theirs.own_pem}
-    site.others.say(b"nonsense")
+    site.others.report(b"nonsense")
     site.runs.update_remote(job().key)
     assert site.trusted_bundles() == {A: given.own_pem}
 
@@ -224,7 +224,7 @@ def test_other_sites_are_identified_by_their_report_of_the_run() -> None:
 def test_the_report_of_a_site_stays_valid_while_the_site_is_trusted() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
-    site.others.say(theirs.own_pem)
+    site.others.report(theirs.own_pem)
     site.runs.update_remote(job().key)
     site.others.by_site.clear()
     site.runs.update_remote(job().key)
@@ -236,7 +236,7 @@ def test_the_report_of_a_site_stays_valid_while_the_site_is_trusted() -> None:
 
 def test_a_run_with_the_sites_own_authority_ignores_reports_of_other_sites() -> None:
     site, managed = Site(), job(tls={"mode": "Managed"})
-    site.others.say(GivenAuthority().own_pem)
+    site.others.report(GivenAuthority().own_pem)
     site.open(None, managed)
     site.runs.update_remote(managed.key)
     assert site.trusted_bundles(managed) == {A: site.authority.bundle_pem}
@@ -245,11 +245,11 @@ def test_a_run_with_the_sites_own_authority_ignores_reports_of_other_sites() -> 
 def test_a_site_that_reports_no_authority_is_named() -> None:
     site = Site()
     site.open(named())
-    site.others.say(b"")
+    site.others.report(b"")
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == NO_REMOTE_AUTHORITY
-    site.others.say(GivenAuthority().own_pem)
+    site.others.report(GivenAuthority().own_pem)
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""
@@ -259,7 +259,7 @@ def test_two_sites_with_one_authority_do_not_trust_each_other() -> None:
     """Each of them could sign for the workers of the other."""
     site, given = Site(), GivenAuthority()
     site.open(named(given))
-    site.others.say(GivenAuthority("another name", key=given.key).own_pem)
+    site.others.report(GivenAuthority("another name", key=given.key).own_pem)
     site.runs.update_remote(job().key)
     assert site.trusted_bundles() == {A: given.own_pem}
     view = site.runs.view(job().key)
@@ -267,7 +267,7 @@ def test_two_sites_with_one_authority_do_not_trust_each_other() -> None:
     assert "NoAuthority" in view.remote[B].problem
     assert "has the key of that of plant-a" in view.remote[B].problem
     theirs = GivenAuthority("plant-b ca")
-    site.others.say(theirs.own_pem)
+    site.others.report(theirs.own_pem)
     site.runs.update_remote(job().key)
     assert site.trusted_bundles() == {A: given.own_pem, B: theirs.own_pem}
     view = site.runs.view(job().key)
@@ -281,7 +281,7 @@ def test_a_run_that_two_sites_began_with_one_authority_continues(
     """Earlier releases allowed it. The next run differs."""
     site, given = Site(), GivenAuthority()
     both = {A: given.own_pem, B: given.own_pem}
-    site.others.say(given.own_pem)
+    site.others.report(given.own_pem)
     site.open(named(given), kept_bundles=both)
     for _ in range(2):
         site.runs.update_remote(job().key)
@@ -297,7 +297,7 @@ def test_a_run_that_two_sites_began_with_one_authority_continues(
 
 def test_a_site_that_takes_another_sites_key_during_a_run_is_not_trusted() -> None:
     site, ours, theirs = Site(), GivenAuthority("ours"), GivenAuthority("theirs")
-    site.others.say(theirs.own_pem)
+    site.others.report(theirs.own_pem)
     site.open(named(ours), kept_bundles={A: ours.own_pem, B: theirs.own_pem})
     site.open(named(theirs))
     for _ in range(2):

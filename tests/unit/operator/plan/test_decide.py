@@ -549,7 +549,7 @@ def test_workers_do_not_wait_for_a_failed_one_without_end() -> None:
     decision = world.look()
     assert truths(decision)["Failed"] == "True"
     assert not [a for a in decision.actions if isinstance(a, Patch)]  # the status is written first
-    assert halted(world.look()) == [{"suspend": True}]
+    assert spec_patches(world.look()) == [{"suspend": True}]
 
 
 def test_a_run_over_its_deadline_is_stopped_and_then_fails() -> None:
@@ -567,10 +567,10 @@ def test_workers_that_do_not_stop_at_the_deadline_are_ended() -> None:
     world.pass_by(661)
     decision = world.look()
     assert ready_reason(decision)[0] == "DeadlineExceeded"
-    assert halted(world.look()) == [{"suspend": True}]
+    assert spec_patches(world.look()) == [{"suspend": True}]
 
 
-def halted(decision: Decision) -> list[object]:
+def spec_patches(decision: Decision) -> list[object]:
     """Return the patches of the specs of Jobs."""
     return [a.patch["spec"] for a in decision.actions if isinstance(a, Patch)]
 
@@ -584,7 +584,7 @@ def test_a_suspension_does_not_count_against_the_deadline() -> None:
     world.document["spec"]["suspend"] = False
     decision = world.look()
     assert truths(decision)["Failed"] == "False"
-    assert halted(decision) == [{"suspend": False}]
+    assert spec_patches(decision) == [{"suspend": False}]
 
 
 def test_a_new_run_deletes_the_objects_of_the_previous_one() -> None:
@@ -788,13 +788,13 @@ def test_a_queued_job_is_suspended_without_a_conflict_with_its_queue() -> None:
     """Kueue resumes a Job that it has admitted; an empty one still runs nothing."""
     world = admitted()
     world.document["spec"]["suspend"] = True
-    assert halted(world.look()) == [{"parallelism": 0}]
+    assert spec_patches(world.look()) == [{"parallelism": 0}]
     world.jobs["small"]["spec"]["parallelism"] = 0
     for is_suspended in (True, False):
         world.jobs["small"]["spec"]["suspend"] = is_suspended
-        assert halted(world.look()) == []
+        assert spec_patches(world.look()) == []
     world.document["spec"]["suspend"] = False
-    assert halted(world.look()) == [{"suspend": True, "parallelism": 2, "completions": 2}]
+    assert spec_patches(world.look()) == [{"suspend": True, "parallelism": 2, "completions": 2}]
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
@@ -814,7 +814,7 @@ def test_a_suspension_of_a_queued_run_does_not_count_against_the_deadline(
     world.document["spec"]["suspend"] = False
     decision = world.look()
     # In one request: no pod starts before Kueue has counted it, and `startTime` is set again.
-    assert halted(decision) == [{"suspend": True, "parallelism": 2, "completions": 2}]
+    assert spec_patches(decision) == [{"suspend": True, "parallelism": 2, "completions": 2}]
     assert not [a for a in decision.actions if isinstance(a, FinishRun | StopRun)]
     assert truths(decision)["Failed"] == "False"
     job["spec"] |= {"parallelism": 2, "suspend": True}
@@ -831,7 +831,7 @@ def test_a_waiting_job_leaves_its_queue_while_suspended() -> None:
     world = admitted()
     world.jobs["small"]["spec"]["suspend"] = True
     world.document["spec"]["suspend"] = True
-    assert halted(world.look()) == [{"parallelism": 0}]
+    assert spec_patches(world.look()) == [{"parallelism": 0}]
 
 
 def test_a_finished_queued_run_ends_without_a_conflict() -> None:
@@ -839,7 +839,7 @@ def test_a_finished_queued_run_ends_without_a_conflict() -> None:
     world.document["spec"]["activeDeadlineSeconds"] = 60
     world.pass_by(3600)
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
-    assert halted(world.look()) == [{"parallelism": 0}]
+    assert spec_patches(world.look()) == [{"parallelism": 0}]
 
 
 def test_transition_times_change_with_the_status_only() -> None:

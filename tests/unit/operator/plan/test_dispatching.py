@@ -62,8 +62,8 @@ def dispatched(**spec: Any) -> World:
 def waiting(**spec: Any) -> World:
     """Return a dispatched job whose Workload has no quota yet."""
     world = dispatched(**spec)
-    (made,) = created(world.look(), "Workload")
-    workload = copy.deepcopy(made)
+    (first,) = created(world.look(), "Workload")
+    workload = copy.deepcopy(first)
     workload["metadata"] |= {"uid": "w-1", "resourceVersion": "7", "generation": 1}
     workload["spec"]["active"] = True
     workload["status"] = {}
@@ -78,7 +78,7 @@ def copied(world: World, ready_workers: str = "2/2", **status: Any) -> None:
     world.document["status"] = {**before, **status}
 
 
-def made(decision: Decision) -> list[str]:
+def created_kinds(decision: Decision) -> list[str]:
     return [a.document["kind"] for a in decision.actions if isinstance(a, Create | Apply)]
 
 
@@ -88,7 +88,7 @@ def made(decision: Decision) -> list[str]:
 def test_the_manager_creates_the_workload_and_starts_nothing() -> None:
     world = dispatched()
     decision = world.look()
-    assert made(decision) == ["Workload"]
+    assert created_kinds(decision) == ["Workload"]
     (workload,) = created(decision, "Workload")
     assert workload["metadata"]["name"] == NAME
     assert workload["spec"]["queueName"] == "edge"
@@ -125,7 +125,7 @@ def test_kueue_writes_the_status_while_a_copy_exists() -> None:
     decision = world.look()
     assert ready_reason(decision)[0] == "Queued"
     assert "readyWorkers" not in (decision.status or {})
-    assert (made(decision), patches(decision, Kind.WORKLOAD)) == ([], [])
+    assert (created_kinds(decision), patches(decision, Kind.WORKLOAD)) == ([], [])
     dispatch(world)
     decision = world.look()
     assert decision.status is None
@@ -158,9 +158,9 @@ def test_a_suspended_job_loses_its_workload_and_with_it_the_copy() -> None:
     world.queue = QueueState()
     decision = world.look()
     assert truths(decision)["Suspended"] == "True"
-    assert made(decision) == []
+    assert created_kinds(decision) == []
     world.document["spec"]["suspend"] = False
-    assert made(world.look()) == ["Workload"]
+    assert created_kinds(world.look()) == ["Workload"]
 
 
 def test_another_run_gets_a_workload_of_that_name_after_its_deletion() -> None:
@@ -169,7 +169,7 @@ def test_another_run_gets_a_workload_of_that_name_after_its_deletion() -> None:
     world.document["spec"]["runId"] = "2"
     decision = world.look()
     assert NAME in deleted(decision, Kind.WORKLOAD)
-    assert made(decision) == []
+    assert created_kinds(decision) == []
     world.queue = QueueState()
     (workload,) = created(world.look(), "Workload")
     assert workload["metadata"]["name"] == NAME
@@ -186,7 +186,7 @@ def test_a_finished_run_is_not_dispatched_again() -> None:
     copied(world, conditions=[{"type": "Succeeded", "status": "True", "reason": "Completed"}])
     world.queue = QueueState()
     decision = world.look()
-    assert (made(decision), decision.status) == ([], None)
+    assert (created_kinds(decision), decision.status) == ([], None)
 
 
 def test_earlier_jobs_of_a_dispatched_run_are_deleted() -> None:
@@ -204,18 +204,18 @@ def test_a_job_that_cannot_be_dispatched_reports_it() -> None:
     decision = world.look()
     assert ready_reason(decision)[0] == "QueueUnusable"
     assert "name one site" in ready_reason(decision)[1]
-    assert made(decision) == []
+    assert created_kinds(decision) == []
     world = dispatched(podTemplate={"spec": {"hostNetwork": True}})
     decision = world.look()
     assert truths(decision)["Stalled"] == "True"
-    assert made(decision) == []
+    assert created_kinds(decision) == []
     world = dispatched()
     world.document["spec"]["trainer"] = 7
     assert ready_reason(world.look())[0] == "InvalidSpec"
     world = dispatched()
     world.queue = QueueState(problem="install Kueue")
     assert ready_reason(world.look()) == ("QueueUnusable", "install Kueue")
-    assert made(world.look()) == []
+    assert created_kinds(world.look()) == []
     world = waiting()
     admit(world)  # by a queue without MultiKueue's check
     assert ready_reason(world.look())[0] == "QueueUnusable"
@@ -276,7 +276,7 @@ def test_an_extra_site_does_not_change_the_status_of_a_copy() -> None:
 def test_a_job_with_a_field_of_a_newer_definition_is_dispatched() -> None:
     world = dispatched()
     world.document["spec"]["ofALaterVersion"] = True
-    assert made(world.look()) == ["Workload"]
+    assert created_kinds(world.look()) == ["Workload"]
 
 
 @pytest.mark.parametrize("change", ["no queue", "is being deleted"])
@@ -287,7 +287,7 @@ def test_the_operator_ignores_other_jobs(change: str) -> None:
     else:
         world.document["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
     decision = world.look()
-    assert (made(decision), decision.status) == ([], None)
+    assert (created_kinds(decision), decision.status) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -340,13 +340,13 @@ def copy_of_a_job(**spec: Any) -> World:
 def admitted_copy() -> World:
     """Return a copy that owns its Workload, which has quota."""
     world = copy_of_a_job()
-    own(world)
+    own_workload(world)
     admit(world)
     world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
     return world
 
 
-def own(world: World) -> None:
+def own_workload(world: World) -> None:
     assert world.queue is not None
     assert world.queue.workload is not None
     owned = {**world.queue.workload, "metadata": {**world.queue.workload["metadata"],
@@ -363,7 +363,7 @@ def test_a_copy_owns_the_named_workload_and_runs_under_it() -> None:
     assert (owner["uid"], owner["controller"]) == ("u-1", True)
     assert patch.patch["metadata"]["resourceVersion"] == "7"
     assert created(decision, "Workload") == []
-    own(world)
+    own_workload(world)
     admit(world)
     world.queue = replace(world.queue, is_prebuilt=True)  # type: ignore[type-var]
     running(world)
@@ -392,7 +392,7 @@ def test_a_copy_names_the_requests_that_kueue_does_not_count() -> None:
 
 def test_a_copy_without_its_workload_runs_nothing_and_creates_none() -> None:
     world = copy_of_a_job()
-    own(world)
+    own_workload(world)
     admit(world)
     running(world)
     world.queue = QueueState(is_prebuilt=True)
@@ -407,7 +407,7 @@ def test_a_copy_without_its_workload_runs_nothing_and_creates_none() -> None:
 
 def test_a_copy_does_not_change_its_workload() -> None:
     world = copy_of_a_job()
-    own(world)
+    own_workload(world)
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = 5
     assert deleted(world.look(), Kind.WORKLOAD) == []
     world.document["spec"]["suspend"] = True

@@ -70,14 +70,14 @@ def evaluation(
     return EvaluationRecord(time_s, Rank(rank), 1, 10, accuracy, 1.0, 10, (), sketch, 5.0)
 
 
-def fed(of: Job, *records: Any) -> RunProgress:
+def progress_of(of: Job, *records: Any) -> RunProgress:
     progress = RunProgress(of)
     for record in records:
         progress.take(record)
     return progress
 
 
-def way(progress: RunProgress) -> tuple[int | None, int | None]:
+def estimates(progress: RunProgress) -> tuple[int | None, int | None]:
     status = progress.trainer_status(NOW)
     assert status is not None
     return status.progress_percentage, status.estimated_remaining_seconds
@@ -89,7 +89,7 @@ def figures(progress: RunProgress) -> dict[str, str]:
     return {metric.name: metric.value for metric in status.metrics}
 
 
-def second_by_second(count: int, *, since: int = 1, rank: int = 0) -> list[Any]:
+def regular_steps(count: int, *, since: int = 1, rank: int = 0) -> list[Any]:
     """Return one step per second from second 10 of the run, ten steps per pass over the data."""
     return [
         step(rank, number, 10.0 + number, epochs=number / 10)
@@ -103,14 +103,14 @@ def test_there_is_no_progress_before_the_first_step() -> None:
 
 
 def test_the_remaining_time_uses_the_measured_rate() -> None:
-    progress = fed(job(maxSteps=100), *second_by_second(25))
-    assert way(progress) == (25, 75)
+    progress = progress_of(job(maxSteps=100), *regular_steps(25))
+    assert estimates(progress) == (25, 75)
     assert progress.steps_per_second() == "1.00"
 
 
 def test_the_worker_that_ends_first_counts() -> None:
     quick = [step(1, number, 10.0 + number / 2, wall_s=0.5) for number in range(1, 51)]
-    assert way(fed(job(maxSteps=100), *second_by_second(25), *quick)) == (50, 25)
+    assert estimates(progress_of(job(maxSteps=100), *regular_steps(25), *quick)) == (50, 25)
 
 
 @pytest.mark.parametrize(
@@ -130,38 +130,40 @@ def test_the_worker_that_ends_first_counts() -> None:
     ids=str,
 )
 def test_the_end_that_comes_first_counts(stop: dict[str, Any], expected: tuple[Any, Any]) -> None:
-    assert way(fed(job(**stop), *second_by_second(25))) == expected
+    assert estimates(progress_of(job(**stop), *regular_steps(25))) == expected
 
 
 @pytest.mark.parametrize(
     "stop", [{"maxSteps": 100}, {"maxSeconds": 100}, {"maxEpochs": 10}], ids=str
 )
 def test_a_restarted_operator_computes_the_same(stop: dict[str, Any]) -> None:
-    before = way(fed(job(**stop), *second_by_second(60)))
-    after = way(fed(job(**stop), *second_by_second(10, since=51)))
+    before = estimates(progress_of(job(**stop), *regular_steps(60)))
+    after = estimates(progress_of(job(**stop), *regular_steps(10, since=51)))
     assert before == after == (60, 40)
 
 
 def test_data_that_grow_faster_than_the_passes_have_no_remaining_time() -> None:
     grown = [step(0, 26, 36.0, epochs=1.3), step(0, 27, 37.0, epochs=0.1)]
-    assert way(fed(job(maxEpochs=10), *second_by_second(25), *grown)) == (None, None)
+    assert estimates(progress_of(job(maxEpochs=10), *regular_steps(25), *grown)) == (None, None)
     without = [step(0, number, 10.0 + number) for number in range(1, 5)]
-    assert way(fed(job(maxEpochs=10), *without)) == (None, None)
+    assert estimates(progress_of(job(maxEpochs=10), *without)) == (None, None)
 
 
 def test_a_return_to_a_checkpoint_gives_no_negative_rate() -> None:
-    progress = fed(job(), *second_by_second(25), step(0, 11, 40.0), step(0, 12, 41.0))
+    progress = progress_of(job(), *regular_steps(25), step(0, 11, 40.0), step(0, 12, 41.0))
     assert progress.steps_per_second() == "1.00"
-    assert way(progress)[1] == 88
+    assert estimates(progress)[1] == 88
 
 
 def test_repeated_records_change_nothing() -> None:
-    records = [*second_by_second(25), evaluation(0, 0.5)]
-    assert figures(fed(job(), *records, records[-1])) == figures(fed(job(), *records))
+    records = [*regular_steps(25), evaluation(0, 0.5)]
+    assert figures(progress_of(job(), *records, records[-1])) == figures(
+        progress_of(job(), *records)
+    )
 
 
 def test_the_drift_is_that_of_the_last_comparable_evaluation() -> None:
-    progress = fed(job(), step(0, 1, 1.0), evaluation(0, 0.5, (3.0, 4.0)))
+    progress = progress_of(job(), step(0, 1, 1.0), evaluation(0, 0.5, (3.0, 4.0)))
     assert "drift" not in figures(progress)
     progress.take(evaluation(1, 0.5, (3.0, 3.0)))
     assert figures(progress)["drift"] == "0.2"
@@ -172,7 +174,7 @@ def test_the_drift_is_that_of_the_last_comparable_evaluation() -> None:
 
 
 def test_figures_are_means_over_replicas_without_those_not_finite() -> None:
-    progress = fed(
+    progress = progress_of(
         job(),
         step(0, 7, 1.0, loss=1.0),
         step(1, 9, 1.0, loss=2.0),
@@ -194,7 +196,7 @@ def test_the_parts_of_the_step_time_and_the_slowest_peer_are_reported() -> None:
             select_s=0.2, encode_s=0.1, send_s=0.0, decode_s=0.06, apply_s=0.04,
         )  # fmt: skip
 
-    reported = figures(fed(job(), spent(0, (2,)), spent(1, (0, 2)), spent(1, (10**6,))))
+    reported = figures(progress_of(job(), spent(0, (2,)), spent(1, (0, 2)), spent(1, (10**6,))))
     main = ("compute", "wait", "select", "encode", "send", "decode", "apply", "other")
     assert sum(float(reported[f"{part}Fraction"]) for part in main) == pytest.approx(1.0, abs=1e-3)
     assert (reported["selectFraction"], reported["otherFraction"]) == ("0.1000", "0.0500")
@@ -208,7 +210,7 @@ def with_metrics(rank: int, metrics: dict[str, float]) -> EvaluationRecord:
 
 def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
     reported = figures(
-        fed(
+        progress_of(
             job(), step(0, 1, 1.0), with_metrics(0, {"auc": 0.1}),
             with_metrics(0, {"auc": 0.25, "mae": 2.0, "loss": 7.0, "waitFraction": 3.0,
                              "metric_loss": 8.0}),
@@ -226,7 +228,7 @@ def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
 def test_no_figure_of_the_operator_counts_as_a_metric_of_the_program() -> None:
     slow = replace(step(0, 40, 60.0), waited_for=(1,), waited_s=0.5)
     learnt = [evaluation(0, 0.1 * n, (1.0,), 10.0 * n) for n in range(1, 7)]
-    reported = figures(fed(job(targetAccuracy=0.8), *second_by_second(39), slow, *learnt))
+    reported = figures(progress_of(job(targetAccuracy=0.8), *regular_steps(39), slow, *learnt))
     assert {"secondsToTarget", "waitedForRank", "waitedForFraction"} <= reported.keys()
     assert not any(map(is_of_program, reported))
 
@@ -239,13 +241,13 @@ def test_metrics_of_a_program_stay_within_the_definition() -> None:
     ]
     long = with_metrics(0, {"x" * 65: 1.0, "y" * 64: 2.0, "z" * 59 + "Fraction": 3.0})
     for records in ([long], hostile, [*hostile, long]):
-        status = fed(job(targetAccuracy=0.8), step(0, 1, 1.0), *records).trainer_status(NOW)
+        status = progress_of(job(targetAccuracy=0.8), step(0, 1, 1.0), *records).trainer_status(NOW)
         assert status is not None
         assert len(status.metrics) <= 32
         assert all(1 <= len(each.name) <= 64 >= len(each.value) for each in status.metrics)
         names = [each.name for each in status.metrics]
         assert len(set(names)) == len(names)
-    assert {"y" * 64: "2"}.items() <= figures(fed(job(), step(0, 1, 1.0), long)).items()
+    assert {"y" * 64: "2"}.items() <= figures(progress_of(job(), step(0, 1, 1.0), long)).items()
 
 
 @pytest.mark.parametrize("wall_s", [-1e300, 1e-300, 1.7e308])
@@ -257,7 +259,7 @@ def test_a_faulty_worker_cannot_make_a_status_that_the_definition_refuses(wall_s
         )
         for number, time_s in enumerate((-1e300, 5.0, 1e300), 1)
     ]  # fmt: skip
-    status = fed(job(maxSeconds=100), *steps, step(1, 1, 1.0)).trainer_status(NOW)
+    status = progress_of(job(maxSeconds=100), *steps, step(1, 1, 1.0)).trainer_status(NOW)
     assert status is not None
     assert 0 <= (status.progress_percentage or 0) <= 100
     assert all(len(metric.value) <= 64 for metric in status.metrics)
@@ -271,7 +273,7 @@ def test_links_are_those_of_present_workers() -> None:
             of.workers(), (MemberState.READY, MemberState.READY, MemberState.LOST), strict=True
         )
     )
-    progress = fed(of, link(0, 1, 9e6), link(1, 0, 5e6, connected=False), link(0, 2, 1e3))
+    progress = progress_of(of, link(0, 1, 9e6), link(1, 0, 5e6, connected=False), link(0, 2, 1e3))
     links = progress.links(Membership(1, of.key, 3, members))
     assert links is not None
     assert (links.connected, links.expected, links.slowest) == (1, 2, "b to a")
@@ -283,24 +285,24 @@ def test_links_are_those_of_present_workers() -> None:
 
 def test_links_to_other_sites_are_summed_and_small_rate_changes_are_ignored() -> None:
     """The sums use the last link reports of the own present workers."""
-    progress = fed(job(), link(0, 1, 9e6), link(0, 2, 5e6), link(1, 0, 1e3))
+    progress = progress_of(job(), link(0, 1, 9e6), link(0, 2, 5e6), link(1, 0, 1e3))
     own, b, c = SiteName("a"), SiteName("b"), SiteName("c")
-    assert progress.links_to(own, there(0, 1)) == (LinksTo(b, 1, 1, 9e6), LinksTo(c, 1, 1, 5e6))
-    assert progress.links_to(own, there(1)) == ()
+    assert progress.links_to(own, present(0, 1)) == (LinksTo(b, 1, 1, 9e6), LinksTo(c, 1, 1, 5e6))
+    assert progress.links_to(own, present(1)) == ()
     for rate, expected in ((8.5e6, 9e6), (8e6, 8e6), (8.7e6, 8e6)):
         progress.take(replace(link(0, 1, rate), time_s=2.0))
         progress.take(replace(link(0, 2, None, connected=False), time_s=2.0))
-        reported = progress.links_to(own, there(0, 1))
+        reported = progress.links_to(own, present(0, 1))
         assert reported == (LinksTo(b, 1, 1, expected), LinksTo(c, 0, 1, 0.0))
 
 
 def test_impossible_peers_use_no_memory() -> None:
-    progress = fed(job(), *(link(0, 10**6 + number, 1.0) for number in range(5000)))
+    progress = progress_of(job(), *(link(0, 10**6 + number, 1.0) for number in range(5000)))
     assert not progress._links
     assert progress.links(Membership(1, job().key, 3)) is None
 
 
-def there(*ranks: int) -> Membership:
+def present(*ranks: int) -> Membership:
     members = [Member(w, 1, MemberState.READY, "") for w in job().workers() if w.rank in ranks]
     return Membership(1, job().key, 3, tuple(members))
 
@@ -309,11 +311,11 @@ def test_the_last_report_of_a_present_worker_about_a_link_counts() -> None:
     progress = RunProgress(job())
     for peer in (1, 2):
         progress.take(link(0, peer, None))
-    assert progress.linked(there(0)) == {"b": 1, "c": 1}
+    assert progress.linked(present(0)) == {"b": 1, "c": 1}
     progress.take(replace(link(0, 1, None), time_s=2.0))  # the other worker reports nothing more
-    assert progress.linked(there(0)) == {"b": 1}
+    assert progress.linked(present(0)) == {"b": 1}
     progress.take(replace(link(0, 1, None, connected=False), time_s=3.0))
-    assert progress.linked(there(0)) == {}
+    assert progress.linked(present(0)) == {}
     progress.take(link(1, 0, None))
-    assert progress.linked(there(0)) == {}  # the worker that reported it is absent
-    assert progress.linked(there(0, 1)) == {"a": 1}
+    assert progress.linked(present(0)) == {}  # the worker that reported it is absent
+    assert progress.linked(present(0, 1)) == {"a": 1}
