@@ -102,7 +102,7 @@ def test_some_namespaces_need_only_roles(helm: Helm) -> None:
     assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
 
 
-def test_who_edits_a_namespace_edits_its_jobs(helm: Helm) -> None:
+def test_editors_of_a_namespace_may_edit_its_jobs(helm: Helm) -> None:
     found = helm.objects(only="users.yaml")
     prefix = "rbac.authorization.k8s.io/aggregate-to-"
     granted_to = {

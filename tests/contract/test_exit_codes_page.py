@@ -177,7 +177,7 @@ def test_each_failure_on_the_page_has_a_test_that_makes_it() -> None:
     ("code", "file", "name"),
     [(code, *test) for (code, _), tests in CASES.items() for test in tests],
 )
-def test_those_tests_exist_and_have_the_code(code: ExitCode, file: str, name: str) -> None:
+def test_the_named_tests_exist_and_have_the_code(code: ExitCode, file: str, name: str) -> None:
     """The code may be in a table or a function that tests of the module share."""
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
     found = [

@@ -102,7 +102,7 @@ def test_waiting_for_a_worker_that_computes_longer_is_not_lost():
     assert lost_by_waiting(records, staying=[Rank(0), Rank(1)]) == {}
 
 
-def test_waiting_is_ignored_in_first_iterations_and_those_that_not_all_made():
+def test_waiting_is_ignored_in_first_iterations_and_in_incomplete_ones():
     records = waiting(0, 5.0, 0, 0, 5.0) + waiting(1, 5.0, 0, 0)
     assert lost_by_waiting(records, staying=[Rank(0), Rank(1)]) == {}
     assert lost_by_waiting([], staying=[Rank(0)]) == {}

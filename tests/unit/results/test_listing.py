@@ -167,20 +167,20 @@ def test_listing_does_not_prevent_locking(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", None)
     done = threading.Event()
 
-    def look() -> None:
+    def read() -> None:
         while not done.is_set():
             read_run(folder)
 
-    lookers = [threading.Thread(target=look) for _ in range(2)]
-    for looker in lookers:
-        looker.start()
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
     try:
         for _ in range(50):
             FolderLock(folder).release()
     finally:
         done.set()
-        for looker in lookers:
-            looker.join()
+        for reader in readers:
+            reader.join()
 
 
 @pytest.mark.parametrize(

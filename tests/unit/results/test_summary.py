@@ -173,7 +173,7 @@ def test_a_worker_with_thousands_of_metrics_costs_no_more_than_64():
     assert len(summary_of(given)["metrics"]) == 64
 
 
-def test_every_field_has_a_description_and_the_page_names_those_at_the_top():
+def test_every_field_has_a_description_and_the_page_names_the_top_level_ones():
     def described(part):
         for name, value in part.get("properties", {}).items():
             yield name, "description" in value or "$ref" in value or "anyOf" in value

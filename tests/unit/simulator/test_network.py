@@ -117,8 +117,8 @@ def test_loss_limits_a_link_by_the_formula_and_others_get_the_rest() -> None:
 def test_a_cancelled_transfer_never_ends_and_leaves_its_share() -> None:
     clock = VirtualClock()
     network = VirtualNetwork(clock, conditions([RATE, RATE, RATE]))
-    doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("cancelled"))
-    clock.after(1.0, lambda: network.end(doomed))
+    cancelled = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("cancelled"))
+    clock.after(1.0, lambda: network.end(cancelled))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(1.5)}
 
 

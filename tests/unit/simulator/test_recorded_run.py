@@ -136,8 +136,8 @@ def test_under_a_quota_cpu_time_gives_the_cost_and_the_sidecar_the_speed() -> No
     assert recorded.plan.samples_per_s_per_core == pytest.approx(1000)
     cores = [worker.quota_cores for worker in recorded.plan.initial.workers]
     assert cores == pytest.approx([0.25, 0.5])
-    untold = [r for r in records if not isinstance(r, DirectiveRecord)]
-    assert plan_of(untold, has_quotas=True) == plan_of(untold)
+    without_directives = [r for r in records if not isinstance(r, DirectiveRecord)]
+    assert plan_of(without_directives, has_quotas=True) == plan_of(without_directives)
 
 
 def test_under_a_quota_the_exchange_costs_by_the_bytes_of_each_worker() -> None:

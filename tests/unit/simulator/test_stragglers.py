@@ -39,7 +39,7 @@ def test_slow_steps_have_the_given_frequency_follow_the_seed_and_differ_between_
     assert steps(2, ZERO) != first
 
 
-def test_each_step_draws_once_whether_it_counts_or_not() -> None:
+def test_each_step_draws_once_also_if_it_does_not_count() -> None:
     late = Straggler(frozenset({ZERO}), 6.0, 0.5, begins_s=10.0)
     early, later = (
         StragglerModel([late], seed=3, rank=ZERO),

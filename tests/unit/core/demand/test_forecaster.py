@@ -27,10 +27,10 @@ def errors(series: list[float], readings: int = 2, after: int = 0) -> tuple[floa
     for index in range(len(series) - readings):
         forecaster.add(series[index])
         value, _ = forecaster.forecast(readings)
-        came = fmean(series[index + 1 : index + 1 + readings])
+        actual = fmean(series[index + 1 : index + 1 + readings])
         if index >= after:
-            own.append(abs(value - came))
-            last.append(abs(series[index] - came))
+            own.append(abs(value - actual))
+            last.append(abs(series[index] - actual))
     return fmean(own), fmean(last)
 
 

@@ -52,8 +52,8 @@ def out(peer: Rank, done: int = 0) -> MessageArrived:
     return MessageArrived(peer, join_barrier.join_answer(0, done=done, role=JoinRole.OUT))
 
 
-def trains(peer: Rank, done: int, asked: int = 0) -> MessageArrived:
-    return MessageArrived(peer, join_barrier.join_answer(asked, done=done, role=JoinRole.IN))
+def trains(peer: Rank, done: int, requests: int = 0) -> MessageArrived:
+    return MessageArrived(peer, join_barrier.join_answer(requests, done=done, role=JoinRole.IN))
 
 
 def without_quorum(peer: Rank) -> MessageArrived:
@@ -74,7 +74,7 @@ class Entry:
     """`own state`, `state of PEER at ITERATION`, or `waits`."""
     states: dict[Rank, list[int]] = field(default_factory=dict)
     """Of each donor: the iterations of the states that it gives, in order; then none."""
-    asked: tuple[tuple[Rank, int], ...] = ()
+    requests: tuple[tuple[Rank, int], ...] = ()
     """Peers that are asked to wait at an iteration, in order."""
     own_iteration: int = 0
     state_bytes: int = LARGE
@@ -126,27 +126,27 @@ TABLE = {
     ),
     "links with all ready workers come first": Entry([[up(A), trains(A, 7)]], "waits"),
     "a lost worker's link is not awaited": Entry(
-        [[up(A), trains(A, 7)]], "waits", asked=((A, F),), lost=(B,)
+        [[up(A), trains(A, 7)]], "waits", requests=((A, F),), lost=(B,)
     ),
     "peers wait at the iteration that they agreed on": Entry(
         [BOTH_TRAIN, AGREED, [step(A, F)]],
         f"state of 1 at {F - 1}",
         states={A: [F - 1]},
-        asked=((A, F), (B, F)),
+        requests=((A, F), (B, F)),
     ),
     "a state from after the iteration is not adopted": Entry(
-        [BOTH_TRAIN, AGREED, [step(A, F)]], "waits", states={A: [F]}, asked=((A, F), (B, F))
+        [BOTH_TRAIN, AGREED, [step(A, F)]], "waits", states={A: [F]}, requests=((A, F), (B, F))
     ),
     "a state before the iteration is pulled early": Entry(
         [BOTH_TRAIN, AGREED, [step(A, F - 1), step(B, F - 1)]],
         f"state of 1 at {F - 1}",
         states={A: [F - 1]},
-        asked=((A, F), (B, F)),
+        requests=((A, F), (B, F)),
     ),
     "a peer that was past the iteration gets a later one": Entry(
         [BOTH_TRAIN, [trains(A, F, F)]],
         "waits",
-        asked=((A, F), (B, F), (A, F + 2 * FIRST_MARGIN), (B, F + 2 * FIRST_MARGIN)),
+        requests=((A, F), (B, F), (A, F + 2 * FIRST_MARGIN), (B, F + 2 * FIRST_MARGIN)),
     ),
     "a latecomer catches up with the peers' steps": Entry(
         [BOTH_TRAIN, [step(A, 9), step(B, 10)]],
@@ -166,21 +166,21 @@ TABLE = {
         [BOTH_TRAIN, [step(A, 9), step(B, 9 + 2 * MAX_LEAD)]],
         "waits",
         states={A: [9], B: [9]},
-        asked=((A, F), (B, F)),
+        requests=((A, F), (B, F)),
         state_bytes=SMALL,
         policy="dlion",
     ),
     "beside another latecomer it meets at the barrier": Entry(
         [[up(A), up(B), trains(A, 7), out(B)]],
         "waits",
-        asked=((A, F), (B, F)),
+        requests=((A, F), (B, F)),
         state_bytes=SMALL,
         policy="dlion",
     ),
     "once the training peers are gone all are asked again": Entry(
         [[up(A), up(B), trains(A, 7), out(B)], [LinkDown(A, 1, "killed")], [up(A), out(A), out(B)]],
         "own state",
-        asked=((A, F), (B, F), (B, 0)),
+        requests=((A, F), (B, F), (B, 0)),
     ),
 }
 
@@ -204,10 +204,10 @@ class Peers:
 
     def __init__(self, entry: Entry) -> None:
         self._states = {rank: list(states) for rank, states in entry.states.items()}
-        self.asked: list[tuple[Rank, int]] = []
+        self.requests: list[tuple[Rank, int]] = []
 
     def send(self, peer: Rank, message: Message) -> None:
-        self.asked.append((peer, message.iteration))
+        self.requests.append((peer, message.iteration))
 
     def give(self, peer: Rank) -> StateSnapshot | None:
         states = self._states.get(peer)
@@ -325,4 +325,4 @@ def test_both_entrances_follow_the_table(
     entry = TABLE[case]
     begins, peers = entrance(entry)
     assert begins == entry.begins
-    assert tuple(peers.asked) == entry.asked
+    assert tuple(peers.requests) == entry.requests

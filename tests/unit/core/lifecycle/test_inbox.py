@@ -202,11 +202,13 @@ def test_an_answer_uses_the_link_of_its_question() -> None:
     """A promise to a worker that has been replaced must not reach its successor."""
     answers: list[tuple[Rank, Message, int]] = []
     inbox = WaitingInbox(lambda *sent: answers.append(sent))
-    asked = MessageArrived(A, join_barrier.join_request(13))
+    question_event = MessageArrived(A, join_barrier.join_request(13))
     arrive(inbox, LinkUp(A, 4, 0))
     inbox.start(3)
     # In one step of this worker, the peer asks, is lost, returns and asks again.
-    events = arrive(inbox, asked, LinkDown(A, 4, "killed"), LinkUp(A, 5, 0), asked)
+    events = arrive(
+        inbox, question_event, LinkDown(A, 4, "killed"), LinkUp(A, 5, 0), question_event
+    )
     questions = [event for event in events if isinstance(event, JoinQuestion)]
     for question in questions:
         inbox.answer(question, JoinRole.IN, done=11)

@@ -118,13 +118,13 @@ def test_the_policy_receives_joins_only_when_the_worker_continues() -> None:
     worker.hear(MemberLeft(B))
     worker.hear(MemberLeft(C))
     held, ask = (Message(kind, 0, payload=b"\0") for kind in (MessageKind.HELD, MessageKind.MEET))
-    comes = [MemberJoined(B), MessageArrived(B, held), MessageArrived(B, ask)]
-    assert all(worker.hear(event) for event in comes)
-    goes = [MemberJoined(C), MessageArrived(C, held)]
-    assert all(worker.hear(event) for event in [*goes, MemberLeft(C), MemberJoined(C)])
+    joining = [MemberJoined(B), MessageArrived(B, held), MessageArrived(B, ask)]
+    assert all(worker.hear(event) for event in joining)
+    leaving = [MemberJoined(C), MessageArrived(C, held)]
+    assert all(worker.hear(event) for event in [*leaving, MemberLeft(C), MemberJoined(C)])
     assert not worker.quorum_gate.released()
     worker.hear(reach(C, 1, A, is_halted=True))
-    assert worker.quorum_gate.released() == [*comes, MemberJoined(C)]
+    assert worker.quorum_gate.released() == [*joining, MemberJoined(C)]
     assert not worker.hear(MessageArrived(C, held))
 
 

@@ -137,10 +137,10 @@ class SynchronousJob:
         self.tell()
 
     def tell(self) -> None:
-        for teller in self.controllers:
-            for hearer in self.controllers:
-                if hearer is not teller:
-                    hearer.handle_capacity(teller.capacities.own(), 1)
+        for sender in self.controllers:
+            for receiver in self.controllers:
+                if receiver is not sender:
+                    receiver.handle_capacity(sender.capacities.own(), 1)
 
 
 def assert_shares(batches: list[int], quotas: list[float]) -> None:

@@ -49,12 +49,12 @@ def job_of() -> Job:
     return load_job(job_document(SITES, exchange=exchange))
 
 
-def members(job: Job, *, lost: tuple[int, ...] = (), come: int = 5) -> Peers:
+def members(job: Job, *, lost: tuple[int, ...] = (), joined_count: int = 5) -> Peers:
     found = tuple(
         Member(
             worker, 1, MemberState.LOST if worker.rank in lost else MemberState.READY, "h:1", "h:2"
         )
-        for worker in job.workers()[:come]
+        for worker in job.workers()[:joined_count]
     )
     return Peers(Membership(1, job.key, 5, found), 100)
 
@@ -84,10 +84,10 @@ def probe_all(
 
 
 def report_all(made: list[ResourceController]) -> None:
-    for teller in made:
-        for hearer in made:
-            if hearer is not teller:
-                hearer.handle_capacity(teller.own(), 1)
+    for sender in made:
+        for receiver in made:
+            if receiver is not sender:
+                receiver.handle_capacity(sender.own(), 1)
 
 
 def last(controller: ResourceController) -> Directive:
@@ -122,14 +122,14 @@ def test_rates_that_a_probe_cannot_distinguish_are_equal_and_the_slower_directio
 
 
 def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
-    rates, asked, now_s = PairBandwidths(Rank(0)), [], 0.0
+    rates, probed, now_s = PairBandwidths(Rank(0)), [], 0.0
     while now_s < 2 * PAIR_RETRY_S + 1:
         while (peer := rates.next_to_probe([Rank(1), Rank(2)], now_s)) is not None:
-            asked.append((now_s, peer))
+            probed.append((now_s, peer))
             if peer == 1:  # the other worker does not answer
                 rates.probed(peer, 1e6)
         now_s += 1.0
-    assert asked == [(0.0, 1), (0.0, 2), (2.0, 1), (2.0, 2), (4.0, 1), (4.0, 2)]
+    assert probed == [(0.0, 1), (0.0, 2), (2.0, 1), (2.0, 2), (4.0, 1), (4.0, 2)]
     for _ in range(3):
         rates.probed(Rank(2), 1e6)
     later = [
@@ -142,14 +142,14 @@ def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
 
 
 def test_a_link_without_a_result_does_not_delay_the_probes_of_others() -> None:
-    rates, asked = PairBandwidths(Rank(0)), []
+    rates, probed = PairBandwidths(Rank(0)), []
     for now_s in range(300):
         while (peer := rates.next_to_probe([Rank(1), Rank(2), Rank(3)], float(now_s))) is not None:
-            asked.append(peer)
+            probed.append(peer)
             if peer != 3:
                 rates.probed(peer, 1e6)
-    assert min(asked.count(Rank(1)), asked.count(Rank(2))) >= 300 / PAIR_PROBE_S / 2
-    assert asked.count(Rank(3)) >= 300 / PAIR_RETRY_S - 1
+    assert min(probed.count(Rank(1)), probed.count(Rank(2))) >= 300 / PAIR_PROBE_S / 2
+    assert probed.count(Rank(3)) >= 300 / PAIR_RETRY_S - 1
 
 
 # ---- the controller ----------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_a_lost_gateway_is_replaced_at_once_and_its_return_changes_nothing() -> 
 def test_a_worker_that_has_not_joined_yet_can_be_a_gateway() -> None:
     job = job_of()
     controller = ResourceController(job, Rank(0))
-    controller.handle(members(job, come=2), 0.0)
+    controller.handle(members(job, joined_count=2), 0.0)
     controller.regroup_if_due(1.0)
     assert controller.grouping == BY_SITES
 

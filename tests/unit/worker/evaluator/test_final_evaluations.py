@@ -63,11 +63,11 @@ def test_equal_weights_are_evaluated_once_for_all_trainers(
         return RESULT
 
     with present(tmp_path):
-        asked = [trainers.ask("aa"), trainers.ask("aa"), trainers.ask("bb", WEIGHTS_D + 1)]
+        requests = [trainers.ask("aa"), trainers.ask("aa"), trainers.ask("bb", WEIGHTS_D + 1)]
         until_s = time.monotonic() + 30
-        while not all(one.done() for one in asked) and time.monotonic() < until_s:
+        while not all(one.done() for one in requests) and time.monotonic() < until_s:
             answer_requests(tmp_path, evaluate)
-        assert [one.result(0) for one in asked] == [RESULT] * 3
+        assert [one.result(0) for one in requests] == [RESULT] * 3
         answer_requests(tmp_path, evaluate)
     assert sorted(float(weights_D[0]) for weights_D, _ in evaluated) == [0.0, 1.0]
     np.testing.assert_array_equal(evaluated[0][1], STATE_S)
@@ -81,23 +81,23 @@ def test_a_new_evaluator_answers_the_requests_to_the_earlier_one(
         raise KeyboardInterrupt
 
     with present(tmp_path):
-        asked = trainers.ask("aa")
+        request = trainers.ask("aa")
         trainers.wait_until_asked(1)
         with pytest.raises(KeyboardInterrupt):
             answer_requests(tmp_path, killed)
     with present(tmp_path):
         answer_requests(tmp_path, lambda *_: RESULT)
-        assert asked.result(30) == RESULT
+        assert request.result(30) == RESULT
 
 
 def test_a_trainer_evaluates_itself_if_the_evaluator_has_failed(
     tmp_path: Path, trainers: Trainers
 ) -> None:
     with present(tmp_path):
-        asked = trainers.ask("aa")
+        request = trainers.ask("aa")
         trainers.wait_until_asked(1)
         answer_requests(tmp_path, lambda *_: None)
-        assert asked.result(30) is None
+        assert request.result(30) is None
 
 
 def test_a_trainer_evaluates_itself_if_the_evaluators_disk_is_full(
@@ -108,10 +108,10 @@ def test_a_trainer_evaluates_itself_if_the_evaluators_disk_is_full(
 
     monkeypatch.setattr(final_evaluations, "write_atomically", full)
     with present(tmp_path):
-        asked = trainers.ask("aa")
+        request = trainers.ask("aa")
         trainers.wait_until_asked(1)
         answer_requests(tmp_path, lambda *_: RESULT)
-        assert asked.result(30) is None
+        assert request.result(30) is None
 
 
 def test_a_trainer_evaluates_itself_if_there_is_no_evaluator(
@@ -123,16 +123,16 @@ def test_a_trainer_evaluates_itself_if_there_is_no_evaluator(
         pass
     assert trainers.ask("bb").result(30) is None
     with present(tmp_path):
-        asked = trainers.ask("cc")
+        request = trainers.ask("cc")
         trainers.wait_until_asked(10)
-        assert not asked.done(), "a running evaluator is awaited"
+        assert not request.done(), "a running evaluator is awaited"
         answer_requests(tmp_path, lambda *_: RESULT)
-        assert asked.result(30) == RESULT
+        assert request.result(30) == RESULT
 
 
 def test_a_trainer_evaluates_itself_if_it_cannot_send_a_request(tmp_path: Path) -> None:
-    asked = FinalEvaluations(tmp_path / "gone")
-    assert asked.evaluate("aa", WEIGHTS_D, STATE_S, between_polls=lambda: None) is None
+    evaluations = FinalEvaluations(tmp_path / "gone")
+    assert evaluations.evaluate("aa", WEIGHTS_D, STATE_S, between_polls=lambda: None) is None
 
 
 def test_a_wait_ends_when_the_trainer_must_end(tmp_path: Path) -> None:

@@ -201,12 +201,16 @@ def test_no_worker_waits_permanently_when_others_vanish_while_they_join(
     try:
         for kill in range(4 * KILLS):
             _wait(lambda: any(node.is_training for node in nodes.values()), f"kill {kill}")
-            stays = chance.choice(sorted(rank for rank, node in nodes.items() if node.is_training))
-            (goes,) = nodes.keys() - {stays}
-            if nodes[stays].hashes:  # else it may lack the last steps of the worker that vanishes
-                every.append(nodes[goes])
-            nodes[goes].kill()
-            nodes[goes] = Node(job, goes, network, kill + 2, NAP_S).start()
+            remaining = chance.choice(
+                sorted(rank for rank, node in nodes.items() if node.is_training)
+            )
+            (leaving,) = nodes.keys() - {remaining}
+            if nodes[
+                remaining
+            ].hashes:  # else it may lack the last steps of the worker that vanishes
+                every.append(nodes[leaving])
+            nodes[leaving].kill()
+            nodes[leaving] = Node(job, leaving, network, kill + 2, NAP_S).start()
             time.sleep(0.04 * chance.random())
         _wait(lambda: all(len(node.hashes) > 10 for node in nodes.values()), "after the last")
         assert policy != "full" or not differing([*every, *nodes.values()])
@@ -225,13 +229,13 @@ def test_the_others_continue_while_a_state_is_transferred(workers: int, policy: 
     try:
         _wait(lambda: all(len(node.hashes) > 20 for node in nodes), "the beginning")
         nodes[0].kill()
-        stays, done = nodes[1:], len(nodes[1].steps)
+        remaining, done = nodes[1:], len(nodes[1].steps)
         nodes[0] = Node(job, Rank(0), network, 2, NAP_S).start()
         _wait(lambda: len(nodes[0].hashes) > 10, "it is back")
-        longest_s = max(step.waited_s for node in stays for step in node.steps[done:])
+        longest_s = max(step.waited_s for node in remaining for step in node.steps[done:])
         assert (longest_s < 0.8 * STATE_S) == (policy == "dlion")
         first = min(nodes[0].hashes)
-        assert all(first in node.hashes for node in stays)
+        assert all(first in node.hashes for node in remaining)
     finally:
         for node in nodes:
             node.kill()

@@ -62,15 +62,15 @@ def test_a_change_during_a_step_is_reported_at_once(tmp_path: Path) -> None:
     group = control_group(tmp_path)
     watch = QuotaWatch(ProcessCpuLimits(tmp_path))
     allowances: list[CpuAllowance] = []
-    came = threading.Event()
+    changed = threading.Event()
 
     def tell(allowance: CpuAllowance) -> None:
         allowances.append(allowance)
-        came.set()
+        changed.set()
 
     with watch.reporting_changes(tell):
         (group / "cpu.max").write_text("80000 100000\n")
-        assert came.wait(10)
+        assert changed.wait(10)
     assert [one.quota_cores for one in allowances] == [0.8]
     assert watch.changed(), "the current step gives no estimate for either quota"
     assert not watch.changed()

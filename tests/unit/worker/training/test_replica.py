@@ -108,24 +108,24 @@ def test_two_replicas_that_merge_at_their_resting_weights_are_equal_after_some_s
 
 
 def test_a_worker_that_adopts_a_state_continues_like_its_donor(replica: LocalReplica) -> None:
-    taker = fresh(seed=2)
-    taker.restore_from(replica.snapshot_for(StateRequest()))
-    assert taker.iteration == replica.iteration == 1
-    for one in (replica, taker):
+    receiver = fresh(seed=2)
+    receiver.restore_from(replica.snapshot_for(StateRequest()))
+    assert receiver.iteration == replica.iteration == 1
+    for one in (replica, receiver):
         apply_gradient(one, iteration=2)
-    np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
+    np.testing.assert_array_equal(receiver.model.weights_D, replica.model.weights_D)
 
 
 def test_values_withheld_from_peers_are_not_given_with_a_state(replica: LocalReplica) -> None:
     withheld_D = other_weights(replica)
     replica.withhold(withheld_D)
-    taker = fresh(seed=2)
-    taker.withhold(other_weights(taker))
-    taker.restore_from(replica.snapshot_for(StateRequest()))
+    receiver = fresh(seed=2)
+    receiver.withhold(other_weights(receiver))
+    receiver.restore_from(replica.snapshot_for(StateRequest()))
     expected_D = replica.model.weights_D - withheld_D
-    np.testing.assert_array_equal(taker.model.weights_D, expected_D)
+    np.testing.assert_array_equal(receiver.model.weights_D, expected_D)
     again = fresh(seed=3)
-    again.restore_from(taker.snapshot_for(StateRequest()))
+    again.restore_from(receiver.snapshot_for(StateRequest()))
     np.testing.assert_array_equal(again.model.weights_D, expected_D, "what it withheld is void")
     judged = replica.snapshot_for(StateRequest(weights_only=True))
     assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
