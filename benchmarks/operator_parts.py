@@ -111,7 +111,7 @@ def a_pass() -> str:
     site.look()
     site.start_pods()
     ready: Any = {"plant-a": WORKERS}
-    site.runs.seen = RunView(open_s=3600.0, ready=ready, training=True)
+    site.runs.current_view = RunView(open_s=3600.0, ready=ready, training=True)
     for site.time_s in (30.0, 60.0):
         site.look()
 
