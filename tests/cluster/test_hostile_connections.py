@@ -1,10 +1,10 @@
-"""Hostile and mistaken connections to every port of a run, and to what it dials: the matrix.
+"""Test a matrix of hostile and mistaken connections to every port of a run, and from it.
 
-Proves: each is refused; what got past TLS is told by metric, reason and event, each once; what did
-not is told by whoever dialled (trainers, sidecars, an operator, each as the product has it); the
-rightful are let in before and after. Operator, trainer, sidecar and keeper are processes beside a
-real API server, tokens are its own (`hostile_scene`). `pytest -s` prints the matrix.
-Left out: hostile content of good connections (tests/fuzz, tests/local).
+Each is refused. A refusal after TLS is reported once by metric, reason and event. A refusal by TLS
+is reported by the dialling process: trainer, sidecar or operator. Valid callers are accepted before
+and after. Operator, trainer, sidecar and keeper are processes beside a real API server with its own
+tokens (`hostile_scene`). `pytest -s` prints the matrix. Left out: hostile content of valid
+connections (tests/fuzz, tests/local).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 ORDERLY = ("Replaced", "Silent")
-"""Refusals of plant-b's operator itself, which is greeted in place of whoever has its name."""
+"""Refusals of plant-b's own operator, which also retries while another caller has its name."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def at(kubectl: Kubectl, tmp_path: Path) -> Iterator[Scene]:
 
 
 def refused(at: Scene, server: str, reason: str = "") -> float:
-    """How often that server has refused somebody for that reason, or for any."""
+    """Return how often that server refused a caller for that reason, or for any."""
     if server in ("exchange", "measuring"):
         reasons = [reason] if reason else [str(each) for each in PeerRefusal]
         return sum(at.peer_refusals(server, "served", each) for each in reasons)
@@ -54,7 +54,7 @@ def refused(at: Scene, server: str, reason: str = "") -> float:
 
 
 def check_served(at: Scene, case: Case) -> None:
-    """It is refused, and told as the matrix says."""
+    """Check that it is refused, and reported as in the matrix."""
     reason = "" if case.reason == IN_TLS else case.reason
     before, records = refused(at, case.at, reason), len(at.records())
     handshakes = at.operator.metric("dlion_federation_handshakes_total")
@@ -74,8 +74,8 @@ def check_served(at: Scene, case: Case) -> None:
         until(lambda: any(m.startswith(begins) for m in at.events("CallerRefused")), begins)
 
 
-def lets_in_the_rightful(at: Scene) -> bool:
-    """Whether whoever should be let in is."""
+def accepts_valid_callers(at: Scene) -> bool:
+    """Report whether valid callers are accepted."""
     good = grpc.StatusCode.OK
     try:
         return sign()(at).code is share()(at).code is good and bool(acknowledged(at))
@@ -84,14 +84,14 @@ def lets_in_the_rightful(at: Scene) -> bool:
 
 
 def check_dialled(at: Scene, case: Case) -> None:
-    """What answers is not believed, and whoever dialled says so."""
+    """Check that the answer is rejected, and that the dialling process reports it."""
     ended = case.act(at)
     assert ended.code is grpc.StatusCode.UNAVAILABLE, ended
     assert ended.reason == ("" if case.reason == IN_TLS else case.reason), ended
 
 
-def test_what_is_hostile_or_mistaken_is_refused_and_told(at: Scene) -> None:
-    assert lets_in_the_rightful(at)
+def test_hostile_and_mistaken_connections_are_refused_and_reported(at: Scene) -> None:
+    assert accepts_valid_callers(at)
     wrong = []
     *cases, last = SERVED
     with mistaken_workers(at) as diallers:
@@ -102,11 +102,11 @@ def test_what_is_hostile_or_mistaken_is_refused_and_told(at: Scene) -> None:
             except AssertionError as error:
                 wrong.append(f"{case.at}, {case.who}: {error}")
             print(f"{time.monotonic() - began_s:5.1f} s  {case.at}: {case.who}")
-        for who, tells in diallers.items():
-            until(tells, f"the {who}, tells that it is not believed")
-    with mistaken_operator(at) as tells:  # not before: others' handshakes are counted above
-        until(tells, "an operator tells that it is not believed")
+        for who, reports in diallers.items():
+            until(reports, f"the {who}, reports the rejection")
+    with mistaken_operator(at) as reports:  # not earlier: handshakes are counted above
+        until(reports, "an operator reports the rejection")
     assert not wrong, "\n".join(wrong)
-    until(lambda: lets_in_the_rightful(at), "the rightful are let in again")
-    until(lambda: at.events("MessageRefused"), "what workers tell is told in the cluster")
+    until(lambda: accepts_valid_callers(at), "valid callers are accepted again")
+    until(lambda: at.events("MessageRefused"), "reports of workers are events in the cluster")
     print("\n".join(["", *table(CASES)]))

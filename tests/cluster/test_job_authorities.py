@@ -1,12 +1,15 @@
-"""Workers of a job that names an authority in a Secret, beside a real API server without nodes.
+"""Test workers of a job that names an authority in a Secret, with a real API server without nodes.
 
-Proves: nothing starts before the Secret is there; then its authority signs for a worker, and after
-it another in the Secret, once the operator has started anew; with the Secret gone the status says
-so. In the slow tier two real workers train over links, and with a keeper, one in a new pod by the
-second authority with one whose certificate is of the first; with the Secret gone they train on.
-With cert-manager's own controllers, the job's Certificate is issued and the operator signs by it;
-before, the status says what keeps it, and it goes with the job.
-Left out: pods (the workers are processes with the pods' own tokens), what an authority has to be
+Nothing starts before the Secret exists. Then its authority signs for a worker, and after a change
+of the Secret and a restart of the operator the other one. Without the Secret the status reports
+that. Slow test: two real workers train over links, and with a keeper. One is in a new pod with a
+certificate of the second authority, the other has one of the first. Without the Secret they
+continue.
+
+With cert-manager's own controllers, the job's Certificate is issued and the operator signs with it.
+Before that the status has the reason of the delay, and the Certificate is deleted with the job.
+
+Left out: pods (the workers are processes with the pods' own tokens), requirements of an authority
 (tests/unit/operator), several sites (tests/local/test_federated_runs).
 """
 
@@ -47,14 +50,14 @@ TLS = {"mode": "Secret", "secretName": "plant-ca"}
 
 
 def ready(kubectl: Kubectl) -> dict[str, Any]:
-    """The condition Ready; empty before there is one."""
+    """Return the condition Ready; empty if there is none."""
     status = kubectl.get("dlj", NAME).get("status") or {}
     found = [each for each in status.get("conditions") or () if each["type"] == "Ready"]
     return found[0] if found else {}
 
 
 def shown_at(host: str) -> x509.Certificate | None:
-    """The certificate that a worker shows to its peers; None: it takes no calls now."""
+    """Return the certificate of a worker for its peers; None: it accepts no calls now."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -70,7 +73,7 @@ def shown_at(host: str) -> x509.Certificate | None:
 
 
 def is_by(certificate: x509.Certificate | None, given: GivenAuthority) -> bool:
-    """Whether that authority has signed it."""
+    """Report whether that authority has signed it."""
     if certificate is None:
         return False
     try:
@@ -81,7 +84,7 @@ def is_by(certificate: x509.Certificate | None, given: GivenAuthority) -> bool:
 
 
 def kept(kubectl: Kubectl) -> bytes:
-    """By which this site's workers are known, as their Job keeps it."""
+    """Return the authorities that verify this site's workers, as their Job stores them."""
     (job,) = kubectl.get("jobs")["items"]
     text = (job["metadata"].get("annotations") or {}).get(AUTHORITIES_ANNOTATION, "{}")
     return str(json.loads(text).get("plant-a", "")).encode()
@@ -90,7 +93,7 @@ def kept(kubectl: Kubectl) -> bytes:
 def signed(
     kubectl: Kubectl, operator: OperatorProcess, folder: Path, *, subnet: int
 ) -> x509.Certificate:
-    """What the operator gives the first worker's pod."""
+    """Return the certificate that the operator gives the first worker's pod."""
     pods = ClusterPods(folder, kubectl.get("dlj", NAME), kubectl, subnet=subnet)
     worker = pods.job.worker(Rank(0))
     given = request_certificate(
@@ -106,14 +109,14 @@ def signed(
 
 @pytest.fixture(scope="session")
 def cert_manager_folder() -> Path:
-    """What is built of cert-manager."""
+    """The build of cert-manager."""
     folder = cert_manager.built()
     if folder is None:
         pytest.skip("cert-manager is not built yet: run `make testbed-setup`")
     return folder
 
 
-def test_cert_manager_makes_the_authority_of_a_job(
+def test_cert_manager_issues_the_authority_of_a_job(
     kubectl: Kubectl, tmp_path: Path, cert_manager_folder: Path
 ) -> None:
     issued = {"mode": "CertManager", "issuerName": "example-pki"}
@@ -124,7 +127,7 @@ def test_cert_manager_makes_the_authority_of_a_job(
         "spec": {"selfSigned": {}},
     }
 
-    def says(words: str) -> bool:
+    def has_message(words: str) -> bool:
         condition = ready(kubectl)
         return condition.get("reason") == "NoAuthority" and words in condition.get("message", "")
 
@@ -133,14 +136,14 @@ def test_cert_manager_makes_the_authority_of_a_job(
         tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home
     ) as operator:
         kubectl.apply(job_document(1, tls=issued))
-        eventually(lambda: says("is cert-manager installed?"), what="NoAuthority")
+        eventually(lambda: has_message("is cert-manager installed?"), what="NoAuthority")
         cert_manager.install(cert_manager_folder, kubectl)
-        eventually(lambda: says("is not issued by cert-manager yet"), what="a Certificate")
+        eventually(lambda: has_message("is not issued by cert-manager yet"), what="a Certificate")
         with CertManager(cert_manager_folder, kubectl, tmp_path / "cert-manager.log") as manager:
             words = (
                 "is not issued by cert-manager yet: Issuing certificate as Secret does not exist"
             )
-            eventually(lambda: says(words), what=words)
+            eventually(lambda: has_message(words), what=words)
             assert children(kubectl) == []
             kubectl.apply(issuer)
             eventually(lambda: workers(kubectl, NAME), what="the worker's pod")
@@ -166,7 +169,7 @@ def test_the_authority_that_a_job_names_signs_for_its_workers(
         kubectl.apply(first.secret())
         eventually(lambda: workers(kubectl, NAME), what="the worker's pod")
         assert is_by(signed(kubectl, operator, tmp_path, subnet=45), first)
-        eventually(lambda: kept(kubectl) == first.own_pem, what="what the Job keeps")
+        eventually(lambda: kept(kubectl) == first.own_pem, what="the authority on the Job")
 
         kubectl.apply(second.secret())
         operator.kill()
@@ -207,28 +210,28 @@ def test_workers_train_by_the_authority_that_their_job_names(
                 pods.start_worker(rank)
             pods.wait_until(pods.all_train, "training")
             assert all(is_by(shown_at(pods.address(1 + rank)), first) for rank in (0, 1))
-            eventually(lambda: kept(kubectl) == first.own_pem, what="what the Job keeps")
+            eventually(lambda: kept(kubectl) == first.own_pem, what="the authority on the Job")
 
             kubectl.apply(second.secret())
             operator.kill()
             operator.start()
             both = second.own_pem + first.own_pem
             eventually(lambda: kept(kubectl) == both, what="both on the Job")
-            pods.wait_until(lambda: pods.steps(1), "what the keeper has recorded")
+            pods.wait_until(lambda: pods.steps(1), "records at the keeper")
             incarnations = {step.incarnation for step in pods.steps(1)}
             pods.end("trainer-1", "sidecar-1", number=signal.SIGKILL)
             pods.lose_worker(1)
             pods.start_worker(1)
             pods.wait_until(lambda: is_by(shown_at(pods.address(2)), second), "the second signs")
             assert is_by(shown_at(pods.address(1)), first)
-            # Not by the status: it may not have told of the loss yet.
+            # Not by the status: it may not report the loss yet.
             pods.wait_until(
                 lambda: {step.incarnation for step in pods.steps(1)} - incarnations,
                 "training again",
             )
             pods.wait_until(
                 lambda: pods.log("sidecar-1").count("serving other sidecars") == 2,
-                "its sidecar is signed for, too",
+                "a certificate of its sidecar",
             )
 
             kubectl.run("delete", "secret", "plant-ca")

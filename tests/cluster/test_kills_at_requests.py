@@ -1,10 +1,10 @@
-"""The operator, killed at each of its requests, which a proxy before an API server counts.
+"""Test the operator when it is killed at each of its requests, which a proxy counts.
 
-Proves: killed just after every single request that changes something in a job's life (a run that
-takes the place of another, trained to its end; deleted), the operator leaves what an undisturbed
-life leaves, and nothing after the end. In the slow tier also: just before each; the job made with
-its claim, suspended, resumed, made smaller and larger; a lost pod; at events.
-Left out: pods that run, other faults of the API server (test_api_faults).
+It is killed just after every write in a job's life: a run that replaces another, trains to its end,
+and is deleted. The operator leaves the same objects as without kills, and nothing after the end.
+Slow tests: just before each write; a job with a claim that is created, suspended, resumed and
+scaled; a lost pod; kills at events. Left out: pods that run, other faults of the API server
+(test_api_faults).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from testbed.kubectl import Kubectl
 
 pytestmark = pytest.mark.cluster
 QUIET_S = 3.0
-"""No request for so long: the operator has done what it wanted."""
+"""After this time without a request the operator is idle."""
 BUSY_S = 30.0
-MOST_KILLS = 40
-"""At the requests of one part of a life, each before and after."""
+MAX_KILLS = 40
+"""Maximum at the requests of one part of a life, before and after each."""
 PLACES = ("before", "after")
 AFTER = ("after",)
-"""What a kill before a request leaves is what one after the request before it has left."""
+"""A kill before a request leaves the same objects as one after the preceding request."""
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ LIFE: dict[str, tuple[Act, Done]] = {
     ),
     "deleted again": DELETED,
 }
-"""How each part of a job's life comes to be, and what holds once it has."""
+"""How each part of a job's life begins, and the condition at its end."""
 SHORT_LIFE = {part: LIFE[part] for part in ("another run", "ended", "deleted")}
-"""All workers made anew, the end, and the removal. A kill costs a start of the operator: the other
-parts are in the slow tier."""
+"""New workers, the end, and the removal. A kill costs a start of the operator: the other parts are
+slow tests."""
 LOSS: dict[str, tuple[Act, Done]] = {
     "lost": (lose_worker, lambda it: len(workers(it)) == 3 and not has_silent_worker(it)),
     "deleted": DELETED,
@@ -96,12 +96,12 @@ LOSS: dict[str, tuple[Act, Done]] = {
 
 
 def run_of(kubectl: Kubectl) -> str:
-    """The run that the status speaks of."""
+    """Return the run in the status."""
     return str(kubectl.get("dlj", "digits")["status"].get("runId"))
 
 
 def begin(kubectl: Kubectl, proxy: FaultProxy, *, ends: bool) -> None:
-    """A first run, which comes to its end where that is wanted."""
+    """Apply a first run, and end it if requested."""
     kubectl.apply(manifest())
     settled(kubectl, pods=3)
     if ends:
@@ -120,12 +120,11 @@ def killed_at_every_request(
     events: bool = False,
     places: Sequence[str] = PLACES,
 ) -> dict[str, list[str]]:
-    """Kills the operator at each request that follows from `act`: those before and after which.
-    `places`: in this order, again and again.
+    """Kill the operator at each request that follows from `act`; return them by place.
 
-    What it knows is in the cluster, so after each kill a fresh process meets just the state that
-    this request leaves, or has not made. It has `patience_s` to come to the next one, and on a busy
-    machine more while what it is to do is not `done`.
+    `places` are used in turn. The operator's state is in the cluster, so after each kill a new
+    process finds exactly the state before or after this request. It has `patience_s` until the next
+    request, and on a busy machine more while its work is not `done`.
     """
     kills: dict[str, list[str]] = {"before": [], "after": []}
     turns = itertools.cycle(places)
@@ -139,14 +138,14 @@ def killed_at_every_request(
             proxy.release()
             return kills
         kills[gate.where].append(_named(gate.request))
-        assert len(kills[gate.where]) < MOST_KILLS, kills
+        assert len(kills[gate.where]) < MAX_KILLS, kills
         operator.kill()
         gate = proxy.hold(next(turns), events=events)
         operator.launch()
 
 
 def _named(request: Request | None) -> str:
-    """Method and path, a pod's name without what is made up by chance."""
+    """Return method and path, without the random part of a pod's name."""
     return re.sub(r"(/pods/[^/]+)-[a-z0-9]{5}\b", r"\1", str(request))
 
 
@@ -166,7 +165,7 @@ def _is_held_or_alive(proxy: FaultProxy, operator: OperatorProcess) -> bool:
     ],
 )
 @pytest.mark.timeout(900)
-def test_killed_before_and_after_every_request_nothing_is_there_twice(
+def test_kills_at_every_request_create_nothing_twice(
     kubectl: Kubectl,
     proxy: FaultProxy,
     operator: OperatorProcess,
@@ -176,8 +175,10 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
     patience_s: float,
     events: bool,
 ) -> None:
-    """With `events` it is killed at these instead, before one and after the next: at every other
-    request it would never come to one, as whoever starts anew tells of what is done no more."""
+    """With `events` it is killed at these instead, before one and after the next.
+
+    Otherwise it never reaches one, since a restarted operator does not repeat events.
+    """
     undisturbed: dict[str, list[str]] = {}
     requests: dict[str, set[str]] = {}
     begin(kubectl, proxy, ends=ends)
@@ -189,7 +190,7 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
         undisturbed[phase] = children(kubectl)
         requests[phase] = {_named(each) for each in proxy.mutations(began)}
     begin(kubectl, proxy, ends=ends)
-    told = 0
+    events_reached = 0
     for phase, (act, done) in life.items():
         begins = partial(act, kubectl)
         is_done = partial(done, kubectl)
@@ -198,19 +199,19 @@ def test_killed_before_and_after_every_request_nothing_is_there_twice(
         )
         assert waited(partial(done, kubectl), 60), (phase, kills, children(kubectl))
         assert waited(partial(_has, kubectl, undisturbed[phase]), 60), (phase, kills)
-        told += len(kills["before"]) if events else 0
+        events_reached += len(kills["before"]) if events else 0
         if not events:
             assert [set(kills[where]) for where in places] == [requests[phase]] * len(places), phase
         counts = " and ".join(f"{len(at)} {where}" for where, at in kills.items())
         print(f"{phase}: killed {counts} a request")
-    assert told > 0 or not events
+    assert events_reached > 0 or not events
 
 
 def _has(kubectl: Kubectl, wanted: list[str]) -> bool:
     return children(kubectl) == wanted
 
 
-def test_killed_as_it_makes_its_authority_it_makes_one(
+def test_kills_during_the_creation_of_the_authority_leave_one(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
 ) -> None:
     def from_the_beginning() -> None:

@@ -1,14 +1,16 @@
-"""A job that MultiKueue dispatches, beside real API servers with Kueue's own definitions.
+"""Test a job that MultiKueue dispatches, with real API servers and Kueue's own definitions.
 
-Proves: a copy of a job owns the Workload that its label names, runs by its admission and reports
-to it, and does not use one that is missing or another's; with two clusters and Kueue's own manager
-at each (slow) the manager cluster starts nothing, the copy runs in the other one, its status comes
-back and `dlion describe` names its cluster; an eviction there, and a suspension, a deletion, a
-lost label and another `managedBy` here end the copy, and it is made again where the job goes on; a
-run that is over is so at both, also if it is evicted at its end; a copy at a site of another name
-tells it and frees its quota.
-Leaves out: pods that run, so that the test says in a kubelet's place that they have ended; several
-worker clusters; Kueue's webhooks.
+A copy of a job owns the Workload that its label names, runs by its admission and reports to it. It
+does not use a missing Workload or one of another job.
+
+Slow test: two clusters, each with Kueue's own manager. The manager cluster starts nothing, and the
+copy runs in the other one. Its status is copied back, and `dlion describe` names its cluster. An
+eviction there ends the copy. So does a suspension, a deletion, a lost label or another `managedBy`
+here. The copy is created again if the job continues. A finished run is finished in both, also if it
+is evicted at its end. A copy at a site of another name reports that and frees its quota.
+
+Left out: pods that run (the test reports their end in the kubelet's place); several worker
+clusters; Kueue's webhooks.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def worker_cluster(bare_site: Site, kubectl: Kubectl) -> Iterator[Kubectl]:
 
 
 def dispatched(name: str = "digits") -> dict[str, Any]:
-    """A job in queue `edge` whose three workers request one CPU each."""
+    """Return a job in queue `edge` whose three workers request one CPU each."""
     document = manifest(name, managedBy=MULTIKUEUE)
     document["metadata"]["labels"] = {QUEUE_LABEL: "edge"}
     for group in document["spec"]["sites"][0]["groups"]:
@@ -71,7 +73,7 @@ def dispatched(name: str = "digits") -> dict[str, Any]:
 
 
 def ready(kubectl: Kubectl, name: str = "digits") -> tuple[str, str]:
-    """Reason and message."""
+    """Return reason and message."""
     conditions = (kubectl.get("dlj", name).get("status") or {}).get("conditions") or ()
     found = [(c["reason"], c["message"]) for c in conditions if c["type"] == "Ready"]
     return found[0] if found else ("", "")
@@ -81,7 +83,7 @@ def copies(kubectl: Kubectl) -> list[str]:
     return [each["metadata"]["name"] for each in kubectl.get("dlj")["items"]]
 
 
-def test_a_copy_runs_by_the_workload_that_its_label_names(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_a_copy_runs_by_the_workload_of_its_label(kubectl: Kubectl, tmp_path: Path) -> None:
     if not kubectl.knows(WORKLOADS):
         kueue.install(kubectl)
     kubectl.apply(resource_flavor("arm", {"arch": "arm"}))
@@ -99,7 +101,7 @@ def test_a_copy_runs_by_the_workload_that_its_label_names(kubectl: Kubectl, tmp_
 
 
 def _check_copy(kubectl: Kubectl, made: dict[str, Any]) -> None:
-    """Of a job whose Workload `made` is."""
+    """Check a copy whose Workload is `made`."""
     copy = dispatched()
     del copy["spec"]["managedBy"]
     copy["metadata"]["labels"][QUEUE_PREBUILT_LABEL] = "digits-dispatch"
@@ -216,7 +218,7 @@ def _check_life_of_a_job(kubectl: Kubectl, there: Kubectl, tmp_path: Path) -> No
 
 
 def _check_copy_at_another_site(kubectl: Kubectl, there: Kubectl) -> None:
-    """Its reason comes back before Kueue deletes it, and both clusters get their quota back."""
+    """Check that its reason is copied back before Kueue deletes it, and both quotas are freed."""
     kubectl.apply(dispatched("third"))
     eventually(lambda: end_of_workload(kubectl, "third") == "OutOfSync", within_s=120, what="end")
     eventually(lambda: not copies(there), what="the unusable copy gone")
@@ -225,7 +227,7 @@ def _check_copy_at_another_site(kubectl: Kubectl, there: Kubectl) -> None:
 
 
 def end_of_workload(kubectl: Kubectl, job: str) -> str:
-    """The reason of its end. Empty: it has not ended."""
+    """Return the reason of its end; empty: it has not ended."""
     conditions = ((workload_of(kubectl, job) or {}).get("status") or {}).get("conditions") or ()
     return next((each["reason"] for each in conditions if each["type"] == "Finished"), "")
 

@@ -1,12 +1,13 @@
-"""A site's operator is upgraded, as docs/installing.md says, while a job of the site trains.
+"""Test the upgrade of a site's operator, as in docs/installing.md, while a job of the site trains.
 
-Proves: with the chart of an earlier commit installed and its operator, its workers and its keeper
-running, `helm upgrade` to this chart and this operator in place of that one touch nothing of the
-job: the same Jobs and pods, no child made twice, no worker started again; the status says what it
-said before; its workers, of the earlier code, make each iteration once, to the end.
-With a definition that is not the release's (`crds.enabled=false`) it is applied first.
-Left out: nodes (operator, workers and keeper are processes with the accounts and tokens that their
-pods have; in a kubelet's place the test says that they have ended); images; several sites.
+An earlier commit's chart is installed, with its operator, workers and keeper. `helm upgrade` to
+this chart and a restart as this operator do not touch the job. Jobs and pods are the same, no child
+is created twice, and no worker restarts. The status stays the same. The job's workers, of the
+earlier code, make each iteration once, to the end. A definition outside the release
+(`crds.enabled=false`) is applied first.
+
+Left out: nodes (operator, workers and keeper are processes with the accounts and tokens of their
+pods; in the kubelet's place the test reports their end); images; several sites.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class EarlierPods(ClusterPods):
 
 @pytest.fixture
 def earlier() -> EarlierTree:
-    """What is upgraded from."""
+    """The tree before the upgrade."""
     return EarlierTree.take()
 
 
 @pytest.fixture
 def helm(bare_site: Site, tmp_path: Path) -> Iterator[Helm]:
-    """helm with a site that has the operator's namespace and one of jobs; nothing stays."""
+    """helm with a site that has the operator's namespace and one for jobs; nothing stays."""
     program = helm_program()
     assert program is not None
     made = Helm(program, tmp_path / "helm", bare_site.kubectl)
@@ -70,7 +71,7 @@ def helm(bare_site: Site, tmp_path: Path) -> Iterator[Helm]:
 
 
 def operator_settings(kubectl: Kubectl) -> dict[str, Any]:
-    """What the release has the operator read, but for ports: those of a process differ."""
+    """Return the operator's settings in the release, without ports, which differ for a process."""
     text = replace(kubectl, namespace=NAMESPACE).get("configmap", "dlion-operator")["data"]
     settings: dict[str, Any] = yaml.safe_load(text["config.yaml"])
     for name in ("coordinator", "metricsPort", "healthPort"):
@@ -79,7 +80,7 @@ def operator_settings(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def of_the_run(kubectl: Kubectl) -> dict[str, tuple[str, int]]:
-    """UID and generation of each child, none of which is on its way out."""
+    """Return UID and generation of each child; none may be in deletion."""
     found = kubectl.get(KINDS, "-l", "app.kubernetes.io/managed-by=dlion-operator")["items"]
     assert not any("deletionTimestamp" in each["metadata"] for each in found)
     return {
@@ -91,9 +92,11 @@ def of_the_run(kubectl: Kubectl) -> dict[str, tuple[str, int]]:
     }
 
 
-def said(kubectl: Kubectl) -> dict[str, Any]:
-    """What the job's status says of the run, less figures, times, words, and that no node runs the
-    keeper's pod, which it says a minute after that was made."""
+def stable_status(kubectl: Kubectl) -> dict[str, Any]:
+    """Return the job's status of the run without figures, times and messages.
+
+    It also ignores that no node runs the keeper's pod, which the status reports after a minute.
+    """
     status = kubectl.get("dlj", NAME)["status"]
     kept = ("runId", "specHash", "observedGeneration", "readyWorkers", "readySites")
     conditions = {
@@ -104,7 +107,7 @@ def said(kubectl: Kubectl) -> dict[str, Any]:
     return {name: status[name] for name in kept} | conditions
 
 
-def test_a_job_trains_on_while_its_operator_is_upgraded(
+def test_a_job_trains_during_an_upgrade_of_its_operator(
     bare_site: Site, helm: Helm, earlier: EarlierTree, tmp_path: Path
 ) -> None:
     kubectl = replace(bare_site.kubectl, namespace=HOME)
@@ -130,8 +133,8 @@ def test_a_job_trains_on_while_its_operator_is_upgraded(
             for rank in (0, 1):
                 pods.start_worker(rank)
             pods.wait_until(pods.all_train, "training")
-            pods.wait_until(lambda: len(pods.steps()) > 1, "what the keeper has recorded")
-            there, before = of_the_run(kubectl), said(kubectl)
+            pods.wait_until(lambda: len(pods.steps()) > 1, "records at the keeper")
+            there, before = of_the_run(kubectl), stable_status(kubectl)
 
             helm.run("upgrade", RELEASE, str(CHART), "-n", NAMESPACE, values=SITE)
             operator.end()
@@ -139,7 +142,7 @@ def test_a_job_trains_on_while_its_operator_is_upgraded(
             operator.start()
             upgraded_at = max(step.iteration for step in pods.steps())
             eventually(lambda: operator.metric("dlion_operator_reconciles_total"), what="a look")
-            eventually(lambda: said(kubectl) == before, what="what was said before")
+            eventually(lambda: stable_status(kubectl) == before, what="the earlier status")
             assert of_the_run(kubectl) == there
 
             assert [pods.wait(f"trainer-{rank}") for rank in (0, 1)] == [0, 0], pods.story()
@@ -153,7 +156,7 @@ def test_a_job_trains_on_while_its_operator_is_upgraded(
     assert len(made) == 1
 
 
-def test_a_definition_that_is_not_the_releases_goes_first(
+def test_a_definition_outside_the_release_is_applied_first(
     bare_site: Site, helm: Helm, earlier: EarlierTree
 ) -> None:
     kubectl = replace(bare_site.kubectl, namespace=HOME)
@@ -173,7 +176,7 @@ def test_a_definition_that_is_not_the_releases_goes_first(
 
 
 def assert_each_iteration_once(pods: EarlierPods, *, beyond: int) -> None:
-    """Of both workers, each started once, also beyond that one."""
+    """Check the iterations of both workers, each started once, also beyond that one."""
     for rank in (0, 1):
         steps = pods.steps(rank)
         assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
