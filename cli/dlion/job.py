@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dlion_api.status_names import State
+from dlion_results.summary.accuracy_name import ACCURACY
 
 BackendName = Literal["local", "simulated", "kubernetes"]
 ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})
@@ -48,6 +49,8 @@ class JobSnapshot:
     """Seconds left, of virtual time in a simulation; None: unknown."""
     accuracy: float | None = None
     """Mean over replicas on held-out data, 0 to 1; None before the first evaluation."""
+    accuracy_name: str = ACCURACY
+    """What people read for it: "accuracy", or R² of targets. On Kubernetes always the former."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Other metrics of `compile()` by name, as `accuracy`. On Kubernetes of this site's
     replicas, at most 16; else empty in lists."""
@@ -71,7 +74,7 @@ class JobSnapshot:
             "state": f"{self.state} {f'({self.reason})' if self.reason else ''}",
             "progress": _percent(self.progress),
             "ETA": "" if self.eta_s is None else f"{self.eta_s:.0f} s",
-            "accuracy": _percent(self.accuracy),
+            self.accuracy_name: _percent(self.accuracy),
             **{name[:60]: f"{value:.4g}" for name, value in [*self.metrics.items()][:16]},
             "loss": "" if self.loss is None else f"{self.loss:.4g}",
             "workers": ", ".join(f"{each.name} {each.state}" for each in self.workers[:16])

@@ -57,7 +57,7 @@ def job_line(job: JobSnapshot) -> str:
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4g}")
     if job.accuracy is not None:
-        parts.append(f"accuracy {100 * job.accuracy:.1f} %")
+        parts.append(f"{job.accuracy_name} {100 * job.accuracy:.1f} %")
     return ", ".join(parts)
 
 

@@ -35,6 +35,7 @@ from dlion_results.run_folder.events import EventFollower
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, JOB, SUMMARY
 from dlion_results.run_folder.lock import LOCK, is_lock, lock_holder
 from dlion_results.run_folder.stored_values import MAX_NUMBER, number_of
+from dlion_results.summary.accuracy_name import accuracy_name, common_name
 from dlion_results.summary.curves import Curve, mean_over_replicas
 from dlion_results.summary.judgement import EndReason
 
@@ -148,6 +149,9 @@ class ResultReader:
             "created": self._created(command, summary),
             "curve": self._curve() if with_curve else (),
             "metrics": self._metric_means() if with_curve else {},
+            "accuracy_name": common_name(
+                row.accuracy_name for row in self._rows.values() if row.accuracy is not None
+            ),
             **self._figures(),
         }
         if is_running:
@@ -321,7 +325,7 @@ def _ended(summary: Mapping[str, Any], is_completed: bool) -> dict[str, Any]:
         about["progress"] = 1.0
     accuracy = summary.get("accuracy")
     if isinstance(accuracy, Mapping) and (mean := number_of(accuracy.get("mean"))) is not None:
-        about["accuracy"] = mean
+        about["accuracy"], about["accuracy_name"] = mean, accuracy_name(summary)
     workers = summary.get("workers")
     losses = [
         loss

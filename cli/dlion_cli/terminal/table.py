@@ -18,6 +18,7 @@ from dlion_cli.terminal.formatting import (
 )
 from dlion_cli.terminal.sent_bytes import links_parts, sent_sentences
 from dlion_results.run_folder.stored_values import UNREADABLE
+from dlion_results.summary.accuracy_name import ACCURACY, accuracy_name
 from dlion_results.summary.privacy import privacy_sentence
 from dlion_results.summary.time_use import time_sentences
 
@@ -80,7 +81,8 @@ def result_table(summary: Mapping[str, Any], width: int) -> Table:
     left_out = {name for least, name in NARROW.items() if width < least}
     for column in COLUMNS:
         if column not in left_out:
-            table.add_column(column, justify="right", no_wrap=True)
+            title = accuracy_name(summary) if column == ACCURACY else column
+            table.add_column(title, justify="right", no_wrap=True)
 
     def add(name: str, cells: Mapping[str, str], style: str | None = None) -> None:
         shown = (cells.get(column, "") for column in COLUMNS if column not in left_out)

@@ -31,6 +31,7 @@ from dlion_cli.views.link_table import link_table, links_cell, links_columns, sp
 from dlion_cli.views.terminal_view import TerminalView
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_results.run_folder.description import worker_name
+from dlion_results.summary.accuracy_name import common_name
 
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is no terminal."""
@@ -149,7 +150,7 @@ class LiveView(TerminalView):
                 parts += [
                     f"step {steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else ""),
                     f"loss {_mean_text(row.loss for row in rows)}",
-                    f"accuracy {self._accuracy()}",
+                    self._accuracy(),
                     f"{format_rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
                     f"{format_bytes(sum(row.sent_bytes for row in rows))} sent",
                 ]
@@ -195,7 +196,7 @@ class LiveView(TerminalView):
             header.append(f"  ·  {printable(self._environment)}")
         header.append(f"  ·  {format_duration(self._clock() - self._started_s)} elapsed")
         header.append(f"  ·  {self._way()}")
-        header.append(f"  ·  accuracy {self._accuracy()}")
+        header.append(f"  ·  {self._accuracy()}")
         if self._stop.target_accuracy:
             header.append(f" of {format_percent(self._stop.target_accuracy)}")
         return header
@@ -218,16 +219,20 @@ class LiveView(TerminalView):
         counted = [row.accuracy for row in self._rows.values() if not row.is_quarantined]
         known = [accuracy for accuracy in counted if accuracy is not None]
         if not known:
-            return UNKNOWN
+            return f"{self._accuracy_name()} {UNKNOWN}"
         mean = format_percent(sum(known) / len(known))
         span = f" ({format_percent(min(known))} to {format_percent(max(known))})"
-        return mean + (span if len(known) > 1 else "")
+        return f"{self._accuracy_name()} {mean}{span if len(known) > 1 else ''}"
+
+    def _accuracy_name(self) -> str:
+        evaluated = [row for row in self._rows.values() if row.accuracy is not None]
+        return common_name(row.accuracy_name for row in evaluated)
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
         for title in ("worker", "state"):
             table.add_column(title, no_wrap=True)
-        for title in ("step", "loss", "accuracy", "batch", "samples/s", "sent/s"):
+        for title in ("step", "loss", self._accuracy_name(), "batch", "samples/s", "sent/s"):
             table.add_column(title, justify="right", no_wrap=True)
         if self._is_wide():
             table.add_column("sent", justify="right", no_wrap=True)

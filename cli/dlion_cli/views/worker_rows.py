@@ -82,6 +82,7 @@ class WorkerRow:
     iteration: int = 0
     loss: float | None = None
     accuracy: float | None = None
+    accuracy_name: str = ""
     batch: int = 0
     first_step_s: float | None = None
     links: dict[Rank, LinkRow] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class WorkerRow:
             case StepRecord():
                 self._add_step(record)
             case EvaluationRecord():
-                self.accuracy = record.accuracy
+                self.accuracy, self.accuracy_name = record.accuracy, record.accuracy_name
             case LinkRecord() if record.neighbour or record.peer in self.links:
                 self.links.setdefault(record.peer, LinkRow()).add(record)
                 if record.time_s >= self._spark_s + 1:

@@ -48,6 +48,8 @@ class EvaluationResult:
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Other figures that the program names."""
+    accuracy_name: str = ""
+    """As of `EvaluationRecord`."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class EvaluatedSnapshot:
             weights_norm=self.weights_norm,
             final=final,
             metrics=self.evaluation.metrics,
+            accuracy_name=self.evaluation.accuracy_name,
         )
 
 

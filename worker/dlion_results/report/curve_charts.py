@@ -14,6 +14,7 @@ import numpy as np
 from dlion_results.report.formats import duration, rough_percent, shortened
 from dlion_results.report.palette import WorkerGroup, coloured_groups, row_groups
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.curves import (
     Points,
     at_times,
@@ -52,7 +53,8 @@ class PageChart:
 
 def accuracy_over_time(runs: Sequence[LoadedRun]) -> PageChart:
     """Accuracy of the replicas and their mean; all runs over the same time."""
-    title, end_s = "Accuracy over time", max(run.length_s for run in runs)
+    name = common_name(run.accuracy_name for run in runs)
+    title, end_s = f"{as_title(name)} over time", max(run.length_s for run in runs)
     series = _accuracies(runs, _time_axis)
     several = len(runs) > 1
     means = [one for one in series if one["m"]]
@@ -71,13 +73,14 @@ def accuracy_over_time(runs: Sequence[LoadedRun]) -> PageChart:
         title,
         caption,
         f"{title} over {duration(end_s)}: {ends}.",
-        _lines(series, "time", end_s, "percent", "accuracy, %", rule=_target(runs), tall=True),
+        _lines(series, "time", end_s, "percent", f"{name}, %", rule=_target(runs), tall=True),
     )
 
 
 def accuracy_over_bytes(runs: Sequence[LoadedRun]) -> PageChart:
     """Accuracy over the bytes that all workers had sent by then."""
-    title = "Accuracy over bytes sent"
+    name = common_name(run.accuracy_name for run in runs)
+    title = f"{as_title(name)} over bytes sent"
     most = max(run.summary["sent_bytes"] for run in runs)
     sending = [run for run in runs if run.summary["sent_bytes"] > 0.001 * most]
     series = _accuracies(runs, _bytes_axis, of=sending)
@@ -88,7 +91,7 @@ def accuracy_over_bytes(runs: Sequence[LoadedRun]) -> PageChart:
     if silent:
         names = ", ".join(shortened(name, 40) for name in silent)
         caption += f" Not drawn, as next to nothing was sent: {names}."
-    spec = _lines(series, "bytes", most, "percent", "accuracy, %", rule=_target(runs))
+    spec = _lines(series, "bytes", most, "percent", f"{name}, %", rule=_target(runs))
     return PageChart("bytes", title, caption, f"{title}: {len(series)} lines.", spec)
 
 

@@ -10,6 +10,7 @@ from dlion_api.spec import Job
 from dlion_results.report.formats import duration, rough_percent, shortened, without_queries
 from dlion_results.report.runs import LoadedRun
 from dlion_results.report.stored_files import UNFINISHED
+from dlion_results.summary.accuracy_name import ACCURACY
 from dlion_results.summary.judgement import EndReason
 
 MAX_LISTED_RUNS: Final = 3
@@ -74,6 +75,8 @@ def result(run: LoadedRun, *, short: bool = False) -> str:
     if accuracy["mean"] is None:
         return "no replica was evaluated"
     mean, least, most = (rough_percent(accuracy[name]) for name in ("mean", "min", "max"))
+    if run.accuracy_name != ACCURACY:
+        mean = f"{run.accuracy_name} {mean}"
     if accuracy["replicas"] == 1:
         text = mean
     elif least == most:

@@ -37,6 +37,7 @@ from dlion_results.report.tiles import shares, tiles
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.run_folder.stored_values import text_of
+from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.time_use import start_and_end_s, time_sentences
 
 PAGE_BYTES: Final = 1_900_000
@@ -106,6 +107,7 @@ def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE
     all_runs, runs = runs, runs[:MAX_RUNS]
     top = _shared_charts(runs)
     overviews = [_overview(run) for run in runs]
+    environment.globals["accuracy_name"] = common_name(run.accuracy_name for run in runs)
     curves = environment.get_template("curves.html").render(
         runs=overviews, charts={chart.name: chart for chart in top}, levels=_levels(runs)
     )

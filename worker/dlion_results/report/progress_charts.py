@@ -19,6 +19,7 @@ from dlion_results.report.drawing import (
     time_axis,
 )
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.curves import Points, at_times, smoothed, subsampled
 from dlion_results.summary.summary import sent_bytes_at
 
@@ -38,7 +39,7 @@ def accuracy_against_time(runs: Sequence[LoadedRun]) -> Chart:
         _time_axis(axes, runs)
 
     caption = "Held-out split. Thin: each replica. Thick: mean over replicas. Dashed: the target."
-    return chart("Accuracy against time", caption, draw)
+    return chart(f"{as_title(_name(runs))} against time", caption, draw)
 
 
 def accuracy_against_bytes(runs: Sequence[LoadedRun]) -> Chart:
@@ -63,7 +64,8 @@ def accuracy_against_bytes(runs: Sequence[LoadedRun]) -> Chart:
         axes.set_xlim(left=0)
         axes.set_xlabel(f"sent by all workers together [{unit}]")
 
-    return chart("Accuracy against bytes", "Bytes as the exchange counts them.", draw)
+    heading = f"{as_title(_name(runs))} against bytes"
+    return chart(heading, "Bytes as the exchange counts them.", draw)
 
 
 def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
@@ -128,7 +130,11 @@ def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
         axes.axhline(target, color=INK, linestyle=(0, (5, 4)), linewidth=0.9, alpha=0.6)
     top = max(points[:, 1].max() for run in runs for points in _replicas(run))
     axes.set_ylim(0, min(1.02, max(top, target or 0) * 1.08))
-    percent_axis(axes, "accuracy")
+    percent_axis(axes, _name(runs))
+
+
+def _name(runs: Sequence[LoadedRun]) -> str:
+    return common_name(run.accuracy_name for run in runs)
 
 
 def _replicas(run: LoadedRun) -> list[Points]:

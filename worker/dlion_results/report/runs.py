@@ -27,6 +27,7 @@ from dlion_results.run_folder.layout import EVENTS
 from dlion_results.run_folder.manifest import read_job_and_text
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.stored_values import text_of
+from dlion_results.summary.accuracy_name import accuracy_name
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
 from dlion_results.summary.tally import RunTally, WorkerTally, first_step_s
@@ -76,6 +77,11 @@ class LoadedRun:
     def worker_name(self, rank: Rank) -> str:
         """Short name of that worker, or its rank if the manifest has no such worker."""
         return self._names.get(rank, f"worker {rank}")
+
+    @property
+    def accuracy_name(self) -> str:
+        """What people read in place of "accuracy"."""
+        return accuracy_name(self.summary)
 
     def mean_accuracy(self) -> Points:
         """Mean over replicas against time, shape [T, 2]."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.link_use import bytes_by_kind
 from dlion_results.summary.privacy import most_spent, unknown_privacy
 
@@ -36,7 +37,7 @@ def tiles(runs: Sequence[LoadedRun]) -> list[Tile]:
         return []
     time_name = "Time to the target" if any(run.summary["target"] for run in runs) else "Training"
     figures = {
-        "Accuracy": _accuracy,
+        as_title(common_name(run.accuracy_name for run in runs)): _accuracy,
         time_name: _time,
         "Samples per second": _rate,
         "Sent": _sent,

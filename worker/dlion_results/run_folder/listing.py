@@ -47,6 +47,7 @@ from dlion_results.run_folder.stored_values import (
     parse_mapping,
     text_of,
 )
+from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.judgement import EndReason
 
 MAX_DEPTH: Final = 4
@@ -91,6 +92,8 @@ class StoredRun:
     is_resumable: bool = False
     accuracy: float | None = None
     """Mean over replicas."""
+    accuracy_name: str = ""
+    """As of `EvaluationRecord`."""
     iteration: int | None = None
     duration_s: float | None = None
     started_at: datetime | None = None
@@ -239,6 +242,7 @@ def _finished(base: StoredRun, summary: Mapping[str, Any], ending: Mapping[str, 
         job=text_of(job.get("name")) if isinstance(job, Mapping) else "",
         is_resumable=state is not StoredState.SUCCEEDED and _has_checkpoint(base.path),
         accuracy=_figure(accuracy.get("mean")) if isinstance(accuracy, Mapping) else None,
+        accuracy_name=text_of(accuracy.get("name")) if isinstance(accuracy, Mapping) else "",
         iteration=count_of(ending.get("iteration")),
         duration_s=_figure(summary.get("time_s")),
         started_at=_time(text_of(ending.get("started_at"))) or base.started_at,
@@ -250,7 +254,12 @@ def _unfinished(base: StoredRun, names: set[str], *, is_running: bool) -> Stored
     state = StoredState.RUNNING if is_running else StoredState.INTERRUPTED
     tail = _Tail.of(base.path / EVENTS)
     run = replace(
-        base, state=state, accuracy=tail.accuracy, iteration=tail.iteration, duration_s=tail.end_s
+        base,
+        state=state,
+        accuracy=tail.accuracy,
+        accuracy_name=tail.accuracy_name,
+        iteration=tail.iteration,
+        duration_s=tail.end_s,
     )
     try:
         job = parse_job(read_manifest_bytes(base.path), source=JOB)
@@ -272,6 +281,7 @@ class _Tail:
     accuracy: float | None = None
     iteration: int | None = None
     end_s: float | None = None
+    accuracy_name: str = ""
 
     @classmethod
     def of(cls, events: Path) -> _Tail:
@@ -280,7 +290,7 @@ class _Tail:
         except OSError:
             return cls()
         accuracies: dict[int, float] = {}
-        iterations, times_s = [], []
+        iterations, times_s, names = [], [], []
         for line in content.splitlines():
             try:
                 record = parse_record(line)
@@ -291,8 +301,10 @@ class _Tail:
                 iterations.append(record.iteration)
             elif isinstance(record, EvaluationRecord):
                 accuracies[record.rank] = record.accuracy
+                names.append(record.accuracy_name)
         mean = sum(accuracies.values()) / len(accuracies) if accuracies else None
-        return cls(mean, max(iterations, default=None), max(times_s, default=None))
+        name = common_name(names)
+        return cls(mean, max(iterations, default=None), max(times_s, default=None), name)
 
 
 def _figure(value: object) -> float | None:

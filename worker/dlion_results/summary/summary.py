@@ -23,6 +23,7 @@ from dlion_results.run_folder.environment import (
 )
 from dlion_results.run_folder.models import SiteModel
 from dlion_results.run_folder.stored_values import MAX_NUMBER
+from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.culprit import find_culprit, run_use
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
@@ -224,7 +225,9 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Js
         if worker.last_evaluation is not None and math.isfinite(worker.last_evaluation.accuracy)
     }
     averaged = max((model.averaged_accuracy for model in models), default=None)
+    evaluated = [worker.last_evaluation for worker in trusted_workers(workers)]
     return {
+        "name": common_name(each.accuracy_name for each in evaluated if each is not None),
         "mean": float(np.mean(list(final.values()))) if final else None,
         "min": min(final.values(), default=None),
         "max": max(final.values(), default=None),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ProgramError
+from dlion_api.protocol.progress import R_SQUARED
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.training.building import BuiltModel
 from dlion_worker.training.framework import tf
@@ -141,7 +142,9 @@ class Scoring:
             correct_C, total_C = sums
             accuracy = float(correct_C.sum() / max(1, total_C.sum()))
             classes = tuple(float(a) for a in correct_C / np.maximum(1, total_C))
-        return EvaluationResult(accuracy, loss, classes, samples, figures)
+        own = bool(self._compiled_accuracy) or self._program.accuracy is not None
+        name = "" if own or self._class_count else R_SQUARED
+        return EvaluationResult(accuracy, loss, classes, samples, figures, name)
 
     def rejection(self, y_B: NDArray[Any], message: str) -> str:
         """Why TensorFlow rejects a batch, with its message last."""

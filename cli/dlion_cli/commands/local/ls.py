@@ -23,6 +23,7 @@ from dlion_cli.terminal.formatting import (
 from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import age
 from dlion_results.run_folder.listing import MAX_FOLDERS, ResultFinder, StoredRun, StoredState
+from dlion_results.summary.accuracy_name import ACCURACY, common_name
 
 _PIPE_COLUMNS: Final = 500
 """Width of output that is not a terminal, so that nothing is cut."""
@@ -91,7 +92,7 @@ def _table(runs: Sequence[StoredRun], folder: Path, now: datetime, *, wide: bool
             Text(printable(_name(run, folder))),  # no markup: a name may have brackets
             run.command or UNKNOWN,
             Text(_state(run), style=_STYLES[run.state]),
-            format_percent(run.accuracy),
+            _accuracy(run),
             UNKNOWN if run.iteration is None else f"{run.iteration:,}",
             format_duration(run.duration_s),
             UNKNOWN if run.started_at is None else age((now - run.started_at).total_seconds()),
@@ -102,6 +103,13 @@ def _table(runs: Sequence[StoredRun], folder: Path, now: datetime, *, wide: bool
             cells += [Text(printable(run.job) or UNKNOWN), started, Text(printable(run.detail))]
         table.add_row(*cells)
     return table
+
+
+def _accuracy(run: StoredRun) -> str:
+    """The accuracy, or with its name what stands for it."""
+    name = common_name([run.accuracy_name])
+    text = format_percent(run.accuracy)
+    return text if name == ACCURACY or run.accuracy is None else f"{name} {text}"
 
 
 def _state(run: StoredRun) -> str:

@@ -244,7 +244,7 @@ def test_targets_are_judged_by_the_coefficient_of_determination(shape: tuple[int
     assert found.loss == pytest.approx(error.mean(), rel=1e-4)
     assert found.accuracy == pytest.approx(1 - error.sum() / spread.sum(), rel=1e-4)
     assert found.accuracy > 0.2
-    assert found.class_accuracy == ()
+    assert (found.class_accuracy, found.accuracy_name) == ((), "R²")
 
 
 def test_targets_that_are_all_equal_have_no_accuracy() -> None:
@@ -266,6 +266,14 @@ def test_a_programs_own_accuracy_is_a_mean_over_samples(value: Any, expected: fl
     found = model.evaluate(X, y, batch_size=8)
     assert found.accuracy == pytest.approx(expected)
     assert found.class_accuracy == ()
+
+
+def test_no_other_accuracy_is_called_r_squared() -> None:
+    y = np.zeros((30, 1), np.float32)
+    own = model_of(dense(1), classes=0, target_shape=(1,), accuracy=lambda y, p: 0.5)
+    classes = model_of(dense(3), classes=3, target_shape=())
+    assert own.evaluate(X, y).accuracy_name == ""
+    assert classes.evaluate(X, np.zeros(30, np.int32)).accuracy_name == ""
 
 
 def test_a_batch_without_an_accuracy_does_not_count() -> None:
