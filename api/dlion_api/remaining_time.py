@@ -81,6 +81,11 @@ class Remaining:
     has_target: bool = False
     """Whether an accuracy may end the run before `seconds`."""
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether an end other than the target is reached. A step or exchange may still run."""
+        return self.fraction == 1.0 and self.seconds == 0.0
+
 
 class BoundedCurve:
     """Values over time, of which at most MAX_POINTS are kept, evenly spread, and the newest."""

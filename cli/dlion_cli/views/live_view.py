@@ -53,6 +53,10 @@ _STYLES = {
 }
 
 
+_RUNNING = {WorkerDisplayState.TRAINING, WorkerDisplayState.WAITING}
+"""States of workers that have not stopped."""
+
+
 class _ShownEvent:
     """An event as one line, also of other workers that failed with the same message."""
 
@@ -212,8 +216,16 @@ class LiveView(TerminalView):
         )
 
     def _way(self) -> str:
-        predicted = self._remaining.predict(self._now_s())
-        return format_way(predicted, is_virtual=self._is_virtual)
+        """How far the run is, or past its stop, the workers whose step or exchange still runs."""
+        now_s = self._now_s()
+        predicted = self._remaining.predict(now_s)
+        running = [row.name for row in self._rows.values() if row.state(now_s) in _RUNNING]
+        if not (running and predicted.is_reached):
+            return format_way(predicted, is_virtual=self._is_virtual)
+        more = f" and {len(running) - _MAX_NAMED} more" * (len(running) > _MAX_NAMED)
+        return (
+            f"stop reached, waits for a step or exchange of {', '.join(running[:_MAX_NAMED])}{more}"
+        )
 
     def _accuracy(self) -> str:
         counted = [row.accuracy for row in self._rows.values() if not row.is_quarantined]

@@ -136,6 +136,19 @@ def test_the_remaining_time_is_shown_only_if_it_can_be_foreseen(changes, remaini
     assert view.remaining() == remaining
 
 
+def test_past_its_stop_the_workers_that_it_waits_for_are_named():
+    story = Story(seconds=200, workers=6, killed=None)
+    view, _, _ = view_of(story=story, max_seconds=100, max_steps=None)
+    assert "stop reached, waits for a step or exchange of plant-a/small-0, " in view.line()
+    assert "and 2 more" in view.line()
+    assert "ETA" not in view.line()
+    for rank in range(5):
+        view.update(EventRecord(151.0, Rank(rank), 1, "TrainingStopped", "maxSeconds 100 reached"))
+    assert "stop reached, waits for a step or exchange of plant-b/gpu-1, " in view.line()
+    view.update(EventRecord(152.0, Rank(5), 1, "TrainingStopped", "maxSeconds 100 reached"))
+    assert "stop reached" not in view.line()
+
+
 def test_virtual_time_is_named_and_advances_only_with_the_records():
     view, _, clock = view_of(until_s=100.0, is_virtual=True)
     line = view.line()
