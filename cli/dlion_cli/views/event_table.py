@@ -21,6 +21,10 @@ _MAX_PAUSE_S: Final = 15.0
 COLUMNS: Final = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 
 
+_OPTIONAL: Final = ("TYPE", "OBJECT")
+"""Columns that a narrow terminal lacks; the style of a line has the type, too."""
+
+
 def event_cells(event: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
     """The cells of one event, by `COLUMNS`."""
     about = mapping_of(event.get("involvedObject"))
@@ -38,7 +42,7 @@ def event_cells(event: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
     """One row per event, in the given order."""
-    table = plain_table(*COLUMNS[:-1], folded=COLUMNS[-1])
+    table = plain_table(*COLUMNS[:-1], folded=COLUMNS[-1], left_out=_OPTIONAL)
     for event in events:
         style = "yellow" if event.get("type") == "Warning" else ""
         table.add_row(*(Text(cell, style=style) for cell in event_cells(event, now)))
@@ -47,7 +51,7 @@ def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
 
 def kept_events_table(events: Sequence[Mapping[str, Any]]) -> Table:
     """One row per event of a keeper (`kept_records`), with its time in the run."""
-    table = plain_table("RUN TIME", *COLUMNS[1:-1], folded=COLUMNS[-1])
+    table = plain_table("RUN TIME", *COLUMNS[1:-1], folded=COLUMNS[-1], left_out=_OPTIONAL)
     for event in events:
         style = "yellow" if event.get("type") == "Warning" else ""
         cells = (format_duration(event["runSeconds"]), *event_cells(event, datetime.now(UTC))[1:])

@@ -28,6 +28,8 @@ _STATE_STYLES = {
     "Refused": "bold red",
 }
 _BAD = frozenset({ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED})
+_OPTIONAL = ("AGE", "STEPS/S", "SITES")
+"""Columns that a narrow terminal lacks, the first one first; `-o wide` has all."""
 NOT_OBSERVED = (
     "No operator has observed this job yet. Check that one is installed for this namespace: "
     "kubectl get pods -A -l app.kubernetes.io/name=dlion"
@@ -49,7 +51,7 @@ def list_table(
     titles = [*(["CONTEXT"] if contexts else []), *(["NAMESPACE"] if everywhere else [])]
     titles += ["NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"]
     titles += ["RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"] if wide else []
-    table = plain_table(*titles)
+    table = plain_table(*titles, left_out=() if wide else _OPTIONAL)
     for index, job in enumerate(jobs):
         cells = [*contexts[index : index + 1], *([job.namespace] if everywhere else [])]
         cells += [*_list_cells(job, now), *(_wide_cells(job) if wide else [])]

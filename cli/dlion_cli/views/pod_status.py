@@ -159,8 +159,9 @@ def pods_table(
 ) -> Table:
     """One row per pod; `why` has by the pod's name why it does not run."""
     table = plain_table(
-        "POD", "WORKER", "RANK", "NODE", "STATE", "RESTARTS", "AGE", folded="WHY NOT RUNNING"
-    )
+        "POD", "WORKER", "RANK", "NODE", "STATE", "RESTARTS", "AGE", folded="WHY NOT RUNNING",
+        left_out=("RANK", "NODE", "AGE", "WORKER", "RESTARTS"),
+    )  # fmt: skip
     ranks = worker_ranks(job.document)
     for pod in pods:
         rank = None if pod.index is None else ranks.get((pod.site, pod.group, pod.index))

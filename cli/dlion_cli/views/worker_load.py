@@ -225,13 +225,20 @@ def _sum(metrics: Sequence[WorkerMetrics], site: str, name: str) -> float | None
     return sum(found) if found else None
 
 
+_OPTIONAL: Final = (
+    "OTHERS", "TEMP", "LOST", "DISK WAIT", "MEM WAIT", "CPU WAIT", "RANK", "QUOTA", "CPU",
+    "ITERATION", "THROTTLED", "SHARE", "EXCHANGE", "STEPS/S",
+)  # fmt: skip
+"""Columns of workers that a narrow terminal lacks, the first one first."""
+
+
 def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
     """A table of workers and one of sites; several contexts have a column with their names."""
     first = ("CONTEXT",) if any(loads) else ()
     workers = plain_table(
         *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "WAIT",
         "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
-        "TEMP", "OTHERS", folded="NOTE",
+        "TEMP", "OTHERS", folded="NOTE", left_out=_OPTIONAL,
     )  # fmt: skip
     sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S", "SENT MBIT/S", "USED")
     for context, load in loads.items():

@@ -27,6 +27,8 @@ from dlion_results.summary.accuracy_name import ACCURACY, common_name
 
 _PIPE_COLUMNS: Final = 500
 """Width of output that is not a terminal, so that nothing is cut."""
+_OPTIONAL: Final = ("SIZE", "ITERATIONS", "COMMAND", "DURATION", "AGE")
+"""Columns that a narrow terminal lacks, the first one first; `-o wide` has all."""
 _STYLES: Final = {
     StoredState.RUNNING: "cyan",
     StoredState.SUCCEEDED: "green",
@@ -86,7 +88,10 @@ def list_results(folder: Path, output: str) -> None:
 
 def _table(runs: Sequence[StoredRun], folder: Path, now: datetime, *, wide: bool) -> Table:
     titles = ["NAME", "COMMAND", "STATE", "ACCURACY", "ITERATIONS", "DURATION", "AGE", "SIZE"]
-    table = plain_table(*titles, *(["JOB", "STARTED"] if wide else []), folded="DETAIL" * wide)
+    if wide:
+        table = plain_table(*titles, "JOB", "STARTED", folded="DETAIL")
+    else:
+        table = plain_table(*titles, left_out=_OPTIONAL)
     for run in runs:
         cells: list[str | Text] = [
             Text(printable(_name(run, folder))),  # no markup: a name may have brackets
