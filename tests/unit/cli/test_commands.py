@@ -91,9 +91,9 @@ def test_explain_knows_policies_their_parameters_and_the_status(
         (["status.trainer"], ExitCode.SPEC, "status.trainer: there is no such field"),
         (["spec.maxSecond"], ExitCode.SPEC, "Did you mean spec.trainer.stop.maxSeconds?"),
         (["stop.maxSteps"], ExitCode.SPEC, "Did you mean spec.trainer.stop.maxSteps?"),
-        (["spec.trainer.stopp.maxSteps"], ExitCode.SPEC, "Did you mean stop?"),
+        (["spec.trainer.stopx.maxSteps"], ExitCode.SPEC, "Did you mean stop?"),
         (["sites.groups.dataset"], ExitCode.SPEC, "Did you mean spec.trainer.dataset?"),
-        (["metadat"], ExitCode.SPEC, "Did you mean metadata?"),
+        (["metadatx"], ExitCode.SPEC, "Did you mean metadata?"),
     ],
 )
 def test_explain_refuses_unknown_fields(
