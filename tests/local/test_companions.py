@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,14 @@ from dlion_local.runner.auxiliary_processes import (
 )
 from dlion_local.runner.processes import ProcessGroup
 from local_run import LocalRun, command_line, job_document
+from shell_children import SHELL, shell_group
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
+    with closing(shell_group(tmp_path_factory.mktemp("kept"))) as group:
+        group.preload()
+        yield group
 
 
 class Kept:
@@ -44,12 +50,12 @@ class Kept:
         self.reports: list[tuple[Rank, str, str]] = []
         self.group = group
         self.companions = AuxiliaryProcesses(group, lambda *words: self.reports.append(words))
-        start = partial(group.start, "sidecar-1", SLEEP)
+        start = partial(group.fork, "sidecar-1", SHELL, ["exec sleep 60"])
         self.companions.start(AuxiliaryProcess("sidecar-1", "SidecarEnded", start, Rank(1)), 0.0)
         self.now_s = 0.0
 
     def kill(self) -> None:
-        self.group._children["sidecar-1"].kill()
+        self.group.kill("sidecar-1")
         while self.group.running():
             time.sleep(0.01)
 
@@ -66,41 +72,38 @@ class Kept:
         return self.now_s - began_s
 
 
-def test_waits_grow_until_a_process_is_given_up(tmp_path: Path) -> None:
-    with closing(ProcessGroup(tmp_path)) as group:
-        kept = Kept(group)
-        waits = []
-        for _ in range(MAX_RESTARTS):
-            kept.kill()
-            assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
-            waits.append(kept.wait_s())
-        assert waits == [min(MAX_WAIT_S, FIRST_WAIT_S * 2**n) for n in range(MAX_RESTARTS)]
+def test_waits_grow_until_a_process_is_given_up(group: ProcessGroup) -> None:
+    kept = Kept(group)
+    waits = []
+    for _ in range(MAX_RESTARTS):
         kept.kill()
-        lost = kept.companions.poll(kept.now_s, {Rank(1)})
-        assert "the sidecar of worker 1 ended with signal 9 (SIGKILL)" in lost
-        assert "sidecar-1.log" in lost
-        assert kept.wait_s() is None
+        assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
+        waits.append(kept.wait_s())
+    assert waits == [min(MAX_WAIT_S, FIRST_WAIT_S * 2**n) for n in range(MAX_RESTARTS)]
+    kept.kill()
+    lost = kept.companions.poll(kept.now_s, {Rank(1)})
+    assert "the sidecar of worker 1 ended with signal 9 (SIGKILL)" in lost
+    assert "sidecar-1.log" in lost
+    assert kept.wait_s() is None
     assert [(rank, reason) for rank, reason, _ in kept.reports] == [(1, "SidecarEnded")] * 6
 
 
-def test_a_minute_of_health_resets_the_count(tmp_path: Path) -> None:
-    with closing(ProcessGroup(tmp_path)) as group:
-        kept = Kept(group)
-        for _ in range(MAX_RESTARTS + 1):
-            kept.kill()
-            assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
-            kept.wait_s()
-            kept.now_s += HEALTHY_S
+def test_a_minute_of_health_resets_the_count(group: ProcessGroup) -> None:
+    kept = Kept(group)
+    for _ in range(MAX_RESTARTS + 1):
         kept.kill()
         assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
+        kept.wait_s()
+        kept.now_s += HEALTHY_S
+    kept.kill()
+    assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
 
 
-def test_the_sidecar_of_an_ended_worker_is_not_restarted(tmp_path: Path) -> None:
-    with closing(ProcessGroup(tmp_path)) as group:
-        kept = Kept(group)
-        kept.kill()
-        assert kept.companions.poll(0.0, {Rank(0)}) == ""
-        assert kept.reports == []
+def test_the_sidecar_of_an_ended_worker_is_not_restarted(group: ProcessGroup) -> None:
+    kept = Kept(group)
+    kept.kill()
+    assert kept.companions.poll(0.0, {Rank(0)}) == ""
+    assert kept.reports == []
 
 
 def pid_of(run: LocalRun, module: str, worker: int) -> int | None:

@@ -181,7 +181,7 @@ def test_without_an_environment_nothing_is_started(tmp_path: Path) -> None:
     with closing(environment):
         environment.start()
         assert environment.enter_arguments(Rank(0)) == []
-        assert environment.sidecar_prefix(Rank(0)) == []
+        assert environment.sidecar_arguments(Rank(0)) == []
         assert environment.network.link_addresses(Rank(0)) == {}
         assert environment.network.port(Rank(0), "exchange") == 0
         environment.apply_quota(Rank(0))

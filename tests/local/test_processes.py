@@ -1,7 +1,7 @@
 """Test the children of a ProcessGroup.
 
-They run with their environment, prefix and log. They end within the bound, even if they ignore
-SIGTERM. Signals of the terminal do not reach them, and they die with a killed runner.
+They run with their environment and log. They end within the bound, even if they ignore SIGTERM.
+Signals of the terminal do not reach them, and they die with a killed runner.
 
 Left out: what the children of a run do.
 """
@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import shell_children
 from dlion_local.runner.processes import ProcessGroup
+from shell_children import SHELL, shell_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LONG_S = 20.0
+SUPPORT = Path(shell_children.__file__).parent
 
 
 def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
@@ -44,83 +47,93 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[ProcessGroup]:
-    with closing(ProcessGroup(tmp_path)) as group:
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
+    folder = tmp_path_factory.mktemp("processes")
+    with closing(shell_group(folder)) as group:
+        group.preload()
         yield group
 
 
-def test_a_child_has_its_environment_prefix_and_log(group: ProcessGroup) -> None:
-    group.start("one", ["sh", "-c", 'echo "$A $B"; echo wrong >&2; exit 7'],
-                env={"A": "a"}, prefix=["env", "B=b"])  # fmt: skip
-    wait_until(lambda: group.poll() == {"one": 7}, "ended")
-    assert group.log_path("one").read_text() == "a b\nwrong\n"
+def start(group: ProcessGroup, name: str, script: str) -> int:
+    return group.fork(name, SHELL, [script])
+
+
+def test_a_child_has_its_environment_and_log(group: ProcessGroup) -> None:
+    start(group, "one", 'echo "$A"; echo wrong >&2; exit 7')
+    wait_until(lambda: group.poll()["one"] == 7, "ended")
+    assert group.log_path("one").read_text() == "a\nwrong\n"
 
 
 def test_children_are_polled_while_more_are_started(group: ProcessGroup) -> None:
     """As when Ctrl-C ends a run during its start."""
-    names = [f"child-{number}" for number in range(60)]
+    names = [f"child-{number}" for number in range(20)]
     with ThreadPoolExecutor(1) as starter:
-        started = [starter.submit(group.start, name, ["true"]) for name in names]
+        started = [starter.submit(start, group, name, "true") for name in names]
         while not all(each.done() for each in started):
             group.poll()
-    wait_until(lambda: group.poll() == dict.fromkeys(names, 0), "all have ended")
+    wait_until(lambda: {group.poll()[name] for name in names} == {0}, "all have ended")
 
 
 def test_a_name_is_reusable_only_after_the_end_of_its_child(group: ProcessGroup) -> None:
-    group.start("one", ["sh", "-c", "echo first"])
+    start(group, "again", "echo first")
     wait_until(lambda: not group.running(), "ended")
-    group.start("one", ["sh", "-c", "echo second; exec sleep 60"])
-    wait_until(lambda: "second" in group.log_path("one").read_text(), "started")
-    assert group.log_path("one").read_text() == "first\nsecond\n"
+    start(group, "again", "echo second; exec sleep 60")
+    wait_until(lambda: "second" in group.log_path("again").read_text(), "started")
+    assert group.log_path("again").read_text() == "first\nsecond\n"
     with pytest.raises(ValueError, match="still runs"):
-        group.start("one", ["true"])
+        start(group, "again", "true")
     with pytest.raises(ValueError, match="allowed"):
-        group.start("../one", ["true"])
+        start(group, "../again", "true")
+    group.kill("again")
+    wait_until(lambda: group.poll()["again"] == -signal.SIGKILL, "killed")
 
 
 def test_all_children_end_within_the_bound_and_stubborn_ones_are_reported(
     group: ProcessGroup,
 ) -> None:
-    mild = group.start("mild", ["sleep", "60"])
-    stubborn = group.start(
-        "stubborn", ["sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.05; done"]
-    )
+    mild = start(group, "mild", "exec sleep 60")
+    stubborn = start(group, "stubborn", "trap '' TERM; echo on; while :; do sleep 0.05; done")
     wait_until(lambda: group.log_path("stubborn").read_text(), "trap set")
     assert group.terminate(grace_s=0.5) == ("stubborn",)
     assert not alive(mild)
     assert not alive(stubborn)
-    assert group.poll() == {"mild": -signal.SIGTERM, "stubborn": -signal.SIGKILL}
+    codes = group.poll()
+    assert (codes["mild"], codes["stubborn"]) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_signals_of_the_terminal_do_not_reach_the_children(group: ProcessGroup) -> None:
-    pid = group.start("one", ["sleep", "60"])
+    pid = start(group, "apart", "echo on; exec sleep 60")
+    wait_until(lambda: group.log_path("apart").read_text(), "it runs")
     assert os.getsid(pid) == pid != os.getsid(0)
 
 
 RUNNER = """
 import sys, threading
-from dlion_local.runner.processes import ProcessGroup
+from pathlib import Path
+from shell_children import SHELL, shell_group
 
-group = ProcessGroup(sys.argv[1])
-command = ["sh", "-c", "trap '' TERM HUP INT; echo on; while :; do sleep 0.05; done"]
+group = shell_group(Path(sys.argv[1]))
+group.preload()
+script = "trap '' HUP INT; echo on; while :; do sleep 0.05; done"
 pids = []
 # From a thread that ends at once: the children must not end with it.
-thread = threading.Thread(target=lambda: pids.append(group.start("one", command)))
+thread = threading.Thread(target=lambda: pids.append(group.fork("one", SHELL, [script])))
 thread.start()
 thread.join()
-supervisor = [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none",
-              "--max-restarts", "3", "--command", "sh", "-c", "echo $$; exec sleep 60"]
-pids.append(group.start("two", supervisor))
+supervisor = ("-m dlion_worker.supervisor --config none --max-restarts 3 "
+              "--command sh -c 'echo $$; exec sleep 60'")
+pids.append(group.fork("two", SHELL, [f"exec {sys.executable} {supervisor}"]))
 print(*pids, flush=True)
 threading.Event().wait()
 """
 
 
 def test_a_killed_runner_leaves_nothing_behind(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as runner:
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", RUNNER, str(tmp_path)]
+    variables = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         pids = [int(pid) for pid in runner.stdout.readline().split()]
         logs = tmp_path / "logs"
@@ -135,4 +148,4 @@ def test_a_killed_runner_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.2)
         assert all(map(alive, pids))
         runner.kill()
-    wait_until(lambda: not any(map(alive, pids)), "all gone", within_s=1)
+    wait_until(lambda: not any(map(alive, pids)), "all gone", within_s=3)

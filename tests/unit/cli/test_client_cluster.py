@@ -182,7 +182,7 @@ def test_a_client_uses_another_entry_and_server_of_the_kubeconfig(served: Served
 
 
 @pytest.mark.parametrize(
-    ("keywords", "said"),
+    ("keywords", "message"),
     [
         ({"server": "plant-a:6443"}, "server: 'plant-a:6443' is no URL of a server"),
         ({"server": f"https://jane:{SECRET}@h"}, "server: credentials stand in the URL"),
@@ -206,9 +206,9 @@ def test_a_client_uses_another_entry_and_server_of_the_kubeconfig(served: Served
     ],
 )
 def test_wrong_keywords_are_refused_and_no_token_is_printed(
-    keywords: dict[str, Any], said: str
+    keywords: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
+    with pytest.raises(SpecError, match=message) as refused:
         dlion.Client("kubernetes", **keywords)
     assert SECRET not in str(refused.value)
 

@@ -199,7 +199,7 @@ def figure(latency_ms: float | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "figures", "advice", "not_said"),
+    ("given", "figures", "advice", "absent"),
     [
         (late(None), "(20 Mbit/s)", f"measure link w-1 → w-0 ({PREFLIGHT})", "environment"),
         (late(environment("run")), "(20 Mbit/s)", f"{MACHINE}, which", "preflight"),
@@ -235,13 +235,13 @@ def figure(latency_ms: float | None) -> dict[str, Any]:
 )  # fmt: skip
 @pytest.mark.parametrize("policy", ["full", "adaptive"])
 def test_the_link_and_what_to_do_about_it_are_those_of_where_the_run_is(
-    given: dict[str, Any], figures: str, advice: str, not_said: str, policy: str
+    given: dict[str, Any], figures: str, advice: str, absent: str, policy: str
 ) -> None:
     culprit = find_culprit(run_use(given, policy))
     assert culprit is not None
     assert culprit.sentence.endswith(f"over link w-1 → w-0 {figures}")
     assert advice in culprit.advice
-    assert not_said not in culprit.advice
+    assert absent not in culprit.advice
 
 
 def test_a_busy_link_of_an_environment_is_raised_there() -> None:

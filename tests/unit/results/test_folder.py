@@ -279,7 +279,7 @@ def test_resuming_without_a_readable_checkpoint_is_refused_and_each_is_named(tmp
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "stop", "said"),
+    ("ended_by", "stop", "advice"),
     [
         ("maxSteps 90 reached", {"maxSteps": 90}, "raise trainer.stop.maxSteps above 90"),
         ("maxSteps 90 reached", {"maxSteps": 80, "maxSeconds": 600}, "above 90"),
@@ -291,20 +291,20 @@ def test_resuming_without_a_readable_checkpoint_is_refused_and_each_is_named(tmp
         ("maxSteps much reached", {"maxSteps": 90}, ""),
     ],
 )
-def test_a_finished_run_is_resumed_only_with_a_later_stop(tmp_path, ended_by, stop, said):
+def test_a_finished_run_is_resumed_only_with_a_later_stop(tmp_path, ended_by, stop, advice):
     interrupted_run(tmp_path / "run")
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True) as folder:
         folder.finish(Ending(ended_by))
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     before = {file: file.read_bytes() for file in files}
     job = changed(("trainer.stop", stop))
-    if not said:
+    if not advice:
         ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True).close()
         return
     with pytest.raises(SpecError, match="has finished: ") as refused:
         ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True)
     assert ended_by in str(refused.value)
-    assert said in str(refused.value)
+    assert advice in str(refused.value)
     assert "For a new run, omit --resume" in str(refused.value)
     assert {file: file.read_bytes() for file in files} == before
 

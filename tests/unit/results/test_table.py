@@ -83,10 +83,10 @@ def test_the_worker_that_others_waited_for_is_named(
     assert expected is None or expected in text
 
 
-def test_a_simulation_has_no_start_and_end_and_the_account_says_so(summary):
+def test_the_account_of_a_simulation_has_no_start_and_end(summary):
     ending = {**summary["ending"], "virtual_time": True}
-    told = "Start-up and ending: none, as a simulation starts no processes"
-    assert told in printed({**summary, "ending": ending})
+    account = "Start-up and ending: none, as a simulation starts no processes"
+    assert account in printed({**summary, "ending": ending})
     assert "Start-up" not in printed(summary)
 
 

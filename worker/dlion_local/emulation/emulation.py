@@ -3,7 +3,7 @@
 Combines a backend for links (`namespaces` as root, else `relay`) with one for CPU (`quotas` by
 control group, else `duty_cycle`). Applies the plan's changes at their times and compares requested
 with measured values. Starts no worker: each supervisor enters as `enter_arguments(rank)` specify,
-and the runner puts `sidecar_prefix(rank)` before each sidecar's command.
+and each sidecar as `sidecar_arguments(rank)`.
 """
 
 import sys
@@ -141,10 +141,9 @@ class EmulatedEnvironment:
         cpu = [] if self._cpu is None else self._cpu.enter_arguments(rank)
         return [*self.network.enter_arguments(rank), *cpu]
 
-    def sidecar_prefix(self, rank: Rank) -> list[str]:
-        """Prefix of the sidecar's command: the worker's links, without its quota."""
-        arguments = self.network.enter_arguments(rank)
-        return enter_command(arguments) if arguments else []
+    def sidecar_arguments(self, rank: Rank) -> list[str]:
+        """Flags of `network.enter` for the sidecar: the worker's links, without its quota."""
+        return self.network.enter_arguments(rank)
 
     def apply_quota(self, rank: Rank) -> None:
         """Enforce the quota of the worker's trainer from now on.

@@ -1,8 +1,9 @@
-"""Starts the supervisors, trainers and the evaluator of a local run by forking one process.
+"""Starts the processes of a local run's workers, and the evaluator, by forking one process.
 
 Importing TensorFlow takes a trainer seconds of CPU. A run of several workers imports it once: the
-fork server does, and its children share the memory. A supervisor forks its trainer, so that a
-restart takes no import either. In a pod, each worker starts its own programs.
+fork server does, and its children share the memory. Sidecars need nothing beyond it but their own
+modules. A supervisor forks its trainer, so that a restart takes no import either. In a pod, each
+worker starts its own programs.
 
 `ForkServer` is the runner's side. `python -m dlion_local.runner.fork_server` is the server: a
 request is a JSON line on standard input, answered by one on standard output. It has one Python
@@ -34,6 +35,7 @@ from dlion_worker.supervisor.process import CHILD_ENVIRONMENT, STOP_SIGNALS
 SUPERVISOR = "dlion_worker.supervisor"
 TRAINER = "dlion_worker.trainer"
 EVALUATOR = "dlion_worker.evaluator"
+SIDECAR = "dlion_worker.sidecar"
 _FAILED = 1
 _TITLE_ROOM = " " * 250
 """Children show their module and arguments in process listings in place of the server's."""
@@ -109,8 +111,8 @@ def serve() -> None:
     request_parent_death_signal(os.getppid(), signal.SIGKILL)  # during the imports, too
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
-    importlib.import_module(f"{TRAINER}.__main__")
-    importlib.import_module(f"{EVALUATOR}.__main__")
+    for module in (TRAINER, EVALUATOR, SIDECAR):
+        importlib.import_module(f"{module}.__main__")
     gc.freeze()  # collecting in a child would copy the shared memory
     sys.stdout.flush()  # else each child would print it again
     codes: dict[int, int] = {}

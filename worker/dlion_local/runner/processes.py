@@ -1,7 +1,7 @@
-"""The child processes of `dlion run`: started with log files, and all ended together.
+"""The child processes of `dlion run`: forked with log files, and all ended together.
 
-Used for supervisors, sidecars and the evaluator. A child ends when this process dies, even by
-SIGKILL. Each child has its own session, so that a terminal's Ctrl-C reaches only the runner.
+Used for supervisors, sidecars and the evaluator. A child gets SIGTERM when this process dies, even
+by SIGKILL. Each child has its own session, so that a terminal's Ctrl-C reaches only the runner.
 Nothing is restarted here.
 """
 
@@ -9,15 +9,12 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 from dlion_local.runner.fork_server import ForkedProcess, ForkServer
-from dlion_worker.supervisor.parent_death import bound_to_parent
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _POLL_S = 0.02
@@ -31,53 +28,29 @@ class ProcessGroup:
     def __init__(
         self, results_dir: Path | str, fork_environment: Mapping[str, str] | None = None
     ) -> None:
-        """`fork_environment` is added to the environment of the children that `fork` starts."""
+        """`fork_environment` is added to the environment of the children."""
         self._logs = Path(results_dir) / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._children: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
+        self._children: dict[str, ForkedProcess] = {}
         self._fork_server = ForkServer(self._logs, fork_environment or {})
         self.failure = self._fork_server.failure
         self.preload = self._fork_server.start
-        """Starts importing what the children of `fork` need; does not wait."""
+        """Starts importing what the children need; does not wait."""
         self._is_closed = False
-        # A tethered child dies with the *thread* that started it, so this one lives until `close`.
+        # In a thread that Ctrl-C cannot interrupt between a child's start and its registration.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dlion-start")
-
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-    ) -> int:
-        """Start a child and return its pid; its output is appended to `log_path(name)`.
-
-        `env` is added to this process's environment. `prefix` precedes the command, for example to
-        enter a namespace; it must *become* the command, not fork it. The child is killed when this
-        process dies. A name may be reused once its child has ended.
-
-        Raises:
-            ValueError: the name is not valid for a file, or its child still runs.
-            OSError: the log cannot be written.
-        """
-        self._check_name(name)
-        environment = {**os.environ, **(env or {})}
-        with self.log_path(name).open("ab") as log:
-            return self._starter.submit(
-                self._spawn, name, bound_to_parent([*prefix, *command]), environment, log
-            ).result()
 
     def fork(
         self, name: str, module: str, arguments: Sequence[str], *, enter: Sequence[str] = ()
     ) -> int:
         """Start a child that runs a module's `main` without importing it again; return its pid.
 
-        `preload` must have been called. `enter` are flags of `emulation.network.enter`. The child
-        gets SIGTERM when this process dies. Its output and its name are as with `start`.
+        `preload` must have been called. Its output is appended to `log_path(name)`. `enter` are
+        flags of `emulation.network.enter`. A name may be reused once its child has ended.
 
         Raises:
-            ValueError, OSError: as `start`.
+            ValueError: the name is not valid for a file, or its child still runs.
+            OSError: the log cannot be written.
             UnavailableError: the fork server has ended.
         """
         self._check_name(name)
@@ -92,22 +65,6 @@ class ProcessGroup:
 
     def _fork(self, name: str, module: str, arguments: Sequence[str], enter: Sequence[str]) -> int:
         child = self._fork_server.fork(module, arguments, enter=enter, log=self.log_path(name))
-        self._children[name] = child
-        return child.pid
-
-    def _spawn(
-        self, name: str, command: Sequence[str], environment: dict[str, str], log: IO[bytes]
-    ) -> int:
-        """Spawn the child in the starter's thread, where Ctrl-C cannot interrupt its
-        registration."""
-        child = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
         self._children[name] = child
         return child.pid
 

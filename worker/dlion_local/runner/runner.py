@@ -7,7 +7,6 @@ in any case. Uses no terminal and no TensorFlow.
 
 import logging
 import queue
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -128,9 +127,8 @@ class LocalRunner:
         with DeferredSignals() as signals, temporary_folder() as work_dir:
             remove_abandoned_folders()
             # Temporary files of libraries and programs are removed with the run.
-            self._temporary = {"TMPDIR": str(work_dir)}
             self._evaluator = SharedEvaluator(self.job, self.plan, work_dir, self.coordinator.take)
-            self._group = ProcessGroup(self.results_dir, self._temporary)
+            self._group = ProcessGroup(self.results_dir, {"TMPDIR": str(work_dir)})
             self._began_s = time.monotonic()
             self._auxiliaries = AuxiliaryProcesses(self._group, self._warn)
             self._restarts = RestartWatcher(self._warn)
@@ -188,13 +186,13 @@ class LocalRunner:
             worker.rank: str(self._write_config(worker, work_dir, address))
             for worker in self.job.workers()
         }
-        for rank, config in configs.items():  # while TensorFlow is imported
+        for rank, config in configs.items():
             start = partial(
-                self._group.start,
+                self._group.fork,
                 f"sidecar-{rank}",
-                [sys.executable, "-P", "-m", "dlion_worker.sidecar", "--config", config],
-                env=self._temporary,
-                prefix=self._environment.sidecar_prefix(rank),
+                "dlion_worker.sidecar",
+                ["--config", config],
+                enter=self._environment.sidecar_arguments(rank),
             )
             sidecar = AuxiliaryProcess(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
             self._auxiliaries.start(sidecar, time.monotonic())

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api.errors import ContractError, Problem, SpecError, UnavailableError
@@ -20,8 +21,9 @@ from dlion_worker.sidecar.process import SidecarProcess
 _LOG = logging.getLogger("dlion_worker.sidecar")
 
 
-def main() -> int:
-    arguments = _arguments()
+def main(given: Sequence[str] | None = None) -> int:
+    """Run until a signal; return the exit code."""
+    arguments = _arguments(given)
     logging.basicConfig(
         level=arguments.log_level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -40,7 +42,7 @@ def main() -> int:
     return ExitCode.OK
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m dlion_worker.sidecar", description=__doc__)
     parser.add_argument("--config", required=True, help="the worker's configuration file")
     parser.add_argument(
@@ -63,7 +65,7 @@ def _arguments() -> argparse.Namespace:
         help="folder with the machine's proc and sys; default: DLION_MACHINE_ROOT, else /",
     )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING"])
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def _job(config: WorkerConfig) -> Job:
