@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("api", "operator", "worker", "cli")
+SOURCES = ("api", "operator", "worker", "cli", "tests", "tools", "benchmarks", "examples")
 PAGES = ("README.md", "SECURITY.md")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MAX_WORDS, MAX_MEAN = 30, 16.0

@@ -250,10 +250,10 @@ def test_what_was_sent_has_the_total_of_the_links_beside_it() -> None:
     sending.summary["bytes"] |= {"weights_bytes": 8_000_000, "probe_bytes": 2_000_000}
     (sent,) = (tile.values[0] for tile in tiles([sending]) if tile.name == "Sent")
     assert sent.text == "8 MB"
-    assert sent.note.endswith("10 MB with headers, states and probes")
+    assert sent.note.endswith("; 10 MB on the links in all")
     sending.summary["bytes"]["probe_bytes"] = 0
     (sent,) = (tile.values[0] for tile in tiles([sending]) if tile.name == "Sent")
-    assert "with headers" not in sent.note
+    assert "on the links" not in sent.note
 
 
 def test_without_a_step_tiles_state_this_and_many_runs_have_none() -> None:

@@ -98,10 +98,10 @@ def _rate(run: LoadedRun) -> TileValue:
 
 def _sent(run: LoadedRun) -> TileValue:
     sent, span_s = run.summary["sent_bytes"], run.summary["training_s"]
-    notes = [f"{size(sent / span_s)}/s by all workers"] if span_s else []
+    notes = [f"{size(sent / span_s)}/s"] if span_s else []
     total = sum(bytes_by_kind(run.summary["bytes"]).values())
     if total > sent:
-        notes.append(f"{size(total)} with headers, states and probes")
+        notes.append(f"{size(total)} on the links in all")
     return TileValue(size(sent), "; ".join(notes))
 
 
