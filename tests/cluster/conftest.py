@@ -69,9 +69,18 @@ ASKED = pytest.StashKey[list[AuditedRequest]]()
 def pytest_configure() -> None:
     """Has SIGTERM end a session as Ctrl-C does: a testbed is taken away by its fixture. What a
     session leaves that is killed, the next `Testbed.up` takes away."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt_once)
     # xdist kills its processes so long after an interrupt; they take up to 15 s to notice one.
     NodeManager.EXIT_TIMEOUT = 40
+
+
+def _interrupt_once(*_: object) -> None:
+    """A second one would break off the teardown: an interrupted process of xdist sends itself one
+    after 5 s."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @pytest.hookimpl(tryfirst=True)
