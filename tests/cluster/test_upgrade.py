@@ -22,7 +22,7 @@ import yaml
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program, merged, nested
 from cluster_pods import ClusterPods
 from earlier_tree import ROOT, EarlierTree
-from local_run import blobs_in_a_cluster, job_document
+from local_run import UNTIL_THERE, blobs_in_a_cluster, job_document
 from operator_process import Account, OperatorProcess
 from podless_jobs import KINDS, children, end_workers, state_of
 from trained_jobs import eventually
@@ -37,8 +37,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 HOME, NAME = "ml", "test"
 DEFINITION = ROOT / "crds" / "dlionjob.yaml"
-TRAINS_S = 45
-"""Long enough for an upgrade in the middle, which takes up to 30 s beside other tests."""
+NAP_S, STEPS = 0.3, 200
+"""A minute: long enough for an upgrade in the middle, which takes up to 30 s beside other tests.
+After it the job naps no more."""
 
 
 class EarlierPods(ClusterPods):
@@ -123,8 +124,10 @@ def test_a_job_trains_during_an_upgrade_of_its_operator(
         environment=earlier.environment,
     )
     with operator:
-        config_map, program = blobs_in_a_cluster(nap_s=0.1)
-        trainer = {"program": program, "stop": {"maxSeconds": TRAINS_S}}
+        upgraded = tmp_path / "upgraded"
+        more = UNTIL_THERE.format(path=str(upgraded))
+        config_map, program = blobs_in_a_cluster(NAP_S, more=more)
+        trainer = {"program": program, "stop": {"maxSteps": STEPS}}
         kubectl.apply(config_map, job_document(2, trainer=trainer))
         eventually(lambda: len(children(kubectl)) >= 7, what="the run's children")
         pods = EarlierPods(earlier, tmp_path, kubectl)
@@ -145,6 +148,7 @@ def test_a_job_trains_during_an_upgrade_of_its_operator(
             eventually(lambda: stable_status(kubectl) == before, what="the earlier status")
             assert of_the_run(kubectl) == there
 
+            upgraded.touch()
             assert [pods.wait(f"trainer-{rank}") for rank in (0, 1)] == [0, 0], pods.story()
             end_workers(kubectl, NAME)
             eventually(lambda: state_of(kubectl, NAME) == "Succeeded", what="Succeeded")

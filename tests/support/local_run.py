@@ -135,9 +135,9 @@ def blobs(
     return {"file": str(path)}
 
 
-def blobs_in_a_cluster(nap_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def blobs_in_a_cluster(nap_s: float, *, more: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """A ConfigMap with such a program, and the `trainer.program` that names it."""
-    text = BLOBS.format(nap_s=nap_s, evaluation_nap_s=0.0, more="")
+    text = BLOBS.format(nap_s=nap_s, evaluation_nap_s=0.0, more=more)
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
