@@ -235,7 +235,7 @@ def _measured(kubectl: Kubectl, folder: Path, jobs: int, seconds: float) -> list
         kubectl.run("delete", "dlj", "waiting")
         kubectl.apply(*(manifest(f"job-{number}", suspend=True) for number in range(jobs)))
         assert waited(lambda: _suspended(kubectl) == jobs, START_S), operator.last_log_lines()
-        for what in (f"{jobs} suspended jobs", "the same, started anew"):
+        for what in (f"{jobs} suspended jobs", "the same, restarted"):
             rests.append(_rest(what, SUSPENDED_BAR_MB, operator, proxy, seconds))
             operator.kill()
             operator.start()

@@ -31,7 +31,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import local_runs  # noqa: E402 - the benchmarks' shared module stands one folder up
+import local_runs  # noqa: E402 - the benchmarks' shared module is one folder up
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.spec import load_job  # noqa: E402

@@ -22,7 +22,7 @@ DLion calls these functions. Only the first is required:
     callbacks()
         A list of Keras callbacks that watch the training.
 
-A compiled model brings its loss, accuracy and optimizer. load_data may return a tf.data.Dataset.
+A compiled model has its own loss, accuracy and optimizer. load_data may return a tf.data.Dataset.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ STEPS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
 
 def build_model() -> keras.Model:
-    """Convolutions over time, height and width; CPUs want the channels last."""
+    """Convolutions over time, height and width; CPUs require the channels last."""
     layers = keras.layers
     return keras.Sequential(
         [

@@ -67,11 +67,13 @@ ASKED = pytest.StashKey[list[AuditedRequest]]()
 
 
 def pytest_configure() -> None:
-    """Has SIGTERM end a session as Ctrl-C does: a testbed is taken away by its fixture. What a
-    session leaves that is killed, the next `Testbed.up` takes away."""
+    """End a session at SIGTERM as at Ctrl-C, so that its fixture removes the testbed.
+
+    The next `Testbed.up` removes what a killed session leaves.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt_once)
-    # xdist kills its processes so long after an interrupt; they take up to 15 s to notice one.
+    # xdist kills its processes after this time; they take up to 15 s to react to an interrupt.
     NodeManager.EXIT_TIMEOUT = 40
 
 

@@ -224,7 +224,7 @@ KEPT = {
 AUTHORITY = {f"{kind} {NAMESPACE}/dlion-authority" for kind in ("Secret", "ConfigMap")}
 
 
-def test_an_uninstalled_operator_leaves_only_what_is_to_be_kept(
+def test_an_uninstalled_operator_leaves_only_kept_objects(
     helm: Helm, site: Site, values: dict[str, Any], before: set[str]
 ) -> None:
     system = replace(site.kubectl, namespace=NAMESPACE)

@@ -816,7 +816,7 @@ def test_suspend_and_resume_are_idempotent(shell: Shell, jobs: Jobs, name: str) 
     assert jobs.get(name)["spec"]["suspend"] is False
 
 
-def test_delete_asks_and_waits(
+def test_delete_needs_a_confirmation_and_waits(
     shell: Shell, jobs: Jobs, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0

@@ -605,7 +605,7 @@ def test_a_new_run_begins_only_after_the_end_of_the_last(
     ids=["not looked at", "stalled", "an earlier run trained"],
 )
 def test_all_fields_may_change_until_workers_train(jobs: Jobs, status: dict[str, Any]) -> None:
-    """One commit corrects a wrong manifest at every site, whatever its state there."""
+    """One commit corrects a wrong manifest at every site, in any state."""
     assert jobs.create(document(), dry_run=False).accepted
     kept = jobs.get("digits")
     assert jobs.replace_status("digits", kept | {"status": status}, dry_run=False).accepted

@@ -237,7 +237,7 @@ def _check_followed(lines: list[str]) -> None:
     assert workers == {"site-a/small-0", "site-a/small-1", "site-b/small-0"}, lines[:20]
 
 
-def test_by_ports_of_nodes(two_sites: TwoSites) -> None:
+def test_workers_train_by_ports_of_nodes(two_sites: TwoSites) -> None:
     two_sites.federate()
     with two_sites.job("NodePort", _ports_of_nodes, max_seconds=60), ExitStack() as stack:
         watched, followed = (
@@ -280,7 +280,7 @@ def test_closed_ports_are_reported_and_training_begins_once_open(
     two_sites.check_rights()
 
 
-def test_by_a_load_balancer(two_sites: TwoSites) -> None:
+def test_workers_train_by_a_load_balancer(two_sites: TwoSites) -> None:
     """All workers of a site share its address."""
     two_sites.federate()
 
@@ -300,7 +300,7 @@ def _dns_pod(site: Site) -> str:
     return str(pod["status"]["podIP"])
 
 
-def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
+def test_workers_train_through_one_port_of_each_site(two_sites: TwoSites) -> None:
     for site, other in (two_sites.sites, two_sites.sites[::-1]):
         assert open_ports(site.layout, _dns_pod(site), [53]) == {53}
         assert not open_ports(other.layout, _dns_pod(site), [53])
@@ -322,7 +322,7 @@ def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
     two_sites.check_rights()
 
 
-def test_over_a_network_that_joins_the_pods(two_sites: TwoSites) -> None:
+def test_workers_train_over_a_network_that_joins_the_pods(two_sites: TwoSites) -> None:
     two_sites.federate()
     two_sites.testbed.join_pods()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 ORDERLY = ("Replaced", "Silent")
-"""Refusals of plant-b's own operator, which also retries while another caller has its name."""
+"""Reasons for which plant-b's own operator is refused; these do not count as hostile calls."""
 
 
 @pytest.fixture

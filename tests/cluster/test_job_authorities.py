@@ -155,9 +155,7 @@ def test_cert_manager_issues_the_authority_of_a_job(
             eventually(lambda: not kubectl.get("certificates")["items"], what="no Certificate")
 
 
-def test_the_authority_that_a_job_names_signs_for_its_workers(
-    kubectl: Kubectl, tmp_path: Path
-) -> None:
+def test_the_authority_of_a_job_signs_for_its_workers(kubectl: Kubectl, tmp_path: Path) -> None:
     first, second = GivenAuthority("first"), GivenAuthority("second")
     home = kubectl.namespace
     operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home)
@@ -186,9 +184,7 @@ def test_the_authority_that_a_job_names_signs_for_its_workers(
 
 
 @pytest.mark.slow
-def test_workers_train_by_the_authority_that_their_job_names(
-    kubectl: Kubectl, tmp_path: Path
-) -> None:
+def test_workers_train_with_the_authority_of_their_job(kubectl: Kubectl, tmp_path: Path) -> None:
     first, second = GivenAuthority("first"), GivenAuthority("second")
     config_map, program = blobs_in_a_cluster(nap_s=0.1)
     endless = {"program": program, "stop": {"maxSteps": 10**6}}

@@ -277,7 +277,7 @@ def test_a_run_continues(
 
 
 @pytest.mark.usefixtures("no_running_pods", "shared_operator")
-def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
+def test_workers_that_succeed_complete_the_run(kubectl: Kubectl) -> None:
     healthy(kubectl)
     end_workers(kubectl)
     eventually(lambda: is_over(kubectl), within_s=40)

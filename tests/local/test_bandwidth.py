@@ -87,7 +87,7 @@ async def test_both_directions_are_measured_and_the_result_is_cached(folder: Pat
 
 @asynccontextmanager
 async def paced(port: int, bytes_per_s: float) -> AsyncIterator[int]:
-    """Open a port that forwards to `port`, with so many bytes per second in each direction."""
+    """Open a port that forwards to `port`, at `bytes_per_s` in each direction."""
     open_ones: set[asyncio.Task[None]] = set()
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -83,7 +83,7 @@ def test_the_command_line_is_installed_and_runs_without_any_network(
     assert "192.0.2.1" in unreached
 
 
-def test_the_wheels_of_a_bundle_for_arm_are_there(tmp_path: Path) -> None:
+def test_the_wheels_of_a_bundle_for_arm_are_complete(tmp_path: Path) -> None:
     """They have the same names and versions; the test does not run them."""
     found = {}
     for platform in ("linux/amd64", "linux/arm64"):

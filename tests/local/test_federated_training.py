@@ -1,7 +1,7 @@
 """Test the training of two sites, each with its own coordinator, authority and keeper.
 
-Workers train in lock step over links that each site's own authority secures, though one of them
-starts before it knows the other site's bundle. They continue to train while both operators are
+Workers train in lock step over links with certificates of each site's own authority, though one of
+them starts before it knows the other site's bundle. They continue to train while both operators are
 away, and with the operators after their restart. A stop that one site's coordinator decides ends
 the run at both.
 

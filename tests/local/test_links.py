@@ -146,7 +146,7 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert record.header_bytes >= by_kind.header_bytes + later.sent.header_bytes
 
 
-def test_what_is_sent_to_a_worker_that_is_no_neighbour_counts(start: Start) -> None:
+def test_bytes_to_a_worker_that_is_no_neighbour_count(start: Start) -> None:
     a, b = start(A), start(B)
     membership = Membership(1, JOB, 2, (a.member(), b.member()))
     for worker in (a, b):
@@ -481,7 +481,7 @@ def test_newer_gradients_replace_those_that_wait_for_a_slow_receiver(
     assert [arrived(b).iteration, arrived(b).iteration] == [1, 20]
 
 
-def test_gradients_pass_while_weights_travel(start: Start) -> None:
+def test_gradients_are_sent_during_a_transfer_of_weights(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     a.wait_for(LinkUp)

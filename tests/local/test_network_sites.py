@@ -190,7 +190,7 @@ def test_a_cut_site_is_silent_and_continues_when_restored(network: UnshapedNetwo
 
 
 @pytest.mark.parametrize("letters", ["aaaa", "aabb", "abcc", "abcd"])
-def test_all_workers_are_reached_and_nothing_stays_for_any_sites(
+def test_all_workers_are_reached_and_nothing_stays(
     letters: str, start: Callable[[Plan], UnshapedNetwork]
 ) -> None:
     network = start(plan_of_sites(letters, BETWEEN))

@@ -34,7 +34,7 @@ def load_data(split, site, worker_index):
 
 
 @pytest.mark.timeout(200)
-def test_a_failure_rule_ends_the_run_at_the_first_such_end(tmp_path: Path) -> None:
+def test_a_failure_rule_fails_the_run_at_the_first_match(tmp_path: Path) -> None:
     """Without the rule signals cause restarts, and the other worker trains on."""
     more = ENDS.format(how="os.abort()")
     trainer = {"program": blobs(tmp_path, more=more), "stop": {"maxSteps": 100_000}}

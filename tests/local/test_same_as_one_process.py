@@ -137,9 +137,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["digits", pytest.param("cipher", marks=pytest.mark.slow)])
-def test_three_processes_learn_what_one_learns_from_the_joint_batch(
-    tmp_path: Path, name: str
-) -> None:
+def test_three_processes_equal_one_with_their_joint_batches(tmp_path: Path, name: str) -> None:
     document = job_document(
         3,
         trainer={

@@ -257,7 +257,7 @@ def test_two_sidecars_share_capacities_and_both_trainers_get_their_share(
     assert not Path(run.workers[0].config.socket_path).exists()
 
 
-def test_a_probe_gives_budgets_before_the_first_step(run_of: Callable[..., Run]) -> None:
+def test_a_probe_yields_budgets_before_the_first_step(run_of: Callable[..., Run]) -> None:
     run = run_of(2)
     wait_until(
         lambda: (d := run.workers[0].directive()) is not None and d.budget_bytes.get(Rank(1)),

@@ -111,7 +111,7 @@ def test_a_fatal_code_ends_the_supervisor_with_that_code(
     assert supervised.event_names() == ["started", "exited"]
 
 
-def test_it_gives_up_with_the_last_code(supervise: Callable[..., Supervised]) -> None:
+def test_the_supervisor_gives_up_with_the_last_code(supervise: Callable[..., Supervised]) -> None:
     supervised = supervise(NOTE + "exit 69", "--max-restarts", "1")
     assert supervised.process.wait(LONG_S) == 69
     assert len(supervised.pids()) == 2
@@ -143,7 +143,9 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_period(
     assert time.monotonic() - began_s > 0.4
 
 
-def test_a_signal_while_waiting_to_restart_ends_it(supervise: Callable[..., Supervised]) -> None:
+def test_a_signal_before_a_restart_ends_the_supervisor(
+    supervise: Callable[..., Supervised],
+) -> None:
     supervised = supervise(NOTE + "exit 69")
     wait_until(lambda: "restarting" in supervised.event_names(), "waiting")
     supervised.process.terminate()
@@ -216,7 +218,7 @@ def supervised_output(path: Path, script: str, stdout: int = subprocess.PIPE) ->
     return done.returncode, done.stdout or b""
 
 
-def test_what_child_and_supervisor_print_is_kept_in_order(tmp_path: Path) -> None:
+def test_output_of_child_and_supervisor_is_kept_in_order(tmp_path: Path) -> None:
     path = tmp_path / "output" / "trainer.log"
     script = "echo out; echo err >&2; echo out again; printf 'last words \033[2J\n' >&2; exit 67"
     code, printed = supervised_output(path, script)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs DLion at one site from the bundle beside this file, without network: sh install.sh --help
 #
-# POSIX sh with sed, grep, tar and coreutils (or busybox), for nodes that have little else. Exit codes are
+# POSIX sh with sed, grep, tar and coreutils (or busybox), for nodes with few programs. Exit codes are
 # those of the command line: docs/errors-and-exit-codes.md.
 set -eu
 export LC_ALL=C
@@ -70,13 +70,13 @@ at_end() {
 }
 trap at_end EXIT; trap 'exit 130' HUP INT TERM
 
-find_repair() { # sets state, and repair: the command that a release needs whose helm was broken off
+find_repair() { # sets state, and repair: the command for a release whose helm was interrupted
   state=$(run_helm status "$release" --namespace "$namespace" 2>/dev/null | sed -n 's/^STATUS: \(pending-.*\)/\1/p')
-  case $state in '') verb='' ;; pending-install) verb=uninstall ;; *) verb=rollback ;; esac # none to go back to
+  case $state in '') verb='' ;; pending-install) verb=uninstall ;; *) verb=rollback ;; esac # no earlier revision
   repair="${verb:+helm $verb $release --namespace $namespace${kubeconfig:+ --kubeconfig $kubeconfig}${context:+ --kube-context $context}}"
 }
 
-is_name() { # text, longest: whether it is a name of Kubernetes
+is_name() { # text, maximum length: whether it is a name of Kubernetes
   [ "${#1}" -le "$2" ] || return 1
   case $1 in '' | -* | *- | *[!a-z0-9-]*) return 1 ;; esac
 }
@@ -160,7 +160,7 @@ verify_bundle() {
   bundle_id=${bundle_id%% *}
 }
 
-require_program() { # program, how to go on
+require_program() { # program, how to continue
   command -v "$1" >/dev/null 2>&1 || fail "$UNAVAILABLE" "no $1 on the PATH: $2"
 }
 
@@ -191,7 +191,7 @@ Set KUBECONFIG, --kubeconfig or --context."
   [ -z "$nodes" ] || [ -n "$alike" ] \
     || fail "$DATA" "this bundle is for $platform, and no node of the cluster is; take the bundle of its architecture"
   [ -z "$others" ] || say "Note: these nodes are not $platform and cannot run DLion from this bundle:$others"
-  find_repair # before the images: helm would refuse the chart
+  find_repair # before the images: otherwise helm refuses the chart
   [ -z "$repair" ] || fail "$UNAVAILABLE" "release $release in namespace $namespace is $state: a helm was broken off, or runs
 now. Once none runs: $repair, and then the same command again"
 }
@@ -206,7 +206,7 @@ to all nodes that run pods of DLion: sh install.sh --images-only
 $lacking"
 }
 
-find_containerd() { # sets ctr, and store: where it keeps images
+find_containerd() { # sets ctr, and store: its folder of images
   tried=''
   rke2=/var/lib/rancher/rke2
   for candidate in '/var/lib/rancher/k3s/agent k3s ctr' '/var/snap/microk8s/common/var/lib microk8s ctr' \
@@ -230,7 +230,7 @@ has_image() { # target: whether containerd has exactly this image
 
 bytes_of() { printf '%d' "$(wc -c <"$1")"; }
 
-free_bytes() { # folder; nothing if it is not known
+free_bytes() { # folder; prints nothing if unknown
   kilobytes=$(df -Pk "$1" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p')
   [ -z "$kilobytes" ] || printf '%d' $((kilobytes * 1024))
 }
@@ -278,7 +278,7 @@ of its architecture, or --skip-images if this is no node that runs DLion"
     done_so_far="${done_so_far% the import was begun on this node} imported on this node"
   done
   [ -z "$dry_run" ] || return 0
-  # Also of an earlier run that was broken off. Else kubelet deletes them when the disk fills, and nothing fetches them.
+  # Also of an earlier interrupted run. Otherwise kubelet deletes them when the disk fills, and cannot pull them again.
   for target in operator sidecar worker; do
     $ctr --namespace k8s.io images label "$(value_of "$target.reference")" io.cri-containerd.pinned=pinned >/dev/null 2>&1 \
       || say "Note: $target could not be pinned; kubelet may delete it when the disk fills."
@@ -329,12 +329,12 @@ Log in with '$pusher login' (crane auth login); for a registry without TLS give 
 }
 
 chart_values() {
-  # As bundle.yaml names them; nothing can be pulled by this name.
+  # The names in bundle.yaml; they cannot be pulled.
   names='registry: localhost, pullPolicy: Never'
   [ -z "$registry" ] || names="registry: \"$registry\""
   say "site: {name: \"$site\"}"
   say "images: {$names}"
-  # Starts the operator again if the bundle is another one of the same version.
+  # Restarts the operator if the bundle is a different one of the same version.
   say "operator: {podAnnotations: {dlion.dev/bundle: \"$bundle_id\"}}"
 }
 
