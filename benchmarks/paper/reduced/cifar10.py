@@ -1,6 +1,6 @@
 """Two convolutions over the patches of an image: what cipher and cnn17 learn, for far less.
 
-Patches do not overlap, and nothing is pooled (`run.py --reduced --estimate` prints what a sample's
+Patches do not overlap, and nothing is pooled (`run.py --reduced --estimate` says what a sample's
 gradient costs).
 """
 
