@@ -150,7 +150,8 @@ class PodRun:
         root = self.prepare("keeper", KeeperIdentity(self.site))
         if (self.folder / "keeper.log").exists():
             self._keeper_log_chars = len(self.log("keeper"))
-        self._start("keeper", "keeper", root, {names.POD_IP_VARIABLE: self.address(101)})
+        environment = {names.POD_IP_VARIABLE: self.address(101)}
+        self._start("keeper", "keeper", root, environment, forked=not self.environment)
 
     def start_worker(self, rank: int) -> None:
         """Start both containers of that worker's pod."""
@@ -161,8 +162,8 @@ class PodRun:
             names.INDEX_VARIABLE: str(worker.index),
             names.POD_IP_VARIABLE: self.address(1 + rank),
         }
-        self._start(f"sidecar-{rank}", "sidecar", root, environment)
         forked = not self.environment
+        self._start(f"sidecar-{rank}", "sidecar", root, environment, forked=forked)
         if forked:  # a trainer that has to import takes longer than the keeper's start
             self.wait_until(self._keeper_serves_or_is_away, "the keeper serves")
         self._start(f"trainer-{rank}", "trainer", root, environment, forked=forked)
