@@ -46,7 +46,7 @@ check-types:
 	$(BIN)/mypy
 
 check-types-of-tests:
-	$(BIN)/mypy --config-file tests/mypy.ini tests/local tests/cluster tests/simulated
+	$(BIN)/mypy --config-file tests/mypy.ini tests/local tests/cluster tests/simulated benchmarks
 
 check-docs:
 	$(SITE)

@@ -106,11 +106,11 @@ def print_exchanges(
             for name in names
         }
     print()
-    for kind, each in ratios.items():
+    for kind, by_name in ratios.items():
         texts = [
             f"{name} {statistics.geometric_mean(values):.2f} "
             f"({min(values):.2f} to {max(values):.2f})"
-            for name, values in each.items()
+            for name, values in by_name.items()
             if name != "learned"
         ]
         print(f"{kind}, learned sooner than: {', '.join(texts)}")

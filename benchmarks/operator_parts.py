@@ -132,9 +132,10 @@ def event() -> str:
     from kopf._core.reactor.processing import process_resource_event
 
     from dlion_operator.controller.handlers import _configure
+    from dlion_operator.kubernetes.resync import watched_kinds
 
     registry, settings, memories = kopf.OperatorRegistry(), OperatorSettings(), ResourceMemories()
-    _configure(settings)
+    _configure(settings, watched_kinds(queues_jobs=False))
     pod = Resource(group="", version="v1", plural="pods", kind="Pod", namespaced=True)
     text = json.dumps(objects_of_a_job()[-1])
 

@@ -51,7 +51,6 @@ def _install() -> None:
     from dlion_core.codecs.payload import GradientPart
     from dlion_core.lifecycle import reporting, step_cycle
     from dlion_core.links import framing, send_queue
-    from dlion_core.policies import aggregation
     from dlion_core.policies.gradient import gradient_exchange, gradient_selectors, magnitudes
     from dlion_worker.trainer import loop
     from dlion_worker.training import model, replica
@@ -67,7 +66,7 @@ def _install() -> None:
     clocks.wrap(gradient_exchange, "decode_gradient", "decode")
     clocks.wrap(GradientPart, "add_to", "add")
     clocks.wrap(gradient_exchange, "combined_gradient", "add")
-    clocks.wrap(aggregation.ArrivedGradientSum, "add", "add")
+    clocks.wrap(gradient_exchange, "plus", "add")
     clocks.wrap(replica.LocalReplica, "apply_gradient", "optimizer")
     clocks.wrap(step_cycle.StepCycle, "handle", "policies, rest")
     clocks.wrap(loop.TrainingLoop, "_report", "reports to sidecar and coordinator")

@@ -2,14 +2,8 @@
 
 Two processes per test session, one of them with TensorFlow, have imported the modules and fork.
 `OperatorProcess` uses it for operators of this tree with a kubeconfig, `LocalRun` for most runs and
-<<<<<<< HEAD
-`PodRun` for most trainers. Others start their own Python. Two programs are forked indirectly: a
-run's fork server with the run, as its child, and a pod's trainer by its supervisor.
-=======
-`PodRun` for most pods; others start a Python of their own. Three programs are then not started,
-but forked: a run's fork server with the run, as its child, a run's sidecars by its fork server, but
-for those in network namespaces, and a pod's trainer by its supervisor.
->>>>>>> 4f3a0269 (Fork sidecars and keepers of local tests, too)
+`PodRun` for most pods. Others start their own Python. Two programs are forked indirectly: a run's
+fork server with the run, as its child, and a pod's trainer by its supervisor.
 
 This module is also the program of the forking processes, which read requests from standard input.
 `start` forks a program; `wait` returns the exit code and the CPU seconds of one that has ended.
@@ -54,13 +48,8 @@ IMPORTED = {
         "dlion_worker.evaluator.__main__",
     ),
 }
-<<<<<<< HEAD
 """The imports of a process that forks programs of that kind."""
 FORK_SERVER = "dlion_local.runner.fork_server"
-=======
-"""What a process that forks programs of that kind imports."""
-FORK_SERVER, SIDECAR = "dlion_local.runner.fork_server", "dlion_worker.sidecar"
->>>>>>> 4f3a0269 (Fork sidecars and keepers of local tests, too)
 _TITLE_ROOM = " " * 250
 """Like that of a fork server: its children show their module and arguments there."""
 
@@ -211,13 +200,7 @@ def _serve(kind: str) -> None:
     importlib.import_module("setproctitle").getproctitle()  # finds its room by the environment
     for module in IMPORTED[kind]:
         importlib.import_module(module)
-<<<<<<< HEAD
     gc.freeze()  # garbage collection in a child would copy the shared memory
-=======
-    if kind == KINDS[RUN]:
-        _have_sidecars_take_arguments()
-    gc.freeze()  # collecting in a child would copy the shared memory
->>>>>>> 4f3a0269 (Fork sidecars and keepers of local tests, too)
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)
         answer: object
@@ -269,26 +252,16 @@ def _become(request: dict[str, Any], mark: Mark) -> NoReturn:
         os.setsid()  # as `LocalRun` starts others
         sys.path.insert(0, request["folder"])  # as with `python -m`
         _keep_a_fork_server(mark)
-        _fork_sidecars()
         mark.write()
     elif program == POD:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # as its shell does
-<<<<<<< HEAD
-        os.execv = _continue_as_supervisor  # type: ignore[assignment]
-=======
-        os.execv = _go_on_in_this_process  # type: ignore[assignment]
->>>>>>> 4f3a0269 (Fork sidecars and keepers of local tests, too)
+        os.execv = _continue_in_this_process  # type: ignore[assignment]
     runpy.run_module(f"{program}.__main__", run_name="__main__", alter_sys=True)
     os._exit(0)
 
 
-<<<<<<< HEAD
-def _continue_as_supervisor(_: str, command: Sequence[str]) -> NoReturn:
-    """Replaces `os.execv`: continue as the trainer's supervisor, which forks the trainer."""
-=======
-def _go_on_in_this_process(_: str, command: Sequence[str]) -> NoReturn:
-    """In place of `os.execv`: the sidecar, or the trainer's supervisor, which forks the trainer."""
->>>>>>> 4f3a0269 (Fork sidecars and keepers of local tests, too)
+def _continue_in_this_process(_: str, command: Sequence[str]) -> NoReturn:
+    """Replaces `os.execv`: continue as the sidecar, or as the supervisor that forks the trainer."""
     from dlion_local.runner.fork_server import SUPERVISOR, _fork_trainer
 
     python, flag, module, *arguments = command
@@ -312,32 +285,6 @@ def _keep_a_fork_server(mark: Mark) -> None:
             start(self)
 
     LineProcess.start = begin  # type: ignore[method-assign]
-
-
-def _fork_sidecars() -> None:
-    """Has this run's fork server start its sidecars: the imports of each take 0.4 s of CPU."""
-    from dlion_local.runner.processes import ProcessGroup
-
-    start = ProcessGroup.start
-
-    def begin(self: ProcessGroup, name: str, command: Sequence[str], **options: Any) -> int:
-        if SIDECAR not in command or options.get("prefix"):
-            return start(self, name, command, **options)
-        return self.fork(name, SIDECAR, command[command.index(SIDECAR) + 1 :])
-
-    ProcessGroup.start = begin  # type: ignore[method-assign]
-
-
-def _have_sidecars_take_arguments() -> None:
-    """As those who fork them give them to each program; theirs reads those of its process."""
-    sidecar: Any = importlib.import_module(f"{SIDECAR}.__main__")
-    main = sidecar.main
-
-    def main_with(arguments: Sequence[str]) -> int:
-        sys.argv = [SIDECAR, *arguments]
-        return int(main())
-
-    sidecar.main = main_with
 
 
 class ServerInWaiting:
