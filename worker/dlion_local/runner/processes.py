@@ -89,17 +89,23 @@ class ProcessGroup:
         self._wait(grace_s)
         late = self.running()
         for name in late:
-            # A child is a session leader and not yet reaped, so the group id is not reused.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._children[name].pid, signal.SIGKILL)
+            self._kill(self._children[name].pid)
         self._wait(KILL_TIMEOUT_S)
         return late
 
     def kill(self, name: str) -> None:
         """End a child by SIGKILL, with no chance to act; its own children die with it."""
         if self._children[name].poll() is None:
+            self._kill(self._children[name].pid)
+
+    @staticmethod
+    def _kill(pid: int) -> None:
+        """Kill a child that is not yet reaped, so that its id is not reused, and its children."""
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it leads no session yet, and has no children
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._children[name].pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def close(self, grace_s: float = 5.0) -> None:
         """End every child, the fork server and the starter thread. May be called twice.
