@@ -54,5 +54,5 @@ def test_only_a_budget_that_is_exceeded_fails_a_session(
         timeout=60,
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
-    assert "budgets times" in ended.stdout
+    assert "budgets are multiplied by" in ended.stdout
     assert ("OVER ITS BUDGET" in ended.stdout) == (code != pytest.ExitCode.OK)
