@@ -118,6 +118,13 @@ def pid_of(run: LocalRun, module: str, worker: int) -> int | None:
     return None
 
 
+def niceness(run: LocalRun, module: str) -> set[int]:
+    """Return the values of all threads, those of TensorFlow's pools among them."""
+    tasks = [*Path(f"/proc/{pid_of(run, module, 0)}/task").iterdir()]
+    assert len(tasks) > 1
+    return {os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in tasks}
+
+
 def kill(run: LocalRun, module: str, worker: int) -> int:
     pid = pid_of(run, module, worker)
     assert pid is not None
@@ -146,6 +153,8 @@ def test_a_continuous_run_survives_a_killed_sidecar_and_evaluator(
             return sum(isinstance(r, EvaluationRecord) for r in run.records())
 
         run.wait_until(lambda: evaluations() > 1, "the evaluator judges")
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert niceness(run, "dlion_worker.evaluator") == {min(19, own + 5)}
         killed = kill(run, "dlion_worker.evaluator", 0), kill(run, "dlion_worker.sidecar", 1)
         run.wait_until(lambda: run.events("SidecarEnded", 1), "the sidecar's end is told")
         run.wait_until(lambda: run.events("EvaluatorEnded"), "the evaluator's end is told")

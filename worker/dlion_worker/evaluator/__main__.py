@@ -6,7 +6,6 @@ Answers the trainers' requests for final evaluations first. Ends on SIGTERM.
 
 import argparse
 import logging
-import os
 import signal
 import sys
 import threading
@@ -74,7 +73,8 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
         max_samples=trainer.evaluation.max_samples,
     )
     final = partial(_final_result, model, evaluator)
-    os.nice(NICENESS)  # not before: trainers wait for the held-out samples that it decodes
+    # Not before: trainers wait for the held-out samples that it decodes.
+    threads.lower_priority(NICENESS)
     with (folder / RECORDS_FILE).open("a", encoding="utf-8", buffering=1) as records:
         while not ended.wait(POLL_S):
             answer_requests(folder, final)

@@ -1,4 +1,4 @@
-"""Sizes the thread pools of TensorFlow and NumPy from the CPU quota.
+"""Sizes the thread pools of TensorFlow and NumPy from the CPU quota; sets their priority.
 
 TensorFlow ignores quotas: on 64 cores it starts 64 threads, which a quota of two cores then
 throttles together. The trainer calls it before other parts of `dlion_worker.training`; parents of
@@ -7,9 +7,12 @@ trainers use `environment`.
 
 import math
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from dlion_api.errors import DLionError
 
+_TASKS = Path("/proc/self/task")
 _POOL_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
 
@@ -62,3 +65,14 @@ def configure(quota_cores: float | None) -> int:
             "else that uses TensorFlow in this process"
         ) from error
     return count
+
+
+def lower_priority(niceness: int) -> None:
+    """Add to the niceness of all threads of this process; later ones inherit it.
+
+    `os.nice` changes only the calling thread on Linux, and none of a pool that is there.
+    """
+    lowered = os.getpriority(os.PRIO_PROCESS, 0) + niceness
+    for task in _TASKS.iterdir():
+        with suppress(ProcessLookupError):  # the thread has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, int(task.name), lowered)

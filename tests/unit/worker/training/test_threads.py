@@ -1,6 +1,7 @@
-"""Tests of the number of threads.
+"""Tests of the number of threads and of their priority.
 
-It follows the quota. Existing pools are not resized silently.
+The number follows the quota. Existing pools are not resized silently. A lower priority applies to
+threads that already run.
 
 Left out: how TensorFlow distributes its work.
 """
@@ -8,6 +9,8 @@ Left out: how TensorFlow distributes its work.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -37,3 +40,29 @@ def test_existing_pools_are_not_resized(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(name, os.environ.get(name, "1"))
     with pytest.raises(DLionError, match=r"Call threads\.configure before"):
         threads.configure(3)
+
+
+_LOWERED = """
+import os, threading
+from dlion_worker.training import threads
+ended = threading.Event()
+pool = [threading.Thread(target=ended.wait) for _ in range(3)]
+pool[0].start(), pool[1].start()
+lowered = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 2)
+threads.lower_priority(2)
+pool[2].start()
+tasks = [0, *(thread.native_id for thread in pool)]
+print([os.getpriority(os.PRIO_PROCESS, task) - lowered for task in tasks])
+ended.set()
+"""
+
+
+def test_threads_that_are_there_get_a_lower_priority() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOWERED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{4 * [0]}\n"
