@@ -1,6 +1,7 @@
 """Tests of the data cache of workers in one process, or in processes of one run.
 
-Each worker holds the same samples as alone, and files are read once.
+Each worker holds the same samples as alone, and files are read once. A file that is replaced during
+a run is read again by the processes that start later.
 
 Left out: the shares (test_loading).
 """
@@ -128,6 +129,30 @@ def test_processes_of_a_run_decode_held_out_samples_and_labels_once(
         np.testing.assert_array_equal(other.held_out_y, own.held_out_y)
         np.testing.assert_array_equal(other.parts["all"][0], own.parts["all"][0])
         assert not other.held_out_x.flags.writeable, "it is the memory of all"
+
+
+@pytest.mark.parametrize("evaluation", ["test.tfrecord", "test"])
+def test_a_process_reads_files_again_that_were_replaced_before_its_start(
+    make_job: Any, write_records: Any, images: Any, tmp_path: Path, evaluation: str
+) -> None:
+    x, y = images
+    data, shared = tmp_path / "data", tmp_path / "shared"
+    for folder in (data / "test", shared):
+        folder.mkdir(parents=True)
+    paths = {"path": "train.tfrecord", "evaluationPath": evaluation, "format": "tfrecord"}
+    job = make_job(workers=1, **paths)
+
+    def load(cache: datasets.DatasetCache) -> datasets.DataSet:
+        worker = job.workers()[0]
+        return datasets.load(job, worker, program=DIGITS, data_root=data, cache=cache)
+
+    for order in (slice(None), slice(None, None, -1)):
+        for name in ("train.tfrecord", "test.tfrecord", "test/part.tfrecord"):
+            write_records(data / name, x[order], y[order])
+        alone, found = load(datasets.DatasetCache()), load(datasets.SharedDatasetCache(shared))
+        np.testing.assert_array_equal(found.held_out_x, alone.held_out_x)
+        np.testing.assert_array_equal(found.held_out_y, alone.held_out_y)
+        np.testing.assert_array_equal(found.parts["all"][1], alone.parts["all"][1])
 
 
 def test_what_a_killed_process_left_half_written_is_made_again(tmp_path: Path) -> None:

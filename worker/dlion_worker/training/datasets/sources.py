@@ -7,8 +7,10 @@ the other workers' images.
 import fcntl
 import hashlib
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
-from dlion_worker.training.datasets.dataset import Labels
+from dlion_worker.training.datasets.dataset import Fingerprint, Labels
 
 MAX_BYTES = 16 * 2**30
 """Memory limit of any set of samples; protects against invalid headers."""
@@ -125,7 +127,7 @@ class DatasetCache:
         return value
 
     def arrays(self, key: tuple[str, str], make: Callable[[], _ArraysT]) -> _ArraysT:
-        """As `get`, for arrays."""
+        """As `get`, for arrays that are read from the path which is the key's name."""
         return self.get(key, make)
 
     def source(
@@ -147,7 +149,8 @@ class DatasetCache:
 class SharedDatasetCache(DatasetCache):
     """Also shares arrays with the other processes of a run on this machine, as files.
 
-    The first process makes them while the others wait; all of them map the same memory.
+    The first process makes them while the others wait; all of them map the same memory. Where the
+    data have changed meanwhile, a process that starts later makes its own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +163,8 @@ class SharedDatasetCache(DatasetCache):
         return self.get(key, lambda: self._shared(key, make))
 
     def _shared(self, key: tuple[str, str], make: Callable[[], _ArraysT]) -> _ArraysT:
-        name = hashlib.blake2b("\0".join(key).encode(), digest_size=16).hexdigest()
+        identity = repr((key, list(_fingerprints(Path(key[1])))))
+        name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
         folder = self._folder / name
         try:
             file = folder.with_suffix(".lock").open("a")
@@ -175,6 +179,17 @@ class SharedDatasetCache(DatasetCache):
         paths = sorted(folder.iterdir(), key=lambda path: int(path.stem))
         mapped = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
         return cast("_ArraysT", tuple(np.asarray(each) for each in mapped))
+
+
+def _fingerprints(path: Path) -> Iterator[tuple[str, Fingerprint]]:
+    """Of the file at that path, or of those in the folder and its subfolders, where classes are."""
+    for file in chain([path], sorted(path.glob("*")), sorted(path.glob("*/*"))):
+        try:
+            status = file.stat()
+        except OSError:  # missing, or deleted after the listing
+            continue
+        if stat.S_ISREG(status.st_mode):
+            yield str(file), (status.st_size, status.st_mtime_ns)
 
 
 def _written(arrays: tuple[NDArray[Any], ...], folder: Path) -> bool:
