@@ -178,7 +178,6 @@ def attack_replica(chance: random.Random, folder: Path) -> str | None:
             assert replica.weights_D.dtype != object
         return "taken"
     except DataError:
-        path.unlink()
         return "refused"
 
 

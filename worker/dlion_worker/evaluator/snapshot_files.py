@@ -5,7 +5,9 @@ snapshot of a replica replaces the waiting one: the runner should notice soon th
 reached.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from dlion_api.names import Rank
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
 from dlion_core.policies.interface import Value
 from dlion_worker.training.snapshot import write_npz
+
+_TAKEN = ".taken"
+"""Follows the name of a file that no newer snapshot replaces."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +56,50 @@ def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
 
     The folder is read again after each iteration: while one is evaluated, newer ones replace the
     others. Those of the same iteration are taken together: replicas in lock step have equal weights
-    there, which are evaluated once.
+    there, which are evaluated once. Taken files are renamed, and loaded one by one. What a killed
+    evaluator has taken is still there for the next one.
 
     Raises: DataError where a file is not a snapshot: a bug of its writer.
     """
-    taken: set[str] = set()
-    while True:
-        names = ((path, *path.stem.partition("-")) for path in folder.glob("*.npz"))
-        waiting = sorted(
-            (iteration, rank, path) for path, rank, _, iteration in names if rank not in taken
-        )
-        if not waiting:
-            return
-        together = [(rank, path) for iteration, rank, path in waiting if iteration == waiting[0][0]]
-        replicas = [(rank, _taken(path)) for rank, path in together]
-        taken.update(rank for rank, replica in replicas if replica is not None)
-        yield from (replica for _, replica in replicas if replica is not None)
+    ranks: set[str] = set()
+    while together := _lowest_iteration(folder, ranks):
+        taken = [path for path in map(_taken, together) if path is not None]
+        ranks.update(_rank_and_iteration(path)[0] for path in taken)
+        yield from map(_loaded, taken)
 
 
-def _taken(path: Path) -> ReplicaSnapshot | None:
-    """The snapshot in this file, which is deleted; None if it gave way to a newer one."""
+def _lowest_iteration(folder: Path, ranks: AbstractSet[str]) -> list[Path]:
+    """The files of that iteration, by rank; those of `ranks` are left out."""
+    paths = (path for suffix in (".npz", _TAKEN) for path in folder.glob(f"*{suffix}"))
+    waiting: defaultdict[str, dict[str, Path]] = defaultdict(dict)
+    for path in sorted(paths):  # of two files of an iteration the taken one
+        rank, iteration = _rank_and_iteration(path)
+        if rank not in ranks:
+            waiting[iteration][rank] = path
+    return [*waiting[min(waiting)].values()] if waiting else []
+
+
+def _rank_and_iteration(path: Path) -> tuple[str, str]:
+    rank, _, iteration = path.name.partition(".")[0].partition("-")
+    return rank, iteration
+
+
+def _taken(path: Path) -> Path | None:
+    """The file under a name at which no newer one replaces it; None if that has happened."""
+    if path.suffix == _TAKEN:
+        return path
+    try:
+        return path.rename(path.with_name(path.name + _TAKEN))
+    except FileNotFoundError:
+        return None
+
+
+def _loaded(path: Path) -> ReplicaSnapshot:
+    """The snapshot in this file, which is deleted."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             *numbers, time_s = archive["about"].tolist()
-            replica = ReplicaSnapshot(
+            return ReplicaSnapshot(
                 Rank(int(numbers[0])),
                 int(numbers[1]),
                 int(numbers[2]),
@@ -82,9 +107,7 @@ def _taken(path: Path) -> ReplicaSnapshot | None:
                 as_array(archive["weights_D"]),
                 as_array(archive["model_state_S"]),
             )
-    except FileNotFoundError:
-        return None
     except NPZ_ERRORS as error:
         raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
-    path.unlink(missing_ok=True)
-    return replica
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Tests of snapshot files.
 
 A snapshot is read back completely and once, the oldest iteration first. Of one replica's waiting
-snapshots the oldest are dropped. Those of one iteration are read together. A file that is not a
-snapshot is named.
+snapshots the oldest are dropped. Those of one iteration are taken together, and the next evaluator
+has the rest of them. A file that is not a snapshot is named.
 
 Left out: the process that evaluates (tests/local).
 """
@@ -65,6 +65,31 @@ def test_snapshots_of_an_iteration_are_kept_while_one_is_evaluated(tmp_path: Pat
     for rank in (0, 1, 2):
         write_snapshot(tmp_path, _replica(rank, 2))
     assert [(one.rank, one.iteration) for one in taken] == [(1, 1), (2, 1)]
+
+
+def test_the_next_evaluator_has_the_rest_of_a_killed_ones_iteration(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        write_snapshot(tmp_path, _replica(rank, 1))
+    killed = take_snapshots(tmp_path)
+    assert next(killed).rank == 0
+    for rank in (0, 1, 2):
+        write_snapshot(tmp_path, _replica(rank, 2))
+    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [
+        (1, 1), (2, 1), (0, 2),
+    ]  # fmt: skip
+    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(1, 2), (2, 2)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_file_costs_no_other_of_its_iteration(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        write_snapshot(tmp_path, _replica(rank, 1))
+    (tmp_path / "000001-000000000001.npz").write_bytes(b"half a file")
+    taken = take_snapshots(tmp_path)
+    assert next(taken).rank == 0
+    with pytest.raises(DataError, match=r"000001-000000000001\.npz"):
+        next(taken)
+    assert [one.rank for one in take_snapshots(tmp_path)] == [2]
 
 
 def test_a_file_that_is_not_a_snapshot_is_named(tmp_path: Path) -> None:
