@@ -23,6 +23,7 @@ from dlion_api.atomic_file import write_atomically
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.npz_errors import as_array
 from dlion_core.policies.interface import Flat
+from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.model import FlatModel, Snapshot
 from dlion_worker.training.snapshot import write_npz
 
@@ -73,18 +74,19 @@ class FinalEvaluations:
 
 
 def ask_evaluator(
-    folder: str, model: FlatModel, key: str, snapshot: Snapshot, *, check: Callable[[], None]
+    folder: str, model: FlatModel, snapshot: Snapshot, *, check: Callable[[], None]
 ) -> EvaluationResult | None:
-    """The result for a snapshot of `model` whose hash is `key`. None: evaluate it here.
+    """The result for a snapshot of `model`. None: evaluate it here.
 
     `folder`: of the run's evaluator process; empty if there is none. `check` may raise to end the
     wait.
     """
     if not folder:
         return None
-    state_S = model.get_state(snapshot)
-    final = FinalEvaluations(Path(folder))
-    return final.evaluate(key, snapshot.weights_D, state_S, between_polls=check)
+    weights_D, state_S = snapshot.weights_D, model.get_state(snapshot)
+    # A hash of the whole snapshot differs between workers: each has its own random generators.
+    key = replica_hash(weights_D, state_S)
+    return FinalEvaluations(Path(folder)).evaluate(key, weights_D, state_S, between_polls=check)
 
 
 @contextmanager

@@ -43,12 +43,10 @@ class Evaluator:
         max_samples: int,
         on_result: Callable[[EvaluatedSnapshot], object] = lambda _result: None,
         on_error: Callable[[Exception], None] = lambda _error: None,
-        elsewhere: Callable[[str, Snapshot], EvaluationResult | None] = lambda _key, _snapshot: (
-            None
-        ),
+        elsewhere: Callable[[Snapshot], EvaluationResult | None] = lambda _snapshot: None,
     ) -> None:
-        """`elsewhere` is asked first for the result on all samples, with the snapshot's hash; it
-        returns None if there is no other evaluator."""
+        """`elsewhere` is asked first for the result on all samples; it returns None if there is no
+        other evaluator."""
         self._model = model
         self._x, self._y = x, y
         self._seed = seed
@@ -134,7 +132,7 @@ class Evaluator:
             known = self._remembered.get(key)
         if known is not None:
             return replace(known, tag=tag)
-        evaluation = self._elsewhere(key[0], snapshot) if is_whole else None
+        evaluation = self._elsewhere(snapshot) if is_whole else None
         if evaluation is None:
             subset = slice(None) if is_whole else self._subset
             evaluation = self._model.evaluate(
@@ -189,6 +187,12 @@ def weights_hash(weights_D: Flat) -> str:
 def snapshot_hash(snapshot: Snapshot) -> str:
     """BLAKE2b of the weights' and the state's bytes, 32 hex digits."""
     return _hash([snapshot.weights_D, *map(np.asarray, snapshot.state)])
+
+
+def replica_hash(weights_D: Flat, state_S: Flat) -> str:
+    """BLAKE2b of weights and moving statistics, 32 hex digits. Replicas may differ in their random
+    generators and have the same hash."""
+    return _hash([weights_D, state_S])
 
 
 def _hash(arrays: Iterable[NDArray[Any]]) -> str:

@@ -1,8 +1,8 @@
 """Tests of final evaluations by the evaluator.
 
 The evaluator answers a trainer's request, although either process dies in between. Equal weights
-are evaluated once. A trainer evaluates itself if the evaluator is absent or has failed, or the disk
-is full. It stops waiting when it must end.
+are evaluated once, also if the models have other random numbers. A trainer evaluates itself if the
+evaluator is absent or has failed, or the disk is full. It stops waiting when it must end.
 
 Left out: real processes (tests/local/test_companions.py).
 """
@@ -18,7 +18,14 @@ import pytest
 
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.evaluator import final_evaluations
-from dlion_worker.evaluator.final_evaluations import FinalEvaluations, answer_requests, present
+from dlion_worker.evaluator.final_evaluations import (
+    FinalEvaluations,
+    answer_requests,
+    ask_evaluator,
+    present,
+)
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs import builtin
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -72,6 +79,25 @@ def test_equal_weights_are_evaluated_once_for_all_trainers(
     assert sorted(float(weights_D[0]) for weights_D, _ in evaluated) == [0.0, 1.0]
     np.testing.assert_array_equal(evaluated[0][1], STATE_S)
     assert not list(tmp_path.glob("*.final"))
+
+
+def test_equal_weights_of_models_with_dropout_are_evaluated_once(
+    tmp_path: Path, trainers: Trainers
+) -> None:
+    model = FlatModel(builtin("cipher"), input_shape=(4, 4, 1), class_count=2, seed=1)
+    peer, evaluated = model.sibling(seed=1, rank=1), []
+    assert not np.array_equal(peer.get_counters(), model.get_counters()), "random generators"
+
+    def ask(one: FlatModel) -> EvaluationResult | None:
+        check = trainers.polls.release
+        return ask_evaluator(str(tmp_path), one, one.snapshot(), check=check)
+
+    with present(tmp_path), ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, model)
+        trainers.wait_until_asked(1)
+        answer_requests(tmp_path, lambda *arrays: (evaluated.append(arrays), RESULT)[1])
+        assert (asking.result(30), ask(peer)) == (RESULT, RESULT)
+    assert len(evaluated) == 1
 
 
 def test_a_new_evaluator_answers_the_requests_to_the_earlier_one(
