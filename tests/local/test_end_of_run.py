@@ -1,11 +1,12 @@
 """Test the models and results at the end of a run.
 
 Each site has a model that Keras loads. Its description states whether it is the averaged one or the
-best replica. It has the accuracies of averaged, best and mean, and the contributing sites. A worker
-that is lost at the very end does not block the others, also if it was to save for its site. An
-epoch is a pass over the data of all workers, however unequal their shares. If sites cannot reach
-each other at the end, each side ends with its own model, which names its sites. The summary lists
-the sites in any model and the missing ones. Neither side succeeds: the exit code is 80.
+best replica. It has the accuracies of averaged, best and mean, and the contributing sites. Replicas
+that are equal are not sent. A worker that is lost at the very end does not block the others, also
+if it was to save for its site. An epoch is a pass over the data of all workers, however unequal
+their shares. If sites cannot reach each other at the end, each side ends with its own model, which
+names its sites. The summary lists the sites in any model and the missing ones. Neither side
+succeeds: the exit code is 80.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def test_every_site_has_a_model_with_a_description(tmp_path: Path) -> None:
         assert [(each.rank, each.last_iteration) for each in updates] == [(0, 60), (1, 60)]
         assert min(each.samples for each in updates) > 0
     assert run.summary()["included_sites"] == ["plant-a", "plant-b"]
+    assert 0 < run.summary()["bytes"]["state_bytes"] < 1000, "replicas are equal"
 
 
 @pytest.mark.slow

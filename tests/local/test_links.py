@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from dlion_api.errors import UnavailableError
+from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import SentBytes
 from dlion_api.protocol.membership import Membership
@@ -198,6 +198,17 @@ def test_state_is_pulled_completely(start: Start) -> None:
     assert a.wanted == [wanted]
     assert (pulled.iteration, pulled.samples) == (9, 900)
     assert bytes(pulled.payload) == a.state.payload
+
+
+def test_an_equal_state_arrives_without_its_bytes(start: Start) -> None:
+    a, b = start(A), start(B)
+    a.state = StateSnapshot(9, 900, b"", is_equal=True)
+    introduce(a, b)
+    wanted = StateRequest(weights_only=True, unless_hash="0f")
+    assert b.exchange.pull_state(TO_A, wanted) == a.state
+    assert a.wanted == [wanted]
+    with pytest.raises(ContractError, match="not named"):
+        b.exchange.pull_state(TO_A)
 
 
 def test_a_slow_state_is_awaited(start: Start) -> None:

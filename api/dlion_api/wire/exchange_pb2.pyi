@@ -328,12 +328,15 @@ class PullStateRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     WEIGHTS_ONLY_FIELD_NUMBER: _builtins.int
     AT_LEAST_FIELD_NUMBER: _builtins.int
+    UNLESS_HASH_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
     weights_only: _builtins.bool
     at_least: _builtins.int
     """the state must include this update; the server waits for it"""
+    unless_hash: _builtins.str
+    """with weights_only: of weights that the caller has already"""
     def __init__(
         self,
         *,
@@ -342,10 +345,11 @@ class PullStateRequest(_message.Message):
         incarnation: _builtins.int = ...,
         weights_only: _builtins.bool = ...,
         at_least: _builtins.int = ...,
+        unless_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "incarnation", b"incarnation", "rank", b"rank", "run", b"run", "weights_only", b"weights_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "incarnation", b"incarnation", "rank", b"rank", "run", b"run", "unless_hash", b"unless_hash", "weights_only", b"weights_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,7 +357,7 @@ Global___PullStateRequest: _TypeAlias = PullStateRequest  # noqa: Y015
 
 @_typing.final
 class StateChunk(_message.Message):
-    """A chunk without payload is a heartbeat: the state is still being gathered."""
+    """A chunk without payload is a heartbeat, the state is still being gathered, unless it is equal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -363,6 +367,7 @@ class StateChunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    IS_EQUAL_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     """this and the next two are equal in every chunk with a payload"""
     total_bytes: _builtins.int
@@ -372,6 +377,8 @@ class StateChunk(_message.Message):
     payload: _builtins.bytes
     checksum: _builtins.int
     """CRC-32 of payload"""
+    is_equal: _builtins.bool
+    """the only chunk: the weights have the hash in the request"""
     def __init__(
         self,
         *,
@@ -381,10 +388,11 @@ class StateChunk(_message.Message):
         offset: _builtins.int = ...,
         payload: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
+        is_equal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "iteration", b"iteration", "offset", b"offset", "payload", b"payload", "samples", b"samples", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "is_equal", b"is_equal", "iteration", b"iteration", "offset", b"offset", "payload", b"payload", "samples", b"samples", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,8 @@ class StateRequest:
     weights_only: bool = False
     at_least: int = 0
     """Wait until the state includes the update of this iteration."""
+    unless_hash: str = ""
+    """With `weights_only`: the hash of a replica that need not be sent."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class StateSnapshot:
     iteration: int
     samples: int
     payload: bytes | memoryview
+    is_equal: bool = False
+    """The replica has the hash of the request, and there is no payload."""
 
 
 @dataclass(frozen=True)

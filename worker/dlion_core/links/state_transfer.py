@@ -16,6 +16,10 @@ CHUNK_BYTES = 64 * 1024
 
 def state_chunks(snapshot: StateSnapshot) -> Iterator[bytes]:
     """The serialised chunks of a snapshot, in order."""
+    if snapshot.is_equal:
+        chunk = StateChunk(iteration=snapshot.iteration, samples=snapshot.samples, is_equal=True)
+        yield chunk.SerializeToString()
+        return
     payload = memoryview(snapshot.payload).cast("B")
     for offset in range(0, len(payload), CHUNK_BYTES):
         part = bytes(payload[offset : offset + CHUNK_BYTES])
@@ -30,8 +34,9 @@ def state_chunks(snapshot: StateSnapshot) -> Iterator[bytes]:
 
 
 class StateAssembler:
-    def __init__(self, max_state_bytes: int) -> None:
-        self._max_state_bytes = max_state_bytes
+    def __init__(self, max_state_bytes: int, *, may_be_equal: bool = False) -> None:
+        """`may_be_equal`: the request had a hash."""
+        self._max_state_bytes, self._may_be_equal = max_state_bytes, may_be_equal
         self._buffer: memoryview | None = None
         self._received_bytes = 0
         self._iteration = self._samples = 0
@@ -39,6 +44,10 @@ class StateAssembler:
     def feed(self, data: bytes) -> StateSnapshot | None:
         """Add one chunk; return the state with the last one. Raises ContractError."""
         chunk = self._parse(data)
+        if chunk.is_equal:
+            if not self._may_be_equal or self._buffer is not None or chunk.payload:
+                raise ContractError("state chunk is equal to a state, which was not named")
+            return StateSnapshot(chunk.iteration, chunk.samples, b"", is_equal=True)
         if not chunk.payload:
             return None
         if self._buffer is None:

@@ -24,6 +24,7 @@ from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Message
 from dlion_worker.trainer.process_times import ProcessPhase, process_age_s
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.site_model import (
     CollectedReplica,
     SavedModel,
@@ -100,22 +101,28 @@ class Shutdown:
 
     def _gather(self, own: CollectedReplica) -> list[CollectedReplica]:
         """Pull the replicas of linked peers, several at once: one peer's uplink seldom fills this
-        worker's downlink."""
+        worker's downlink. Those that are equal to its own are not sent."""
         self.enter(ProcessPhase.GATHER)
         peers = sorted(self.inbox.linked)
+        own_hash = replica_hash(own.state.weights_D, own.state.model_state_S)
+        wanted = StateRequest(weights_only=True, unless_hash=own_hash)
         threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas")
         try:
-            pulled = list(threads.map(lambda peer: self._pull(peer, own), peers))
+            pulled = list(threads.map(lambda peer: self._pull(peer, wanted, own), peers))
         finally:  # a signal does not wait for slow peers: closing the exchange ends their pulls
             threads.shutdown(wait=False, cancel_futures=True)
         self._report_unlinked()
         replicas = [own, *(replica for replica in pulled if replica is not None)]
         return sorted(replicas, key=lambda replica: replica.rank)
 
-    def _pull(self, peer: Rank, own: CollectedReplica) -> CollectedReplica | None:
+    def _pull(
+        self, peer: Rank, wanted: StateRequest, own: CollectedReplica
+    ) -> CollectedReplica | None:
+        state = own.state
         try:
-            snapshot = self.exchange.pull_state(peer, StateRequest(weights_only=True))
-            state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
+            snapshot = self.exchange.pull_state(peer, wanted)
+            if not snapshot.is_equal:
+                state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
         except (UnavailableError, ContractError) as error:
             message = f"worker {peer}: {error}"
             self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)

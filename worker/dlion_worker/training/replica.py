@@ -16,6 +16,7 @@ from dlion_api.spec import Job
 from dlion_core.codecs import Coding, ValueCodec, encode_weights
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import Flat, Layout
+from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.keras_optimizer import ModelOptimizer
 from dlion_worker.training.model import FlatModel, Snapshot, StepResult
 from dlion_worker.training.optimizer import learning_rate_for
@@ -172,6 +173,10 @@ class LocalReplica:
             state = self._state()
             if self._withheld_D is not None and not wanted.weights_only:
                 np.subtract(state.weights_D, self._withheld_D, out=state.weights_D)
+            if wanted.weights_only and wanted.unless_hash:
+                own_hash = replica_hash(state.weights_D, state.model_state_S)
+                if own_hash == wanted.unless_hash:
+                    return StateSnapshot(self.iteration, self.samples, b"", is_equal=True)
             payload = pack(state, weights_only=wanted.weights_only)
             return StateSnapshot(self.iteration, self.samples, payload)
 

@@ -352,6 +352,7 @@ class PeerConnector:
             incarnation=self._local.incarnation,
             weights_only=wanted.weights_only,
             at_least=wanted.at_least,
+            unless_hash=wanted.unless_hash,
         )
         if not self._link.target or self._link.is_revoked:
             why = "is revoked" if self._link.is_revoked else "has no address yet"
@@ -360,7 +361,8 @@ class PeerConnector:
         try:
             method: PullMethod = channel.unary_stream(f"/{SERVICE}/PullState")
             call = method(request.SerializeToString())
-            return await _take_state(call, StateAssembler(MAX_STATE_BYTES))
+            assembly = StateAssembler(MAX_STATE_BYTES, may_be_equal=bool(wanted.unless_hash))
+            return await _take_state(call, assembly)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"state of {self._link.peer.name}: {error.details()}") from error
         finally:

@@ -81,7 +81,7 @@ class StateServer:
         try:
             while not (await asyncio.wait({acquiring}, timeout=HEARTBEAT_S))[0]:
                 yield StateChunk().SerializeToString()
-            wanted = StateRequest(request.weights_only, request.at_least)
+            wanted = StateRequest(request.weights_only, request.at_least, request.unless_hash)
             gathering = _in_thread(self._provider, wanted)
             while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
                 yield StateChunk().SerializeToString()

@@ -1,4 +1,7 @@
-"""Tests of chunked state transfer: any size is reassembled, and other chunks are refused."""
+"""Tests of chunked state transfer: any size is reassembled, and other chunks are refused.
+
+A state that is equal to one that the caller has named arrives without a payload.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,19 @@ def test_a_state_of_any_size_is_reassembled(size: int, samples: int) -> None:
     assert whole[-1] is not None
     assert bytes(whole[-1].payload) == bytes(sent.payload)
     assert (whole[-1].iteration, whole[-1].samples) == (7, samples)
+
+
+def test_an_equal_state_has_no_payload() -> None:
+    equal = StateSnapshot(7, 2**40, b"", is_equal=True)
+    (chunk,) = state_chunks(equal)
+    assert StateAssembler(LIMIT, may_be_equal=True).feed(chunk) == equal
+    with pytest.raises(ContractError, match="not named"):
+        StateAssembler(LIMIT).feed(chunk)
+    first, _ = state_chunks(StateSnapshot(7, 2**40, bytes(CHUNK_BYTES + 1)))
+    assembly = StateAssembler(LIMIT, may_be_equal=True)
+    assembly.feed(first)
+    with pytest.raises(ContractError, match="not named"):
+        assembly.feed(chunk)
 
 
 BAD: list[tuple[str, Callable[[StateChunk], None]]] = [

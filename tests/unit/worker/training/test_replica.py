@@ -2,7 +2,8 @@
 
 Knowledge transfer merges weights as (1 - fraction) own + fraction other, and keeps the optimizer's
 moments. The merge of two sides does the same and resets the moments. A peer that adopts a state
-continues exactly like its donor. A state that must include an update is given once it does, without
+continues exactly like its donor. The weights of a replica are not sent to a peer that has equal
+ones. A state that must include an update is given once it does, without
 the values that the policy withholds.
 
 The replica is real and compared with float64 by hand.
@@ -14,13 +15,15 @@ of states (test_snapshot.py).
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_core.links.events import StateRequest
+from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.programs import builtin
@@ -129,6 +132,19 @@ def test_values_withheld_from_peers_are_not_given_with_a_state(replica: LocalRep
     np.testing.assert_array_equal(again.model.weights_D, expected_D, "what it withheld is void")
     judged = replica.snapshot_for(StateRequest(weights_only=True))
     assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
+
+
+def test_equal_weights_are_not_sent(replica: LocalReplica) -> None:
+    peer = fresh(seed=1).state()
+    wanted = StateRequest(
+        weights_only=True, unless_hash=replica_hash(peer.weights_D, peer.model_state_S)
+    )
+    given = replica.snapshot_for(wanted)
+    assert given == StateSnapshot(1, 32, b"", is_equal=True)
+    whole = replica.snapshot_for(replace(wanted, weights_only=False))
+    assert len(whole.payload) > 2 * replica.model.weights_D.nbytes, "with the moments"
+    apply_gradient(replica, iteration=2)
+    assert replica.snapshot_for(wanted) == replica.snapshot_for(StateRequest(weights_only=True))
 
 
 def test_no_state_is_given_between_an_update_and_its_consequences(
