@@ -63,7 +63,9 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     program = programs.load(trainer.program, directory=config.program_dir)
     cache = datasets.SharedDatasetCache(folder)
     worker = job.worker(config.rank)
-    data = datasets.load(job, worker, program=program, data_root=root, cache=cache)
+    data = datasets.load(
+        job, worker, program=program, data_root=root, cache=cache, held_out_only=True
+    )
     model = FlatModel.of_data(program, data, trainer)
     evaluator = Evaluator(
         model,

@@ -116,6 +116,14 @@ def test_processes_of_a_run_decode_held_out_samples_and_labels_once(
     def load(worker: WorkerIdentity, cache: datasets.DatasetCache) -> datasets.DataSet:
         return datasets.load(job, worker, program=DIGITS, data_root=tmp_path, cache=cache)
 
+    datasets.load(
+        job,
+        job.workers()[0],
+        program=DIGITS,
+        data_root=tmp_path,
+        cache=datasets.SharedDatasetCache(shared),
+        held_out_only=True,
+    )
     with ThreadPoolExecutor(3) as threads:
         together = list(threads.map(load, job.workers(), caches))
     assert sorted(made) == [

@@ -2,7 +2,8 @@
 
 Each worker computes the same split and holds the same samples out. It loads its own share only.
 Classes are filtered, shares subsampled and near-duplicates left out as the manifest requests. A
-path with `{site}` leads to a worker's own data.
+path with `{site}` leads to a worker's own data. A process that evaluates needs only what is held
+out.
 
 Left out: errors of readers (test_readers); growing data (test_watch).
 """
@@ -48,6 +49,16 @@ def test_shares_and_held_out_samples_are_the_whole_set(make_job) -> None:
     ])  # fmt: skip
     everything = datasets.loading.named_datasets.digits()[0].reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, everything))
+
+
+def test_held_out_samples_are_loaded_without_a_share(make_job) -> None:
+    job = make_job(name="digits")
+    worker = job.workers()[1]
+    whole = datasets.load(job, worker, program=DIGITS, data_root=Path())
+    alone = datasets.load(job, worker, program=DIGITS, data_root=Path(), held_out_only=True)
+    np.testing.assert_array_equal(alone.held_out_x, whole.held_out_x)
+    np.testing.assert_array_equal(alone.held_out_y, whole.held_out_y)
+    assert (alone.samples, alone.class_count) == (0, whole.class_count)
 
 
 def test_by_site_leaves_all_classes_in_the_held_out_samples(make_job) -> None:

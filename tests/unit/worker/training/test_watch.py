@@ -106,6 +106,14 @@ def test_a_new_class_arrives_with_a_new_file(site: _Site, root: Path) -> None:
     assert site.poll(3) == []
 
 
+def test_held_out_samples_are_loaded_without_the_folders(site: _Site, root: Path, make_job) -> None:
+    job, digits = _job(make_job), programs.builtin("digits")
+    worker = job.workers()[0]
+    alone = datasets.load(job, worker, program=digits, data_root=root, held_out_only=True)
+    np.testing.assert_array_equal(alone.held_out_x, site.data.held_out_x)
+    assert (alone.samples, alone.class_count) == (0, site.data.class_count)
+
+
 def test_a_removed_file_removes_its_samples(site: _Site, root: Path) -> None:
     _save(root / "in" / "late.npz", 7)
     site.poll()

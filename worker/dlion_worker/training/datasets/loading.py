@@ -48,17 +48,19 @@ def load(
     program: TrainingProgram,
     data_root: Path,
     cache: DatasetCache | None = None,
+    held_out_only: bool = False,
 ) -> DataSet:
     """Return this worker's share and the held-out samples.
 
     Without a name or path in the manifest, the program's `load_data` is called. `cache`: sources
-    already opened for other workers of the same job.
+    already opened for other workers of the same job. `held_out_only`: leave out the share of a name
+    or path, for a process that only evaluates.
 
     With `trainer.encoder`, the samples are its outputs.
 
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
-    data = _load(job, identity, program, data_root, cache or DatasetCache())
+    data = _load(job, identity, program, data_root, cache or DatasetCache(), held_out_only)
     data = replace(data, augment=augmentation_of(program))
     trainer, exchange = job.spec.trainer, job.spec.exchange
     if not trainer.encoder:
@@ -74,13 +76,14 @@ def _load(
     program: TrainingProgram,
     data_root: Path,
     cache: DatasetCache,
+    held_out_only: bool,
 ) -> DataSet:
     spec = job.spec.trainer.dataset
     if spec.name is None and spec.path is None:
         return _from_program(job, identity, program)
     if spec.name is not None:
         named_source = cache.get(("name", spec.name), partial(_named, spec.name))
-        return _shared(job, identity, *named_source, None, cache)
+        return _shared(job, identity, *named_source, None, cache, held_out_only)
     root = dataset_root(job.spec.trainer, data_root)
     path, evaluation, names = open_sources.locate(spec, identity, root)
     held_out: Samples | None = None
@@ -89,12 +92,15 @@ def _load(
         held_out = cache.arrays(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
         assert held_out is not None  # required by the manifest's validation
+        if held_out_only:
+            class_count = open_sources.class_count_of(names, str(path), held_out[1])
+            return _without_share(held_out, class_count)
         return load_watched(job, identity, path, held_out, names)
     open_path = partial(open_sources.open_path, path, spec, names, cache=cache)
     source = cache.source(path, open_path, reads_all=_reads_all(job))
     if held_out is None and spec.format == "npz" and path.is_file():
         held_out = cache.get(("held out", str(path)), partial(npz.read_held_out, path))
-    return _shared(job, identity, source, held_out, names, cache)
+    return _shared(job, identity, source, held_out, names, cache, held_out_only)
 
 
 def _named(name: str) -> tuple[SampleSource, Samples | None]:
@@ -117,6 +123,7 @@ def _shared(
     held_out: Samples | None,
     names: list[str] | None,
     cache: DatasetCache,
+    held_out_only: bool,
 ) -> DataSet:
     """One worker's share of a source that every worker reads."""
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
@@ -128,11 +135,18 @@ def _shared(
             lambda: (source.read(held_out_N), source.labels[held_out_N]),
         )
     class_count = open_sources.class_count_of(names, source.name, source.labels, held_out[1])
+    if held_out_only:
+        return _without_share(held_out, class_count)
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
     own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
     x, y = checked(source.read(index_N[own_K]), source.labels[index_N[own_K]], source.name)
     check_alike(held_out[0], tuple(x.shape[1:]), "held-out samples")
     return _of_one_part(spec, (x, y), held_out, class_count=class_count, total=total)
+
+
+def _without_share(held_out: Samples, class_count: int) -> DataSet:
+    x, y = held_out
+    return DataSet({}, x, y, class_count=class_count, training_set_samples=0)
 
 
 def _of_one_part(
