@@ -106,33 +106,68 @@ def test_a_quarantined_replica_counts_only_once_it_is_accepted_again():
     assert (resumed["workers"][1]["quarantine"], resumed["accuracy"]["replicas"]) == ("", 2)
 
 
+def session_of(rank, start, first, last, before):
+    """Steps of a second each of one trainer process."""
+    return [
+        StepRecord(
+            float(second), rank, start, second, 1.0, 8, 8, 0.1, compute_s=1.0, wall_s=1.0,
+            cpu_s=1.0, exchange_cpu_s=0.0, waited_s=0.0, samples=8,
+            trained_s=None if before is None else float(before + second - first),
+        )
+        for second in range(first + 1, last + 1)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("sessions", "wall_s"),
     [
         # Incarnation, first and last second on the run's clock, seconds of training before.
         pytest.param([(1, 0, 10, 0), (2, 110, 120, 10)], 20.0, id="resumed"),
         pytest.param([(1, 0, 10, 0), (2, 110, 120, 4)], 20.0, id="killed, six seconds are lost"),
-        pytest.param([(1, 0, 10, 0), (2, 110, 120, 110)], 120.0, id="rejoined, others trained"),
         pytest.param([(1, 0, 10, 0), (1, 110, 120, 10)], 120.0, id="no other start"),
         pytest.param([(1, 0, 10, None), (2, 110, 120, None)], 120.0, id="not counted"),
     ],
 )
 def test_the_pause_before_a_resume_is_no_part_of_a_workers_time(sessions, wall_s):
-    steps = [
-        StepRecord(
-            float(second), Rank(0), start, second, 1.0, 8, 8, 0.1, compute_s=1.0, wall_s=1.0,
-            cpu_s=1.0, exchange_cpu_s=0.0, waited_s=0.0, samples=8,
-            trained_s=None if before is None else float(before + second - first),
-        )
-        for start, first, last, before in sessions
-        for second in range(first + 1, last + 1)
-    ]  # fmt: skip
+    steps = [step for session in sessions for step in session_of(Rank(0), *session)]
     summary = summary_of(steps)
     worker = summary["workers"][0]
     assert summary["training_s"] == worker["wall_s"] == wall_s
     assert worker["samples_per_s"] == 160 / wall_s
     assert summary["time_use"]["compute_fraction"] == pytest.approx(20 / wall_s)
     assert worker["other_s"] == wall_s - 20
+
+
+@pytest.mark.parametrize("order", ["by time", "by worker", "by worker, the restarted one first"])
+def test_a_worker_that_restarts_while_others_train_makes_no_pause(order):
+    """Worker 1 ends at 50 s and rejoins at 140 s. It adopts a peer's state, which leaves the count
+    of training that its own checkpoint has."""
+    steady = session_of(Rank(0), 1, 0, 200, 0)
+    restarted = [*session_of(Rank(1), 1, 0, 50, 0), *session_of(Rank(1), 2, 140, 200, 45)]
+    steps = [*restarted, *steady] if order.endswith("first") else [*steady, *restarted]
+    if order == "by time":
+        steps.sort(key=lambda step: step.time_s)
+    summary = summary_of(steps)
+    assert summary["training_s"] == 200.0
+    assert [worker["wall_s"] for worker in summary["workers"][:2]] == [200.0, 200.0]
+
+
+def test_a_pause_of_the_run_is_one_for_all_its_workers():
+    """Both restart, one of them once more; the last steps of one before the pause come late."""
+    late = session_of(Rank(1), 1, 10, 12, 10)
+    steps = [
+        *session_of(Rank(0), 1, 0, 10, 0), *session_of(Rank(1), 1, 0, 10, 0),
+        *session_of(Rank(0), 2, 110, 130, 10), *late, *session_of(Rank(1), 2, 109, 115, 12),
+        *session_of(Rank(1), 3, 120, 130, 15),
+    ]  # fmt: skip
+    summary = summary_of(steps)
+    assert summary["training_s"] == 130.0 - (109.0 - 12.0)
+    assert [worker["wall_s"] for worker in summary["workers"][:2]] == [33.0, 33.0]
+
+
+def test_hundreds_of_starts_cost_no_more_than_256_pauses():
+    steps = [step for n in range(600) for step in session_of(Rank(0), n, 3 * n, 3 * n + 1, n)]
+    assert summary_of(steps)["training_s"] == 1798.0 - 256 * 2.0
 
 
 def test_metrics_are_those_of_each_replicas_last_evaluation():

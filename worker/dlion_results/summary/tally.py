@@ -25,6 +25,7 @@ from dlion_api.protocol.progress import (
 from dlion_api.reasons import EventReason
 from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.curves import Curve
+from dlion_results.summary.training_pauses import TrainingPauses
 
 _LINK_ROWS_IN_ALL = 60_000
 """Rows of all link curves together: 30 workers have 870 links."""
@@ -96,13 +97,13 @@ class WorkerTally:
     """Totals of one worker over all of its incarnations."""
 
     rank: Rank
+    pauses: TrainingPauses = field(default_factory=TrainingPauses)
+    """Those of the run, which its workers share: what `maxSeconds` does not count."""
     steps: int = 0
     samples: int = 0
     incarnations: set[int] = field(default_factory=set)
     started_s: float = math.inf
     last_step_s: float = -math.inf
-    paused_s: float = 0.0
-    """Between the end of a run and its resume: what `maxSeconds` does not count."""
     last_iteration: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
@@ -148,15 +149,15 @@ class WorkerTally:
     """Samples, seconds of computing and steps so far."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
     """Relative compute power in samples/s, reported by this worker's sidecar."""
-    _lag_s: float | None = None
-    """The run's clock less its count of training, at the last step."""
 
     @property
     def span_s(self) -> float:
         """Seconds from the start of the first step to the end of the last, without pauses; 0
         without a step."""
-        whole_s = self.last_step_s - self.started_s - self.paused_s
-        return max(0.0, whole_s) if self.steps else 0.0
+        if not self.steps:
+            return 0.0
+        whole_s = self.last_step_s - self.started_s
+        return max(0.0, whole_s - self.pauses.within(self.started_s, self.last_step_s))
 
     @property
     def samples_per_s(self) -> float:
@@ -180,7 +181,8 @@ class WorkerTally:
         self.batch_last = batch
         self.steps += 1
         self.samples += batch
-        self._count_pause(record)
+        is_same = record.incarnation in self.incarnations
+        self.pauses.add_step(record, self.last_step_s if is_same else None)
         self.incarnations.add(record.incarnation)
         self.unreported_starts = 0
         if record.passes is not None:
@@ -208,20 +210,6 @@ class WorkerTally:
             self.loss_curve.append(record.time_s, record.loss)
         self.batch_curve.append(record.time_s, batch)
         self.samples_curve.append(record.time_s, self.samples)
-
-    def _count_pause(self, record: StepRecord) -> None:
-        """Count the time before the first step of a start by which the count of training lags.
-
-        It does not lag if a worker rejoins while others train: it takes their count. Training that
-        was lost makes it lag, too, but took no time here.
-        """
-        if record.trained_s is None:
-            return
-        lag_s = record.time_s - record.trained_s
-        if self._lag_s is not None and record.incarnation not in self.incarnations:
-            away_s = record.began_s - self.last_step_s
-            self.paused_s += max(0.0, min(lag_s - self._lag_s, away_s))
-        self._lag_s = lag_s
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         """Add one evaluation of this replica. A final one, over the whole split, takes
@@ -273,7 +261,8 @@ class RunTally:
     """Totals of the whole run; `add` takes all workers' records in order."""
 
     def __init__(self, ranks: Iterable[Rank]) -> None:
-        self.workers = {rank: WorkerTally(rank) for rank in ranks}
+        self._pauses = TrainingPauses()
+        self.workers = {rank: WorkerTally(rank, self._pauses) for rank in ranks}
         self.end_s = 0.0
         self.drift_curve = Curve(1)
         self.reasons: Counter[str] = Counter()
@@ -310,7 +299,7 @@ class RunTally:
 
     def _worker(self, rank: Rank) -> WorkerTally:
         """That worker, which need not be in the manifest (counts may differ at a site)."""
-        return self.workers.setdefault(rank, WorkerTally(rank))
+        return self.workers.setdefault(rank, WorkerTally(rank, self._pauses))
 
 
 def trusted_workers(workers: Iterable[WorkerTally]) -> list[WorkerTally]:
@@ -333,8 +322,9 @@ def training_s(workers: Iterable[WorkerTally]) -> float:
     began_s = first_step_s(trained)
     if began_s is None:
         return 0.0
-    paused_s = max(worker.paused_s for worker in trained)
-    return max(0.0, max(worker.last_step_s for worker in trained) - began_s - paused_s)
+    ended_s = max(worker.last_step_s for worker in trained)
+    paused_s = max(worker.pauses.within(began_s, ended_s) for worker in trained)
+    return max(0.0, ended_s - began_s - paused_s)
 
 
 def _increase(before: int, now: int) -> int:

@@ -126,12 +126,14 @@ def test_a_step_with_an_update_by_a_peer_is_not_repeated(tmp_path: Path) -> None
     worker = Worker(tmp_path)
     worker.step()
     worker.checkpointer.undo_step()
+    worker.progress.trained_s = 45.0
     worker.checkpointer.save()
     again = Worker(tmp_path, peers=False)
     again.checkpointer.load()
     weights_D = np.full(SIZE, 3, np.float32)
     again.checkpointer.adopt(StateSnapshot(1, 8, weights_D.tobytes()))
     assert (again.progress.iteration, again.progress.own_samples) == (1, 8)
+    assert again.progress.trained_s == 45.0, "its own count of training"
     assert again.stream.place == 1
     assert again.machine.next_iteration() == 2
     assert np.array_equal(again.replica.model.weights_D, weights_D)
