@@ -34,8 +34,9 @@ _NOTHING_SENT = LinkCounters(
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
 DISTANT_INTERVAL_S = 30.0
-"""The same for workers that are no neighbours, of which there are many. States, which are large and
-rare, do not wait."""
+"""The same for workers that are no neighbours, of which there are many. With more than 30 it is one
+second for each, so that all of them together have at most one record a second. States, which are
+large and rare, do not wait."""
 
 
 @dataclass(frozen=True)
@@ -175,19 +176,27 @@ class Reporter:
             return
         self._next_links_s = time_s + LINK_INTERVAL_S
         counted = states()
+        distant_count = sum(not state.neighbour for state in counted.values())
+        distant_every_s = max(DISTANT_INTERVAL_S, distant_count * LINK_INTERVAL_S)
         records = [self._link(time_s, peer, s, directive, iteration) for peer, s in counted.items()]
-        due = [r for r in records if now or self._is_worth_reporting(r, counted[r.peer])]
+        due = [
+            record
+            for record in records
+            if now or self._is_worth_reporting(record, counted[record.peer], distant_every_s)
+        ]
         for record in due:  # what is left out now is part of a later record
             self._reported[record.peer], self._counted[record.peer] = record, counted[record.peer]
         if due:
             self._send(list[ProgressRecord](due))
 
-    def _is_worth_reporting(self, record: LinkRecord, state: LinkCounters) -> bool:
+    def _is_worth_reporting(
+        self, record: LinkRecord, state: LinkCounters, distant_every_s: float
+    ) -> bool:
         """False for an unused link that was reported without change a short while ago. Headers, as
         of heartbeats, are no change."""
         last = self._reported.get(record.peer)
         if last is not None and not (last.neighbour or record.neighbour):
-            is_due = record.time_s >= last.time_s + DISTANT_INTERVAL_S
+            is_due = record.time_s >= last.time_s + distant_every_s
             others = record.sent_bytes or record.probe_bytes
             return bool(record.state_bytes or (is_due and others))
         if last is None or state.sent_total or record.state_bytes or record.probe_bytes:

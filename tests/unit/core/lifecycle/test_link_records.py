@@ -1,8 +1,8 @@
 """Tests of link records.
 
 Each link is reported once a second. On request, an unused link is reported less often as long as
-nothing changes, and so are bytes to a worker that is no neighbour. States are reported at once, and
-all links at the end.
+nothing changes, and so are bytes to workers that are no neighbours: the rarer, the more they are.
+States are reported at once, and all links at the end.
 
 Left out: readers of the records (tests/unit/results, tests/unit/operator).
 """
@@ -120,6 +120,26 @@ def test_bytes_to_a_non_neighbour_are_reported_rarely_and_states_at_once() -> No
     reports.end()
     assert sum(each.probe_bytes for each in reports.of(IDLE)) == 80
     assert sum(each.header_bytes for each in reports.of(IDLE)) == 4
+
+
+def test_many_non_neighbours_together_have_one_record_a_second() -> None:
+    """In a sparse topology of 200 workers, whose sidecars exchange capacities every five
+    seconds."""
+    reports, distant = LinkReports(), [Rank(rank) for rank in range(10, 205)]
+    for second in range(0, 600, 5):
+        for peer in distant:
+            reports.states[peer] = replace(
+                QUIET, connected=False, neighbour=False, probe_total=100 * second
+            )
+        reports.pass_time(5)
+    known = [one for one in reports.records if isinstance(one, LinkRecord) and not one.neighbour]
+    assert {one.peer for one in known} == set(distant)
+    assert len(known) <= len(distant) + 600, "each once at the begin, and then one a second"
+    reports.states[distant[3]] = replace(reports.states[distant[3]], state_total=500)
+    reports.pass_time(1)
+    assert reports.of(distant[3])[-1].state_bytes == 500
+    reports.end()
+    assert all(sum(one.probe_bytes for one in reports.of(peer)) == 59500 for peer in distant)
 
 
 def test_a_link_that_is_no_longer_kept_is_reported_once() -> None:
