@@ -66,6 +66,8 @@ MAX_RATIO: Final = 4.0
 MAX_REMAINING_S: Final = 2.0**31 - 1
 """Longer times are this one: they fit the status. Records of later times are ignored."""
 MAX_TRAINING_SET: Final = 2**53
+MAX_CLOCK_ERROR_S: Final = 5.0
+"""A worker's seconds of training that exceed the run's clock by more are ignored."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ class _Worker:
             self._counted += (record.iteration - self.iteration) * record.global_batch_size
         self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
         self.global_batch_size = record.global_batch_size
-        if record.trained_s is not None and 0.0 <= record.trained_s <= MAX_REMAINING_S:
+        most_s = record.time_s + MAX_CLOCK_ERROR_S
+        if record.trained_s is not None and 0.0 <= record.trained_s <= most_s:
             self._origin_s = record.time_s - record.trained_s
         trained_s = record.time_s - (self._origin_s or 0.0)
         self.samples.append(trained_s, self._counted)
@@ -228,8 +231,13 @@ class RemainingTime:
         self._evaluated.clear()
 
     def _began_s(self) -> float:
-        """When the worker began that has trained longest; 0 before the first step."""
-        return min((worker.started_s() for worker in self._workers.values()), default=0.0)
+        """When the worker began that has trained longest; 0 before the first step.
+
+        Of three and more it is the second one, so that no faulty worker decides alone. It is not
+        the median: workers that join late are no reason to expect a later end.
+        """
+        started_s = sorted(worker.started_s() for worker in self._workers.values())
+        return started_s[len(started_s) > 2] if started_s else 0.0
 
     def predict(self, now_s: float | None = None) -> Remaining:
         """The prediction. `now_s`: the run's present time; None: that of its newest step."""

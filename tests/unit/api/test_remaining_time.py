@@ -118,12 +118,35 @@ def test_the_pause_before_a_resume_is_no_part_of_the_curve_to_a_target() -> None
     assert now.target_s[0] - 2 <= reached_s - 90 <= now.target_s[1] + 2
 
 
-@pytest.mark.parametrize("trained_s", [-1.0, 1e300])
+@pytest.mark.parametrize("trained_s", [-1.0, 50.0, 1e300])
 def test_a_count_of_training_that_no_run_has_is_ignored(trained_s: float) -> None:
     remaining = estimator({"maxSeconds": 50})
     for number in range(1, 26):
         remaining.take(step(number, 10.0 + number, trained_s=trained_s))
     assert remaining.predict().seconds == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("stop", [{"maxSeconds": 100}, {"targetAccuracy": 0.9}], ids=str)
+def test_no_single_workers_count_of_training_decides(stop: dict[str, Any]) -> None:
+    """Of four workers one takes a pause of 500 s for training from the 70th second on, and one
+    joins then."""
+    honest, remaining = estimator(stop), estimator(stop)
+    for number in range(1, 91):
+        time_s = number + (500.0 if number > 60 else 0.0)
+        counts = {0: float(number), 1: float(number)}
+        if number >= 70:
+            counts |= {2: time_s, 3: number - 70.0}
+        for rank, trained_s in counts.items():
+            remaining.take(step(number, time_s, rank=rank, trained_s=trained_s))
+            if rank < 2:
+                honest.take(step(number, time_s, rank=rank, trained_s=trained_s))
+        for rank in counts:
+            accuracy = CURVES["saturating"](float(number))
+            remaining.take(evaluation(time_s, accuracy, rank=rank))
+            if rank < 2:
+                honest.take(evaluation(time_s, accuracy, rank=rank))
+    assert honest.predict().fraction is not None
+    assert remaining.predict() == honest.predict()
 
 
 def test_a_slow_first_step_does_not_count_and_a_new_rate_does() -> None:
