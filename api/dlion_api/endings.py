@@ -7,6 +7,7 @@ Shared by trainers, the simulator, the command line and the operator. No I/O.
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -39,7 +40,16 @@ def stop_rule_met(rule: str, value: float) -> str:
     """
     if rule not in STOP_RULES:
         raise ValueError(f"{rule}: no stop rule; allowed: {', '.join(STOP_RULES)}")
-    return f"{rule} {value:g} reached" if isinstance(value, float) else f"{rule} {value} reached"
+    return f"{rule} {stop_value(value)} reached"
+
+
+def stop_value(value: float) -> str:
+    """Return the value of a stop rule with all its digits, as in a manifest.
+
+    >>> stop_value(1234567.0), stop_value(0.9123454)
+    ('1234567', '0.9123454')
+    """
+    return str(int(value) if float(value).is_integer() else value)
 
 
 def own_reason(reason: str) -> str:
@@ -73,9 +83,10 @@ def met_rule(reason: str) -> tuple[str, float] | None:
     if (met := _MET.match(own_reason(reason))) is None:
         return None
     try:
-        return met[1], float(met[2])
+        value = float(met[2])
     except ValueError:
         return None
+    return (met[1], value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

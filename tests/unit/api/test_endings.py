@@ -16,14 +16,16 @@ from dlion_api.endings import (
     EndReport,
     describe_exit,
     is_stop_rule,
+    met_rule,
     stop_rule_met,
 )
 from dlion_api.names import Rank
 
 
 @pytest.mark.parametrize("rule", STOP_RULES)
-@pytest.mark.parametrize("value", [1, 0.5, 1e9])
+@pytest.mark.parametrize("value", [1, 0.5, 1e9, 1234567.0, 0.9123454])
 def test_a_stop_rule_is_recognised_in_its_reason(rule: str, value: float) -> None:
+    assert met_rule(stop_rule_met(rule, value)) == (rule, value)
     assert is_stop_rule(stop_rule_met(rule, value))
     assert is_stop_rule(f"worker 12: {stop_rule_met(rule, value)}")
 

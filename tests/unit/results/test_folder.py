@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dlion_api.endings import stop_rule_met
 from dlion_api.errors import DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
@@ -289,6 +290,11 @@ def test_resuming_without_a_readable_checkpoint_is_refused_and_each_is_named(tmp
         ("targetAccuracy 0.9 reached: mean 0.91", {"targetAccuracy": 0.9}, "above 0.9, or"),
         ("targetAccuracy 0.9 reached: mean 0.91", {"targetAccuracy": 0.95}, ""),
         ("maxSteps much reached", {"maxSteps": 90}, ""),
+        ("maxSteps inf reached", {"maxSteps": 90}, ""),
+        (stop_rule_met("maxSeconds", 1234567.0), {"maxSeconds": 1234567}, "above 1234567, or"),
+        (stop_rule_met("maxSeconds", 1234567.0), {"maxSeconds": 1234568}, ""),
+        (stop_rule_met("targetAccuracy", 0.9123454), {"targetAccuracy": 0.9123454}, "0.9123454"),
+        (stop_rule_met("targetAccuracy", 0.9123454), {"targetAccuracy": 0.9123455}, ""),
     ],
 )
 def test_a_finished_run_is_resumed_only_with_a_later_stop(tmp_path, ended_by, stop, advice):
@@ -309,7 +315,38 @@ def test_a_finished_run_is_resumed_only_with_a_later_stop(tmp_path, ended_by, st
     assert {file: file.read_bytes() for file in files} == before
 
 
-@pytest.mark.parametrize("summary", ["[]", "{", '{"ending": 3}', '{"ending": {"reason": []}}'])
+@pytest.mark.parametrize(
+    ("stop", "advice"),
+    [
+        ({"maxSteps": 91, "maxSeconds": 30}, "raise trainer.stop.maxSeconds above 30, or"),
+        ({"maxSteps": 90, "maxSeconds": 9}, "maxSteps above 90 and trainer.stop.maxSeconds above"),
+        ({"maxSeconds": 31}, ""),
+    ],
+)
+def test_a_finished_run_is_not_resumed_with_another_rule_that_is_met(tmp_path, stop, advice):
+    interrupted_run(tmp_path / "run")
+    ending = {"reason": "Completed", "stop_reason": "maxSteps 90 reached", "iteration": 90}
+    summary = {"ending": ending, "training_s": 30.7}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    job = changed(("trainer.stop", stop))
+    if not advice:
+        ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True).close()
+        return
+    with pytest.raises(SpecError, match="has finished: maxSteps 90") as refused:
+        ResultFolder.create(tmp_path / "run", job, now=NOW, resume=True)
+    assert advice in str(refused.value)
+
+
+ODD_FIGURES = {
+    "ending": {"reason": "Completed", "stop_reason": "maxSteps 90 reached", "iteration": []},
+    "training_s": "600",
+}
+
+
+@pytest.mark.parametrize(
+    "summary",
+    ["[]", "{", '{"ending": 3}', '{"ending": {"reason": []}}', json.dumps(ODD_FIGURES)],
+)
 def test_a_run_with_a_foreign_summary_is_resumed(tmp_path, summary):
     interrupted_run(tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text(summary)

@@ -4,13 +4,14 @@ Compares the two jobs, looks for readable checkpoints, and for an end that stand
 under its lock.
 """
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlion_api.document import to_document
-from dlion_api.endings import met_rule
+from dlion_api.endings import met_rule, stop_value
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import Job, Stop
 from dlion_core.npz_errors import NPZ_ERRORS
@@ -66,37 +67,58 @@ def check_resumable(path: Path, job: Job) -> None:
 
 
 def _check_unfinished(path: Path, stop: Stop) -> None:
-    """Raises SpecError if the run has met a stop rule, and `stop` has it no later.
+    """Raises SpecError if the run has met a stop rule, and `stop` has one that is met.
 
     Its workers would only start, stop, and save the same models.
     """
-    ending = _stored_ending(path)
+    summary = _stored_summary(path)
+    ending = _mapping(summary.get("ending"))
     reason = text_of(ending.get("stop_reason"))
     if ending.get("reason") != EndReason.COMPLETED or (met := met_rule(reason)) is None:
         return
     rule, value = met
-    given = to_document(stop).get(rule)
-    if given is None or given > value:
+    reached = {
+        "maxSteps": _count(ending.get("iteration")),
+        "maxSeconds": _count(summary.get("training_s")),
+        rule: value,
+    }
+    given = to_document(stop)
+    wanted = [
+        f"trainer.stop.{name} above {stop_value(most)}"
+        for name, most in reached.items()
+        if given.get(name) is not None and given[name] <= most
+    ]
+    if not wanted:
         return
     finished = Problem(
         "--resume",
         f"its run has finished: {reason}",
         value=str(path),
         advice=(
-            f"Its models stand. To train on, raise trainer.stop.{rule} above {value:g}, or remove "
-            "it and give another end. For a new run, omit --resume and give another --out"
+            f"Its models stand. To train on, raise {' and '.join(wanted)}, or give another end "
+            "instead. For a new run, omit --resume and give another --out"
         ),
     )
     raise SpecError([finished])
 
 
-def _stored_ending(path: Path) -> Mapping[str, Any]:
-    """The ending of the run; empty if it was killed before it could write its summary."""
+def _stored_summary(path: Path) -> Mapping[str, Any]:
+    """The summary of the run; empty if it was killed before it could write it."""
     try:
-        ending = parse_mapping(read_start(path / SUMMARY, MAX_BYTES + 1)).get("ending")
+        return parse_mapping(read_start(path / SUMMARY, MAX_BYTES + 1))
     except UNREADABLE:
         return {}
-    return ending if isinstance(ending, dict) else {}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int:
+    """Whole steps or seconds of a summary; 0 if it has none."""
+    if isinstance(value, int | float) and 0 <= value < math.inf:
+        return int(value)
+    return 0
 
 
 def _damage(checkpoint: Path) -> str:
