@@ -39,8 +39,8 @@ def read_record(
 ) -> T:
     """Return the record in a JSON object with its kind; `what` names it in messages.
 
-    Raises: ContractError: Too long, not JSON, or a field is unknown, missing, repeated or of a
-        wrong type.
+    Raises: ContractError: Too long, not JSON, of unknown kind, or a field is missing, repeated or
+        of a wrong type; unknown fields as `kinds` have it.
     """
     size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
@@ -73,23 +73,35 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_names(
-    values: Mapping[str, Any], known: Mapping[str, object], required: Iterable[str]
-) -> None:
-    unknown = values.keys() - known.keys()
+def _checked_names(
+    values: Mapping[str, Any],
+    known: Mapping[str, object],
+    required: Iterable[str],
+    *,
+    ignores_unknown: bool,
+) -> Mapping[str, Any]:
+    """Return the known fields. Raises: ValueError for a missing or unknown one."""
+    unknown: set[str] = set() if ignores_unknown else values.keys() - known.keys()
     missing = [name for name in required if name not in values]
     if unknown or missing:
         raise ValueError(
             f"unknown fields {sorted(unknown)!r:.200}, missing fields {missing}; "
             f"allowed: {', '.join(known)}"
         )
+    return {name: value for name, value in values.items() if name in known}
 
 
-def fields_converter(kind: type[Any], conversion_of: Callable[[str], Conversion]) -> Fields:
+def fields_converter(
+    kind: type[Any],
+    conversion_of: Callable[[str], Conversion],
+    *,
+    ignores_unknown: bool = False,
+) -> Fields:
     """Return a function that converts all fields of that dataclass.
 
     `conversion_of` selects the conversion by the field's name. The function raises ValueError with
-    the field, its value and what is wrong.
+    the field, its value and what is wrong. `ignores_unknown`: leave out fields that the dataclass
+    lacks, as of a newer release; else they are an error.
     """
     hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
     converters = {f.name: _converter(hints[f.name], conversion_of(f.name)) for f in fields}
@@ -99,7 +111,7 @@ def fields_converter(kind: type[Any], conversion_of: Callable[[str], Conversion]
         if not isinstance(values, dict):
             raise TypeError("not an object")
         if values.keys() != converters.keys():
-            _check_names(values, converters, required)
+            values = _checked_names(values, converters, required, ignores_unknown=ignores_unknown)
         converted = {}
         for name, value in values.items():
             try:

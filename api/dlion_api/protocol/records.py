@@ -77,7 +77,10 @@ def record_to_json(record: ProgressRecord) -> str:
 
 
 def record_from_json(text: str | bytes) -> ProgressRecord:
-    """Decode a record from one line of JSON. Raises: as `read_record`."""
+    """Decode a record from one line of JSON, without fields that only newer releases have.
+
+    Raises: as `read_record`.
+    """
     return read_record(text, "record", _DECODERS, max_bytes=MAX_RECORD_BYTES)
 
 
@@ -154,6 +157,6 @@ def _decoding(name: str) -> Conversion:
 
 _ENCODERS = {kind: fields_converter(record_type, _encoding) for kind, record_type in KINDS.items()}
 _DECODERS = {
-    kind: (record_type, fields_converter(record_type, _decoding))
+    kind: (record_type, fields_converter(record_type, _decoding, ignores_unknown=True))
     for kind, record_type in KINDS.items()
 }

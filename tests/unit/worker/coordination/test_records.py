@@ -101,6 +101,13 @@ def changed(**change: object) -> str:
     return json.dumps({**json.loads(record_to_json(STEP)), **change})
 
 
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize("value", [1, None, "x" * 5000, [0] * 5000, {"iteration": -1}], ids=type)
+def test_fields_of_newer_releases_are_left_out(record: ProgressRecord, value: object) -> None:
+    document = {**json.loads(record_to_json(record)), "newer": value}
+    assert record_from_json(json.dumps(document)) == record
+
+
 WRONG: dict[str, str | bytes] = {
     "nothing": "",
     "not JSON": "{",
@@ -111,7 +118,6 @@ WRONG: dict[str, str | bytes] = {
     "no kind": "{}",
     "odd kind": changed(kind="odd"),
     "kind of a wrong type": changed(kind=["step"]),
-    "unknown field": changed(odd=1),
     "missing field": '{"kind": "step"}',
     "doubled field": record_to_json(STEP).replace('"rank":2', '"rank":2,"rank":2'),
     "text for a number": changed(iteration="4"),
@@ -130,6 +136,8 @@ WRONG: dict[str, str | bytes] = {
     "lone surrogate": changed(weights_hash="\ud800"),
     "long text": changed(weights_hash="x" * 5000),
     "too long": changed(weights_hash="x" * MAX_RECORD_BYTES),
+    "too long by an unknown field": changed(odd="x" * MAX_RECORD_BYTES),
+    "missing beside an unknown field": '{"kind": "step", "odd": 1}',
     "odd rank in a map": record_to_json(RECORDS[5]).replace('"1":5', '"01":5'),
     "text in a map": record_to_json(RECORDS[5]).replace('"1":5', '"1":"5"'),
     "list for a map": record_to_json(RECORDS[5]).replace('{"1":5}', "[5]"),
