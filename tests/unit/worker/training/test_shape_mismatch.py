@@ -5,15 +5,18 @@ program has no such sentence.
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dlion_api.errors import DLionError
-from dlion_worker.training.framework import keras
+from dlion_api.errors import DLionError, ProgramError
+from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.model import FlatModel
-from dlion_worker.training.programs.program import TrainingProgram
+from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.programs.shape_mismatch import loss_mismatch
 
 LABELS = np.arange(12).astype(np.int32) % 6
 ONE_HOT = np.eye(6, dtype=np.float32)[LABELS]
@@ -72,6 +75,11 @@ def error_of(
             "Give the last layer 3 outputs", "Incompatible shapes",
         ),
         (
+            (ONE_HOT[:, 0], 6, CATEGORICAL),
+            "y has one float32, and the model returns [6]",
+            "Let the model return [], or return y of shape [6]", "must have the same rank",
+        ),
+        (
             (LABELS, 4, SPARSE),
             "y has labels from 0 to 5 (6 classes), and the model returns [4]",
             "Give the last layer at least 6 outputs", "TensorFlow rejected a batch",
@@ -113,10 +121,34 @@ def test_a_wrong_input_has_both_shapes() -> None:
     assert "The error: calling the model on a sample" in message
 
 
-def test_an_error_about_something_else_comes_without_shapes() -> None:
+@pytest.mark.parametrize("error", [KeyError("float32"), NameError("name 'rank' is not defined")])
+def test_an_error_about_something_else_comes_without_shapes(error: Exception) -> None:
     def loss(y_true: Any, y_pred: Any) -> Any:
-        return {}[y_pred.dtype]
+        raise error
 
     message = error_of(LABELS, 6, loss)
     assert message.startswith("program mine: the loss of compile() failed at ")
     assert "the model returns" not in message
+
+
+def test_outputs_of_equal_shape_get_no_advice_about_classes() -> None:
+    y = np.zeros((2, 1), np.float32)
+    assert loss_mismatch(y, y) == (
+        "y has shape [1] of float32, and the model returns [1], for one sample"
+    )
+
+
+def test_a_list_of_targets_is_named_with_the_shape_of_each() -> None:
+    shapes = "y has [one int32, shape [6] of float32], and the model returns [[6], [6]]"
+    assert loss_mismatch([LABELS, ONE_HOT], [ONE_HOT, ONE_HOT]).startswith(shapes)
+
+
+def test_an_error_with_unknown_shapes_comes_without_them() -> None:
+    unknown = SimpleNamespace(shape=tf.TensorShape(None))
+    boundary = user_code(
+        TrainingProgram("mine", lambda *_: None), "loss()", "Correct it",
+        partial(loss_mismatch, ONE_HOT, unknown),
+    )  # fmt: skip
+    message = r"^program mine: loss\(\) failed at .* same rank"
+    with pytest.raises(ProgramError, match=message), boundary:
+        raise ValueError("y and p need the same rank")

@@ -3,7 +3,7 @@
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def user_code(
 ) -> Iterator[None]:
     """Turn any exception of user code into one error with location and advice.
 
-    `mismatch` names what to correct if the exception is about shapes: it comes first then.
+    `mismatch` names what to correct if the exception is about shapes: it comes first then, unless
+    it raises an exception itself.
 
     Raises: ProgramError; DLion's own errors pass unchanged.
     """
@@ -61,8 +62,10 @@ def user_code(
         if text.startswith("in user code:"):  # TensorFlow puts a traceback before the message
             text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
         failure = f"{doing} failed{location}: {kind}: {text[:1000]}"
-        if mismatch is not None and is_about_shapes(text):
-            failure, advice = mismatch(), f"The error: {failure}"
+        if mismatch is not None and is_about_shapes(error, text):
+            # Shapes may be unknown; the error comes without them then.
+            with suppress(Exception):
+                failure, advice = mismatch(), f"The error: {failure}"
         raise ProgramError(f"program {program.name}: {failure}. {advice}") from error
 
 

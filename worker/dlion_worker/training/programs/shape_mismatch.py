@@ -11,13 +11,16 @@ from typing import Any, Final
 _ABOUT_SHAPES: Final = re.compile(r"\b(shapes?|rank|ndim|incompatible)\b", re.IGNORECASE)
 
 
-def is_about_shapes(text: str) -> bool:
-    """Whether an error of Keras or TensorFlow names shapes.
+def is_about_shapes(error: BaseException, text: str) -> bool:
+    """Whether an error with that text is one of Keras or TensorFlow that names shapes.
 
-    >>> is_about_shapes("Arguments `target` and `output` must have the same rank (ndim)")
-    True
+    >>> text = "Arguments `target` and `output` must have the same rank (ndim)"
+    >>> is_about_shapes(ValueError(text), text), is_about_shapes(NameError("rank"), "rank")
+    (True, False)
     """
-    return _ABOUT_SHAPES.search(text) is not None
+    # By its name, as programs are checked without TensorFlow, too.
+    is_of_values = isinstance(error, ValueError) or type(error).__name__ == "InvalidArgumentError"
+    return is_of_values and _ABOUT_SHAPES.search(text) is not None
 
 
 def sample_shapes(batch: Any) -> str:
@@ -39,7 +42,9 @@ def loss_mismatch(targets: Any, outputs: Any) -> str:
     shapes = f"y has {_typed_shapes(targets)}, and the model returns {sample_shapes(outputs)}"
     if not (hasattr(targets, "shape") and hasattr(outputs, "shape")):
         return f"{shapes}, for one sample. Give each output targets of its own shape"
-    return f"{shapes}, for one sample. {_remedy([*targets.shape[1:]], [*outputs.shape[1:]])}"
+    target, output = [*targets.shape[1:]], [*outputs.shape[1:]]
+    remedy = _remedy(target, output, are_numbers="int" in _dtype_name(targets))
+    return ". ".join(part for part in (f"{shapes}, for one sample", remedy) if part)
 
 
 def input_mismatch(samples: Any, model: Any) -> str:
@@ -54,13 +59,18 @@ def input_mismatch(samples: Any, model: Any) -> str:
     )
 
 
-def _remedy(target: Sequence[int | None], output: Sequence[int | None]) -> str:
+def _remedy(
+    target: Sequence[int | None], output: Sequence[int | None], *, are_numbers: bool
+) -> str:
+    """`are_numbers`: the targets are integers, and so may be class numbers. Empty: unknown."""
     if target == output:
+        if not target or target[-1] == 1:
+            return ""
         return (
             "If the rows of y are one-hot, use CategoricalCrossentropy. A sparse loss or metric "
             "takes class numbers: return argmax(y, axis=-1), as integers"
         )
-    if target == output[:-1]:
+    if are_numbers and target == output[:-1]:
         return (
             "If y are class numbers, use SparseCategoricalCrossentropy (for one output of two "
             "classes BinaryCrossentropy), and a sparse metric. Others take one-hot "
@@ -76,8 +86,14 @@ def _typed_shapes(targets: Any) -> str:
         return (
             "{" + ", ".join(f"{key}: {_typed_shapes(each)}" for key, each in targets.items()) + "}"
         )
-    kind = getattr(targets.dtype, "name", targets.dtype)
+    if isinstance(targets, list | tuple):
+        return "[" + ", ".join(map(_typed_shapes, targets)) + "]"
+    kind = _dtype_name(targets)
     return f"shape {sample_shapes(targets)} of {kind}" if len(targets.shape) > 1 else f"one {kind}"
+
+
+def _dtype_name(tensor: Any) -> str:
+    return str(getattr(tensor.dtype, "name", tensor.dtype))
 
 
 def _without_batch(shape: Any) -> str:
