@@ -12,7 +12,7 @@ from dlion_api.document.rendering import render
 from dlion_api.document.scalars import bounds
 from dlion_api.document.schemas import description
 from dlion_api.errors import Problem, SpecError
-from dlion_api.suggestions import did_you_mean, nearest
+from dlion_api.suggestions import nearest
 
 _NEARLY_EQUAL: Final = 0.85
 """Likeness of names in other objects, among which some is always a little alike."""
@@ -34,39 +34,46 @@ class Explanation:
     children: tuple[Explanation, ...]
 
 
-def explain(cls: type[Any], path: str = "") -> Explanation:
+def explain(cls: type[Any], path: str = "", *, parent: str = "") -> Explanation:
     """Return the field at a dotted path (indices optional) with everything below it.
 
-    Raises: SpecError: There is no such path; suggests the nearest field.
+    `parent`: the path of the object itself, which the returned paths begin with. Raises: SpecError:
+    There is no such path; suggests the nearest field.
     """
-    root = explanation = _explain_object(cls)
-    walked: list[str] = []
+    root = explanation = _explain_object(cls, parent)
     parts = [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]
-    for name in parts:
+    for index, name in enumerate(parts):
         child = next((child for child in explanation.children if child.name == name), None)
         if child is None:
             names = [child.name for child in explanation.children]
             problem = Problem(
-                path=".".join([*walked, name]),
+                path=_joined(explanation.path, name),
                 message="there is no such field",
                 allowed=", ".join(names) or "nothing: it has no fields",
-                advice=did_you_mean(name, names)
-                or _elsewhere(parts[len(walked) :], explanation, root),
+                advice=_suggestion(parts[index:], explanation, root),
             )
             raise SpecError([problem])
         explanation = child
-        walked.append(name)
     return explanation
 
 
-def _elsewhere(rest: Sequence[str], *searched: Explanation) -> str:
-    """A question with the first field below `searched` whose path ends as `rest` does, or else
-    whose name is nearly the same; empty: there is none."""
-    end = f".{'.'.join(rest)}".lower()
+def _suggestion(rest: Sequence[str], *searched: Explanation) -> str:
+    """A question with the field that `rest` most likely means; empty: there is none.
+
+    That is a field of the first of `searched` with this name in another case; one below them whose
+    path ends as `rest` does; a field of the first with a similar name; one below them whose name is
+    nearly the same.
+    """
+    names = [child.name for child in searched[0].children]
     paths = [path for each in searched for path in _paths_below(each)]
     by_name = {path.rpartition(".")[2]: path for path in reversed(paths)}
-    found = next((path for path in paths if f".{path}".lower().endswith(end)), "")
-    found = found or by_name.get(nearest(rest[-1], by_name, likeness=_NEARLY_EQUAL), "")
+    end = f".{'.'.join(rest)}".lower()
+    found = (
+        nearest(rest[0], names, likeness=1.0)
+        or next((path for path in paths if f".{path}".lower().endswith(end)), "")
+        or nearest(rest[0], names)
+        or by_name.get(nearest(rest[-1], by_name, likeness=_NEARLY_EQUAL), "")
+    )
     return f"Did you mean {found}?" if found else ""
 
 
@@ -76,11 +83,15 @@ def _paths_below(explanation: Explanation) -> Iterator[str]:
         yield from _paths_below(child)
 
 
-def _explain_object(cls: type[Any]) -> Explanation:
+def _joined(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
+
+
+def _explain_object(cls: type[Any], path: str) -> Explanation:
     shape = shapes.shape_of(cls)
-    children = tuple(_explain(field, field.name) for field in shape.fields)
+    children = tuple(_explain(field, _joined(path, field.name)) for field in shape.fields)
     doc = (cls.__doc__ or "").strip().split("\n\n")[0]
-    return Explanation("", "", "object", doc, "", True, True, None, _rules(shape), children)
+    return Explanation(path, "", "object", doc, "", True, True, None, _rules(shape), children)
 
 
 def _explain(field: shapes.Field, path: str) -> Explanation:

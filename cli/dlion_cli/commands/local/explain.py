@@ -87,7 +87,7 @@ def _parameters(policy: str | None) -> None:
 def _parameters_of(policy: str, below: str = "") -> Explanation:
     parameters = catalogue.find(policy).parameters
     with catalogue.plugin_errors(policy, "declaring its parameters"):
-        return document.explain(parameters, below)
+        return document.explain(parameters, below, parent=PARAMETERS)
 
 
 def _unreadable_policy(error: DLionError) -> str:
@@ -108,14 +108,11 @@ def _find(field: str, policy: str | None) -> Explanation:
         return _find_parameter(path.removeprefix(f"{PARAMETERS}."), policy)
     try:
         if first == STATUS:
-            status = document.explain(Status, field.partition(".")[2])
-            return replace(status, path=f"{STATUS}.{status.path}".rstrip("."), required=False)
+            status = document.explain(Status, field.partition(".")[2], parent=STATUS)
+            return replace(status, required=False)
         return document.explain(Job, path if field else "")
     except SpecError as error:
-        problems = error.problems
-        if first == STATUS:
-            problems = tuple(replace(one, path=f"{STATUS}.{one.path}") for one in problems)
-        raise SpecError(problems, source="explain") from None
+        raise SpecError(error.problems, source="explain") from None
 
 
 def _find_in_runtime(field: str) -> Explanation:
@@ -132,11 +129,9 @@ def _find_parameter(name: str, policy: str | None) -> Explanation:
     if policy is None:
         raise click.UsageError(f"{PARAMETERS}.{name} depends on the policy: give --policy NAME")
     try:
-        explanation = _parameters_of(policy, name)
+        return _parameters_of(policy, name)
     except SpecError as error:
-        problems = [replace(one, path=f"{PARAMETERS}.{one.path}") for one in error.problems]
-        raise SpecError(problems, source=f"explain --policy {policy}") from None
-    return replace(explanation, path=f"{PARAMETERS}.{explanation.path}")
+        raise SpecError(error.problems, source=f"explain --policy {policy}") from None
 
 
 def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:
