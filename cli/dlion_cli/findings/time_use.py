@@ -25,7 +25,7 @@ def culprit_of(job: JobStatus) -> Culprit | None:
     if fraction is not None and rank is not None:
         site, group, index = ranks.get(int(rank), ("", "", 0))
         name = f"{site}/{group}-{index}" if site else f"worker {rank:.0f}"
-        awaited = AwaitedPeer(name, fraction, None, _slowest_link(job, site))
+        awaited = AwaitedPeer(name, fraction, None, site_link=_slowest_link(job, site))
     shares = {name.removesuffix(SUFFIX): value for name, value in figures.items()}
     return find_culprit(RunUse(shares, max(1, len(ranks)), awaited, policy=job.policy))
 

@@ -244,6 +244,22 @@ def test_the_link_and_what_to_do_about_it_are_those_of_where_the_run_is(
     assert absent not in culprit.advice
 
 
+@pytest.mark.parametrize(
+    ("fraction", "end"),
+    [
+        (0.8, "mostly for b-0; slowest link of its site: hospital → factory (20 Mbit/s)"),
+        (0.25, "of no worker in particular"),
+    ],
+)
+def test_no_link_is_waited_for_where_the_waiting_worker_is_unknown(
+    fraction: float, end: str
+) -> None:
+    culprit = find_culprit(use(AwaitedPeer("b-0", fraction, None, site_link=RESTING), wait=0.5))
+    assert culprit is not None
+    assert culprit.sentence.endswith(end)
+    assert "measure the links" in culprit.advice
+
+
 def test_a_busy_link_of_an_environment_is_raised_there() -> None:
     given = replace(use(peer(BUSY), wait=0.72), links=LinkKind.EMULATED)
     culprit = find_culprit(given)

@@ -61,11 +61,11 @@ class LinkUse:
         """Its name with what is known of it.
 
         >>> LinkUse("a → b", 0.0, 2_500_000.0, 50.0).figures, LinkUse("a → b", 0.0, None).figures
-        ('link a → b (20 Mbit/s, latency 50 ms)', 'link a → b (rate unknown)')
+        ('a → b (20 Mbit/s, latency 50 ms)', 'a → b (rate unknown)')
         """
         rate = self.rate_bytes_per_s
         known = "rate unknown" if rate is None else f"{rate * _BITS:.3g} Mbit/s"
-        return f"link {self.name} ({known}{self._latency(', latency ')})"
+        return f"{self.name} ({known}{self._latency(', latency ')})"
 
     def _latency(self, before: str) -> str:
         return "" if self.latency_ms is None else f"{before}{self.latency_ms:.3g} ms"

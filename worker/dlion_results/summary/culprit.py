@@ -133,6 +133,17 @@ class AwaitedPeer:
     waits: float | None
     """Its own waiting over its computing time; None: unknown."""
     link: LinkUse | None = None
+    site_link: LinkUse | None = None
+    """The slowest link of its site, where the worker that waits most for it is unknown."""
+
+    @property
+    def way(self) -> str:
+        """How its messages come, as a part of a sentence; empty: unknown."""
+        if self.link is not None:
+            return f" over link {self.link.figures}"
+        if self.site_link is not None:
+            return f"; slowest link of its site: {self.site_link.figures}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -214,11 +225,10 @@ def _of_waiting(use: RunUse, waiting: float) -> Culprit:
         return Culprit(CulpritKind.SLOW_LINK, waiting, text, _LINK_ADVICE)
     if stands_out:
         late = "" if peer.waits is None else ", whose messages arrive late"
-        over = "" if link is None else f" over {link.figures}"
-        text = f"{share} of the time waits, mostly for {peer.name}{late}{over}"
+        text = f"{share} of the time waits, mostly for {peer.name}{late}{peer.way}"
     else:
         text = f"{share} of the time waits for peers' messages, of no worker in particular"
-        text += "" if link is None else f"; longest over {link.figures}"
+        text += "" if link is None else f"; longest over link {link.figures}"
     return Culprit(CulpritKind.WAITING, waiting, text, _LATE_ADVICE)
 
 
