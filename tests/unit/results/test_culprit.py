@@ -173,6 +173,9 @@ PREFLIGHT = "dlion preflight FILE --contexts A,B --bandwidth"
 RAISE = "give link w-1 → w-0 a higher rate or less latency in the environment"
 MACHINE = "see what else runs on this machine"
 SITES = {"betweenSites": {"latencyMs": 50.0}, "insideSites": {"latencyMs": 2.0}, "changes": []}
+CORES = {
+    "workers": [{"count": 2, "cores": 1.0, "mbitPerS": None}], "betweenSites": {"latencyMs": 0.0},
+}  # fmt: skip
 
 
 def late(environment: dict[str, Any] | None, site: str = "b") -> dict[str, Any]:
@@ -206,6 +209,19 @@ def figure(latency_ms: float | None) -> dict[str, Any]:
         (
             late(environment("run", document=SITES)),
             "(20 Mbit/s, latency 50 ms)", f"{MACHINE}, or {RAISE}", "preflight",
+        ),
+        (late(environment("run", document=CORES)), "(20 Mbit/s)", f"{MACHINE}, which", RAISE),
+        (
+            late(environment("simulate", document=CORES)),
+            "(20 Mbit/s)", "give the awaited workers more cores in the environment", RAISE,
+        ),
+        (
+            late(environment("run", document={**CORES, "changes": [{"mbitPerS": [9.0, 9.0]}]})),
+            "(20 Mbit/s)", RAISE, "preflight",
+        ),
+        (
+            late(environment("simulate", document={**CORES, "radio": {"mbitPerS": 9.0}})),
+            "(20 Mbit/s)", RAISE, "machine",
         ),
         (
             late(environment("simulate", document=SITES), site="a"),

@@ -25,9 +25,11 @@ class LinkKind(StrEnum):
 
     CLUSTER = "cluster"
     MACHINE = "machine"
-    """The memory of this machine: `dlion run` without an environment."""
+    """The memory of this machine: `dlion run` without rates or latencies of links."""
     EMULATED = "emulated"
     SIMULATED = "simulated"
+    UNLIMITED = "unlimited"
+    """Simulated links without rates or latencies."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def late_link_advice(kind: LinkKind, link: LinkUse | None) -> str:
             return f"{machine}, or {faster}"
         case LinkKind.SIMULATED:
             return faster
+        case LinkKind.UNLIMITED:
+            return "give the awaited workers more cores in the environment"
 
 
 def slow_link_advice(kind: LinkKind, link: LinkUse | None) -> str:
@@ -101,9 +105,27 @@ def link_kind(environment: Mapping[str, Any] | None) -> LinkKind:
     """What carries the exchange of a run with that environment in its summary."""
     if environment is None:
         return LinkKind.CLUSTER
-    if environment.get(COMMAND_FIELD) in (LocalCommand.SIMULATE, LocalCommand.REPLAY):
+    command, shapes_links = environment.get(COMMAND_FIELD), _shapes_links(environment)
+    if command == LocalCommand.REPLAY:  # of recorded rates
         return LinkKind.SIMULATED
-    return LinkKind.EMULATED if environment.get("document") else LinkKind.MACHINE
+    if command == LocalCommand.SIMULATE:
+        return LinkKind.SIMULATED if shapes_links else LinkKind.UNLIMITED
+    return LinkKind.EMULATED if shapes_links else LinkKind.MACHINE
+
+
+def _shapes_links(environment: Mapping[str, Any]) -> bool:
+    """Whether its file has a rate or a latency: of workers, sites, the radio or a change."""
+    document = environment.get("document")
+    if not isinstance(document, Mapping):
+        return False
+    parts = [document.get(name) for name in ("insideSites", "betweenSites", "radio")]
+    for name in ("workers", "changes"):
+        parts += _mappings(document.get(name))
+    return any(
+        value and str(name).lower().endswith(("mbitpers", "latencyms"))
+        for part in _mappings(parts)
+        for name, value in part.items()
+    )
 
 
 def link_between(
