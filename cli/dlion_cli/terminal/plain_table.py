@@ -1,6 +1,6 @@
 """The style of tables without borders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -9,6 +9,10 @@ from rich.table import Column, Table
 
 _MIN_FOLDED: Final = 24
 """Characters that a folded column keeps, so that its lines are readable."""
+_MAX_UNFOLDED: Final = 40
+"""Characters of another column, beyond which it is cut before columns are left out."""
+_MIN_CUT: Final = 8
+_GAP: Final = 3
 _UNLIMITED: Final = 100_000
 _Kind = TypeVar("_Kind", bound=Table)
 
@@ -16,28 +20,53 @@ _Kind = TypeVar("_Kind", bound=Table)
 class FittedTable(Table):
     """A table that leaves out columns where they do not fit the terminal.
 
-    A pipe is wide enough for all of them: `output_console`.
+    Very long names do not count in full: they end in an ellipsis where there is no room. A pipe is
+    wide enough for all columns: `output_console`.
     """
 
     left_out: Sequence[str] = ()
     """Titles of columns, the first to be left out first."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept, wide = list(self.columns), options.update(max_width=_UNLIMITED)
-        folded_width = _MIN_FOLDED if any(not each.no_wrap for each in kept) else 0
+        if not self.left_out:
+            yield from super().__rich_console__(console, options)
+            return
+        full = {str(each.header): _full_width(console, options, each) for each in self.columns}
+        kept = {title: min(width, _MAX_UNFOLDED) for title, width in full.items()}
         for title in self.left_out:
-            uncut = _with_columns(self, [each for each in kept if each.no_wrap])
-            if Measurement.get(console, wide, uncut).maximum + folded_width <= options.max_width:
+            if _spare(kept, options) >= 0:
                 break
-            kept = [each for each in kept if each.header != title]
+            kept.pop(title, None)
+        widest = max(kept, key=lambda title: kept[title])
+        lacking = max(0, -_spare(kept, options))
+        kept[widest] = max(min(_MIN_CUT, kept[widest]), kept[widest] - lacking)
+        for title in kept:
+            kept[title] += min(full[title] - kept[title], max(0, _spare(kept, options)))
         yield from _with_columns(self, kept).__rich_console__(console, options)
 
 
-def _with_columns(table: Table, columns: Sequence[Column]) -> Table:
+def _full_width(console: Console, options: ConsoleOptions, column: Column) -> int:
+    """The width of its widest cell, the title included; of a folded column the least."""
+    if not column.no_wrap:
+        return _MIN_FOLDED
+    wide = options.update(max_width=_UNLIMITED)
+    cells = (column.header, *column.cells)
+    return max(Measurement.get(console, wide, each).maximum for each in cells)
+
+
+def _spare(widths: Mapping[str, int], options: ConsoleOptions) -> int:
+    """Characters that columns of these widths leave free; negative: they do not fit."""
+    return options.max_width - sum(widths.values()) - _GAP * (len(widths) - 1)
+
+
+def _with_columns(table: Table, widths: Mapping[str, int]) -> Table:
     """That table with these of its columns alone."""
-    made = _borderless(Table)
+    made, columns = _borderless(Table), [each for each in table.columns if each.header in widths]
     for column in columns:
-        made.add_column(column.header, no_wrap=column.no_wrap, overflow=column.overflow)
+        made.add_column(
+            column.header, no_wrap=column.no_wrap, overflow=column.overflow,
+            width=widths[str(column.header)] if column.no_wrap else None,
+        )  # fmt: skip
     rows = zip(*(each.cells for each in columns), strict=True)
     for row, cells in zip(table.rows, rows, strict=True):
         made.add_row(*cells, style=row.style)
@@ -59,4 +88,4 @@ def plain_table(*titles: str, folded: str = "", left_out: Sequence[str] = ()) ->
 
 
 def _borderless(kind: type[_Kind]) -> _Kind:
-    return kind(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    return kind(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))

@@ -5,12 +5,15 @@ columns are left out, the most important stay. With `-o wide` and in a pipe all 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from dlion_cli.commands.local.ls import _table
 from dlion_cli.terminal.plain_table import plain_table
@@ -68,6 +71,33 @@ def test_a_narrow_table_of_workers_keeps_their_rate_and_what_is_wrong() -> None:
     assert lines[0].endswith("NOTE")
     assert "…" not in "".join(lines)
     assert printed(piped, 500)[0].split()[1] == "RANK"
+
+
+def test_a_long_name_is_cut_before_columns_are_left_out() -> None:
+    name = "a-long-name-" * 8
+    long = [replace(each, path=Path("runs") / name, reason="") for each in RUNS]
+    lines = printed(_table(long, Path("runs"), NOW, wide=False), 80)
+    assert lines[0].split() == ["NAME", "STATE", "ACCURACY", "AGE"]
+    for line in lines[1:]:
+        assert line.startswith(name[:40])
+        assert line.count("…") == 1
+        assert "71.2" in line
+    assert name in printed(_table(long, Path("runs"), NOW, wide=False), 500)[1]
+
+
+def test_no_cell_is_measured_twice() -> None:
+    measured: list[str] = []
+
+    class MeasuredText(Text):
+        def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+            measured.append(self.plain)
+            return super().__rich_measure__(console, options)
+
+    table = plain_table("NAME", "STATE", "AGE", "SIZE", left_out=("SIZE", "AGE", "STATE"))
+    cells = ["a" * 10, "b" * 10, "c" * 10, "d" * 10]
+    table.add_row(*map(MeasuredText, cells))
+    assert printed(table, 24)[0].split() == ["NAME", "STATE"]
+    assert sorted(measured) == cells
 
 
 def test_a_table_is_whole_again_where_there_is_room() -> None:
