@@ -5,34 +5,31 @@ Left out: the fit itself (tests/unit/simulator/test_calibration.py).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.support.simulations import one_process, run_command
 
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.__main__ import main
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
-def command(*words: str) -> SimpleNamespace:
-    """Run `dlion` in this process, which imports TensorFlow once for all tests."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = main([*words])
-    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+@pytest.fixture(scope="module", autouse=True)
+def _process_of_commands() -> Iterator[None]:
+    """Load TensorFlow once for all commands of this file, whatever ran in the test's process."""
+    with one_process():
+        yield
 
 
 def test_a_job_is_simulated_with_its_measured_costs(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     measuring = ("--batches", "16,512", "--rounds", "3")
-    done = command("calibrate", str(DIGITS), *measuring, "--out", str(costs), "-o", "json")
-    assert done.returncode == 0, done.stderr
+    done = run_command("calibrate", str(DIGITS), *measuring, "--out", str(costs), "-o", "json")
+    assert done.exit_code == 0, done.stderr
     measured = json.loads(done.stdout)
     assert measured == json.loads(costs.read_text())
     fixed, sample = measured["fixedCoreS"], measured["perSampleCoreS"]
@@ -46,8 +43,8 @@ def test_a_job_is_simulated_with_its_measured_costs(tmp_path: Path) -> None:
         "--set", "trainer.stop={maxSteps: 3}", "--set", "exchange.policy=none",
         "--set", "batching.policy=even",
     )  # fmt: skip
-    done = command(*flags, "--calibration", str(costs), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    done = run_command(*flags, "--calibration", str(costs), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.stderr
     summary = json.loads(done.stdout)
     simulation = summary["simulation"]
     assert simulation == json.loads((tmp_path / "out" / "simulation.json").read_text())
@@ -68,8 +65,8 @@ def test_wrong_arguments_are_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text('{"version": 7}')
     flags = ("simulate", str(DIGITS), "-e", "quickstart", "--out", str(tmp_path / "out"))
-    done = command(*flags, "--calibration", str(wrong))
-    assert done.returncode == ExitCode.DATA
+    done = run_command(*flags, "--calibration", str(wrong))
+    assert done.exit_code == ExitCode.DATA
     assert "version 7; allowed: 1" in done.stderr
     assert not (tmp_path / "out").exists()
     for words, message in (
@@ -81,6 +78,6 @@ def test_wrong_arguments_are_reported(tmp_path: Path) -> None:
         (("calibrate", "--builtin", "nonsense"), "'nonsense' is not one of 'cipher', 'cnn17'"),
         ((*flags, "--step-overhead", "nan"), "no finite number"),
     ):
-        done = command(*words)
-        assert done.returncode == ExitCode.USAGE, words
+        done = run_command(*words)
+        assert done.exit_code == ExitCode.USAGE, words
         assert message in " ".join(done.stderr.split())

@@ -7,21 +7,18 @@ with a message. docs/simulating.md states how close a replay is on a quiet machi
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from tests.support.simulations import one_process, run_command
 
 from attempts import first_that_holds
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import load_job
-from dlion_cli.__main__ import main
-from dlion_cli.commands.local import replay as replaying
 from local_run import LocalRun, blobs, job_document
 
 FAR_APART = {
@@ -34,18 +31,19 @@ FAR_APART = {
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
-def command(*words: str) -> SimpleNamespace:
-    """Run `dlion` in this process, which imports TensorFlow once for all tests."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = main([*words])
-    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+@pytest.fixture(scope="module", autouse=True)
+def _process_of_commands() -> Iterator[None]:
+    """Load TensorFlow once for all commands of this file, whatever ran in the test's process."""
+    with one_process():
+        yield
 
 
 def replay(folder: Path, out: Path, *flags: str) -> Any:
     """Return the summary of a replay."""
-    done = command("replay", str(folder), "--out", str(out), "--no-report", "-o", "json", *flags)
-    assert done.returncode == 0, done.stderr
+    done = run_command(
+        "replay", str(folder), "--out", str(out), "--no-report", "-o", "json", *flags
+    )
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -53,11 +51,11 @@ def replay(folder: Path, out: Path, *flags: str) -> Any:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A simulated run of the quick start."""
     out = tmp_path_factory.mktemp("simulated") / "out"
-    done = command(
+    done = run_command(
         "simulate", str(DIGITS), "-e", "quickstart", "--out", str(out), "--no-report",
         "--set", "trainer.stop={maxSteps: 30}", "--set", "trainer.evaluation.everySamples=2000",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return out
 
 
@@ -119,9 +117,9 @@ def test_the_records_of_one_site_of_several_are_refused(simulated: Path, tmp_pat
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if json.loads(line).get("rank") != 1))
-    done = command("replay", str(folder), "--out", str(tmp_path / "out"))
+    done = run_command("replay", str(folder), "--out", str(tmp_path / "out"))
     words = " ".join(done.stderr.split())
-    assert done.returncode == ExitCode.DATA
+    assert done.exit_code == ExitCode.DATA
     assert "no step of worker 3 is recorded" in words
     assert "each site's keeper records that site's workers alone: replay jobs of one site" in words
     assert not (tmp_path / "out").exists()
@@ -154,8 +152,8 @@ def test_latency_of_links_is_replayed(tmp_path: Path) -> None:
     job.write_text(yaml.safe_dump(job_document(sites, trainer={"stop": {"maxSteps": 20}})))
     run, again = tmp_path / "run", tmp_path / "again"
     flags = ("-e", str(environment), "--no-report", "--out", str(run))
-    done = command("simulate", str(job), *flags)
-    assert done.returncode == 0, done.stderr
+    done = run_command("simulate", str(job), *flags)
+    assert done.exit_code == 0, done.stderr
     found = figures(replay(run, again))["iterations/s"]
     assert 4 < found["recorded"] < 1 / 0.039
     assert abs(found["difference"]) < 0.1, found
@@ -205,18 +203,21 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
     assert free["iterations/s"]["replayed"] >= found["iterations/s"]["replayed"]
 
 
-@pytest.mark.parametrize(("min_trained_s", "is_warned"), [(0.0, False), (1e9, True)])
+@pytest.mark.parametrize(("clock_rate", "is_warned"), [(0.1, True), (1.0, False)])
 def test_a_replay_of_a_short_run_warns(
-    simulated: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    min_trained_s: float,
-    is_warned: bool,
+    simulated: Path, tmp_path: Path, clock_rate: float, is_warned: bool
 ) -> None:
-    monkeypatch.setattr(replaying, "MIN_TRAINED_S", min_trained_s)
+    """The same records on a slower clock are those of a short run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("job.yaml", "environment.yaml"):
+        (run / name).write_bytes((simulated / name).read_bytes())
+    with (run / "events.jsonl").open("w") as lines:
+        for record in map(json.loads, (simulated / "events.jsonl").read_text().splitlines()):
+            lines.write(json.dumps({**record, "time_s": clock_rate * record["time_s"]}) + "\n")
     few = ("--set", "trainer.stop={maxSteps: 2}", "--no-report")
-    done = command("replay", str(simulated), "--out", str(tmp_path / "out"), *few)
-    assert done.returncode == 0
+    done = run_command("replay", str(run), "--out", str(tmp_path / "out"), *few)
+    assert done.exit_code == 0, done.stderr
     assert ("the replay may be tens of percent off" in done.stderr) == is_warned
 
 
@@ -224,9 +225,9 @@ def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
 
     def refused(folder: Path, *flags: str) -> tuple[int, str]:
-        done = command("replay", str(folder), "--out", str(out), *flags)
+        done = run_command("replay", str(folder), "--out", str(out), *flags)
         assert not out.exists()
-        return done.returncode, " ".join(done.stderr.split())
+        return done.exit_code, " ".join(done.stderr.split())
 
     code, words = refused(tmp_path)
     assert code == ExitCode.DATA

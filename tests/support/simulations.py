@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -172,6 +173,12 @@ def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[st
         with one_process():
             return run_commands(folder, commands)
     return {name: _shared[-1].run(folder / name, words) for name, words in commands.items()}
+
+
+def run_command(*words: str) -> EndedCommand:
+    """Run one command of `dlion` in a process other than the test's."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_commands(Path(folder), {"only": words})["only"]
 
 
 def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
