@@ -20,7 +20,7 @@ class Machine:
     idle_watts: float
     busy_watts: float
     speed: float = 0.5
-    """Of the hardware's throttle, and its power above idle."""
+    """Speed under the hardware's throttle, and its power above idle."""
     power: float = 0.5
     die: tuple[float, float] | None = None
 

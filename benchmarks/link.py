@@ -117,7 +117,7 @@ class Outcome:
     overshoot: float
     overshoot_later: float
     iterations: int | None
-    """Until three successive budgets were within the new rate; None: never."""
+    """Iterations until three successive budgets were within the new rate; None: never."""
     backlog: float
     """Maximum, in budgets at the time when the bytes were queued."""
     backlog_now: float

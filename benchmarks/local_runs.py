@@ -25,7 +25,7 @@ Document = dict[str, Any]
 Record = dict[str, Any]
 
 LONGEST_START_S = 90.0
-"""From the command to the first local step, on a busy machine."""
+"""Maximum seconds from the command to the first local step, on a busy machine."""
 SETTLE_S = 3.0
 """The quota is applied a moment after training begins, and the time before it is accumulated."""
 PROBE_S = 11.0

@@ -59,7 +59,7 @@ class Side:
     step_s: float
     """Median over all steps of all workers."""
     target_s: float | None
-    """From the first step until the mean over replicas reached the target."""
+    """Seconds from the first step until the mean over replicas reached the target."""
 
 
 def main() -> None:

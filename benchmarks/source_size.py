@@ -3,8 +3,8 @@
     python benchmarks/source_size.py COMMIT [COMMIT ...]
 
 It counts files, lines and words of docstrings of the product (without the generated wire format),
-words of the pages, and tests. Executed files are those of ours that any process of a short `dlion
-run` of the main example imports, and those that the operator's process imports.
+words of the pages, and tests. Executed files are DLion's modules that any process of a short
+`dlion run` of the main example imports, and those that the operator's process imports.
 """
 
 from __future__ import annotations

@@ -10,4 +10,4 @@ Used by the operator, the worker and the command line; imports the standard libr
 from typing import Final
 
 VERSION: Final = "0.1.0"
-"""Of DLion, as in `pyproject.toml`: images have no metadata of packages."""
+"""The version of DLion, as in `pyproject.toml`: images have no package metadata."""

@@ -15,12 +15,12 @@ RUN_ID_LENGTH: Final = 24
 MAX_SITES: Final = 64
 MAX_GROUPS_PER_SITE: Final = 8
 MAX_WORKERS_PER_GROUP: Final = 999
-"""So that an index has at most three digits."""
+"""The maximum workers of a group, so that an index has at most three digits."""
 MAX_CLASSES: Final = 1000
 PATH_LENGTH: Final = 1024
 IMAGE_LENGTH: Final = 512
 MAX_PAIRS: Final = 256
-"""Of sites, in a status: all pairs of up to 16."""
+"""The maximum number of pairs of sites in a status: all pairs of up to 16."""
 INT32_MAX: Final = 2**31 - 1
 
 LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

@@ -16,7 +16,7 @@ WORKER: Final = "worker"
 KEEPER: Final = "keeper"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "dlion-operator"
-"""Also the field manager of server-side apply."""
+"""Value of the managed-by label; also the field manager of server-side apply."""
 
 JOB_LABEL: Final = f"{GROUP}/job-name"
 RUN_LABEL: Final = f"{GROUP}/run-id"
@@ -99,7 +99,8 @@ TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 SHARED_DIR: Final = "/run/dlion"
 """An emptyDir that trainer and sidecar share: the sidecar's socket and both configurations."""
 STATE_DIR: Final = "/var/lib/dlion"
-"""In a worker an emptyDir with checkpoint, results and data; in the keeper the site's claim."""
+"""The state folder: in a worker an emptyDir with checkpoint, results and data; in the keeper the
+site's claim."""
 DATA_DIR: Final = "/data"
 """Base of relative data set paths; a pod template mounts it."""
 

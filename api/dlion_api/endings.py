@@ -113,7 +113,7 @@ class EndReport:
 
     @classmethod
     def from_json(cls, text: str) -> EndReport | None:
-        """Parse a report; None if the text, which may be a user's log, is none."""
+        """Parse a report. Return None for any other text, such as a user's log."""
         try:
             values = json.loads(text)
             return cls(
@@ -148,7 +148,7 @@ def describe_exit(code: int, lines: Sequence[str]) -> str:
 
 
 def cause_of_signal(lines: Sequence[str], number: int) -> str:
-    """Return what the last lines of a process tell about the signal that ended it, or nothing.
+    """Return what the last lines of a process report about the signal that ended it; may be empty.
 
     That is the fault handler's error with the Python line, and what a library writes before it
     aborts. Other lines have nothing to do with the signal.

@@ -13,7 +13,7 @@ class DLionError(Exception):
     """Base class of DLion's errors."""
 
     exit_code = ExitCode.FAILED
-    """Of a process that the error ends."""
+    """Exit code of a process that ends with this error."""
 
 
 @dataclass(frozen=True)

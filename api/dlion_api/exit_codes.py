@@ -1,7 +1,7 @@
 """Exit codes of every DLion process. They are API: documented, never renumbered.
 
-Source: ours, after sysexits.h (64-78), `timeout` (124) and the shell's 128+n for signals. The
-supervisor restarts a trainer after any code that is not `fatal`.
+Source: this project, after sysexits.h (64-78), `timeout` (124) and the shell's 128+n for signals.
+The supervisor restarts a trainer after any code that is not `fatal`.
 """
 
 import errno
@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     """Exit code of a process."""
 
     OK = 0
-    FAILED = 1  # an unexpected error: a defect of ours; restarted
+    FAILED = 1  # an unexpected error: a defect in DLion; restarted
     USAGE = 2  # wrong flags; the message names the valid ones
     SPEC = 65  # the manifest, environment or a message is wrong; no restart helps
     DATA = 66  # data missing or corrupt

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from dlion_api.spec import GlobalBatchSize, Spec
 
 MAX_POINTS: Final = 128
-"""Points of a curve that are kept; of a longer one every second is dropped."""
+"""Maximum points kept of a curve; above it every second point is dropped."""
 PACE_SHARE: Final = 0.5
-"""The last part of the time so far that a pace is taken over."""
+"""A pace is measured over this last part of the elapsed time."""
 MAX_ADJUSTMENTS: Final = 1000
-"""Of the global batch that are looked ahead."""
+"""Maximum future changes of the global batch that are computed."""
 MIN_TIME_S: Final = 1e-6
-"""Evaluations before it are of a faulty clock."""
+"""Earlier evaluations come from a faulty clock."""
 MIN_EVALUATIONS: Final = 4
-"""Of the mean over replicas, before a target is predicted."""
+"""Minimum evaluations of the mean over replicas before a target is predicted."""
 LIMITS: Final = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Limits of accuracy that curves approach: how far from the target to 1."""
 FORMS: Final = (
@@ -50,21 +50,21 @@ FORMS: Final = (
 PACES: Final = tuple(8.0 ** (step / 12) for step in range(-12, 13))
 """Time constants of curves, in lengths of the curve so far."""
 LINE_WEIGHT: Final = 4.0
-"""A line counts as so many curves of the grid, few of which are near the same points."""
+"""The weight of a line, in curves of the grid; few of these are near the same points."""
 NOISE: Final = 0.02
-"""Deviation of an accuracy that is expected before any is known."""
+"""Standard deviation of an accuracy that is assumed before any evaluation."""
 NOISE_WEIGHT: Final = 4
-"""As many evaluations as that expectation counts."""
+"""The weight of that assumption, in evaluations."""
 MAX_EVIDENCE: Final = 6
-"""Evaluations count as at most so many: neighbours deviate together, and no form is quite right."""
+"""Maximum weight of evaluations: neighbours deviate together, and no form fits exactly."""
 MAX_FITTED: Final = 32
-"""Points of the curve that are fitted, evenly chosen."""
+"""Maximum points of the curve that are fitted, evenly chosen."""
 QUANTILES: Final = (0.05, 0.95)
-"""Of the probability, where a range begins and ends."""
+"""Cumulative probabilities at which a range begins and ends."""
 MAX_RATIO: Final = 4.0
-"""Of the longest to the shortest prediction; wider ranges are unknown."""
+"""Maximum ratio of the longest to the shortest prediction; wider ranges are unknown."""
 MAX_REMAINING_S: Final = 2.0**31 - 1
-"""Longer times are this one: they fit the status. Records of later times are ignored."""
+"""Upper bound of all times, which fits the status. Records of later times are ignored."""
 MAX_TRAINING_SET: Final = 2**53
 MAX_CLOCK_ERROR_S: Final = 5.0
 """A worker's seconds of training that exceed the run's clock by more are ignored."""
@@ -75,9 +75,9 @@ class Remaining:
     """When the run will end, as far as that can be predicted."""
 
     fraction: float | None = None
-    """Of the way to that end; None: unknown."""
+    """Fraction of the run that is done; None: unknown."""
     seconds: float | None = None
-    """Until the first end that can be predicted exactly; None: there is none."""
+    """Seconds until the first end that can be predicted exactly; None: there is none."""
     target_s: tuple[float, float] | None = None
     """The range until the target accuracy; None: no target, or unknown."""
     has_target: bool = False
@@ -90,7 +90,7 @@ class Remaining:
 
 
 class BoundedCurve:
-    """Values over time, of which at most MAX_POINTS are kept, evenly spread, and the newest."""
+    """Values over time: at most MAX_POINTS, evenly spread, and the newest."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, float]] = []
@@ -98,7 +98,7 @@ class BoundedCurve:
         self._stride, self._skipped = 1, 0
 
     def append(self, time_s: float, value: float) -> None:
-        """Add a point; those of earlier times are ignored."""
+        """Add a point; earlier times than the newest are ignored."""
         if self._newest is not None and time_s < self._newest[0]:
             return
         self._newest = time_s, value
@@ -128,14 +128,14 @@ class BoundedCurve:
 
 
 class _Worker:
-    """What is known of one worker's way."""
+    """The known progress of one worker."""
 
     def __init__(self) -> None:
         self.samples, self.epochs = BoundedCurve(), BoundedCurve()
-        """Of the job, as this worker counts them, since its first step that is known here."""
+        """Samples and epochs of the job, as this worker counts them, since its first known step."""
         self.iteration = self.global_batch_size = self._counted = 0
         self.began_s = 0.0
-        """When the first step that is known here began."""
+        """When the first known step began."""
         self.done_before = 0
         """Earlier steps: reported to an earlier operator, or done before a restart."""
         self.last_s = -math.inf
@@ -162,7 +162,7 @@ class _Worker:
             self.epochs.append(trained_s, record.epochs)
 
     def training_set_samples(self) -> int:
-        """Of all workers; 0: unknown."""
+        """Training samples of all workers; 0: unknown."""
         samples, epochs = self.samples.recent_pace(), self.epochs.recent_pace()
         return round(min(samples / epochs, MAX_TRAINING_SET)) if samples and epochs else 0
 
@@ -180,8 +180,8 @@ class _Worker:
         return total + (iteration - at) * size
 
     def started_s(self) -> float:
-        """When it began to train; if pauses are counted, as much later. An estimate if it does not
-        report so: then unknown steps count at the present pace."""
+        """When it began to train, shifted by later pauses if they are counted. Without its own
+        report it is an estimate: unknown steps count at the present pace."""
         if self._origin_s is not None:
             return self._origin_s
         pace = self.samples.recent_pace()
@@ -199,7 +199,7 @@ class RemainingTime:
         self._workers: dict[Rank, _Worker] = {}
         self._accuracies: dict[Rank, float] = {}
         self._evaluated: set[Rank] = set()
-        """Since the last point of the curve."""
+        """Workers that have evaluated since the last point of the curve."""
         self._accuracy = BoundedCurve()
         """Mean over replicas, against seconds of training."""
         self._fitted: tuple[list[tuple[float, float]], tuple[float, float] | None] = [], None
@@ -265,8 +265,8 @@ class RemainingTime:
         return Remaining(fraction, seconds, target_s, has_target)
 
     def _until_target(self, target: float) -> tuple[float, float] | None:
-        """The range of seconds from the begin to the target, computed once for each curve: a view
-        asks several times a second."""
+        """The range of seconds from the beginning to the target. Cached for each curve: a view asks
+        several times a second."""
         curve = self._accuracy.points()
         if curve != self._fitted[0]:
             self._fitted = curve, _time_to(target, curve)
@@ -313,7 +313,7 @@ def _time_to(target: float, curve: Sequence[tuple[float, float]]) -> tuple[float
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], weight: float) -> float:
-    """The first of the ordered values that, with those before it, has that weight."""
+    """The first of the ordered values whose cumulative weight reaches `weight`."""
     reached = itertools.accumulate(each for _, each in weighted)
     return next((v for (v, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= weight),
                 weighted[-1][0])  # fmt: skip
@@ -375,11 +375,11 @@ def _exp(power: float) -> float:
 
 
 def _falls(x: float, form: str, shape: float) -> float:
-    """f of that form at x: from 1 at 0 towards 0."""
+    """The value of this form at x; it falls from 1 at 0 towards 0."""
     return math.exp(-(x**shape)) if form == "weibull" else 1.0 / (1.0 + x**shape)
 
 
 def _inverse(f: float, form: str, shape: float) -> float:
-    """The x at which that form has fallen to f."""
+    """The x at which this form has fallen to f."""
     power = -math.log(f) if form == "weibull" else 1.0 / f - 1.0
     return float(power ** (1.0 / shape))

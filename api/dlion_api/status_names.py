@@ -2,7 +2,7 @@
 states, and the metrics of `trainerStatus`.
 
 Apart from `dlion_api.status`, so that commands read a status without the classes of its schema.
-Source: kstatus for `Reconciling` and `Stalled`; the rest ours.
+Source: kstatus for `Reconciling` and `Stalled`; the rest this project.
 """
 
 from enum import StrEnum
@@ -12,9 +12,9 @@ OPERATOR_METRICS: Final = frozenset({
     "loss", "accuracy", "drift", "globalBatchSize", "iteration", "secondsToTarget", "waitedForRank",
 })  # fmt: skip
 SHARE_SUFFIX: Final = "Fraction"
-"""Ends the operator's names of shares of the workers' time."""
+"""Suffix of the operator's shares of the workers' time."""
 PROGRAM_PREFIX: Final = "metric_"
-"""Precedes a program's metric that has a name of the operator's."""
+"""Prefix of a program's metric whose name the operator uses."""
 
 
 def is_of_program(name: str) -> bool:

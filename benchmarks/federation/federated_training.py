@@ -23,7 +23,7 @@ from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import EVENTS
 
 START_S = 240.0
-"""From `dlion submit` to training at all sites, on a busy machine."""
+"""Maximum seconds from `dlion submit` to training at all sites, on a busy machine."""
 
 
 @dataclass(frozen=True)

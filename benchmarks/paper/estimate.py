@@ -46,9 +46,9 @@ class Cost:
     """Core seconds on this machine."""
 
     sample_s: float
-    """For a sample's gradient and update, at the batch of the first step."""
+    """Seconds for a sample's gradient and update, at the batch of the first step."""
     start_s: float
-    """Before the first step: imports, data, compiling."""
+    """Seconds before the first step: imports, data, compiling."""
 
 
 def cost(comparison: Comparison, *, data: Path, keep_in: Path) -> Cost:

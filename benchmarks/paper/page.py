@@ -163,7 +163,7 @@ def _tables(comparison: Comparison, document: Document, environment: str) -> lis
 
 
 def _over_best(document: Document, environment: str, name: str) -> str:
-    """Return the ratio of one of ours to the best of the others, in time and in accuracy."""
+    """Return the ratio of a policy to the best published system, in time and in accuracy."""
     others = [f"{other}{ending}" for other in BASELINES for ending in ("", WEIGHTED)]
     accuracies = {
         other: value

@@ -39,7 +39,7 @@ WEIGHTED = ", weighted"
 """Suffix of a baseline's column with weighted batches."""
 
 _NO_MOMENTUM = "trainer.optimizer.momentum=0"
-"""For late gradients, which accumulate with momentum (docs/exchange.md)."""
+"""Setting for late gradients, which accumulate with momentum (docs/exchange.md)."""
 _WHOLE_LINKS = "network.bandwidthFraction=1"
 """Published systems use the full rate of links."""
 
@@ -73,7 +73,7 @@ class Comparison:
     held: str
     """The column that is compared with the others."""
     settings: tuple[str, ...] = ()
-    """For all columns."""
+    """Settings of all columns."""
     with_ideal: bool = False
     tuned_in: str = ""
     """The environment whose rates are used in all; empty: each has its own."""
@@ -132,7 +132,7 @@ def scaled_evaluation(scale: float) -> int:
 
 
 def environment(name: str) -> str:
-    """Return a published environment by its name, one of ours by its file."""
+    """Return a published environment by its name, another one by its file."""
     own = ENVIRONMENTS / f"{name}.yaml"
     return str(own) if own.exists() else name
 

@@ -181,13 +181,13 @@ class Trained:
 
     samples_per_s: float
     reached_s: float | None
-    """From the first step to the target (mean over replicas)."""
+    """Seconds from the first step to the target (mean over replicas)."""
     began_s: float
-    """From the command to the first step."""
+    """Seconds from the command to the first step."""
     noticed_s: float | None
-    """From the target to the stop."""
+    """Seconds from the target to the stop."""
     saved_s: float
-    """From the stop to the saved model."""
+    """Seconds from the stop to the saved model."""
 
 
 def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> Trained:

@@ -30,7 +30,7 @@ class Asked:
     """Otherwise it is by the benchmark."""
     verb: str
     resource: str
-    """With its subresource, such as `dlionjobs/status`."""
+    """The resource with its subresource, such as `dlionjobs/status`."""
     name: str
     received_s: float
     """Seconds since the epoch."""

@@ -43,7 +43,7 @@ AT_ONCE = 100
 """Concurrent joins: all have one address, of which the coordinator lets 256 wait."""
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
 _OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", COORDINATOR_DNS_NAME))
-"""As a worker's channel."""
+"""The channel options of a worker."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Fleet:
     hashes: defaultdict[str, asyncio.Future[str]] = field(
         default_factory=lambda: defaultdict(asyncio.get_running_loop().create_future)
     )
-    """By the Job's name."""
+    """Futures by the Job's name."""
     workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 

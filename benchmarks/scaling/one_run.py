@@ -69,13 +69,13 @@ class Figures:
     manifests_s: float = 0.0
     """Seconds in which the manifests were created."""
     all_train_s: float = 0.0
-    """From the first manifest until the operator has written the last job's first training status
-    and is idle."""
+    """Seconds from the first manifest until the operator has written the last job's first training
+    status and is idle."""
     create_cpu_s: float = 0.0
     """CPU of the operator until then."""
     create_requests: dict[str, int] = field(default_factory=dict)
     burst_lags_s: list[float] = field(default_factory=list)
-    """From each manifest to the operator's first status write of it, in that time."""
+    """Seconds from each manifest to the operator's first status write of it, in that time."""
     made_at_s: list[float] = field(default_factory=list)
     """When each Job was created, from the first manifest on."""
     rest_requests: dict[str, int] = field(default_factory=dict)
@@ -85,8 +85,8 @@ class Figures:
     rest_mb: float = 0.0
     probe_lags_s: list[float] = field(default_factory=list)
     restart_s: float = 0.0
-    """From the start of a new process until every worker has joined it, it made as many passes as
-    there are jobs, and it has nothing left to write."""
+    """Seconds from the start of a new process until every worker has joined it, it made as many
+    passes as there are jobs, and it has nothing left to write."""
     restart_ready_s: float = 0.0
     """Seconds until /readyz succeeds."""
     restart_cpu_s: float = 0.0

@@ -3,7 +3,7 @@
 `Client` starts and follows jobs; `train` trains one in the foreground; `load_model` reads its
 result (docs/python.md). What goes in: the Python interface and its three back ends. What stays out:
 how a job is trained, which the command line and the operator do. Importing this package imports
-neither TensorFlow nor gRPC nor a client for Kubernetes: jobs run in processes of their own.
+neither TensorFlow nor gRPC nor a client for Kubernetes: jobs run in separate processes.
 """
 
 from dlion.client import Client

@@ -1,4 +1,4 @@
-"""The client: starts jobs and follows them, the same way for each back end."""
+"""The client, which starts and follows jobs in the same way on each back end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BACKENDS: Final = ("local", "simulated", "kubernetes")
 
 
 class Client:
-    """Trains jobs with one back end, and follows those that are there.
+    """Trains jobs with one back end, and follows existing ones.
 
     `local` and `simulated` run `dlion` in child processes; their jobs are the result folders in
     `root`, also those of other processes. `kubernetes` uses DLionJobs of one namespace. Methods may
@@ -263,7 +263,7 @@ class Client:
             )
 
     def close(self) -> None:
-        """Close the connections to a cluster. Runs go on."""
+        """Close the connections to a cluster. Runs continue."""
         self._backend.close()
 
     def __enter__(self) -> Self:

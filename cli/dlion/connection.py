@@ -33,7 +33,7 @@ def connection_settings(given: Mapping[str, Any]) -> ConnectionSettings:
 
 
 def _value(name: str, value: object) -> object:
-    """That setting as `ConnectionSettings` has it. Raises: SpecError."""
+    """The setting as `ConnectionSettings` has it. Raises: SpecError."""
     if name == "insecure_skip_tls_verify":
         if isinstance(value, bool):
             return value

@@ -61,7 +61,7 @@ def _exit_code(reason: str) -> ExitCode:
 
 
 class JobTimeoutError(DLionError, TimeoutError):
-    """A job was in none of the wanted states in time; it goes on. A retry may help."""
+    """A job was in none of the wanted states in time; it continues. A retry may help."""
 
     exit_code = ExitCode.DEADLINE
 

@@ -15,7 +15,7 @@ from dlion_results.summary.accuracy_name import ACCURACY
 BackendName = Literal["local", "simulated", "kubernetes"]
 ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})
 _WIDTH, _HEIGHT = 240, 60
-"""Of the drawing, in pixels."""
+"""Size of the drawing, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JobSnapshot:
     """A job as it was when it was read; `Client.get_job` reads it again."""
 
     name: str
-    """Of its result folder; on Kubernetes of the DLionJob."""
+    """Name of its result folder; on Kubernetes the name of the DLionJob."""
     backend: BackendName
     state: str
     """A word of `dlion_api.status.State`, such as Training, Succeeded or Failed."""

@@ -12,7 +12,7 @@ from dlion.job import JobSnapshot
 
 _HTML_INTERVAL_S: Final = 1.0
 _LINE_INTERVAL_S: Final = 10.0
-"""Between two lines if output is no terminal."""
+"""Between two lines if output is not a terminal."""
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from dlion_worker.training.programs.program import TrainingProgram
 Shares = dict[str, NDArray[np.int64] | None]
 """Ascending rows of the training data by name; None: the given test data."""
 _VALUE_BYTES: Final = 4
-"""Of a value as a worker holds it, at most: float32 or int32."""
+"""Maximum size of a value in a worker: float32 or int32."""
 _FORMS: Final = (
     "(x, y), (x_train, y_train, x_test, y_test), {'train': (x, y), 'test': (x, y)}, or "
     "tf.data.Dataset objects in place of (x, y)"
@@ -44,12 +44,12 @@ _FORMS: Final = (
 
 
 def _no_model(_input_shape: tuple[int, ...], _class_count: int) -> Any:
-    """In place of the program's function: the model is here already."""
+    """Replaces the program's function: the model exists already."""
     raise AssertionError
 
 
 _PROGRAM: Final = TrainingProgram("dlion.train", build=_no_model)
-"""Names the caller in messages of the trainer's code."""
+"""The caller's name in messages of the trainer's code."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class ModelProject:
     model: Any
     train: Samples
     test: Samples | None
-    """None: a part of `train` is held out."""
+    """Held-out samples. None: a part of `train` is held out."""
 
     program: ClassVar[Path] = Path(__file__).with_name("model_program.py")
-    """Its file, which `write` copies."""
+    """The model's file, which `write` copies."""
 
     def manifest(
         self, sites: Sites | None, workers: int | None, changes: Mapping[str, Any]
@@ -213,7 +213,7 @@ def _samples(split: Any, source: str) -> Samples:
 
 
 def _arrays(part: Any) -> list[NDArray[Any]]:
-    """The arrays of x or y; what is no array is refused later."""
+    """The arrays of x or y; what is not an array is refused later."""
     given: Iterable[Any] = part.values() if isinstance(part, Mapping) else (part,)
     return [each for each in given if isinstance(each, np.ndarray) and each.ndim]
 

@@ -1,4 +1,4 @@
-"""Starts `dlion` commands as processes of their own, and ends them with all that they started.
+"""Starts `dlion` commands as separate processes, and ends them with all that they started.
 
 A process leads a session, so that Ctrl-C in a terminal or a notebook does not reach it. Unless it
 is detached, it ends with this interpreter: at its exit, and by the kernel if it is killed.
@@ -57,11 +57,12 @@ class RunCommand:
 
 _lock = threading.Lock()
 _spawners: list[ThreadPoolExecutor] = []
-"""At most one, of this process."""
+"""At most one executor, of this process."""
 _children: dict[Path, tuple[int, subprocess.Popen[bytes]]] = {}
-"""Of this interpreter, by folder, each with the process that started it: a fork has the table."""
+"""Children of this interpreter by folder, each with the process that started it: a fork inherits
+the table."""
 _bound: set[Path] = set()
-"""Those that end with this interpreter."""
+"""Folders of the runs that end with this interpreter."""
 
 
 def start_command(
@@ -270,7 +271,7 @@ os.register_at_fork(
 
 
 def _end_bound() -> None:
-    """At the interpreter's exit: end the runs that it started, all at once."""
+    """End the runs that this interpreter started, all at once. Called at its exit."""
     with _lock:
         running = [
             (folder, child.pid)

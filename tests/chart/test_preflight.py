@@ -33,7 +33,7 @@ KINDS = [{"group": "dlion.dev", "kind": "DLionJob", "version": "v1alpha1"}]
 
 
 def installed(helm: Helm, site: str, entries: list[dict[str, Any]], release: str) -> Server:
-    """That site's cluster, with a ready pod of the operator."""
+    """The site's cluster, with a ready pod of the operator."""
     values = merged(
         {"sites": entries},
         nested("site.name", site),

@@ -63,7 +63,7 @@ USED = pytest.StashKey[set[tuple[str, str, Right]]]()
 """Rights used by all processes of xdist together."""
 LACKING = pytest.StashKey[dict[str, list[str]]]()
 ASKED = pytest.StashKey[list[AuditedRequest]]()
-"""Of the whole session: a retry of its last test creates its fixtures again."""
+"""Requests of the whole session: a retry of its last test creates its fixtures again."""
 
 
 def pytest_configure() -> None:
@@ -329,7 +329,7 @@ def operated_site(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Iterator[Kubectl]:
-    """That cluster with the chart installed."""
+    """The cluster with the chart installed."""
     kubectl = pods_cluster
     program = helm_program()
     assert program is not None, "no helm: install it, or run `make testbed-setup`"

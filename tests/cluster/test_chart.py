@@ -155,7 +155,7 @@ def until(true: Any) -> None:
 
 
 def until_left(kubectl: Kubectl, expected: set[str]) -> None:
-    """Wait until exactly the expected objects of ours are left."""
+    """Wait until exactly the expected objects of the chart are left."""
     deadline_s = time.monotonic() + 120
     while (found := of_ours(kubectl)) != expected:
         assert time.monotonic() < deadline_s, (

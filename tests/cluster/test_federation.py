@@ -6,11 +6,11 @@ with their pods' tokens. From their own site they get the members and the bundle
 exposure they reach the other site's workers at ports of nodes, of a load balancer, or at a gateway
 with their routes. All of that is removed with the workers.
 
-Other counts at one site are no drift and are adopted. A differing manifest is reported at all three
-sites within ten seconds, and another image at one site is no drift. A killed operator is reported
-missing, its reports are kept, and it is heard again after its return. `dlion trust revoke` at a
-worker's own site reaches the workers of all three sites in ten seconds, and survives restarts of
-operators. At another site it applies only there. `restore` lifts it. The test prints the times.
+Other counts at one site are not drift and are adopted. A differing manifest is reported at all
+three sites within ten seconds, and another image at one site is not drift. A killed operator is
+reported missing, its reports are kept, and it is heard again after its return. `dlion trust revoke`
+at a worker's own site reaches the workers of all three sites in ten seconds, and survives restarts
+of operators. At another site it applies only there. `restore` lifts it. The test prints the times.
 
 Left out: pods that run and train, links between machines; the test stands in for node, load
 balancer and gateway.
@@ -356,7 +356,7 @@ def test_every_site_names_the_drifted_one(
     three_sites: tuple[OperatedSite, OperatedSite, OperatedSite],
 ) -> None:
     """An unchanged site that does not differ reports it, too. Fields that may differ between sites
-    are no drift. Once the manifests are equal again, all sites are consistent.
+    are not drift. Once the manifests are equal again, all sites are consistent.
     """
     a, b, c = three_sites
 

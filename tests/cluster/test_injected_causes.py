@@ -139,7 +139,7 @@ def config_map(name: str, text: str, key: str = "job.py") -> dict[str, Any]:
 
 
 PULLS = {"images": {"pullPolicy": "IfNotPresent"}}
-"""Of the chart; elsewhere nodes ask no registry."""
+"""Values of the chart; elsewhere nodes do not use a registry."""
 ALONE = {str(A): {"a": 1}}
 ONCE = {"maxRestarts": 0}
 NO_SECRET = {"spec": {"imagePullSecrets": [{"name": "no-such-secret"}]}}

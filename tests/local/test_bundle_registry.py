@@ -2,7 +2,7 @@
 
 It uses skopeo, crane or podman, whichever is in the PATH. The registry then has the images of the
 bundle under the chart's names. If the registry does not answer, install.sh exits with 69, lists
-what it did, and explains how to log in. A second run is no error. One reference serves two
+what it did, and explains how to log in. A second run is not an error. One reference serves two
 architectures after `crane index append`, as images.md describes. After `helm push` the registry has
 the bundle's chart as an OCI artefact with the same bytes.
 

@@ -209,7 +209,7 @@ async def test_a_call_for_a_run_that_is_not_open_is_retried(hub: Hub, stub: Any)
     assert await stream.read() is grpc.aio.EOF
     assert await refusal(hub.follow(stub, opened)) is RefusalReason.WRONG_RUN
     assert hub.server.service.refusals == {RefusalReason.WRONG_RUN: 2}
-    assert not hub.records  # the end of its streams is no loss of a worker
+    assert not hub.records  # the end of its streams is not a loss of a worker
     assert not hub.server.runs
 
 

@@ -37,7 +37,8 @@ from pod_run import PodRun, pod_run
 STEPS, BREAK = 40, 10
 BOTH = ("trainer-0", "trainer-1")
 MAX_WAIT_S = 1.0
-"""Of an iteration while others start or leave; the usual duration is a fifth of a second."""
+"""Maximum wait of an iteration while others start or leave; usually it takes a fifth of a
+second."""
 
 
 def document(steps: int = STEPS, **spec: object) -> dict[str, object]:

@@ -4,7 +4,7 @@ Correct sites pass, with the end of their certificates. A site with a new author
 site's address, or without an operator fails with what to do. Operators still hear each other after
 the checks.
 
-Left out: ports that are no operator's (tests/unit/cli/test_preflight.py).
+Left out: ports that are not an operator's (tests/unit/cli/test_preflight.py).
 """
 
 from __future__ import annotations

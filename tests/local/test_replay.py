@@ -185,7 +185,7 @@ def test_a_real_run_is_replayed_at_its_own_speed(tmp_path: Path) -> None:
             assert run.finish() == 0
         return run.folder, figures(replay(run.folder, folder / "replayed"))
 
-    # A second without a core is in the record, and is no cost of a step.
+    # A second without a core is in the record, and is not a cost of a step.
     folder, found = first_that_holds(
         recorded_and_replayed,
         lambda they: abs(they[1]["iterations/s"]["difference"]) < 0.3,

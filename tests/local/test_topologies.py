@@ -28,8 +28,8 @@ STEPS = 1500
 trainer needs half a minute to return."""
 
 CHANCE = 1 / 3
-"""Of three blobs. Replicas of a ring that get gradients only from neighbours stay different: the
-worst reaches 0.55 to 0.6, their mean 0.62 to 0.66."""
+"""Accuracy by chance with three blobs. Replicas of a ring that get gradients only from neighbours
+stay different: the worst reaches 0.55 to 0.6, their mean 0.62 to 0.66."""
 
 FEW_BYTES = 4000
 """More than the last messages of a run, less than ten gradients."""

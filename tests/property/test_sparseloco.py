@@ -145,7 +145,7 @@ def test_unsent_values_stay_less_their_decay(seed: int, codec: str, beta: float)
 
 
 def test_values_are_sent_in_two_bits_by_default() -> None:
-    """Of ten values to send: a header, a scale, and ten values; then their positions."""
+    """A message of ten values has a header, a scale, ten values and their positions."""
     layout = Layout(("w",), (1000,))
     cluster = WeighingCluster(job(localSteps=1, share=0.01), [2, 2], layout=layout)
     cluster.step(ME)

@@ -205,7 +205,7 @@ def test_an_environment_that_contradicts_the_job_names_its_file(
 def test_a_failure_before_the_first_step_leaves_no_folder(
     failures: dict[str, EndedCommand],
 ) -> None:
-    """So the corrected command may name the same folder."""
+    """Therefore the corrected command may name the same folder."""
     assert failures["wrong"].exit_code == ExitCode.PROGRAM
     assert failures["right"].exit_code == ExitCode.OK, failures["right"].stderr
 
@@ -220,7 +220,7 @@ def nap(nap_s):
 
 
 def test_an_interruption_waits_for_no_gradient_that_has_not_started(tmp_path: Path) -> None:
-    """Of eight gradients of 3 s each, one at a time, at most one more starts."""
+    """Eight gradients of 3 s each run one at a time; at most one more starts."""
     job, begun = tmp_path / "job.yaml", tmp_path / "begun"
     begun.touch()
     program = blobs(tmp_path, nap_s=3.0, more=NAMED_AS_THEY_BEGIN.format(path=str(begun)))

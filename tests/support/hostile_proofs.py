@@ -60,18 +60,18 @@ def dated(days: float, at: Scene) -> Proof:
 
 
 def of_run(at: Scene, **changes: str) -> Proof:
-    """Of the same worker in another run, job or namespace."""
+    """The proof of the same worker in another run, job or namespace."""
     return of_worker(at.authorities[B], at.worker(B), replace(at.job, **changes))
 
 
 def of_operator(at: Scene) -> Proof:
-    """Of plant-b's operator."""
+    """The proof of plant-b's operator."""
     made = at.authorities[B].operator_identity()
     return Proof(made.key_pem, made.certificate_chain_pem)
 
 
 def of_keeper(site: SiteName, at: Scene) -> Proof:
-    """Of that site's keeper."""
+    """The proof of that site's keeper."""
     return of_worker(at.authorities[site], KeeperIdentity(site), at.job)
 
 
@@ -94,7 +94,7 @@ EXPIRED, EARLY = partial(dated, -2), partial(dated, 1)
 
 
 def of_a(index: int) -> Prove:
-    """Of plant-a's worker of that index."""
+    """Return the maker of a proof of plant-a's worker with that index."""
     return lambda at: of_worker(at.authorities[A], at.worker(A, index), at.job)
 
 
@@ -130,7 +130,7 @@ def token_of_no_pod(at: Scene) -> str:
 
 
 def token_of_another_account(at: Scene) -> str:
-    """Of another pod in the run's namespace."""
+    """A token of another pod in the run's namespace."""
     with contextlib.suppress(Exception):
         at.kubectl.run("create", "serviceaccount", "somebody")
     at.kubectl.apply(_pod("somebodys", "somebody", {}))
@@ -138,13 +138,14 @@ def token_of_another_account(at: Scene) -> str:
 
 
 def token_of_a_made_up_pod(at: Scene) -> str:
-    """Of a pod that has the worker's labels and account, beside the worker's own pod."""
+    """A token of a pod with the worker's labels and account, created beside the worker's own
+    pod."""
     at.kubectl.apply(_pod(MADE_UP_POD, "default", expected_labels(at.victim, at.job)))
     return _made(at, "default", *_bound_to(MADE_UP_POD))
 
 
 def token_of_another_namespace(at: Scene) -> str:
-    """Of a pod with the same labels."""
+    """A token of a pod with the same labels."""
     elsewhere = replace(at.kubectl, namespace=f"{at.kubectl.namespace}-other")
     at.kubectl.run("create", "namespace", elsewhere.namespace)
     elsewhere.run("create", "serviceaccount", "worker")

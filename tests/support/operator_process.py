@@ -279,7 +279,7 @@ def proxied_operator(
 
 
 def free_ports(count: int) -> list[int]:
-    """That number of free ports."""
+    """Return this number of free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

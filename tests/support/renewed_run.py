@@ -33,7 +33,7 @@ class Slowness:
 
     iterations: int
     slow: int
-    """Those longer than twice a worker's median."""
+    """Iterations longer than twice a worker's median."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RenewedRun:
     compared: int
     """Iterations after which the weights of both are recorded."""
     parted: int
-    """Those after which the weights differ."""
+    """Iterations after which the weights differ."""
     warnings: tuple[str, ...]
     dropped_messages: int
     lines_down: int

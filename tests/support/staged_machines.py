@@ -62,7 +62,7 @@ def staged_machine(
 
 
 def features(batch: LocalFeatures, *, sender: Rank = SENSOR, bits: int = 8) -> MessageArrived:
-    """That batch as a sensor sends it."""
+    """The batch as a sensor sends it."""
     message = Message(MessageKind.FEATURES, 1, payload=encode(batch, bits))
     return MessageArrived(sender, message)
 

@@ -23,7 +23,7 @@ class Phase(StrEnum):
     twice."""
 
     SELECT = "select"
-    """The policy's own work: which entries go on which link."""
+    """The policy's own work: which entries each link carries."""
     ENCODE = "encode"
     SEND = "send"
     """Putting messages into the links' queues; the exchange's thread cuts and sends them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dlion_api.names import Rank, WorkerIdentity
 
 MESSAGE_OVERHEAD_BYTES = 128
-"""Of a message beside its payload: its frame's fields, HTTP/2 and a TLS record."""
+"""Bytes of a message besides its payload: its frame's fields, HTTP/2 and a TLS record."""
 BYTES_PER_MBIT = 125_000
 
 SEGMENT_BYTES = 1448
@@ -21,7 +21,7 @@ MATHIS_CONSTANT = math.sqrt(3 / 4)
 """With an acknowledgement for every second segment, the usual delayed one (for every one: 3/2)."""
 
 MIN_ROUND_TRIP_S = 0.001
-"""Round trip of a link without latency. Source: ours."""
+"""Round trip of a link without latency. Source: this project."""
 
 
 def tcp_bytes_per_s(loss_fraction: float, round_trip_s: float) -> float:
@@ -193,20 +193,22 @@ class Plan:
     core_scale: float
     """CPU cores per relative unit of the environment file."""
     samples_per_s_per_core: float
-    """For virtual time: what one relative unit (`quota_cores / core_scale` of them) computes."""
+    """Speed of one relative unit in virtual time (a machine has `quota_cores / core_scale` of
+    them)."""
     initial: Conditions
     changes: tuple[ConditionsChange, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     absences: tuple[Absence, ...] = ()
-    """In order of worker and time; those of one worker do not overlap."""
+    """Absences in order of worker and time; those of one worker do not overlap."""
     thermals: Mapping[Rank, Thermals] = field(default_factory=dict)
-    """For virtual time: of the workers whose temperature is simulated."""
+    """Thermal properties of the workers whose temperature is simulated."""
     demands: Mapping[Rank, CoLocatedDemand] = field(default_factory=dict)
-    """For virtual time: of the workers whose machines have other work."""
+    """Other work on the machines of workers, in virtual time."""
     message_overhead_bytes: int = MESSAGE_OVERHEAD_BYTES
-    """For virtual time: takes link time, but counters count payloads only, as on a real link."""
+    """Bytes of a message that take link time in virtual time; counters count payloads only, as on a
+    real link."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
-    """For virtual time: result of the first probe of a link (sender, receiver), if it is known to
+    """Result of the first probe of a link (sender, receiver) in virtual time, if it is known to
     differ from the link's rate."""
 
     def at(self, time_s: float) -> Conditions:

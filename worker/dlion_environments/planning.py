@@ -50,7 +50,7 @@ _Value = TypeVar("_Value")
 
 MACHINE_FRACTION = 0.8
 """Fraction of the machine's cores for all trainers' quotas. The rest is for the coordinator, the
-relay and other processes. Source: ours."""
+relay and other processes. Source: this project."""
 SIDECAR_CORES = 0.02
 """Reserved for each worker's sidecar, whose limit this is."""
 MIN_QUOTA_CORES = 0.02

@@ -40,7 +40,7 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Track:
-    """One worker's way: at these times at these places, on straight lines in between."""
+    """One worker's track: points in time and space, with straight lines between them."""
 
     times_s: tuple[float, ...]
     places: tuple[Place, ...]
@@ -64,13 +64,13 @@ class Track:
 
 @dataclass(frozen=True)
 class Radio:
-    """What all workers' radios are like."""
+    """Properties of all workers' radios."""
 
     range_metres: float
     bytes_per_s: float
-    """Of a near pair."""
+    """Rate of a near pair."""
     beyond_bytes_per_s: float
-    """Of a worker with all peers beyond reach together, each way."""
+    """Rate of a worker with all peers beyond reach together, each way."""
     fading_decibels: float
     every_s: float
     seed: int
@@ -102,7 +102,7 @@ class Fading:
         return self._chance.gauss(0.0, self._deviation) if self._deviation else 0.0
 
     def decibels(self) -> Mapping[tuple[int, int], float]:
-        """Of each pair, the lower rank first."""
+        """Fading of each pair, the lower rank first."""
         return self._decibels
 
     def advance(self) -> None:
@@ -157,7 +157,7 @@ def with_radio(
 
 
 def size_problems(count: int, ends_s: float, every_s: float) -> Iterator[Problem]:
-    """Too many rates of that many workers until then."""
+    """The error for too many rates of this many workers until then."""
     pairs = math.comb(count, 2)
     if pairs * ends_s / every_s > MAX_RATES:
         yield Problem(

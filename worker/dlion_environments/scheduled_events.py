@@ -127,7 +127,7 @@ def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
 
 
 def absences_of(environment: Environment, duration_s: float | None) -> tuple[Absence, ...]:
-    """In seconds, in order of worker and time."""
+    """Absences in seconds, in order of worker and time."""
     return tuple(
         Absence(Rank(a.worker), seconds_of(a.leaves, duration_s), seconds_of(a.comes, duration_s))
         for a in sorted(environment.absences, key=lambda absence: absence.worker)
@@ -135,7 +135,7 @@ def absences_of(environment: Environment, duration_s: float | None) -> tuple[Abs
 
 
 def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[Straggler, ...]:
-    """In seconds, in the order of the file."""
+    """Stragglers in seconds, in the order of the file."""
     everyone = tuple(range(environment.worker_count))
     made = []
     for fields in environment.stragglers:
@@ -153,7 +153,7 @@ def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[S
 
 
 def demands_of(environment: Environment) -> dict[Rank, CoLocatedDemand]:
-    """Of every worker whose machine has other work."""
+    """Other work on the machine of every worker that has any."""
     machines = [machine for each in environment.workers for machine in [each] * each.count]
     return {
         Rank(rank): CoLocatedDemand(
@@ -166,7 +166,7 @@ def demands_of(environment: Environment) -> dict[Rank, CoLocatedDemand]:
 
 
 def thermals_of(environment: Environment, duration_s: float | None) -> dict[Rank, Thermals]:
-    """Of every worker whose machine has any."""
+    """Thermal properties of the machine of every worker that has any."""
     machines = [machine for each in environment.workers for machine in [each] * each.count]
     return {
         Rank(rank): _thermals_in_seconds(machine.thermals, duration_s)

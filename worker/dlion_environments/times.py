@@ -43,7 +43,7 @@ class TimePoint:
         return seconds_of(self.at, duration_s) or 0.0
 
     def describe(self, duration_s: float | None) -> str:
-        """As text; the length may be unknown."""
+        """The time as text; the length may be unknown."""
         if self.at is None:
             return "the start"
         if self.at.fraction is None:

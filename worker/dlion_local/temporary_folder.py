@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "dlion-"
 OWNER: Final = "owner.lock"
-"""No other folder of ours has it: a result folder may have such a name, and is never removed."""
+"""Only temporary folders have it. A result folder may have such a name, and is never removed."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def temporary_folder() -> Iterator[Path]:
         with (folder / "owner").open("x") as lock:
             with suppress(OSError):  # a file system without locks: the folder is never abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / "owner").rename(folder / OWNER)  # only now: it never stands without its lock
+            (folder / "owner").rename(folder / OWNER)  # only now: the file always has its lock
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def _remove_if_abandoned(folder: Path) -> bool:
     try:
         is_own = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
         descriptor = os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # no folder, or not of ours
+    except OSError:  # no folder, or not one of DLion's
         return False
     try:
         status = os.fstat(descriptor)

@@ -133,7 +133,7 @@ class Verdict:
 
     winner: str
     text: str
-    """By what, against the second, with the range over seeds."""
+    """The margin over the second, with the range over seeds."""
 
 
 def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:

@@ -79,7 +79,7 @@ class WorkerParts:
         return left if self.heat is None else left * self.heat.speed
 
     def next_change_s(self, now_s: float) -> float:
-        """Until when the speed stays while the worker computes; inf: always."""
+        """Time until which the speed stays while the worker computes; inf: always."""
         change_s = math.inf if self.heat is None else self.heat.next_event_s()
         if self.demand is None:
             return change_s

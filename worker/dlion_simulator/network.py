@@ -48,7 +48,7 @@ class VirtualNetwork:
         self._clock = clock
         self._conditions = conditions
         self._transfers: dict[int, VirtualTransfer] = {}
-        """By number, in order of start."""
+        """Transfers by number, in order of start."""
         self._begun: list[VirtualTransfer] = []
         """The latest of them, which are not in the arrays yet."""
         self._count = 0

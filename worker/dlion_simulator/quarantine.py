@@ -13,7 +13,7 @@ from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import VirtualClock
 
 REPORT_S = 0.25
-"""From a warning to its effect. Real workers send their records at this interval."""
+"""Seconds from a warning to its effect. Real workers send their records at this interval."""
 
 
 class VirtualQuarantine:

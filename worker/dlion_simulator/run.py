@@ -91,7 +91,7 @@ class Simulation:
         """Set up a simulation of `job` under `plan`.
 
         `on_record` takes each record and its JSON. `judge` returns a reason to stop, given one
-        replica's accuracy. `lost` does so for a worker that never comes back. Step costs, in core
+        replica's accuracy. `lost` does so for a worker that never returns. Step costs, in core
         seconds: `fixed_core_s` per step, `exchange_core_s` per step for the exchange, and
         `exchange_core_s_per_byte` by worker.
         `thread_count` is the number of gradients computed in parallel (default: all cores); it

@@ -88,7 +88,7 @@ class VirtualWorker:
         self._exchanged_bytes = self._charged_bytes = 0
         self._batch_size = 0
         self._resting_batch_size: int | None = None
-        """Of the step that begins after the rest that the heat budget demands."""
+        """Batch size of the step that begins after the rest that the heat budget requires."""
 
     @property
     def is_training(self) -> bool:
@@ -259,7 +259,7 @@ class VirtualWorker:
             self._due = clock.after(seconds, self._step_done)
 
     def _go_on(self) -> None:
-        """Go on with the step after its speed may have changed."""
+        """Continue the step after its speed may have changed."""
         self._count_work()
         self._schedule()
 

@@ -34,7 +34,7 @@ class ProgramModules:
     """The modules that belong to a program, but for its own file."""
 
     files: Mapping[str, Path]
-    """By dotted name, sorted. A package's file is its `__init__.py`."""
+    """Files by dotted name, sorted. A package's file is its `__init__.py`."""
     imports_program: bool
     """Whether one of the files imports the program by its file's name."""
     problems: tuple[str, ...]
@@ -42,7 +42,7 @@ class ProgramModules:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Those of all files, and of the packages without `__init__.py` above them."""
+        """The names of all files, and of the packages without `__init__.py` above them."""
         parts = (name.split(".") for name in self.files)
         return frozenset(".".join(each[:end]) for each in parts for end in range(1, len(each) + 1))
 
@@ -139,7 +139,7 @@ class _Search:
         self._pending: list[tuple[str, Path]] = [("", program)]
         self._imports_program = False
         self._problems: dict[str, str] = {}
-        """By the name of the module or by the statement's place: one is enough."""
+        """Problems by the name of the module or by the statement's place: one is enough."""
 
     def run(self) -> ProgramModules:
         """Read the program, and each file that is found, once."""

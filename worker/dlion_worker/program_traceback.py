@@ -9,7 +9,7 @@ from typing import Final
 _CALLERS: Final = frozenset(
     {"dlion_api", "dlion_core", "dlion_simulator", "dlion_worker", "importlib"}
 )
-"""Packages that call or import user code. Not `dlion`: it has a program of its own."""
+"""Packages that call or import user code. Not `dlion`, which contains a program itself."""
 
 _HEAD: Final = "Traceback (most recent call last):\n"
 

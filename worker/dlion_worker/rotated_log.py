@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_LOG_BYTES = 256 * 1024
-"""Of each of the two files, and of what `read_end` returns."""
+"""Maximum size of each of the two files, and of what `read_end` returns."""
 _EARLIER_SUFFIX = ".1"
 _ATTEMPTS = 5
-"""To read both files between two rotations."""
+"""Attempts to read both files between two rotations."""
 
 
 class RotatedLog:

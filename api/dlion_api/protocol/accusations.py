@@ -29,7 +29,7 @@ class Accusations:
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s  # the records' own times are claims of workers
         self._named_s: dict[Rank, dict[Rank, float]] = {}
-        """By accused worker: when each of the others last named it."""
+        """For each accused worker, the time when each of the others last named it."""
 
     def take(
         self, record: EventRecord, *, here: Collection[Rank], known: Collection[Rank]

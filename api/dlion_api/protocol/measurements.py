@@ -54,7 +54,7 @@ class PhaseSeconds:
     apply_s: float = 0.0
     """Changing the weights."""
     link_send_s: float = 0.0
-    """In the exchange's thread, beside the wall time: cutting messages into frames."""
+    """Seconds of the exchange's thread that cut messages into frames; not part of the wall time."""
     link_receive_s: float = 0.0
     """There, too: checking frames and joining them to messages."""
 
@@ -88,7 +88,7 @@ class StepTiming:
     quota_changed: bool = False
     """The trainer's CPU quota changed during the step, so it measures neither quota."""
     norms: GradientNorms | None = None
-    """With batching policy `goodput`, if the iteration had an update."""
+    """Norms with batching policy `goodput`, if the iteration had an update."""
     phases: PhaseSeconds = field(default_factory=PhaseSeconds)
 
 
@@ -105,7 +105,7 @@ class SentBytes:
     state_bytes: int = 0
     """Whole states that the peer pulled."""
     probe_bytes: int = 0
-    """From sidecar to sidecar: probes of the link, and capacities."""
+    """Bytes from sidecar to sidecar: probes of the link, and capacities."""
 
     def since(self, earlier: "SentBytes") -> "SentBytes":
         """The growth of each kind."""
@@ -269,7 +269,7 @@ class Capacity:
     own_samples: int = 0
     """Samples that this worker trains on; 0: unknown."""
     noise: GradientNoise | None = None
-    """With batching policy `goodput`; None: unknown."""
+    """Noise with batching policy `goodput`; None: unknown."""
     exchange_s: float = 0.0
     """Time per iteration that is not computing, including waiting; 0: unknown."""
     batch_choice: BatchChoice | None = None

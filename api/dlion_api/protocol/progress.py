@@ -61,14 +61,14 @@ class StepRecord:
     apply_s: float | None = None
     """Changing the weights."""
     link_send_s: float | None = None
-    """In the exchange's thread, beside `wall_s`: cutting messages into frames."""
+    """Seconds of the exchange's thread that cut messages into frames; not part of `wall_s`."""
     link_receive_s: float | None = None
     """There, too: checking frames and joining them to messages."""
     passes: int | None = None
     """Passes over its own samples that this incarnation has begun; None: not counted, as without
     `trainer.privacy`."""
     earlier_passes: int | None = None
-    """Those of this worker's earlier starts, reported or not, as its folder has them; None: not
+    """Passes of this worker's earlier starts, reported or not, as its folder has them; None: not
     kept."""
     trained_s: float | None = None
     """Seconds of the run's training at the end of the step, as `maxSeconds` counts them: without
@@ -172,7 +172,7 @@ class ProcessRecord:
     speed_s: float = 0.0
     """Measuring the own speed and waiting for the others' (`batching.policy: weighted`)."""
     train_s: float = 0.0
-    """From the first step to the reason to stop."""
+    """Seconds from the first step to the reason to stop."""
     final_wait_s: float = 0.0
     """Waiting for the others' last round, and for the saved model of another worker."""
     gather_s: float = 0.0

@@ -28,7 +28,8 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://dlion.dev/provenance/v1"
 MAX_STATEMENT_BYTES: Final = 1024 * 1024
 MAX_STATED_WORKERS: Final = 2048
-"""With the longest names and reasons, so many workers fit into `MAX_STATEMENT_BYTES`."""
+"""Maximum workers in a statement: with the longest names and reasons they fit into
+`MAX_STATEMENT_BYTES`."""
 MAX_STATED_TEXT: Final = 256
 MAX_COUNT: Final = 2**53
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -38,7 +39,7 @@ class Evidence(StrEnum):
     """How the worker that saved the model knows that it may hold another one's updates."""
 
     REPLICA = "replica"
-    """That worker's weights are in the model. Its figures are its own."""
+    """The worker's weights are in the model. Its figures are its own."""
     STEPS = "steps"
     """Steps of that worker have arrived. The figures are those of the steps."""
     JOINED = "joined"
@@ -75,7 +76,7 @@ class StatedRun:
     name: str
     run_id: str
     uid: str = ""
-    """Of the DLionJob at the site; empty: not run in a cluster."""
+    """UID of the DLionJob at the site; empty: not run in a cluster."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ModelProvenance:
     policy: str
     dlion_version: str
     start_model_sha256: str
-    """Of the file of `trainer.startFrom`; empty: training began without one."""
+    """Hash of the file of `trainer.startFrom`; empty: training began without one."""
     workers: tuple[WorkerUpdates, ...]
     revoked: tuple[RevokedEntry, ...] = ()
 
@@ -103,7 +104,7 @@ class ProvenanceStatement:
     """The digests of a model and of its description, and where they come from."""
 
     sha256: Mapping[str, str]
-    """Of each of `STATED_FILES`."""
+    """The hash of each of `STATED_FILES`."""
     provenance: ModelProvenance
 
     @property

@@ -13,7 +13,7 @@ from dlion_api.bounds import GROUP_NAME_LENGTH, SITE_NAME_LENGTH
 from dlion_api.names import SiteName, WorkerIdentity
 
 MAX_REVOCATIONS = 256
-"""Of one job at one site. A whole site needs one."""
+"""The maximum for one job at one site. A whole site needs one."""
 MAX_REASON_CHARACTERS = 200
 MAX_NAME_CHARACTERS = SITE_NAME_LENGTH + GROUP_NAME_LENGTH + 5
 MAX_DOCUMENT_BYTES = 256 * 1024
@@ -32,7 +32,7 @@ class Revocation:
     name: str
     """`site/group-index` or `site`."""
     reason: str = ""
-    """For people, on one line."""
+    """The reason for people, on one line."""
     is_lifted: bool = False
     """Whether it is the contrary: a quarantine (`exchange.quarantine`) is lifted."""
 

@@ -23,7 +23,7 @@ COORDINATOR_DNS_NAME = "coordinator.dlion"
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_NUMBER = 2**53
-"""Of cores and seconds; larger integers cannot become floats without loss, or at all."""
+"""The maximum of cores and seconds; larger integers lose precision as floats, or overflow."""
 MAX_SOCKET_PATH_BYTES = 107
 """Linux's `sun_path` has 108 bytes with the terminating zero."""
 

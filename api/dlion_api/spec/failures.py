@@ -35,13 +35,13 @@ WorkerEnd = Literal[
     "InitializerFailed",
     "Disrupted",
 ]
-"""How a worker ended, where that was neither in order nor on request."""
+"""How a worker ended, unless in order or on request."""
 
 FailureAction = Literal["Restart", "Ignore", "FailWorker", "FailRun"]
 
 MAX_RULES: Final = 8
-"""With the operator's own, of which there are three and two for each of two downloads, below
-Kubernetes' limit of 20 in a podFailurePolicy."""
+"""Maximum rules. With the operator's own rules, three plus two for each of two downloads, they stay
+below Kubernetes' limit of 20 in a podFailurePolicy."""
 MAX_GROUPS_PER_RULE: Final = 4
 """An API server compares each with every group of every site."""
 

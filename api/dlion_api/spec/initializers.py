@@ -87,7 +87,7 @@ class Download:
 
     @property
     def folder_name(self) -> str:
-        """Of the folder that it is kept in: other names of the same file have other folders."""
+        """Name of the folder that holds it: other names of the same file have other folders."""
         return f"{self.sha256}-{self.file_name}"
 
     @property

@@ -16,7 +16,7 @@ from dlion_api.spec.sites import Site
 RANKS_ANNOTATION: Final = f"{GROUP}/ranks"
 """How ranks are assigned; on the manifest of pods and keeper, and on a run's Jobs."""
 BY_GROUP: Final = "byGroup"
-"""That annotation's value for ranks by group; without the annotation they are counted."""
+"""The annotation's value for ranks by group; without the annotation ranks are counted."""
 
 
 def counted(sites: tuple[Site, ...]) -> tuple[WorkerIdentity, ...]:

@@ -18,12 +18,12 @@ class AccessRight:
 
     verb: str
     resource: str
-    """With its subresource: `pods/log`."""
+    """The resource with its subresource: `pods/log`."""
     group: str = ""
 
     @property
     def text(self) -> str:
-        """As `kubectl auth can-i` takes it."""
+        """The right as an argument of `kubectl auth can-i`."""
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
@@ -50,7 +50,7 @@ COMMAND_RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
         *_rights("get", "configmaps"),
     ),
 }
-"""By commands; events are optional."""
+"""Rights by command; events are optional."""
 
 
 def is_allowed(cluster: ClusterClient, right: AccessRight, within_s: float) -> bool:

@@ -75,7 +75,7 @@ class Manifest:
     job: Job
     namespace: str | None
     program: PackedProgram | None
-    """To be sent before the job."""
+    """The program to send before the job."""
 
 
 @dataclass(frozen=True)

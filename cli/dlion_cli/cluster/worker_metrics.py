@@ -12,9 +12,9 @@ from dlion_cli.cluster.client import ClusterClient
 from dlion_results.summary.link_use import KINDS
 
 MAX_METRICS_BYTES: Final = 1 << 18
-"""Bounds the time of parsing; a sidecar serves some kilobytes."""
+"""Maximum bytes of a response, to bound the time of parsing. A sidecar serves some kilobytes."""
 MAX_VALUE: Final = 1e15
-"""Larger values are no measurements, and their sums may not be finite."""
+"""Larger values are not measurements, and their sums may not be finite."""
 MAX_PEER_SITES: Final = 256
 PREFIX: Final = "dlion_"
 _SENT_METRIC: Final = "link_sent_bytes_total"

@@ -89,7 +89,7 @@ def _run(main: Callable[[list[str]], int], arguments: list[str], errors: Path) -
 
 
 def subprocess_error(what: str, code: int, stderr: str) -> SubprocessFailedError:
-    """The error for a failed process of ours, with its own message and exit code."""
+    """The error for a failed child process, with its own message and exit code."""
     if code < 0:
         message = (
             f"the run was ended by {signal.Signals(-code).name}. If memory is short, give a smaller"

@@ -50,7 +50,7 @@ class Variant:
 
 
 def separate_families(variants: Sequence[Variant], named: Iterable[str]) -> tuple[Variant, ...]:
-    """The variants; each named one that is no family becomes its own family."""
+    """The variants; each named one that is not a family becomes its own family."""
     alone = set(named) - {variant.family for variant in variants}
     return tuple(
         replace(variant, family=variant.name) if variant.name in alone else variant

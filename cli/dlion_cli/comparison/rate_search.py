@@ -12,7 +12,7 @@ MAX_FURTHER_RATES: Final = 4
 """Rates that are tried beyond the given ones, before the best may lie at an end."""
 
 MAX_RATE: Final = 100
-"""That manifests may have."""
+"""The maximum learning rate of a manifest."""
 
 
 class RateSearch:

@@ -29,9 +29,9 @@ class Severity(StrEnum):
     """How bad a finding is, worst first."""
 
     ERROR = "error"
-    """The run has failed, or does not go on by itself."""
+    """The run has failed, or does not continue by itself."""
     WARNING = "warning"
-    """It goes on without something, or may recover by itself."""
+    """It continues without something, or may recover by itself."""
     NOTE = "note"
     """Nothing is wrong; it explains the state."""
 
@@ -73,7 +73,7 @@ class JobScope:
         return f"{words} -n {self.namespace}"
 
     def age(self, time: str) -> timedelta | None:
-        """The time since then; None if it is no time."""
+        """The time since then; None if it is not a time."""
         try:
             instant = datetime.fromisoformat(time)
         except ValueError:

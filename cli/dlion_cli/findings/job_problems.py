@@ -38,7 +38,7 @@ class JobFinder:
         self._object = f"dlionjob/{job.name}"
 
     def problems(self) -> Iterator[JobProblem]:
-        """Problems of its conditions and, while its run goes on, of sites and links."""
+        """Problems of its conditions and, during its run, of sites and links."""
         yield from self._deletion()
         yield from self._observation()
         if self._job.outcome is not None:

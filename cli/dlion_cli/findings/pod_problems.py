@@ -19,7 +19,7 @@ from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity, one_l
 from dlion_cli.views.pod_status import ContainerStatus, PodStatus
 
 STUCK_AFTER: Final = timedelta(seconds=60)
-"""As the operator's: a pod that cannot start for this long is stuck."""
+"""A pod that cannot start for this long is stuck; the same as the operator's limit."""
 EVENTS_WITHIN: Final = timedelta(minutes=20)
 """Kubernetes repeats the event of a lasting problem more often than this."""
 OOM_KILLED: Final = "OOMKilled"

@@ -38,7 +38,7 @@ def source_of(path: str | Path) -> str:
 def read_documents(path: str | Path) -> list[YamlDocument]:
     """All documents of a file, at least one; `-` is standard input.
 
-    Raises: DataError if the file cannot be read; SpecError if it is no YAML or empty.
+    Raises: DataError if the file cannot be read; SpecError if it is not YAML or empty.
     """
     source = source_of(path)
     try:

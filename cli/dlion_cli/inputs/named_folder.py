@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlion_results.run_folder.listing import StoredRun
 
 RUNS: Final = "runs"
-"""Where `dlion run` makes folders."""
+"""The folder in which `dlion run` creates result folders."""
 
 
 def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job
 
 MAX_PROGRAM_BYTES: Final = 900 * 1024
-"""Of a ConfigMap: the API server's limit is 1 MiB for the whole object."""
+"""Maximum size in a ConfigMap: the API server's limit is 1 MiB for the whole object."""
 _FIELD: Final = "spec.trainer.program"
 _ADVICE: Final = (
     "Build an image that has it, and set trainer.image "
@@ -38,7 +38,7 @@ class PackedProgram:
     name: str
     key: str
     texts: Mapping[str, str]
-    """By key: the program first, then its modules."""
+    """Texts by key: the program first, then its modules."""
 
     @property
     def field(self) -> dict[str, Any]:

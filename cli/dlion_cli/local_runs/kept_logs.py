@@ -18,7 +18,7 @@ from dlion_local.temporary_folder import temporary_folder
 from dlion_results.run_folder.layout import JOB, LOGS
 
 _MAX_BYTES: Final = 1024 * 1024 * 1024
-"""Of the logs of 4,096 workers."""
+"""Maximum size of all logs; it fits those of 4,096 workers."""
 
 
 @contextlib.contextmanager

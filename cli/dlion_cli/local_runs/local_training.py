@@ -67,7 +67,7 @@ class RunResult:
     problems: tuple[str, ...] = ()
     """Messages for the terminal, most important first."""
     traceback: str = ""
-    """Of a program that raised; empty if none did."""
+    """Traceback of a program that raised; empty if none did."""
 
 
 def _run_result(

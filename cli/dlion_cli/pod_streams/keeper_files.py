@@ -15,7 +15,7 @@ from dlion_cli.views.job_status import JobStatus
 
 _PACK: Final = "dlion_worker.artifact_server.pack"
 _ENVELOPE_BYTES: Final = 4 * 1024 * 1024
-"""Of the stream, for names, sizes and checksums."""
+"""Bytes of the stream for names, sizes and checksums."""
 
 
 def find_keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job
 
 MAX_RECORDS_BYTES: Final = 8 << 30
-"""Of all records of a run: a keeper that sends without end must not fill the disk."""
+"""Maximum size of a run's records: a keeper that sends without end must not fill the disk."""
 RUN_SECONDS: Final = "runSeconds"
-"""Of an event: when it was, from the start of the run."""
+"""Field of an event: its time from the start of the run."""
 
 
 def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:

@@ -16,7 +16,7 @@ _ADVICE = "Give its certificates with --trust FILE (`dlion trust show -o pem` pr
 
 
 def bundle_of_file(path: Path) -> bytes:
-    """Raises: DataError if it is no bundle of certificates; OSError."""
+    """Raises: DataError if it is not a bundle of certificates; OSError."""
     try:
         return read_bundle(path.read_bytes()).pem.encode()
     except ContractError as error:
@@ -48,14 +48,15 @@ def bundle_in_cluster(
 
 
 def _of_operator(jobs: JobClient, job: JobStatus) -> str:
-    """From the newest run's ConfigMap: a site's operator signs for all its runs."""
+    """The bundle from the newest run's ConfigMap: a site's operator signs for all its runs."""
     name = names.run_name(JobKey(job.namespace, job.name, job.run_id))
     document = jobs.cluster.get(jobs.cluster.core_path("configmaps", name))
     return str(mapping_of(document.get("data")).get(names.AUTHORITY_KEY, ""))
 
 
 def _of_job(jobs: JobClient, job: JobStatus, run: str, site: SiteName) -> str:
-    """From the annotations of the run's Jobs: the job names an authority at each site."""
+    """The bundle from the annotations of the run's Jobs: the job names an authority at each
+    site."""
     path = api_path("apis", "batch", "v1", "namespaces", jobs.cluster.namespace, "jobs")
     selector = f"{names.JOB_LABEL}={job.name},{names.RUN_LABEL}={run}"
     listed = jobs.cluster.get(path, {"labelSelector": selector})

@@ -25,7 +25,7 @@ _ROUNDING: Final = timedelta(seconds=2)
 _RENEWAL_DELAY: Final = timedelta(minutes=1)
 """Operators check for due renewals every few seconds."""
 _MAX_NOT_BEFORE: Final = datetime.max.replace(tzinfo=UTC) - CLOCK_SKEW_ALLOWANCE
-"""For later values, the time of issue would overflow."""
+"""Maximum of `notBefore`: with later values the time of issue would overflow."""
 _MAX_NAMES_CHARS: Final = 120
 _UPDATE_BUNDLE_ADVICE: Final = (
     "Run `dlion trust show` at {site}, compare the fingerprint out of band, add the output to the "

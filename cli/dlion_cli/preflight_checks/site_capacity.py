@@ -25,7 +25,7 @@ _ENDPOINTS: Final = {
 }
 """Hosts and ports that other sites' workers connect to, by exposure."""
 _PLACING: Final = frozenset({"containers", "nodeSelector", "tolerations"})
-"""What counts of a podTemplate for the room that a worker needs."""
+"""Fields of a podTemplate that determine the capacity that a worker needs."""
 
 
 def capacity_checks(cluster: SiteCluster, site: Site, job: Job) -> list[Check]:
@@ -134,7 +134,7 @@ def _images(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, A
 
 
 def _runtime_spec(cluster: SiteCluster) -> dict[str, Any]:
-    """That of the DLionRuntime that the job uses. Empty: it uses none, or it cannot be read."""
+    """The spec of the job's DLionRuntime. Empty: it uses none, or it cannot be read."""
     if isinstance(cluster.runtime, DLionError):
         return {}
     return mapping_of(mapping_of(cluster.runtime).get("spec"))
@@ -146,5 +146,5 @@ def _pod_spec(template: object) -> dict[str, Any]:
 
 
 def _listed(values: Sequence[object]) -> str:
-    """Each of them once, in order, without empty ones."""
+    """Return each item once, in order, without empty ones."""
     return ", ".join(dict.fromkeys(str(each) for each in values if each))

@@ -145,7 +145,7 @@ def parse_date(text: str) -> datetime | None:
 
 
 def read_schema(cluster: ClusterClient, within_s: float) -> Document:
-    """From the OpenAPI document, which any authenticated user may read."""
+    """Read the schema from the OpenAPI document, which any authenticated user may read."""
     document = cluster.get(f"/openapi/v3/apis/{GROUP}/{VERSION}", timeout_s=within_s)
     for schema in mapping_of(mapping_of(document.get("components")).get("schemas")).values():
         kinds = mapping_of(schema).get("x-kubernetes-group-version-kind")
@@ -196,7 +196,7 @@ def find_operator(cluster: ClusterClient, within_s: float) -> Document:
 def operator_settings(cluster: ClusterClient, operator: str, within_s: float) -> Document:
     """The settings that the chart gives to that operator.
 
-    Raises: SpecError if they are no YAML; and as `ClusterClient.get`.
+    Raises: SpecError if they are not YAML; and as `ClusterClient.get`.
     """
     answer = cluster.get(cluster.core_path("configmaps", operator), timeout_s=within_s)
     data = mapping_of(answer.get("data"))
@@ -206,7 +206,7 @@ def operator_settings(cluster: ClusterClient, operator: str, within_s: float) ->
 
 
 def _runtime(cluster: ClusterClient, name: str, within_s: float) -> Document | DLionError | None:
-    """That DLionRuntime of the operator's namespace. None: the name is empty."""
+    """The DLionRuntime of this name in the operator's namespace. None: the name is empty."""
     if not name:
         return None
     parts = ("apis", GROUP, VERSION, "namespaces", cluster.namespace, "dlionruntimes", name)

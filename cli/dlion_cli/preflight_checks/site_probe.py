@@ -39,7 +39,7 @@ _OPEN_PORT_ADVICE: Final = (
 SMALL_SEGMENT_BYTES: Final = 536
 """TCP's default; such packets pass every path."""
 _FIRST_SHARE: Final = 0.6
-"""Of the time for a handshake; the rest is for one in small segments."""
+"""Share of the time for the first handshake; the rest is for one in small segments."""
 _PROTOCOLS: Final = ("h2", *(f"dlion-preflight-{number}".ljust(250, "-") for number in range(8)))
 """Protocols (ALPN). Servers take the first and ignore the others, which make the first message
 longer than a packet of 1,500 bytes: so a path that loses full packets is noticed."""
@@ -56,7 +56,7 @@ class _Deadline:
 
     @property
     def left_s(self) -> float:
-        """At least 0.05, so that a late operation fails by its own time-out."""
+        """Seconds left, at least 0.05, so that a late operation fails by its own time-out."""
         return max(0.05, self._end_s - time.monotonic())
 
     def share(self, fraction: float) -> "_Deadline":

@@ -44,7 +44,7 @@ def run_checks(checks: Sequence[TimedCheck], within_s: float) -> list[Check]:
     def one(place: int, timed: TimedCheck) -> None:
         try:
             result = timed.run()
-        except Exception as error:  # noqa: BLE001 - the other checks go on
+        except Exception as error:  # noqa: BLE001 - the other checks continue
             result = Check(timed.site, timed.name, CheckOutcome.FAIL, message_of(error))
         results.put((place, result))
 

@@ -15,7 +15,7 @@ INTERRUPTED: Final = "interrupted"
 
 
 class SubprocessFailedError(DLionError):
-    """A subprocess of ours failed with this message; the command ends with its exit code."""
+    """A `dlion` subprocess failed with this message; the command ends with its exit code."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)

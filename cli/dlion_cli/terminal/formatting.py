@@ -51,7 +51,7 @@ def format_duration(seconds: float | None) -> str:
 def format_remaining(
     seconds: float | None, target_s: tuple[float, float] | None, *, has_target: bool
 ) -> str:
-    """The time that is left until an end that is known, or until an accuracy, a range.
+    """The time left until a known end, or until an accuracy, as a range.
 
     `has_target`: an accuracy may end the run before `seconds`.
 
@@ -72,7 +72,7 @@ def format_remaining(
 
 
 def format_way(predicted: Remaining, *, is_virtual: bool = False) -> str:
-    """The share of a run that is done, if it is known, and the time that is left.
+    """The completed share of a run, if known, and the time left.
 
     >>> from dlion_api.remaining_time import Remaining
     >>> format_way(Remaining(fraction=0.42, seconds=90.0)), format_way(Remaining())

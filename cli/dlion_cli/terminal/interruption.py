@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORT_WITHIN_S = 3.5
-"""From the signal to the end of the report; the rest of the five seconds is for exit."""
+"""Seconds from the signal to the end of the report; the rest of the five seconds is for exit."""
 
 
 def exit_on_signals() -> None:

@@ -60,7 +60,7 @@ def _spare(widths: Mapping[str, int], options: ConsoleOptions) -> int:
 
 
 def _with_columns(table: Table, widths: Mapping[str, int]) -> Table:
-    """That table with these of its columns alone."""
+    """The table with only these columns."""
     made, columns = _borderless(Table), [each for each in table.columns if each.header in widths]
     for column in columns:
         made.add_column(

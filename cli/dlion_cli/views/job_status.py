@@ -126,12 +126,12 @@ class JobStatus:
 
     @property
     def policy(self) -> str:
-        """Of the exchange; empty: unknown."""
+        """Policy of the exchange; empty: unknown."""
         return text(mapping_of(self._spec.get("exchange")).get("policy"), "")
 
     @property
     def program_metrics(self) -> dict[str, str]:
-        """Those of the program's `compile()`, by name."""
+        """Metrics of the program's `compile()`, by name."""
         return {name: value for name, value in self._all_metrics.items() if is_of_program(name)}
 
     @property

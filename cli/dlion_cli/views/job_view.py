@@ -43,7 +43,7 @@ class JobProgressView(TerminalView):
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         prefix: str = "",
     ) -> None:
-        """`prefix` precedes each line if the output is no terminal."""
+        """`prefix` precedes each line if the output is not a terminal."""
         self._prefix = prefix
         self._job = job
         self._clock = clock

@@ -10,7 +10,8 @@ from dlion_cli.terminal.formatting import UNKNOWN, format_bytes
 from dlion_cli.views.worker_rows import LinkRow, WorkerRow
 
 _MAX_LINKS = 6
-"""With more links, a worker shows its slowest and fastest link, and those that are down."""
+"""Maximum links of a worker in the table. With more, it shows the slowest and the fastest link, and
+those that are down."""
 _NARROW_BARS = 6
 _LINK_COLUMNS = 12
 _BARS = "▁▂▃▄▅▆▇█"

@@ -34,10 +34,10 @@ from dlion_results.run_folder.description import worker_name
 from dlion_results.summary.accuracy_name import common_name
 
 LINE_INTERVAL_S = 10.0
-"""Between two lines if output is no terminal."""
+"""Between two lines if output is not a terminal."""
 _EVENT_COUNT = 5
 _FOLD_S = 3.0
-"""How long a worker's failure waits for equal ones if output is no terminal."""
+"""How long a worker's failure waits for equal ones if output is not a terminal."""
 _MAX_NAMED = 4
 _ROW_COLUMNS = 100
 """Width of a worker's row with total and sparkline, without links."""
@@ -216,7 +216,8 @@ class LiveView(TerminalView):
         )
 
     def _way(self) -> str:
-        """How far the run is, or past its stop, the workers whose step or exchange still runs."""
+        """The progress of the run, or past its stop, the workers whose step or exchange still
+        runs."""
         now_s = self._now_s()
         predicted = self._remaining.predict(now_s)
         running = [row.name for row in self._rows.values() if row.state(now_s) in _RUNNING]
@@ -260,7 +261,7 @@ class LiveView(TerminalView):
         return self._console.width >= _ROW_COLUMNS + links_columns(len(self._rows) - 1)
 
     def _has_link_table(self) -> bool:
-        """Whether to show links in a table of their own."""
+        """Whether to show links in a separate table."""
         fits = self._console.height >= _OTHER_LINES + 2 * len(self._rows)
         return not self._is_wide() and fits and any(row.links for row in self._rows.values())
 

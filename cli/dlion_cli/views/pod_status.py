@@ -55,7 +55,7 @@ class PodStatus:
         self.name = text(metadata.get("name"))
         self.created = str(metadata.get("creationTimestamp", ""))
         self.deleted = str(metadata.get("deletionTimestamp") or "")
-        """When it is to be gone; empty if it is not being deleted."""
+        """When it will be removed; empty if it is not being deleted."""
         self.node = text(spec.get("nodeName"), "")
         self.phase = str(status.get("phase") or "Pending")
         self.reason = text(status.get("reason"), "")

@@ -30,10 +30,10 @@ class WorkerLoad:
     """Capacity: what it computes."""
     batch_samples: float | None = None
     share_fraction: float | None = None
-    """Of the global batch."""
+    """Share of the global batch."""
     steps_per_second: float | None = None
     iteration_seconds: float | None = None
-    """Without waiting for peers."""
+    """Seconds of an iteration without waiting for peers."""
     wait_fraction: float | None = None
     """Share of the steps' time held by synchronisation."""
     exchange_fraction: float | None = None
@@ -54,9 +54,9 @@ class WorkerLoad:
     """Time since its trainer last sent something to the sidecar."""
     temperature_celsius: float | None = None
     other_work_cores: float | None = None
-    """Cores that other work takes from the node."""
+    """Cores of the node that other work uses."""
     expected_other_work_cores: float | None = None
-    """What it is expected to take in the next steps."""
+    """Cores that other work is expected to use in the next steps."""
     follows_forecast: bool | None = None
     """Whether the capacity follows that forecast."""
     problem: str = ""
@@ -71,12 +71,12 @@ class SiteLoad:
     budget_bytes_per_iteration: float | None
     bandwidth_bytes_per_second: float | None
     sent_bytes_per_second: float | None = None
-    """Since the last reading."""
+    """Sent bytes per second since the last reading."""
     used_fraction: float | None = None
-    """That over the bandwidth, of the workers that have both. Above 1 where bytes of a long step
+    """Sent bytes over the bandwidth, of the workers that have both. Above 1 if bytes of a long step
     are counted at its end."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Since the sidecars started, by kind; empty: not counted."""
+    """Bytes sent since the sidecars started, by kind; empty: not counted."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class JobLoad:
     sites: list[SiteLoad]
 
     def as_json(self) -> dict[str, Any]:
-        """For `-o json`, with the manifest's style of names."""
+        """Return the document for `-o json`, with the manifest's style of names."""
         return {
             "workers": [_camel(asdict(each)) for each in self.workers],
             "sites": [_camel(asdict(each)) for each in self.sites],
@@ -279,7 +279,7 @@ def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
 
 
 def _others(load: WorkerLoad) -> str:
-    """What others take and, if the capacity follows it, what they are expected to take."""
+    """Text with the cores of other work and, if the capacity follows it, the forecast."""
     now = _format(load.other_work_cores, "{:.1f}")
     if not load.follows_forecast or load.expected_other_work_cores is None:
         return now

@@ -141,7 +141,7 @@ class WorkerRow:
 
     @property
     def sent_bytes(self) -> int:
-        """Over all links, since the start of the run."""
+        """Bytes sent over all links since the start of the run."""
         return sum(link.sent_bytes for link in self.links.values())
 
     def _span_s(self) -> float:

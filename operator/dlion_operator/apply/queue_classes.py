@@ -10,9 +10,9 @@ from typing import Final
 from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient
 
 KEPT_S: Final = 60.0
-"""How long a class is taken as it was read."""
+"""Seconds for which a class that was read is used."""
 MISSING_S: Final = 5.0
-"""How long a missing one is; shorter than the time between two passes over a job that waits."""
+"""The same for a missing class; shorter than the time between two passes over a job that waits."""
 
 
 class QueueClasses:
@@ -22,7 +22,7 @@ class QueueClasses:
         self._cluster = cluster
         self._monotonic_s = monotonic_s
         self._read: dict[tuple[Kind, str], tuple[Document | None, float]] = {}
-        """Each class, and until when it is not read again."""
+        """Each class, with the time until which it is not read again."""
 
     async def get(self, kind: Kind, name: str) -> Document | None:
         """Return the class; None: it does not exist. Raises: as KubernetesClient.get."""

@@ -35,7 +35,7 @@ from dlion_operator.plan.runs import groups_of
 _LOG = logging.getLogger(__name__)
 
 UNANSWERED_S: Final = 60.0
-"""After this time without an answer a run is served all the same: Kueue's webhook, which converts
+"""After this time without an answer a run is served anyway: Kueue's webhook, which converts
 Workloads, may be down for long."""
 NOT_SERVED = (
     f"this cluster serves no {Kind.WORKLOAD.value[0]} Workload: install Kueue 0.15 or newer, or"
@@ -108,7 +108,7 @@ class WorkloadReader:
     async def _answered(
         self, document: Document, job: Job | None, name: str, found: Document | None
     ) -> QueueState:
-        """The state, or after a while that it cannot be read: the run itself must go on."""
+        """The state, or after a while that it cannot be read: the run itself must continue."""
         try:
             self._check_listed()
             state = await self._read(document, job, found)

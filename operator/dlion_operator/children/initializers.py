@@ -14,7 +14,8 @@ from dlion_operator.kubernetes.quantities import parse_quantity
 from dlion_operator.model.settings import Settings
 
 _USED_SHARE: Final = 0.9
-"""Of the volume's limit: above the limit the kubelet evicts the pod, whatever it downloads."""
+"""Share of the volume's limit that downloads may use: above the limit the kubelet evicts the
+pod."""
 
 
 def downloads(job: Job) -> Mapping[str, Download]:
@@ -66,7 +67,7 @@ def with_templates(rendered: Mapping[str, Any], merged: Mapping[str, Any], job: 
 
 
 def _limit_bytes(pod: Mapping[str, Any]) -> int | None:
-    """How much the pod's downloads may take together. None: nothing evicts the pod for it."""
+    """Maximum bytes of the pod's downloads together. None: they cause no eviction."""
     for volume in pod.get("volumes") or ():
         scratch = volume.get("emptyDir") if volume.get("name") == names.DOWNLOADS_VOLUME else None
         if scratch and scratch.get("sizeLimit"):

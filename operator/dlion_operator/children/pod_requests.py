@@ -30,7 +30,7 @@ def pod_requests(pod: Mapping[str, Any]) -> Mapping[str, Decimal]:
 
 
 def _sum(amounts: Mapping[str, Decimal], container: Mapping[str, Any]) -> dict[str, Decimal]:
-    """With what the container requests; its limit is its default request."""
+    """Add the requests of the container; its limit is its default request."""
     resources = container.get("resources") or {}
     given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     added = {name: parse_quantity(str(amount)) for name, amount in given.items()}

@@ -1,4 +1,4 @@
-"""What podTemplates, of runtime, job and groups, make of the pods that the operator renders.
+"""How podTemplates of runtime, job and groups change the pods that the operator renders.
 
 Pure. In order: the rendered pod, the site's DLionRuntime, image, resources and nodeSelector of job
 and group, the job's podTemplate, the group's. The operator's labels and tolerations stay: it finds
@@ -45,7 +45,7 @@ def worker_template(
 ) -> Document:
     """Return the pod template of a group, with that spec and the operator's own `labels`.
 
-    `scratch_size`: the limit of an emptyDir without one: a full disk is everybody's.
+    `scratch_size`: the limit of an emptyDir without one: a full disk affects the whole node.
 
     Raises: ValueError, TypeError or AttributeError if a podTemplate is malformed.
     """
@@ -108,7 +108,7 @@ def _spec(rendered: Mapping[str, Any], overlays: Iterable[Mapping[str, Any]]) ->
     for overlay in overlays:
         spec = merged(spec, overlay)
     added = spec.get("tolerations", [])
-    # What is no list is for the API server to refuse.
+    # What is not a list is for the API server to refuse.
     return {**spec, "tolerations": [*own, *added] if isinstance(added, list) else added}
 
 
@@ -158,8 +158,8 @@ def _is_a(kind: type, spec: Mapping[str, Any], name: str) -> bool:
 
 
 def _node_affinity(affinity: Mapping[str, Any]) -> Document:
-    """Leave out what is about other pods: workers that avoid each other would drive the keeper off
-    every node."""
+    """Leave out fields about other pods: workers that avoid each other would prevent the keeper
+    from running on any node."""
     return {name: value for name, value in affinity.items() if name == "nodeAffinity"}
 
 

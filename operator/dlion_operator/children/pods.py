@@ -15,10 +15,11 @@ from dlion_operator.model.settings import Settings
 
 USER_ID = 65532
 GRACE_S = 30
-"""From SIGTERM to SIGKILL; a worker uploads its last checkpoint to the keeper in this time."""
+"""Seconds from SIGTERM to SIGKILL; a worker uploads its last checkpoint to the keeper in this
+time."""
 TOKEN_LIFE_S = 3600
 DEAD_NODE_S = 20
-"""From a node's failure taint to the eviction of its pods."""
+"""Seconds from a node's failure taint to the eviction of its pods."""
 
 
 def owner_of(document: Mapping[str, Any]) -> Document:

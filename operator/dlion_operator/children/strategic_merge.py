@@ -34,7 +34,7 @@ MERGE_KEYS: Mapping[str, str] = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""By the list's name, which has one meaning wherever it is in a pod's spec."""
+"""Merge keys by the list's name, which has one meaning everywhere in a pod's spec."""
 _REPLACED_ENTRIES = frozenset({"env", "volumes", "resourceClaims"})
 _PATCH, _RETAIN_KEYS = "$patch", "$retainKeys"
 _DELETE, _REPLACE = "delete", "replace"

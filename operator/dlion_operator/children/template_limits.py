@@ -56,7 +56,7 @@ class RefusedField:
     """One thing in a pod that the site does not allow."""
 
     path: str
-    """Where in the pod: `volumes[key].secret`."""
+    """The path in the pod: `volumes[key].secret`."""
     what: str
     """What stands there, for users."""
     limit: str = ""
@@ -115,7 +115,7 @@ def _malformed(path: str) -> RefusedField:
 
 
 def _entries(spec: Document, name: str, at: str = "") -> Iterator[tuple[str, Document | None]]:
-    """Paths and entries of a list; an entry that is no mapping is None, and so is a list that is
+    """Paths and entries of a list; an entry that is not a mapping is None, and so is a list that is
     none."""
     value = spec.get(name)
     path = f"{at}.{name}" if at else name

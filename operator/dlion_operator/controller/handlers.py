@@ -66,7 +66,7 @@ def _resource(kind: Kind) -> tuple[str, str, str]:
 
 
 def _with_server_address(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
-    """With the address that every pod gets: kopf's default is a name, and DNS may be down."""
+    """Use the address that every pod gets: kopf's default is a name, and DNS may be down."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST")
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if info is None or not host:
@@ -114,7 +114,7 @@ class _RequestBackoffs:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Keeps nothing from which kopf would tell what has changed."""
+    """Disables kopf's diffs: it stores nothing to compare with."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence({})
@@ -123,7 +123,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Store nothing."""
 
 
 def _configure(settings: kopf.OperatorSettings, watched: Iterable[Kind]) -> None:

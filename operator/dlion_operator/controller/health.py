@@ -1,7 +1,8 @@
 """Serve /livez, /readyz, /metrics and /bandwidth over HTTP.
 
 Unhealthy means that a restart may help: the event loop is blocked, or the watches miss changes. An
-API server that does not answer is no such reason: workers go on training, and the operator retries.
+unreachable API server does not make it unhealthy: workers continue training, and the operator
+retries.
 """
 
 import asyncio

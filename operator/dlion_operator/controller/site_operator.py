@@ -207,7 +207,7 @@ class SiteOperator:
         health.ready = True
 
     async def stop(self) -> None:
-        """End every part, in reverse order of starting. Workers go on training."""
+        """End every part, in reverse order of starting. Workers continue training."""
         await self._parts.aclose()
 
     def _namespaces_of_jobs(self) -> set[str]:

@@ -91,9 +91,9 @@ class ServedRun:
         self._start_s = start_time_monotonic_s
         self._numbers = itertools.count(1)
         self._join_signals: dict[int, asyncio.Event] = {}
-        """One for each join stream, by its number."""
+        """An entry for each join stream, by its number."""
         self._follow_signals: dict[int, asyncio.Event] = {}
-        """One for each follow stream, by its number."""
+        """An entry for each follow stream, by its number."""
         self._followers: dict[SiteName, int] = {}
         self._replaced: set[int] = set()
         self._closing = False
@@ -187,7 +187,7 @@ class ServedRun:
     async def report(
         self, request: coordination_pb2.ProgressReport
     ) -> coordination_pb2.ReportReply:
-        """Take progress; the answer carries the stop reason, if any."""
+        """Process a progress report; the answer carries the stop reason, if any."""
         bearer = await self._bearer(request)
         event = report_event(request, bearer=bearer, now_s=time.monotonic())
         self._carry_out(self.state.report(event), map(_one_line, request.records_json))

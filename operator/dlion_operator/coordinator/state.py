@@ -166,7 +166,7 @@ class CoordinatorState:
         """Refuse the workers that these revocations cover, and no others, from now on.
 
         `workers`: All workers of the run. A revoked one is a member even where it never joined:
-        peers may know it from an earlier coordinator. A start that was revoked never comes back.
+        peers may know it from an earlier coordinator. A start that was revoked never returns.
         """
         self._revocations = tuple(revocations)
         for worker in workers:

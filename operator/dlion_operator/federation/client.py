@@ -31,9 +31,10 @@ POLL_INTERVAL_S = 0.5
 """How often changes are looked for, which is cheap."""
 ANSWER_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 15.0
-"""For a connection opened beside the one in use."""
+"""Timeout of a connection opened beside the one in use."""
 GREETING_TIMEOUT_S = 5.0
-"""On an open connection. Less than the server's time-out for silence on the earlier stream."""
+"""Timeout of a greeting on an open connection. Less than the server's timeout for silence on the
+earlier stream."""
 MAX_WAIT_S = 5.0
 """Between two attempts: bounds the delay after a link recovers."""
 

@@ -1,9 +1,9 @@
 """Find where the manifests of a job's sites differ, in a form that is equal at every site. Pure.
 
 Sites may run different releases of DLion, of which only one knows some field. So fields are
-compared one by one, by the hash of their values. A field that only one site knows is no difference
-if it has its default. The hash of the whole manifest includes such a field; it decides only for
-manifests with more fields than are compared one by one.
+compared one by one, by the hash of their values. A field that only one site knows is not a
+difference if it has its default. The hash of the whole manifest includes such a field; it decides
+only for manifests with more fields than are compared one by one.
 """
 
 from collections.abc import Mapping

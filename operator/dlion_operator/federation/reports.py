@@ -30,7 +30,7 @@ class SpecFingerprint:
     """Fingerprint of the part of a manifest that must be equal at every site."""
 
     spec_hash: str
-    """From `dlion_api.spec.Job.hash`."""
+    """The manifest's hash, from `dlion_api.spec.Job.hash`."""
     fields: Mapping[str, bytes]
     """Hash of each field's value, by the field's path."""
     defaults: frozenset[str] = frozenset()

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 SERVICE = "dlion.v1alpha1.Federation"
 MAX_STREAMS = 256
-"""Concurrent calls. A caller that is no operator holds one only until it is refused."""
+"""Concurrent calls. A caller that is not an operator holds one only until it is refused."""
 MAX_STREAMS_OF_SITE = 4
 """A site has one, briefly two, and a few after a link failed silently. A further stream ends the
 oldest."""
@@ -36,7 +36,7 @@ BYTES_PER_UNIT = 1024
 GREETING_WAIT_S = 1.0
 """How long a refusal of a certificate waits for the caller's first message."""
 MAX_WAITING_REFUSALS = 16
-"""Of such refusals at a time: silent callers must not take `MAX_STREAMS`."""
+"""Maximum concurrent refusals that wait: silent callers must not use up `MAX_STREAMS`."""
 
 _OPTIONS = (
     *SERVER_OPTIONS,

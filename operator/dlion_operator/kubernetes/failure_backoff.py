@@ -58,7 +58,7 @@ class FailureBackoff:
         self._failures.pop(key, None)
 
     def failed_objects(self) -> Mapping[str, FailedObject]:
-        """By worker Service. Of several objects, one that does not exist."""
+        """Failed objects by worker Service. Of several objects, one that does not exist."""
         by_service: dict[str, FailedObject] = {}
         for failure in self._failures.values():
             known = by_service.get(failure.exposes)

@@ -183,7 +183,7 @@ def version_of(document: Mapping[str, Any]) -> int:
 
 
 def as_number(resource_version: str) -> int:
-    """That version as a number; 0: it is not one."""
+    """The version as a number; 0: it is not one."""
     return int(resource_version) if resource_version.isdecimal() else 0
 
 

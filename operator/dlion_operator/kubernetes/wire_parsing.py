@@ -9,7 +9,7 @@ from dlion_api.errors import ContractError
 from dlion_api.protocol.refusals import MAX_TEXT_BYTES
 
 MAX_COUNTER = 2**53
-"""Of incarnations, versions and sequence numbers; exact in JSON, too."""
+"""Maximum of incarnations, versions and sequence numbers; also exact in JSON."""
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", 16 * 1024),

@@ -1,4 +1,4 @@
-"""How much an init container has downloaded, by its report to the coordinator."""
+"""The download progress of an init container, as reported to the coordinator."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class DownloadProgress:
     """UID of the pod that reported it: a worker's next pod downloads again. Empty: of no pod."""
 
     def __str__(self) -> str:
-        """For users.
+        """Return the progress as text for users.
 
         >>> str(DownloadProgress("dataset-initializer", 1_400_000_000, 3_200_000_000))
         '44% of 3.2 GB'

@@ -271,7 +271,8 @@ class Settings:
     metrics_port: int = _port("port of /metrics.", METRICS_PORT)
     health_port: int = _port("port of /livez and /readyz.", HEALTH_PORT)
     runtime: SiteRuntime | None = None
-    """Of one run (`plan.runs.Run`), never of the file: what that run's pods are made with."""
+    """The runtime with which a run's pods are rendered (`plan.runs.Run`); the file never sets
+    it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

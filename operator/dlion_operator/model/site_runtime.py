@@ -16,7 +16,7 @@ from dlion_api.spec import RuntimeSpec
 from dlion_operator.model.job_view import WorkerJobView
 
 MAX_BYTES: Final = 64 * 1024
-"""Of a runtime as JSON: Kubernetes allows 256 KiB for all annotations of an object."""
+"""Maximum size of a runtime as JSON: Kubernetes allows 256 KiB for all annotations of an object."""
 
 
 @dataclass(frozen=True)

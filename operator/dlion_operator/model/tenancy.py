@@ -1,4 +1,4 @@
-"""The settings by which a site bounds what its users may make the operator do.
+"""Settings that limit what a site's users may make the operator do.
 
 Part of `Settings`. `children.template_limits` compares pods with `TemplateLimits`,
 `children.network_policies` renders `NetworkSettings`.

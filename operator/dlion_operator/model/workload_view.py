@@ -88,7 +88,7 @@ class WorkloadView(ObjectView):
 
     @property
     def reason(self) -> str:
-        """Why it does not run, in Kueue's words. Empty: not known."""
+        """Why it does not run, in Kueue's words. Empty: unknown."""
         quota, evicted = (condition(self.document, each) for each in (QUOTA_RESERVED, EVICTED))
         admitted = condition(self.document, ADMITTED)
         if self.is_evicted and (self.has_quota or not self.is_active):
@@ -116,7 +116,7 @@ class WorkloadView(ObjectView):
 
     @property
     def all_flavors(self) -> list[str]:
-        """Those of all sets."""
+        """Flavors of all sets."""
         found = {
             name for each in self._assignments() for name in _texts(each.get("flavors")).values()
         }
@@ -145,7 +145,7 @@ class WorkloadView(ObjectView):
 
 @dataclass(frozen=True)
 class QueueState:
-    """What is known of a queued job's admission."""
+    """The known state of a queued job's admission."""
 
     workload: Document | None = None
     """None: it does not exist, or could not be read."""

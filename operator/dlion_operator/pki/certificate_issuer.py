@@ -21,7 +21,7 @@ WORKER_LABELS = 7
 """Worker, group, run, job, namespace, site, `dlion`; none may contain a dot."""
 
 KEEPER_LABELS = 6
-"""As above, with `keeper` in place of worker and group."""
+"""The number of labels of a keeper's name, with `keeper` in place of worker and group."""
 
 MAX_NAME_LENGTH = 253
 CLIENT_AND_SERVER = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -2,7 +2,7 @@
 
 A token is the API server's signed statement of a pod's name, UID and namespace. It is verified with
 the cluster's public keys, which every service account may read. The pod must then exist, have the
-worker's labels, and be owned by the operator's Job or Deployment: anyone that may create pods can
+worker's labels, and be owned by the operator's Job or Deployment: anyone who may create pods can
 set labels. Source: RFC 7519; projected tokens of Kubernetes.
 """
 

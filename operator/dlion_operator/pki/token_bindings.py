@@ -1,6 +1,6 @@
 """Bind each pod's token to the key that the pod first proved. Pure.
 
-A token alone can be replayed by anyone that has read it in a request. So a pod generates a key,
+A token alone can be replayed by anyone who has read it in a request. So a pod generates a key,
 which never leaves it, and signs each certificate, join and follow request with it. The first key
 presented with a pod's token is bound to the pod.
 """

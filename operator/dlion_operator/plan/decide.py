@@ -177,11 +177,11 @@ def is_managed_here(document: Mapping[str, Any]) -> bool:
     return str((document.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
 
 
-# ---- a run that goes on ----------------------------------------------------------------------
+# ---- a run in progress -------------------------------------------------------------------------
 
 
 def _decide_run(run: Run, note: str) -> Decision:
-    """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
+    """Decide about a run in progress. `note`: a remark on its manifest for the status."""
     earlier = delete_other_runs(run.other_runs, run.job.key, run.observed, run.settings)
     cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if not run.jobs and run.attempt == 1:  # MultiKueue may have dispatched it until now

@@ -19,7 +19,7 @@ class Apply:
     document: Document
     exposes: str = ""
     """Name of the worker Service that the object is or belongs to. Such objects come last, and the
-    run goes on without them (`Observed.failed_objects`)."""
+    run continues without them (`Observed.failed_objects`)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class OpenRun:
     """Time since the run began. Times in its records count from there, also after a restart of the
     operator."""
     failed: frozenset[Rank] = frozenset()
-    """Those workers of this site that failed permanently."""
+    """Workers of this site that failed permanently."""
     addresses: Addresses | None = None
     """Addresses of this site's workers for other sites. None: workers report them."""
     authority: NamedAuthority | None = None

@@ -23,7 +23,7 @@ class InitializerEnd:
     message: str
 
     def __str__(self) -> str:
-        """For users, without the name of the pod."""
+        """Return the text for users, without the name of the pod."""
         lines = [line for line in self.message.splitlines() if line.strip()]
         return f"{self.name} ended with {describe_exit(self.exit_code, lines)}"
 

@@ -97,14 +97,14 @@ class RunView:
     all_joined_s: float = 0.0
     """How long all workers have been present without any training. 0: that is not the case."""
     stop_reason: str = ""
-    """Why the run is ending or has ended. Empty: it goes on."""
+    """Why the run is ending or has ended. Empty: it is in progress."""
     trainer_status: TrainerStatus | None = None
     steps_per_second: str = ""
     links: LinkStatus | None = None
     iteration: int = 0
-    """Of this site's most advanced worker."""
+    """Iteration of this site's most advanced worker."""
     samples_per_s: float = 0.0
-    """Of this site's workers."""
+    """Total speed of this site's workers."""
     linked: Mapping[SiteName, int] = field(default_factory=dict)
     """Workers that are linked with a worker here, by site."""
     remote: Mapping[SiteName, RemoteView] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class RunView:
     bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
     """Trust bundles of each site's workers, where the job names an authority."""
     revocations: tuple[RevocationInEffect, ...] = ()
-    """Of all sites, by name."""
+    """Revocations in effect at all sites, by name."""
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
     """The last report of each worker's init container, by the worker's name."""
 
@@ -155,7 +155,7 @@ class Observed:
 
     document: Document
     jobs: Sequence[Document]
-    """Of any run; so are pods and services."""
+    """Jobs of any run; pods and services likewise."""
     pods: Sequence[Document]
     services: Sequence[Document]
     now: datetime
@@ -174,7 +174,7 @@ class Observed:
     runtime: RuntimeState | None = None
     """The DLionRuntime that the job uses. None: not read yet."""
     policy_since: datetime | None = None
-    """Since when the site's admission policy has checked the rights of users who write jobs. None:
+    """Time since which the site's admission policy checks the rights of users who write jobs. None:
     it does not."""
     last_error: str = ""
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
@@ -253,7 +253,7 @@ class PodView(ObjectView):
 
     @property
     def end(self) -> WorkerEnd | None:
-        """How it failed. None: it did not, or on request, or before any container began."""
+        """How it failed. None: it did not, or ended on request, or before any container began."""
         if self.phase != "Failed":
             return None
         if self.disruption:

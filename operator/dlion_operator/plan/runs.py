@@ -48,19 +48,19 @@ class Run:
     """The run that a manifest requests, its current objects, and what else is observed."""
 
     job: Job
-    """With the group sizes from the start of the run."""
+    """The job with the group sizes from the start of the run."""
     wanted: Mapping[str, int]
     """Desired size of each group of this site."""
     site: SiteName
     jobs: Mapping[str, WorkerJobView]
-    """By group."""
+    """Jobs by group."""
     pods: Sequence[PodView]
     keepers: Sequence[PodView]
     """Its keeper's pods: one, and possibly others that terminate."""
     other_runs: Sequence[WorkerJobView]
     observed: Observed
     settings: Settings
-    """With the DLionRuntime that its pods are made with."""
+    """The settings, with the DLionRuntime of the run's pods."""
 
     @classmethod
     def of(cls, job: Job, observed: Observed, settings: Settings) -> Run:
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def groups(self) -> Sequence[Group]:
-        """With their initial sizes."""
+        """The groups with their initial sizes."""
         return groups_of(self.job, self.site)
 
     @property
@@ -337,7 +337,7 @@ class Run:
 
     @property
     def trusted_pods(self) -> list[PodView]:
-        """Without those of revoked workers, which do not join."""
+        """Pods without those of revoked workers, which do not join."""
         revoked = {f"{w.group}-{w.index}" for w in self.revoked_workers if self._is_here(w)}
         return [pod for pod in self.pods if pod.worker not in revoked]
 

@@ -1,7 +1,7 @@
 """Whether a run may start with the DLionRuntime that its job names, and what it may not ask. Pure.
 
-Only a run without a Job of each group is held against it: later changes of the runtime concern the
-next run, since Jobs keep theirs.
+It applies only to a run that lacks the Job of a group: existing Jobs keep their values, so later
+changes of the runtime take effect in the next run.
 """
 
 from collections import defaultdict
@@ -110,7 +110,7 @@ def _stages(pod: Mapping[str, Any], run: Run, group: Group) -> list[list[Mapping
     end before the trainer begins; then each initializer with those that stay beside it.
 
     The sidecar that the operator renders does not count, also with what the runtime adds. With
-    another image or command it is anybody's container.
+    another image or command it counts like any other container.
     """
     site = site_template(run.job, group, run.settings)["spec"]["initContainers"]
     rendered = resources_of(run.settings.sidecar.resources)
@@ -131,7 +131,7 @@ def _stages(pod: Mapping[str, Any], run: Run, group: Group) -> list[list[Mapping
 def _of_resource(
     resource: str, allowed: str, containers: list[Mapping[str, Any]], group: Group
 ) -> str:
-    """Hold the sum of the limits of all containers against `allowed`. Empty: it is within.
+    """Compare the sum of the limits of all containers with `allowed`. Empty: it is within.
 
     Raises: ValueError.
     """

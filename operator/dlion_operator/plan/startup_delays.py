@@ -15,7 +15,8 @@ STUCK_AFTER = timedelta(seconds=60)
 START_TIMEOUT = timedelta(minutes=10)
 """A large image over a slow link takes minutes, and looks like an image that never arrives."""
 JOIN_TIMEOUT = timedelta(minutes=5)
-"""From the container's start: includes importing TensorFlow and loading data on a small machine."""
+"""Time from the container's start: includes importing TensorFlow and loading data on a small
+machine."""
 
 
 def start_delay(pod: PodView, now: datetime) -> PodProblem | None:
@@ -47,7 +48,7 @@ def is_start_overdue(pod: PodView, now: datetime) -> bool:
 
 
 def starts_since(pod: PodView) -> datetime | None:
-    """Since when its trainer could start, but for what Kubernetes has to do."""
+    """Time since which its trainer could start, apart from what Kubernetes has to do."""
     return initialized_at(pod.document) or pod.created_at
 
 

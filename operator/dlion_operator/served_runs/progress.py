@@ -51,7 +51,7 @@ class _StepCounter(NamedTuple):
     time_s: float
     iteration: int
     samples: int
-    """Of this worker so far."""
+    """Samples of this worker so far."""
 
 
 @dataclass
@@ -61,10 +61,10 @@ class _WorkerProgress:
     loss: float = math.nan
     accuracy: float = math.nan
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of `compile()`, of its newest evaluation."""
+    """Metrics of `compile()` of its newest evaluation."""
     global_batch_size: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the steps known here, by part of the worker's time."""
+    """Seconds of the known steps, by part of the worker's time."""
     waited_for_s: dict[int, float] = field(default_factory=dict)
 
     def spend(self, record: StepRecord, max_rank: int) -> None:
@@ -133,14 +133,14 @@ class RunProgress:
         return f"{paces[len(paces) // 2]:.2f}" if paces else ""
 
     def iteration(self) -> int:
-        """Of the most advanced worker that reports here; 0 before the first step."""
+        """Iteration of the most advanced worker that reports here; 0 before the first step."""
         return max(
             (worker.steps[-1].iteration for worker in self._workers.values() if worker.steps),
             default=0,
         )
 
     def samples_per_s(self) -> float:
-        """Of all workers that report here."""
+        """Total speed of all workers that report here."""
         return sum(_pace(worker, "samples") or 0.0 for worker in self._workers.values())
 
     def linked(self, membership: Membership) -> Mapping[SiteName, int]:
@@ -233,7 +233,7 @@ class RunProgress:
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
 
     def _program_metrics(self) -> Iterator[Metric]:
-        """Those of `compile()`: means over the workers here that have a finite value."""
+        """Metrics of `compile()`: means over the workers here that have a finite value."""
         known: defaultdict[str, list[float]] = defaultdict(list)
         for worker in self._workers.values():
             for name, value in worker.metrics.items():
@@ -265,7 +265,8 @@ class RunProgress:
 
 
 def _share(part_s: float, whole_s: float) -> float:
-    """From 0 to 1, also of a faulty worker's seconds: the definition refuses long values."""
+    """A share from 0 to 1, also of a faulty worker's seconds: the definition refuses long
+    values."""
     return min(1.0, max(0.0, part_s / whole_s))
 
 

@@ -214,8 +214,8 @@ class RemoteReports:
         return frozenset(site for site, each in found.items() if each.reachable and each.named_all)
 
     def over_reason(self) -> str:
-        """Why this run is over: it may go on at fewer than `minSites` sites, or without the only
-        worker that trains. Empty: it is not.
+        """Why this run is over: it continues at fewer than `minSites` sites, or without the only
+        worker that trains. Empty: it is not over.
 
         Otherwise the workers would wait for a quorum, or for that worker, without end. A run is
         over at a site whose workers have all ended or failed permanently, but not at a silent or
@@ -233,7 +233,7 @@ class RemoteReports:
         return f"it is over at {', '.join(over)}: {few}"
 
     def failed_ranks(self) -> frozenset[Rank]:
-        """Permanently failed workers of sites where other workers go on."""
+        """Permanently failed workers of sites where other workers continue."""
         sites = (each.workers for each in self.by_site.values())
         return frozenset[Rank]().union(*(each.left for each in sites if not _is_finished(each)))
 

@@ -27,11 +27,11 @@ class RunRevocations:
         self._own = own
         self._by_site: dict[SiteName, tuple[Revocation, ...]] = {}
         self._trusted: frozenset[str] = frozenset()
-        """Those that no quarantine holds."""
+        """Names that the annotation excludes from quarantine."""
         self._quarantines: dict[str, Revocation] = {}
-        """Made by this operator, by name."""
+        """Quarantines made by this operator, by name."""
         self._reported = tuple(kept)
-        """Those that events have reported."""
+        """Revocations that events have reported."""
         for each in self._reported:
             if each.by == own and each.is_automatic:
                 self._quarantines[each.name] = Revocation(each.name, each.reason)
@@ -41,7 +41,7 @@ class RunRevocations:
 
     @property
     def own(self) -> tuple[Revocation, ...]:
-        """Those that were made at this site, for the others, which refuse a longer list."""
+        """Revocations made at this site, for the others, which refuse a longer list."""
         by_people = self._by_site.get(self._own, ())
         return (*by_people, *self._quarantined(by_people))[:MAX_REVOCATIONS]
 
@@ -87,7 +87,7 @@ class RunRevocations:
         return tuple(sorted(found, key=lambda each: (each.name, each.by)))
 
     def effective(self) -> tuple[RevocationInEffect, ...]:
-        """Those that act at this site."""
+        """Revocations in effect at this site."""
         return tuple(each for each in self.all() if each.is_effective)
 
     def without_revoked(self, workers: Iterable[WorkerIdentity]) -> tuple[WorkerIdentity, ...]:

@@ -60,7 +60,7 @@ class SiteRunState:
     last_present_s: dict[str, float] = field(default_factory=dict)
     """When each worker was last connected, by name."""
     gathered_s: float | None = None
-    """Since when all workers have been connected without training; None: they are not."""
+    """Time since which all workers are connected without training; None: they are not."""
 
     @property
     def trusted_workers(self) -> tuple[WorkerIdentity, ...]:

@@ -25,7 +25,7 @@ class TargetAccuracyMonitor:
         ranks: Collection[Rank],
         trains: Callable[[Rank], bool] = lambda _: True,
     ) -> None:
-        """`trains`: whether that worker has a replica that counts."""
+        """Create it; `trains` reports whether a worker has a replica that counts."""
         self._target, self._trains = target_accuracy, trains
         self._ranks = frozenset(ranks)
         self._gone: frozenset[Rank] = frozenset()
@@ -38,14 +38,14 @@ class TargetAccuracyMonitor:
         return cls(spec.trainer.stop.target_accuracy, ranks, spec.exchange.trains)
 
     def remove(self, rank: Rank) -> str | None:
-        """That replica is lost permanently and no longer counts. Returns as `take` does."""
+        """Remove a permanently lost replica, which no longer counts. Returns as `take` does."""
         self._gone |= {rank}
         return self._reached()
 
     def expect(self, ranks: Collection[Rank]) -> str | None:
         """Set the job's current replicas. Returns as `take` does, without lost ones.
 
-        A replica that comes back counts from its next evaluation.
+        A replica that returns counts from its next evaluation.
         """
         self._ranks = frozenset(ranks)
         self._accuracy = {

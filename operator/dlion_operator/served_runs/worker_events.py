@@ -63,7 +63,7 @@ CALLER_REFUSED = "CallerRefused"
 WORKER_REVOKED = "WorkerRevoked"
 WORKER_RESTORED = "WorkerRestored"
 OBSERVED_REASONS = frozenset({BANDWIDTH_DROPPED, CALLER_REFUSED, WORKER_REVOKED, WORKER_RESTORED})
-"""Of events that are no worker's record."""
+"""Reasons of events that are not a worker's record."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class WorkerEvents:
 
     def __init__(self, workers: Iterable[WorkerIdentity]) -> None:
         self._series: dict[tuple[str, str], _EventSeries] = {}
-        """By reason and kind."""
+        """Series by reason and kind."""
         self._links: dict[tuple[Rank, Rank], _Baseline] = {}
         self.expect(workers)
 

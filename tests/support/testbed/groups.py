@@ -21,8 +21,9 @@ from testbed.layout import control_group
 _TRACKED = ("freezer", "pids")
 """Version 1: the hierarchies that a machine's own programs enter. They distribute no resource."""
 _CPU_SHARES = {"cpu.shares": "8192", "cpu.weight": "800"}
-"""Of all pods of a testbed together, for version 1 and 2: as much as eight other processes of this
-machine. With the usual share of one process, all pods starve beside other tests."""
+"""CPU shares of all pods of a testbed together, for version 1 and 2: as much as eight other
+processes of this machine. With the usual share of one process, all pods starve beside other
+tests."""
 _KILL_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 

@@ -1,6 +1,7 @@
 """Test the exit codes of errors, as docs/errors-and-exit-codes.md has them.
 
-Each kind of error has its code, also below another error. A full disk is no defect of the program.
+Each kind of error has its code, also below another error. A full disk is not a defect of the
+program.
 
 Left out: the output of commands (test_commands).
 """

@@ -4,8 +4,8 @@ A model signed by its site's keeper is accepted and its contributing workers are
 the reason are:
 
 - a changed model, description, statement or signature
-- a signature of another site's keeper, a worker, another job or run, of a key that is no EC key, or
-  from outside the validity of the certificate
+- a signature of another site's keeper, a worker, another job or run, of a key that is not an EC
+  key, or from outside the validity of the certificate
 - a statement of another DLionJob of that name, or of none
 - a model that a revoked worker or site saved
 - a missing statement or signature, unless that is allowed

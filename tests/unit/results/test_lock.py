@@ -2,7 +2,7 @@
 
 A foreign file with the lock's name, or a link, is never written or removed, and a run in its folder
 is refused. An earlier run's lock is taken over. Other processes find the holder of a lock and do
-not take it from a run. Files that a client writes beside a new run are no obstacle.
+not take it from a run. Files that a client writes beside a new run do not prevent it.
 
 Left out: which run gets the lock (test_folder.py).
 """

@@ -211,7 +211,7 @@ for opening in ("[", "{a: ", "- "):
 
 
 def test_an_endlessly_nested_environment_is_left_out(tmp_path):
-    """This uses a process of its own, because the YAML reader would overflow the
+    """This uses a separate process, because the YAML reader would overflow the
     stack and end it.
     """
     path = make(tmp_path / "deep", SHORT)

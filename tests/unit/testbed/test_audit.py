@@ -1,6 +1,6 @@
 """Test which requests of an operator the chart grants, judged from audit logs.
 
-A right in one namespace, mode or name is no right in another. A right that no request of a mode
+A right in one namespace, mode or name is not a right in another. A right that no request of a mode
 used is reported with its scope. The lines are as an API server writes them.
 
 Left out: a real API server (tests/cluster/test_rights_in_use.py).

@@ -40,7 +40,7 @@ class CodedValues:
     size: int
     """Number of values."""
     top: int | None = None
-    """With float16 and float32: bits of the largest magnitude, if known from the check."""
+    """Bits of the largest magnitude with float16 and float32, if known from the check."""
 
     @property
     def peak(self) -> float:

@@ -75,7 +75,7 @@ class GapSizes:
 
     @property
     def rice_bytes(self) -> int:
-        """With the best of three parameters; never more than the function of that name."""
+        """Bytes with the best of three parameters; never more than the function of that name."""
         return 1 + (self._rice_bits + 7) // 8
 
     def varints(self) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ Called by `coded_values`. The integers use blocks of 256 values, each with its o
 bfloat16, 0.06 bits per value). Gradients of different variables differ by orders of magnitude, and
 a single scale would erase the small ones. A value becomes one of the two adjacent multiples of its
 block's scale, with probabilities such that its mean is the value itself. int2 has odd multiples
-only, -3 to 3: for entries that are worth sending zero is no good guess. So zeros do not stay zeros.
+only, -3 to 3: zero is a bad estimate of an entry that is worth sending. So zeros do not stay zeros.
 
 Random numbers come from a counter-based generator (SplitMix64's finaliser over key + n). The key is
 a digest of the caller's seed and the values, so there is no state to restore. The same message
@@ -30,7 +30,7 @@ BLOCK: Final = 256
 LEVELS_8: Final = 127
 LEVELS_4: Final = 7
 LEVELS_2: Final = 3
-"""Of odd multiples."""
+"""The number of odd multiples."""
 
 _FLOATS, _BITS, _BYTES, _HALVES = (
     read_only(dtype) for dtype in (types.float32, types.uint32, types.uint8, types.uint16)

@@ -57,7 +57,7 @@ class ValueCodec(StrEnum):
 
     @property
     def has_zero(self) -> bool:
-        """Whether zeros come back as zeros."""
+        """Whether zeros are decoded as zeros."""
         return self is not ValueCodec.INT2
 
     def bytes_of(self, count: int) -> int:
@@ -155,7 +155,7 @@ def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.u
     rounding is an addition and narrowing is a shift.
 
     With `exponent` from `scale_exponent`, `from_float16` restores values within max(2^-11 |v|,
-    2^-38 max|v|, 2^-137). Source: ours.
+    2^-38 max|v|, 2^-137). Source: this project.
     """
     # Rounding up to 2^15 would overflow float32 on the way back.
     limit = _LARGEST_BELOW_TOP if exponent == EXPONENT_LIMIT else np.float32(np.inf)

@@ -9,7 +9,8 @@ CONTENDED_FRACTION = 0.9
 """A step that got less than this part of the cores that the trainer uses alone was held up."""
 
 QUIET_FRACTION = 0.02
-"""Of the time that some task waited for a processor: below it no task takes any from another."""
+"""Fraction of the time in which some task waited for a processor. Below it no task slows
+another."""
 
 RISE_FRACTION, FALL_FRACTION = 0.3, 0.002
 """How fast the cores that the trainer uses alone follow a larger and a smaller reading: steps with
@@ -63,7 +64,7 @@ class DemandMeter:
     Otherwise the machine's counters tell: they show demand that does not hurt yet. Without them
     only the former is known, and the machine counts as large as the trainer's own use.
 
-    Source: ours.
+    Source: this project.
     """
 
     def __init__(self) -> None:

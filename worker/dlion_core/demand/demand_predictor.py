@@ -1,4 +1,5 @@
-"""Predicts how fast a worker will compute, and whether to believe it. Pure: time is an argument."""
+"""Predicts how fast a worker will compute, and decides whether to use that. Pure: time is an
+argument."""
 
 import math
 from collections import deque
@@ -18,34 +19,34 @@ from dlion_core.demand.demand_meter import (
 from dlion_core.demand.forecaster import DemandForecaster
 
 SAMPLE_S = 1.0
-"""Interval between readings; longer where steps are."""
+"""Interval between readings; longer if steps are longer."""
 
 EFFICIENCY_S = 20.0
-"""Time constant of the samples per CPU second."""
+"""Time constant of the average of samples per CPU second."""
 
 DEAD_BAND = 0.05
-"""A forecast that differs by less changes nothing: a step varies as much."""
+"""Forecasts that differ by less change nothing: single steps vary as much."""
 
 UNDER_COST = 0.5
-"""Cost of a speed that was too low, in units of one that was too high by the same part. For a
-worker that is slower than expected all others wait, one that is faster waits alone."""
+"""Cost of a speed that was too low, relative to one that was too high by the same factor. All
+others wait for a worker that is slower than expected; one that is faster waits alone."""
 
 CREDIT_S = 1.0
-"""Seconds of waiting that forecasts must have saved, had they counted, before they count."""
+"""Seconds of waiting that forecasts must have saved before they are used."""
 MAX_CREDIT_S = 12.0
 CREDIT_MEMORY_S = 240.0
 """Time constant with which savings and losses are forgotten."""
 MAX_RAISED = 16.0
 RAISED_MEMORY_S = 1200.0
-"""Each time that forecasts have lost their credit, twice as much is demanded, at most so many
-times; half of it is forgotten in that time."""
+"""The required credit doubles whenever forecasts have used it up, at most to `MAX_RAISED` times
+`CREDIT_S`. Half of the excess decays in `RAISED_MEMORY_S`."""
 
 MIN_LEFT_FRACTION = 0.05
-"""Of the trainer's cores: it is never taken for slower than with so many."""
+"""Minimum fraction of the trainer's cores that a forecast leaves to it."""
 
 
 class DemandState(StrEnum):
-    """What the worker's published speed rests on."""
+    """The basis of the worker's published speed."""
 
     UNKNOWN = "Unknown"  # nothing read yet
     MEASURED = "Measured"  # forecasts have not been better than the measured speed
@@ -54,21 +55,21 @@ class DemandState(StrEnum):
 
 @dataclass(frozen=True)
 class DemandDecision:
-    """The speed to publish, and what it rests on."""
+    """The speed to publish, and its basis."""
 
     samples_per_s: float | None = None
     """None: the measured speed."""
     state: DemandState = DemandState.UNKNOWN
     taken_cores: float | None = None
-    """What other work takes now; None: unknown."""
+    """Cores that other work takes now; None: unknown."""
     expected_cores: float | None = None
-    """What it is expected to take in the next steps."""
+    """Cores that other work is expected to take in the next steps."""
     machine_cores: float | None = None
     rule: str = ""
     """The rule of the forecast."""
 
     def reason(self) -> str:
-        """For a directive.
+        """Return the reason for a directive.
 
         >>> decision = DemandDecision(90.0, DemandState.PREDICTED, 0.1, 2.0, 4.0, "level")
         >>> decision.reason()
@@ -86,7 +87,7 @@ class DemandDecision:
 class _Forecast:
     made_s: float
     predicted: float
-    """As it would be published: the measured speed if they do not differ much."""
+    """The speed as published: the measured one if they differ little."""
     measured: float
     differs: bool
 
@@ -94,13 +95,14 @@ class _Forecast:
 class DemandPredictor:
     """Turns a forecast of what others take into a forecast of the worker's speed.
 
-    Speed is the cores that are left times the samples per CPU second. It counts instead of the
-    measured speed while forecasts have been better: each is compared with the speed of the steps
-    that came, whether it counted or not. The savings, in seconds of waiting, are a credit. Once the
-    credit is used up, the measured speed counts again, and twice the credit is demanded. So a
-    worker loses at most the credit, however others behave.
+    Speed is the number of remaining cores times the samples per CPU second. It replaces the
+    measured speed while forecasts have been better. Each forecast is compared with the speed of the
+    following steps, whether it was used or not. The savings, in seconds of waiting, are a credit.
+    Once the credit is used up, the measured speed is used again, and twice the credit is required.
+    So a worker loses at most the credit, however others behave.
 
-    Source: ours. The goal is that of EdgeBalance, of which only the title and the claim are known.
+    Source: this project. The goal is that of EdgeBalance, of which only the title and the claim are
+    known.
     """
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class DemandPredictor:
         self._made.clear()
 
     def set_quota(self, cores: float | None) -> None:
-        """Set the trainer's CPU quota; None: there is none. Under another one nothing is predicted
+        """Set the trainer's CPU quota; None: there is none. After a change nothing is predicted
         until the next reading."""
         if self._meter.set_quota(cores):
             self._is_of_other_quota, self._predicted = True, None
@@ -207,7 +209,7 @@ class DemandPredictor:
         )
 
     def _note(self, now_s: float, measured: float | None) -> _Forecast | None:
-        """Keep both speeds for the steps that begin from now on; None without both."""
+        """Record both speeds for the next steps. Return None if one is unknown."""
         if not (_is_speed(measured) and _is_speed(self._predicted)):
             return None
         differs = abs(math.log(self._predicted / measured)) >= DEAD_BAND
@@ -216,7 +218,7 @@ class DemandPredictor:
         return noted
 
     def _judge(self, came: float, compute_s: float, began_s: float) -> None:
-        """Compare the forecast that was in force when a step began with the step."""
+        """Compare a step with the forecast that applied when it began."""
         made: _Forecast | None = None
         while self._made and self._made[0].made_s <= began_s + 1e-6:
             made = self._made.popleft()

@@ -45,7 +45,7 @@ class DemandForecaster:
         self._history: list[float] = []
         """Newest last."""
         self._distances: list[list[float]] = [[] for _ in MEMORIES]
-        """By memory, and by lag less 1: how far the past of that lag is from the present."""
+        """By memory and lag - 1: the distance between the present and the past of this lag."""
         self._level = 0.0
         self._open: deque[tuple[int, int, dict[str, float]]] = deque(maxlen=100)
         """Forecasts of which readings are still missing: when made, over how many, by rule."""

@@ -17,9 +17,9 @@ HORIZON_S = 20.0
 kelvins later and react to noise; longer ones slow down early."""
 
 ALLOWED_FRACTION = 0.06
-"""Of the time the temperature may be above the threshold: the budget."""
+"""The budget: the fraction of time for which the temperature may exceed the threshold."""
 AIMED_FRACTION = 0.01
-"""Of the time that the margin aims at, so that unforeseen changes fit the budget."""
+"""The fraction at which the margin aims, so that unforeseen changes fit the budget."""
 FIRST_MARGIN_K, MAX_MARGIN_K = 1.0, 8.0
 MARGIN_K_PER_S = 0.1
 """How fast the margin grows while the temperature is above the threshold."""
@@ -34,7 +34,7 @@ MAX_JUMP_K = 15.0
 CONFIRMATIONS = 3
 
 BLIND_AFTER_S = 30.0
-"""So long without a usable reading the last share stays."""
+"""For this long without a usable reading the last share is kept."""
 BLIND_DECAY_S = 60.0
 """Time constant with which the share then falls to its floor."""
 FROZEN_K = 6.0
@@ -77,8 +77,8 @@ class HeatController:
     falls to the floor. A sensor that never gave a reading limits nothing. The floor holds always,
     so that a worker never stops.
 
-    Source: ours. The goal, at least 94 % of the time below a threshold, is that of Sparta, of which
-    only the abstract is known; Sparta scales the processor's frequency.
+    Source: this project. The goal, at least 94 % of the time below a threshold, is that of Sparta,
+    of which only the abstract is known; Sparta scales the processor's frequency.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ class Admission:
         self.wake_at_s: float | None = now_s
         """When to call `advance` although nothing arrived; None: not before."""
         self._links_by_s: float | None = None
-        """Until when links with all ready workers are awaited."""
+        """Time until which links with all ready workers are awaited."""
         self._barrier: join_barrier.JoinBarrier | None = None
         self._pull: _Pull | None = None
 

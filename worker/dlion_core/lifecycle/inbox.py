@@ -251,7 +251,7 @@ class EventInbox:
     def answer(self, question: JoinQuestion, role: JoinRole, *, done: int) -> None:
         """Answer a latecomer's question, on the link that it came on.
 
-        An answer is a promise. It must not reach a peer that came back after its predecessor had
+        An answer is a promise. It must not reach a peer that returned after its predecessor had
         asked: this worker does not wait for that peer. Once the link has been reopened, it drops
         the answer.
         """
@@ -285,7 +285,7 @@ class EventInbox:
         return has_ended or len(membership.ready()) > membership.expected_count
 
     def _left(self, peers: list[Rank]) -> list[Event]:
-        """Those of the peers that had departed; they now count as gone."""
+        """Return events of the peers that had departed; they now count as gone."""
         return [MemberLeft(r) for r in peers if self._departed.pop(r, None) is not None]
 
     def _message(self, arrival: MessageArrived) -> list[Event]:
@@ -352,7 +352,7 @@ class EventInbox:
             break
 
     def _settle_stops(self, now_s: float) -> list[Event]:
-        """Believe what is confirmed. A peer whose stop is not has left the run, which goes on."""
+        """Believe what is confirmed. A peer whose stop is not has left the run, which continues."""
         events: list[Event] = []
         for sender, claim in list(self._doubted.items()):
             if self.stop_iteration is not None or self.stop_message is not None:

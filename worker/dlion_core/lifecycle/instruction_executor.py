@@ -50,7 +50,7 @@ MAX_SQUARED_NORM = 1e18
 
 
 _WARNINGS = frozenset({EventReason.UNUSUAL_VALUES, EventReason.FEATURES_AWAITED})
-"""Of the events that policies report."""
+"""The warnings among the events that policies report."""
 
 
 class Replica(Protocol):
@@ -72,7 +72,7 @@ class Replica(Protocol):
     def encoded_weights(self, weights_D: Flat | None) -> bytes: ...
 
     learning_rate: float
-    """Of the last update."""
+    """Learning rate of the last update."""
 
 
 class SampleStream(Protocol):

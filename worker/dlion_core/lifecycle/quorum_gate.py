@@ -46,7 +46,7 @@ class QuorumGate:
         """Peers that linked while the gate was closed."""
         self._released: list[Event] = []
         self._lost_s: float | None = None
-        """Since when there has been no quorum."""
+        """Time of the loss of the quorum."""
         self._is_reported = False
         self.is_behind = False
         """Whether the quorum is back and some of it have trained meanwhile."""

@@ -34,7 +34,7 @@ _NOTHING_SENT = LinkCounters(
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
 DISTANT_INTERVAL_S = 30.0
-"""The same for workers that are no neighbours, of which there are many. With more than 30 it is one
+"""The same for workers that are not neighbours, of which there are many. With more than 30 it is one
 second for each, so that all of them together have at most one record a second. States, which are
 large and rare, do not wait."""
 
@@ -193,7 +193,7 @@ class Reporter:
         self, record: LinkRecord, state: LinkCounters, distant_every_s: float
     ) -> bool:
         """False for an unused link that was reported without change a short while ago. Headers, as
-        of heartbeats, are no change."""
+        of heartbeats, are not change."""
         last = self._reported.get(record.peer)
         if last is not None and not (last.neighbour or record.neighbour):
             is_due = record.time_s >= last.time_s + distant_every_s

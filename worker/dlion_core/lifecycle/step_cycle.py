@@ -30,7 +30,7 @@ from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.topology.topology import STAGED
 
 MAX_AWAITED = 8
-"""Peers that a record names: usually one comes last."""
+"""Maximum peers that a record names: usually one arrives last."""
 
 
 class StepPhase(Enum):

@@ -21,15 +21,15 @@ CONFIRM_WITHIN_S = 10.0
 every five seconds."""
 
 MIN_DONE_FRACTION = 0.5
-"""Of a stop rule that this worker must have reached to believe that a peer has met it. Workers
-count alike, but for those that were away."""
+"""Fraction of a stop rule that this worker must have reached to believe that a peer has met it.
+Workers make similar progress, except for those that were absent."""
 
 MIN_HEARD_FRACTION = 0.25
-"""Of a count of steps or samples: what the peer's own steps that have arrived make of it, where it
-runs ahead of this worker."""
+"""Minimum fraction of a claimed count of steps or samples that the peer's received steps must
+account for, if the claim exceeds this worker's own progress."""
 
 MIN_OWN_STEPS = 4
-"""That the pace of another worker is measured by."""
+"""Minimum own steps by which another worker's pace is measured."""
 
 
 @dataclass(frozen=True)

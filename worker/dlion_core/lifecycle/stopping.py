@@ -76,7 +76,7 @@ class EvaluationSchedule:
 
     @classmethod
     def of(cls, job: Job, rank: Rank, done_samples: int = 0) -> EvaluationSchedule:
-        """That of a worker; one that does not train has nothing to evaluate."""
+        """The schedule of a worker; one that does not train has nothing to evaluate."""
         every = job.spec.trainer.evaluation.every_samples
         trains = job.spec.exchange.trains(rank)
         return cls(every if trains else sys.maxsize, done_samples=done_samples)

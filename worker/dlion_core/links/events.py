@@ -33,7 +33,7 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class Refused:
-    """A stream or message was rejected, or (`outgoing`) a peer rejected one of ours.
+    """A stream or message was rejected, or (`outgoing`) a peer rejected this worker's.
 
     `peer` is None if the sender could not prove its identity. `reason` is for people.
     """

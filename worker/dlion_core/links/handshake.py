@@ -138,8 +138,8 @@ class Handshake:
             moved = self._move(LinkInput.HELLO_ON_NEW_STREAM, reason)
             return [*actions, *_with_hello(moved)]
         if self.is_up and has_messages:
-            # The peer answers our new stream late. It counts from our outbound stream, so nothing
-            # of ours is lost.
+            # The peer answers our new stream late. It counts from our outbound stream, so none of
+            # our messages is lost.
             return [*actions, self._link_down(reason), self._link_up()]
         return actions + self._move(LinkInput.HELLO_REPEATED)
 

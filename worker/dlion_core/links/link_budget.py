@@ -59,7 +59,7 @@ class LinkBudget:
 
 
 def equalize_similar(sendable_bytes: Mapping[Rank, int]) -> dict[Rank, int]:
-    """Reduce sizes that hardly differ to the smallest of them.
+    """Reduce sizes that differ little to the smallest of them.
 
     >>> equalize_similar({Rank(0): 1000, Rank(1): 950, Rank(2): 600})
     {0: 950, 1: 950, 2: 600}

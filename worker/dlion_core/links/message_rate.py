@@ -5,11 +5,11 @@ link; small messages cost far more memory than bytes.
 """
 
 MESSAGES_PER_S = 2000.0
-"""For long. A step sends a few, and takes a millisecond at least."""
+"""Maximum long-term rate. A step sends a few messages, and takes a millisecond at least."""
 
 MAX_BURST = 10_000
-"""At once. While this process gets no processor, a connection holds the messages of seconds: a peer
-with a small model makes hundreds of steps a second."""
+"""Maximum messages at once. While this process gets no processor, a connection holds the messages
+of seconds: a peer with a small model makes hundreds of steps a second."""
 
 
 class MessageRate:

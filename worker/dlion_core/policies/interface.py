@@ -68,7 +68,7 @@ class MessageKind(IntEnum):
 
 
 STEP_KINDS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
-"""Of messages that report an iteration."""
+"""Kinds of messages that report an iteration."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LocalStepDone:
     global_batch_size: int = 0
     """Samples of all workers in that iteration, as the sidecar reports it; 0: unknown."""
     features: LocalFeatures | None = None
-    """In place of a gradient, which then has no entries."""
+    """Features in place of a gradient, which then has no entries."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A peer can be far ahead: it has trained apart, or never waits. But it can have made only so many
 times the steps of this worker, and this worker follows it only so far. Where this worker was paused
-for hours, or resumes from an old checkpoint, honest peers may be further. So that is no violation:
-with each own step the bound rises, until the peer is within it.
+for hours, or resumes from an old checkpoint, honest peers may be further. So that is not a
+violation: with each own step the bound rises, until the peer is within it.
 
 `factory` puts an `IterationGuard` in front of every machine. A machine that accepted an absurd
 iteration could ignore everything after it. The guard also rebuilds the machine when this worker
@@ -40,7 +40,7 @@ a link that is up: each step sends one, and a queue keeps the newest."""
 
 
 MAX_PACE_RATIO = 1000
-"""Of a peer's iterations to the steps that this worker has made or taken over."""
+"""Maximum ratio of a peer's iterations to the steps that this worker has made or taken over."""
 
 MAX_ITERATION = 10**10
 """Four months of steps that take a millisecond. What is beyond breaks the protocol."""

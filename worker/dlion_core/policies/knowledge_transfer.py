@@ -55,11 +55,13 @@ SETTLING_STEPS = 30
 moments cause have decayed by then (0.9 to the 30th: 4 %)."""
 
 MAX_LOSS_RATIO = 1000.0
-"""Of a peer's negative loss to the largest magnitude of this worker's recent ones, or to 1."""
+"""Maximum ratio of a peer's negative loss to the largest magnitude of this worker's recent ones, or
+to 1."""
 
 MAX_MEASURED_RATIO = 2.0
-"""Of the loss of best weights on this worker's samples to its own, or to its first one if that is
-larger. Honest weights of few steps were as bad as untrained ones on another worker's samples."""
+"""Maximum ratio of the loss of the best weights on this worker's samples to its own, or to its
+first one if that is larger. Honest weights of few steps were as bad as untrained ones on another
+worker's samples."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class DirectKnowledgeTransfer:
         self._rank, self._size = context.rank, context.layout.size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
         self._first_loss: float | None = None
-        """Of the weights from which training began."""
+        """Loss of the weights from which training began."""
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
         self._asked: _PendingRequest | None = None

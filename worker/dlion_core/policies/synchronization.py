@@ -59,9 +59,9 @@ class Synchronizer:
         self._is_held = False
         """Whether the next local step waits for peers."""
         self._peers: dict[Rank, _SyncPeer] = {}
-        """In rank order."""
+        """Peers in rank order."""
         self._lagging: frozenset[Rank] = frozenset()
-        """Kept up to date peer by peer: with hundreds of peers, each of their messages asks."""
+        """Updated peer by peer: with hundreds of peers, each of their messages reads it."""
 
     @property
     def active(self) -> list[Rank]:

@@ -85,7 +85,7 @@ def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float])
 
 
 _Shares = tuple[Mapping[Rank, int], tuple[int, ...]]
-"""By rank, and the same numbers alone."""
+"""Shares by rank, and the same numbers alone."""
 
 
 def _shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> _Shares:
@@ -135,7 +135,8 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
 def blended_weights(
     capacity_samples_per_s: Mapping[Rank, float], samples: Mapping[Rank, int], data_fraction: float
 ) -> dict[Rank, float]:
-    """Return the workers' weights: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
+    """Return the workers' weights: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: this
+    project.
 
     >>> from dlion_api.names import Rank
     >>> blended_weights({Rank(0): 30.0, Rank(1): 10.0}, {Rank(0): 100, Rank(1): 300}, 0.5)

@@ -32,7 +32,8 @@ MIN_RISE_COUNT = 3
 """A higher rate counts after this many consecutive iterations."""
 
 MIN_TIMED_BYTES = 16384
-"""For fewer bytes on a draining link, the time measures the receiver's scheduling, not the link."""
+"""Minimum bytes of a measurement: with fewer on a draining link, the time is that of the receiver's
+scheduling."""
 
 RECEIVER_DELAY_S = 0.05
 """How late a busy receiver reads. Transfers that should take less time are judged together."""

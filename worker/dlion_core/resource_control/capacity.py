@@ -48,7 +48,7 @@ class CapacityEstimator:
     to the exchange, which a worker on its own would not need. Otherwise the smaller of the two is
     used: a trainer that mostly waits computes in bursts, faster than it could sustain.
 
-    Source: ours, after DLion's relative compute power.
+    Source: this project, after DLion's relative compute power.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class CapacityEstimator:
         self._warm_up_left = self._skipped = 0
         self._expected_samples_per_s: float | None = None
         self.why_expected = ""
-        """Of the forecast; empty without one."""
+        """Reason of the forecast; empty without one."""
 
     def trainer_started(self) -> None:
         """Reset for a new trainer process. Its first step also traces and allocates memory, so it

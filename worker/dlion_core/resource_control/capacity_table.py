@@ -27,15 +27,15 @@ class PublishedCapacities:
     ranks_version: tuple[object, ...]
     """What the ranks depend on: the caller's."""
     version: int
-    """Of the table."""
+    """Version of the table."""
     active: list[Rank]
     members: Collection[Rank]
     samples_per_s: Mapping[Rank, float]
-    """Of the known ones."""
+    """Speeds of the workers whose speed is known."""
     capacities: Mapping[Rank, float]
-    """Of all, in order: the mean of the others for an unknown one."""
+    """Capacities of all workers, in order: the mean of the others for an unknown one."""
     own_samples: Mapping[Rank, int]
-    """Of each; empty until all are known."""
+    """Samples of each worker; empty until all are known."""
     training_set_samples: int
     """The mean of what they published; 0 if none did."""
     total_samples: int

@@ -20,7 +20,7 @@ class ExchangeCost:
     sent and received. Half of the fraction is for sending. Only the senders limit receiving, so a
     slow worker among fast ones may exceed the fraction.
 
-    Source: ours.
+    Source: this project.
     """
 
     def __init__(self, fraction: float) -> None:

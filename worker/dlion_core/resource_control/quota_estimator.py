@@ -46,7 +46,7 @@ class QuotaEstimator:
     the same machine compute at the same time. Trusting such a speed would give the worker less to
     do, so that it could never show more.
 
-    Source: ours.
+    Source: this project.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class ChangingRate:
     may start before it, so it is dropped once another is complete. A median would hide a CFS quota:
     between two pauses all runs at full speed.
 
-    Source: ours, a two-window change detection.
+    Source: this project, a two-window change detection.
     """
 
     def __init__(

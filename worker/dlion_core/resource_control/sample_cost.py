@@ -46,7 +46,7 @@ class SampleCost:
     A previous estimate, from a measurement or before `reset`, is replaced gradually. A cost that
     rises for all workers then changes all estimates at about the same time.
 
-    Source: ours; the trimmed mean (here the midmean) is Tukey's.
+    Source: this project; the trimmed mean (here the midmean) is Tukey's.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ not load. The same rates give the same groups everywhere.
 
 Members of a group are all linked with each other, and so are the gateways. A link is *fast* if its
 rate exceeds the level that best separates all rates into two classes (`fast_level`). If the classes
-hardly differ, all links are fast. Groups are communities of the graph of fast links, weighted by
-their distance above the level. So it hardly matters on which side of the level a rate falls.
+differ little, all links are fast. Groups are communities of the graph of fast links, weighted by
+their distance above the level. So the side of the level on which a rate falls matters little.
 
 Source: Otsu, A threshold selection method from gray-level histograms, 1979 (the level, over
 logarithms of rates); Clauset, Newman and Moore, Finding community structure in very large networks,

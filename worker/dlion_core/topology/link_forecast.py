@@ -8,7 +8,7 @@ Only links that may be fast are predicted: those near or above the level that se
 slow, and those whose ends have fast links to the same workers. All others stay as measured, so the
 cost grows with the number of fast links. If the rates are of one class, nothing is predicted.
 
-Source: ours.
+Source: this project.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRESH_S: Final = 30.0
 CANDIDATE_LOG: Final = -1.0
 """Links down to this log ratio to the level of fast ones are predicted."""
 CANDIDATE_COMMON: Final = 0.34
-"""So are those whose ends share this part of their fast links."""
+"""A link is also a candidate if its ends share this part of their fast links."""
 MAX_AGE_S: Final = 40.0
 """Ages count up to this: training has few older measurements, as its fleets are small."""
 MAX_LOG: Final = 3.0

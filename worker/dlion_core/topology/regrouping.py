@@ -10,7 +10,7 @@ temporarily slow link. The first check of a run, which knows only sites, needs n
 gateway that has left is replaced at once by the best of its group. Groups stay unchanged, and on
 return it is an ordinary member.
 
-Source: ours.
+Source: this project.
 """
 
 from collections.abc import Callable, Collection

@@ -99,7 +99,7 @@ class LineProcess:
         )
 
     def failure(self) -> str:
-        """That it has ended before `close`; empty if it has not."""
+        """The failure if it ended before `close`; empty if it did not."""
         if self._process is None or self._process.poll() is None:
             return ""
         name = self._errors_path.stem.replace("_", " ")

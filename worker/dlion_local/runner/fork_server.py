@@ -110,7 +110,7 @@ def serve() -> None:
     """Answer requests until the end of standard input."""
     request_parent_death_signal(os.getppid(), signal.SIGKILL)  # during the imports, too
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     for module in (TRAINER, EVALUATOR, SIDECAR):
         importlib.import_module(f"{module}.__main__")
     gc.freeze()  # collecting in a child would copy the shared memory

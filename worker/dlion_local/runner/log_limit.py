@@ -25,7 +25,7 @@ class LogBeginning:
     """What a log has lost at its beginning, by the note in its first line."""
 
     dropped_bytes: int = 0
-    """Of the output since the log began, after all cuts together."""
+    """Bytes of the output that all cuts together have dropped."""
     note_bytes: int = 0
     """Length of the note; 0: nothing was dropped."""
 

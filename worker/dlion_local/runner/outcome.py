@@ -17,7 +17,7 @@ class WorkerFailure:
     message: str
     """The last error in its log; empty if there is none."""
     traceback: str = ""
-    """Of a program that raised, in several lines; empty if its log has none."""
+    """Traceback of a program that raised, in several lines; empty if its log has none."""
 
     def __str__(self) -> str:
         return f"{self.code.name} ({int(self.code)}){': ' if self.message else ''}{self.message}"

@@ -337,7 +337,8 @@ class LocalRunner:
         return self._lacking_workers()
 
     def _lacking_workers(self) -> str:
-        """That too few sites are left, or no worker that trains; empty if there are enough."""
+        """The reason if too few sites are left, or no worker that trains; empty if there are
+        enough."""
         gone, min_sites = self._failed.keys() | self._quarantined, self.job.spec.min_sites
         left = {worker.site for worker in self.job.workers() if worker.rank not in gone}
         few = f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""

@@ -26,7 +26,7 @@ from dlion_results.summary.summary import sent_bytes_at
 from dlion_results.summary.tally import WorkerTally
 
 MAX_REPLICA_LINES: Final = 120
-"""With more replicas in all, several runs show their means alone."""
+"""Maximum lines of replicas; with more, several runs show only their means."""
 INK: Final = -1
 """Place of the text's colour, for what belongs to no worker."""
 MAX_WORKER_LINES: Final = 200

@@ -85,7 +85,7 @@ def or_unknown(spell: Callable[..., str], value: float | None, *options: int) ->
 
 
 def shortened(text: str, most: int) -> str:
-    """The text with at most so many characters.
+    """The text, shortened to at most `most` characters.
 
     >>> shortened("abcdef", 4)
     'abc…'

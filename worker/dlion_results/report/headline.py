@@ -30,7 +30,7 @@ _FAILURES: Final[Mapping[str, str]] = {
     EndReason.INTERRUPTED: "Interrupted",
 }
 _RUN_ENDS: Final = ("stop", "runID", "runId")
-"""Settings that say how long a run goes on, not what it does."""
+"""Settings of how long a run lasts, not of what it does."""
 
 
 def headline(runs: Sequence[LoadedRun]) -> str:

@@ -67,7 +67,7 @@ class SectionLimits:
     """Events in the timeline."""
     notes: int = 100
     rows: int = 200
-    """Of the environment."""
+    """Rows of the environment."""
     manifest: int = 1_000_000
     """Characters."""
 

@@ -29,7 +29,7 @@ from dlion_results.summary.tally import WorkerTally
 _MEGA = 1e6
 _MAX_PANELS = 24
 _DASHES = ("solid", (0, (4, 4)), (0, (2, 6)), (3, (1, 7)))
-"""For a line that overlaps none, one, two or more others."""
+"""Dashes of a line that overlaps none, one, two or more others."""
 
 
 def batch_sizes(run: LoadedRun) -> Chart:

@@ -48,7 +48,7 @@ class LoadedRun:
     reference: str | None = None
     """Label of the reference run for its speed-up."""
     remaining: Remaining | None = None
-    """Of a run that goes on, from its newest step; None: not asked for."""
+    """Remaining time of a run in progress, from its newest step; None: not requested."""
 
     @cached_property
     def workers(self) -> list[WorkerTally]:
@@ -150,7 +150,7 @@ def load_run(folder: Path, label: str, *, is_running: bool = False) -> LoadedRun
 def _labels(folders: Sequence[Path]) -> list[str]:
     """Folder names, with as many parent folders as needed to make them unique.
 
-    A folder that is given twice is numbered. A name that is no text has replacements.
+    A folder that is given twice is numbered. A name that is not text has replacements.
     """
     paths = [tuple(map(text_of, folder.resolve().parts)) for folder in folders]
     for count in range(1, max(map(len, paths), default=0) + 1):

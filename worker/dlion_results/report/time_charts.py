@@ -18,7 +18,7 @@ PARTS: Final = (
 )  # fmt: skip
 """Names of the parts of a bar, in its order."""
 _WITHOUT_PHASES: Final = ("computing", "waiting for others", "exchange and the rest")
-"""Of runs of older releases, which did not record the phases."""
+"""Parts of runs of older releases, which did not record the phases."""
 _MAX_WAITED_FOR: Final = 8
 _MAX_WORDS: Final = 8
 """Bars in the text for a screen reader."""

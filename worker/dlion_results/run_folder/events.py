@@ -82,7 +82,7 @@ class EventFollower:
         """Pass each record since the last call to `take`, in order.
 
         If the file was replaced or cut, call `restart` and begin again. A last line without newline
-        is left for the next call, lines that are no records are skipped, and a missing file has no
+        is left for the next call, lines that are not records are skipped, and a missing file has no
         records. Raises DataError if the file cannot be read.
         """
         try:

@@ -69,7 +69,7 @@ class StoredState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """By a signal, or killed before it could write a summary."""
+    """Ended by a signal, or killed before it could write a summary."""
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
     FOREIGN = "foreign"
@@ -250,7 +250,7 @@ def _finished(base: StoredRun, summary: Mapping[str, Any], ending: Mapping[str, 
 
 
 def _unfinished(base: StoredRun, names: set[str], *, is_running: bool) -> StoredRun:
-    """A run without a summary, or one that goes on."""
+    """A run without a summary, or one in progress."""
     state = StoredState.RUNNING if is_running else StoredState.INTERRUPTED
     tail = _Tail.of(base.path / EVENTS)
     run = replace(

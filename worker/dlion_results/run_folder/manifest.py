@@ -29,7 +29,7 @@ def parse_job(content: bytes, *, source: str) -> Job:
 def read_manifest_bytes(folder: Path, *, follow_links: bool = False) -> bytes:
     """The content of `job.yaml`, a byte longer than a job may be if it is longer.
 
-    Raises: OSError, also if it is no regular file.
+    Raises: OSError, also if it is not a regular file.
     """
     return read_start(folder / JOB, MAX_BYTES + 1, follow_links=follow_links)
 

@@ -21,7 +21,7 @@ def accuracy_name(summary: Mapping[str, Any]) -> str:
 
 
 def common_name(names: Iterable[object]) -> str:
-    """That of all runs or workers; "accuracy" where they differ.
+    """The common name of all runs or workers; "accuracy" if they differ.
 
     >>> common_name(["R²", "R²"]), common_name(["R²", ""]), common_name([])
     ('R²', 'accuracy', 'accuracy')

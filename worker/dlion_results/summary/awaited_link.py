@@ -39,7 +39,7 @@ class LinkUse:
     name: str
     used_bytes_per_s: float
     rate_bytes_per_s: float | None
-    """As measured; None: unknown."""
+    """The measured rate; None: unknown."""
     latency_ms: float | None = None
     """One way; None: unknown."""
 
@@ -147,7 +147,7 @@ def link_between(
 def _latency_ms(
     environment: Mapping[str, Any], sender: Mapping[str, Any], receiver: Mapping[str, Any]
 ) -> float | None:
-    """That of the recorded figures, or else of the environment file; None if it changes."""
+    """The rate of the recorded figures, or else of the environment file; None if it changes."""
     for figure in _mappings(environment.get("figures")):
         ends = figure.get("rank"), figure.get("peer")
         if figure.get("quantity") == LATENCY and ends == (sender["rank"], receiver["rank"]):

@@ -29,7 +29,7 @@ chance, so some waiting is usual."""
 MIN_PHASE: Final = 0.2
 MIN_OTHER: Final = 0.3
 MIN_LOST: Final = 0.05
-"""By a worker that has become slower and that none waits for."""
+"""Minimum share of time lost by a worker that has become slower and that no other awaits."""
 STANDS_OUT: Final = 1.5
 """Times its equal part of all waiting, from which on a worker is named."""
 HARDLY_WAITS: Final = 0.15
@@ -106,7 +106,7 @@ _ADAPTIVE_ADVICE: Final[Mapping[str, str]] = {
     _PHASES["select"][2]: _FEWER_ADVICE,
     _PHASES["decode"][2]: _FEWER_ADVICE,
 }
-"""In place of the usual advice for runs of `adaptive`, which have followed it or cannot."""
+"""Advice for runs of `adaptive`, which have followed the usual advice or cannot."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Culprit:
     kind: CulpritKind
     fraction: float
     sentence: str
-    """Without a full stop; names in it are as given, not escaped."""
+    """The sentence without a full stop; names in it are as given, not escaped."""
     advice: str
 
     def as_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class AwaitedPeer:
 
     name: str
     fraction: float
-    """Of all waiting."""
+    """Fraction of all waiting."""
     waits: float | None
     """Its own waiting over its computing time; None: unknown."""
     link: LinkUse | None = None
@@ -160,7 +160,7 @@ class RunUse:
     batch_changes: Mapping[str, float] | None = None
     """Batch size over that at the start, by worker."""
     policy: str = ""
-    """Of the exchange."""
+    """Policy of the exchange."""
     links: LinkKind = LinkKind.CLUSTER
 
 

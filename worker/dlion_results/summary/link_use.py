@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MESSAGE_KINDS: Final = ("gradient", "weights", "control")
-"""Of bytes in messages, which add up to `sent_bytes`; the fields of the summary have the suffix
-`_bytes`."""
+"""Kinds of bytes in messages, which add up to `sent_bytes`; the fields of the summary have the
+suffix `_bytes`."""
 KINDS: Final = (*MESSAGE_KINDS, "header", "state", "probe")
 
 
@@ -23,7 +23,7 @@ class CarriedBytes:
 
     @property
     def total(self) -> int:
-        """Of all kinds."""
+        """Bytes of all kinds."""
         return sum(self.by_kind.values())
 
 

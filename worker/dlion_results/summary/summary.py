@@ -218,7 +218,7 @@ def _time_use(workers: Sequence[WorkerTally]) -> Json | None:
 
 
 def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Json:
-    """Over replicas, each by its final evaluation, or else its last."""
+    """Accuracy over replicas, each by its final evaluation, or else its last."""
     final = {
         worker.rank: worker.last_evaluation.accuracy
         for worker in trusted_workers(workers)

@@ -31,11 +31,11 @@ _LINK_ROWS_IN_ALL = 60_000
 """Rows of all link curves together: 30 workers have 870 links."""
 _KEPT_EVENTS = 2000
 _METRIC_ROWS = 256
-"""Of each curve of `metric_curves`."""
+"""Maximum rows of each curve of `metric_curves`."""
 MAIN_PHASES = ("select_s", "encode_s", "send_s", "decode_s", "apply_s")
 """Fields of step records: parts of the main thread's wall time."""
 PHASES = (*MAIN_PHASES, "link_send_s", "link_receive_s")
-"""With those of the exchange's thread, which works beside it."""
+"""All phases, with those of the exchange's thread, which runs in parallel."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class WorkerTally:
     compute_s: float = 0.0
     waited_s: float = 0.0
     waited_for_s: dict[int, float] = field(default_factory=dict)
-    """That by the peers that came last, in equal parts."""
+    """Waiting time by the peers that came last, in equal parts."""
     cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
     phase_s: dict[str, float] = field(default_factory=dict)
@@ -298,12 +298,12 @@ class RunTally:
                     self.workers[record.rank].add_event(record)
 
     def _worker(self, rank: Rank) -> WorkerTally:
-        """That worker, which need not be in the manifest (counts may differ at a site)."""
+        """The worker, which need not be in the manifest (counts may differ at a site)."""
         return self.workers.setdefault(rank, WorkerTally(rank, self._pauses))
 
 
 def trusted_workers(workers: Iterable[WorkerTally]) -> list[WorkerTally]:
-    """Those that are not shut out, whose replicas count."""
+    """The workers that are not revoked, whose replicas count."""
     return [worker for worker in workers if not worker.quarantine]
 
 

@@ -68,7 +68,7 @@ class RecordedConditions:
     began_s: float
     """Start of the first step on the records' clock: the plan's time 0."""
     trained_s: float
-    """From then to the last step."""
+    """Seconds from the first to the last step."""
     unknown_links: tuple[Link, ...]
     """Links without a measured rate: the plan does not limit them."""
 

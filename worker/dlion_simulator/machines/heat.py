@@ -1,6 +1,6 @@
 """A simulated worker's machine: its temperature, its throttle, and the job's heat budget.
 
-The worker goes on with it at the ends of its steps and rests, and whenever a sample is due or the
+The worker advances its time at the end of each step and rest, and whenever a sample is due or the
 hardware throttles while it computes.
 """
 
@@ -46,12 +46,12 @@ class MachineHeat:
         return self._sampled_s + SAMPLE_S
 
     def next_event_s(self) -> float:
-        """Until when share and speed stay while the worker computes; inf: always."""
+        """Time until which share and speed stay while the worker computes; inf: always."""
         event_s = self._machine.next_event_s(1.0)
         return event_s if self._controller is None else min(event_s, self._next_sample_s)
 
     def advance(self, to_s: float, *, is_busy: bool) -> None:
-        """Go on to `to_s`; the worker has computed all the time since the last call, or not."""
+        """Advance to `to_s`; the worker has computed all the time since the last call, or not."""
         load = float(is_busy)
         while self._now_s < to_s:
             until_s = min(to_s, self._machine.next_event_s(load), self._next_sample_s)

@@ -1,6 +1,6 @@
 """A simulated worker's machine with other work on it, and the counters that its kernel has.
 
-The worker goes on with it at the ends of its steps, and whenever the other work changes meanwhile.
+The worker advances its time at the end of each step, and whenever the other work changes meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlion_environments.plan import CoLocatedDemand
 
 MIN_SHARE = 0.5
-"""Of the cores that a worker gets at least: the fair share of two equal weights."""
+"""Minimum share of the cores for a worker: the fair share of two equal weights."""
 
 
 class SharedMachine:
@@ -42,7 +42,7 @@ class SharedMachine:
         return self._phase(now_s)[1]
 
     def advance(self, to_s: float, units: float, *, is_busy: bool) -> None:
-        """Go on to `to_s`; the worker has computed all the time since the last call, or not."""
+        """Advance to `to_s`; the worker has computed all the time since the last call, or not."""
         while self._now_s < to_s:
             until_s = min(to_s, self.next_change_s(self._now_s))
             passed_s, wanted = until_s - self._now_s, self.wanted(self._now_s)

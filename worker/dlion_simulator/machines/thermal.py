@@ -14,7 +14,7 @@ _CLOSE_K = 1e-9
 
 
 class ThermalMachine:
-    """Follows the temperature of one machine; time only goes on."""
+    """Follows the temperature of one machine; its time never decreases."""
 
     def __init__(self, thermals: Thermals) -> None:
         """It starts at the temperature that it has when idle."""
@@ -32,7 +32,7 @@ class ThermalMachine:
         return throttle.speed if throttle is not None and self.is_throttled else 1.0
 
     def advance(self, to_s: float, load: float) -> None:
-        """Go on to `to_s` with that load, the share of time that the processor is busy."""
+        """Advance to `to_s` with that load, the share of time that the processor is busy."""
         while self._now_s < to_s:
             until_s = min(to_s, self.next_event_s(load))
             steady, cooling = self._steady(load), 1.0 / self._time_constant_s

@@ -23,7 +23,7 @@ class KeeperConfig:
     listen_host: str
     port: int
     job_uid: str = ""
-    """Of the DLionJob at this site."""
+    """UID of the DLionJob at this site."""
     coordinator_dns_name: str = COORDINATOR_DNS_NAME
 
     @property

@@ -31,7 +31,7 @@ CONTENTS: Final = ".dlion-contents.json"
 CHECKSUMS: Final = ".dlion-checksums.json"
 EVENTS: Final = "events.jsonl"
 MAX_EVENTS_BYTES: Final = 4 * 1024 * 1024
-"""With `--events-only`: of the newest events."""
+"""Maximum bytes of the newest events with `--events-only`."""
 _EVENT_START: Final = b'{"kind":"event",'
 _EXCLUDED: Final = ("keeper.json", "run.lock", "state")
 """Excluded from the whole folder: they are useless elsewhere."""

@@ -80,7 +80,7 @@ class ProvenanceSigner:
         return SignedEnvelope.sign(payload, partial(self._credentials.sign, now=now)).to_json()
 
     def _kept_sha256(self, name: str) -> str:
-        """Of the file that lies here; empty: there is none. Raises: OSError."""
+        """Hash of the stored file; empty: there is none. Raises: OSError."""
         path = (self._folder / model_path(self._site)).with_name(name)
         try:
             found = path.stat()

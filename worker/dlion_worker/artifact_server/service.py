@@ -89,8 +89,8 @@ class ArtifactService:
         self._credentials = credentials
         self._incarnations: dict[Rank, int] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By folder: its files replace others one at a time, and a statement is signed while the
-        files that it is about stay."""
+        """Locks by folder: its files replace others one at a time, and a statement is signed while
+        the files that it is about stay."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers for a server; requests and responses stay bytes."""

@@ -36,7 +36,7 @@ class RevokedWorkers:
         self._saved = _load_revoked(self._path)
         self._names: frozenset[str] | None = None
         self.reasons: Mapping[str, str] = {}
-        """By the name of a worker or site, as it was revoked; the first few hundred."""
+        """Reasons by the name of a worker or site, as it was revoked; the first few hundred."""
         if is_over and self._saved is not None:
             names, self.reasons = self._saved
             self._names = frozenset(names)

@@ -7,7 +7,7 @@ from typing import Final
 INITIAL_S = 0.2
 MAX_S = 5.0
 JITTER: Final = random.SystemRandom()
-"""For the times of retries and renewals.
+"""Random numbers for the times of retries and renewals.
 
 Python's global generator belongs to the user's program: if one of these threads drew from it while
 the model is built, the worker would get other initial weights than its peers.

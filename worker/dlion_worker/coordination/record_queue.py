@@ -18,9 +18,11 @@ from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_api.reasons import EventReason
 
 MAX_DROPPABLE_BYTES = 8 * 1024 * 1024
-"""Of steps, links and directives: about half an hour of one worker with three peers."""
+"""Maximum bytes of steps, links and directives: about half an hour of one worker with three
+peers."""
 MAX_RETAINED_BYTES = 64 * 1024 * 1024
-"""Of the others; beyond it the oldest are dropped, so that memory stays bounded."""
+"""Maximum bytes of other records; beyond it the oldest are dropped, so that memory stays
+bounded."""
 
 _ENVELOPE_BYTES = 16 * 1024
 """Space in a report for its token and the framing of its records."""

@@ -37,7 +37,7 @@ def next_incarnation(state_dir: Path | str, *, wall_clock_s: float | None = None
     It is the saved number plus one, or the wall clock in seconds if that is higher. A worker that
     lost its folder therefore starts above its earlier numbers, unless the clock went back. In that
     case the coordinator rejects it and reports the number it knows; `raise_incarnation` saves it,
-    and the next start succeeds. Source: ours. Raises: OSError (the folder is not writable).
+    and the next start succeeds. Source: this project. Raises: OSError (the folder is not writable).
     """
     now_s = time.time() if wall_clock_s is None else wall_clock_s
     incarnation = max(_saved_incarnation(Path(state_dir)) + 1, int(now_s))

@@ -6,4 +6,4 @@ thread instead, because only it has its weights.
 """
 
 RECORDS_FILE = "records.jsonl"
-"""In the folder of snapshots: one line per evaluation."""
+"""File in the folder of snapshots: one line per evaluation."""

@@ -31,8 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 POLL_S = 0.05
 MAX_AWAY_S = 5.0
-"""Seconds without an evaluator, all in all, after which a trainer evaluates itself. The runner
-starts one that died again, sooner than that."""
+"""Total seconds without an evaluator after which a trainer evaluates itself. The runner restarts a
+dead evaluator sooner than that."""
 
 _LOCK = "evaluator.lock"
 _REQUEST = ".final"

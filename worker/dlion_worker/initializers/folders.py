@@ -9,7 +9,8 @@ from dlion_api.spec.trainer import Trainer
 
 
 def downloads_folder() -> Path:
-    """In a pod the volume of its initializers; else in the user's cache, for all jobs."""
+    """The folder of downloads: in a pod the volume of its initializers, else in the user's cache,
+    for all jobs."""
     if given := os.environ.get(DOWNLOADS_VARIABLE):
         return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

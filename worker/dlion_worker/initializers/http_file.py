@@ -1,4 +1,4 @@
-"""Gets one file over HTTP: goes on where it stopped, retries, and bounds size and waiting.
+"""Gets one file over HTTP: continues where it stopped, retries, and bounds size and waiting.
 
 Source: RFC 9110, section 14 (range requests). `urllib` takes proxies and certificates from the
 environment (HTTPS_PROXY, SSL_CERT_FILE) and follows redirects.
@@ -31,7 +31,7 @@ MAX_FAILURES: Final = 8
 MAX_RESTARTS: Final = 8
 """How often a server may send the file from its first byte again: each time costs all of it."""
 TIMEOUT_S: Final = 30.0
-"""Of one read from the connection. `http_opener` bounds the time of all reads."""
+"""Timeout of one read from the connection. `http_opener` bounds the time of all reads."""
 CHUNK_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = frozenset({408, 425, 429})
 _PERMANENT: Final = frozenset({501, 505})
@@ -211,7 +211,7 @@ class HttpFile:
 
     @property
     def _name(self) -> str:
-        """For messages."""
+        """The name for messages."""
         at = "" if self.signer is None else f" at {self.signer.endpoint}"
         return f"{shown(self.url)}{at}"
 

@@ -1,7 +1,7 @@
 """Keeps downloads in a folder, each under its SHA-256: whole and verified, or not at all.
 
 Several processes, and the pods of one claim, may share the folder. A download that was interrupted
-goes on from where it stopped.
+continues from where it stopped.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ class DownloadStore:
 
     folder: Path
     max_bytes: int = MAX_BYTES
-    """Of one download, packed and unpacked together."""
+    """Maximum size of one download, packed and unpacked together."""
 
     def has(self, download: Download) -> bool:
         return self._place(download).is_dir()

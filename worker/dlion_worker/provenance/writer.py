@@ -93,14 +93,14 @@ class ProvenanceWriter:
         write_atomically(saved.folder / PROVENANCE_FILE, statement.to_json(), mode=0o644)
 
     def _updates(self, saved: SavedModel) -> tuple[WorkerUpdates, ...]:
-        """By rank. Those that are known least are left out where there are too many."""
+        """Updates by rank. If there are too many, the least known are left out."""
         membership, steps = self._membership(), self._inbox.peer_steps()
         members = () if membership is None else membership.members
         known = {worker.rank: worker.name for worker in self._job.workers()}
         known |= {member.identity.rank: member.identity.name for member in members}
 
         def name_of(rank: Rank) -> str:
-            """Of a worker that has left the membership since its steps, its rank."""
+            """The worker's name, or its rank if it has left the membership since its steps."""
             return known.get(rank, f"rank {rank}")
 
         revoked = {member.identity.rank for member in members if member.revoked}
@@ -136,6 +136,6 @@ def _of_steps(job: Job, rank: Rank, name: str, steps: PeerSteps) -> WorkerUpdate
 
 
 def _possible_samples(job: Job, claimed: int, last_iteration: int) -> int:
-    """As many as the run can have had: the peer itself has given the figure."""
+    """The claim, limited to what the run can have had: the peer itself has given the figure."""
     possible = max(1, last_iteration) * max_batch_at(job.spec, last_iteration)
     return min(claimed, possible, MAX_COUNT)

@@ -32,7 +32,7 @@ PROOF_KEY_FILE = "proof-key.pem"
 PROOF_COUNT_FILE = "proof-count-{}"
 """The highest request count for that purpose; each request has a higher one."""
 MIN_LIFE_LEFT = 1 / 3
-"""With less of its lifetime left, a new certificate is requested first."""
+"""With less than this part of its lifetime left, a new certificate is requested first."""
 
 
 def store_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCredentials) -> None:

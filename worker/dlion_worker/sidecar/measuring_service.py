@@ -40,7 +40,8 @@ MAX_CALLS = 256
 """Concurrent calls of all peers."""
 
 MAX_PROBES_PER_CALLER = 4
-"""At once. A sidecar measures one link at a time; a broken connection may leave one behind."""
+"""Maximum concurrent probes. A sidecar measures one link at a time; a broken connection may leave
+one behind."""
 
 PROBE_WITHIN_S = 120.0
 """The longest probe: the largest one over a link of a few kbit/s."""

@@ -46,7 +46,7 @@ class MetricsReading:
     is_demand_blind: bool = False
     """Whether the machine's CPU time cannot be read."""
     step_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of the trainer's main thread, by part."""
+    """Seconds of the trainer's main thread, by part."""
     exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
     link_bytes: Sequence[tuple[Rank, str, int]] = ()
     """Peer, kind and bytes sent so far."""

@@ -20,7 +20,7 @@ class NodeFacts:
 
     quota_cores: float | None = None
     cpu_weight: float | None = None
-    """In units of version 2, where 100 is the default (version 1: 1024 shares)."""
+    """CPU weight in units of version 2, where 100 is the default (version 1: 1024 shares)."""
     cpu_pressure_ratio: float | None = None
     memory_pressure_ratio: float | None = None
     frequency_hertz: float | None = None
@@ -30,7 +30,8 @@ class NodeFacts:
     memory_limit_bytes: float | None = None
     io_pressure_ratio: float | None = None
     tcp_sent_segments: float | None = None
-    """Of this network namespace, which all containers of a pod share, since it was made."""
+    """Segments sent from this network namespace since its creation. All containers of a pod share
+    it."""
     tcp_retransmitted_segments: float | None = None
 
 

@@ -53,7 +53,7 @@ class _PeerConnection:
         """None while the authority of its site is unknown."""
         self.stub: Any = None
         self.renewals = 0
-        """Of the certificate that the channel has."""
+        """Renewals of the certificate that the channel has."""
         self.handshakes = ClosedHandshakes()
 
 

@@ -220,8 +220,8 @@ class SidecarProcess:
         credentials = self._credentials
         async with self._uploading_log(credentials), self._connected(credentials):
             while not stopped.is_set():
-                # A fingerprint that was current before is no change: the trainer may lag behind or
-                # be ahead.
+                # A fingerprint that was current before is not a change: the trainer may lag behind
+                # or be ahead.
                 current = {"", trust_fingerprint(credentials.site_bundles_pem), self._trust}
                 due_s = math.inf
                 if credentials.enabled:  # signed just now

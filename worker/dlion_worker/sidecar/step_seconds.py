@@ -33,10 +33,10 @@ class StepSeconds:
 
     @property
     def main(self) -> Mapping[str, float]:
-        """Of the trainer's main thread; they add up to the steps' wall time."""
+        """Seconds of the trainer's main thread; they add up to the steps' wall time."""
         return dict(self._main)
 
     @property
     def thread(self) -> Mapping[str, float]:
-        """Of the exchange's thread, which works beside it."""
+        """Seconds of the exchange's thread, which runs in parallel."""
         return dict(self._thread)

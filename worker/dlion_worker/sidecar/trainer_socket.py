@@ -43,7 +43,7 @@ class TrainerSocket:
         self._on_record, self._on_connected = on_record, on_connected
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
-        """Of each connection, and what serves it."""
+        """Each connection, and the task that serves it."""
 
     async def start(self) -> None:
         """Listen; replace a socket that an ended sidecar left.

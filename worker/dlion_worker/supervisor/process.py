@@ -38,12 +38,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 StartFunction = Callable[[Sequence[str]], int]
-"""Starts a command as a child that dies with this process, in a process group of its own, with
+"""Starts a command as a child that dies with this process, in a separate process group, with
 default actions for the stop signals. Returns its pid."""
 
 
 def spawn(command: Sequence[str]) -> int:
-    """Start the command as a program of its own."""
+    """Start the command as a separate program."""
     bound = bound_to_parent(command)
     # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
     return os.posix_spawn(

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except DLionError as error:
         if isinstance(error, ProgramError) and error.__cause__ is not None:
-            # A record of its own, as the runner reports the whole text of the last error.
+            # A separate record, as the runner reports the whole text of the last error.
             _LOG.warning("traceback of the program\n%s", program_traceback(error.__cause__))
         _LOG.error("%s", error)
         return error.exit_code

@@ -35,7 +35,7 @@ SLICE_S = 0.1
 QUIET_S = 5.0
 """A worker that joins within this time reports nothing."""
 UNREACHED_AFTER_S = 60.0
-"""From when both have joined; an unanswered connection attempt ends after 20 s."""
+"""Seconds since both have joined; an unanswered connection attempt ends after 20 s."""
 REPEAT_AFTER_S = 600.0
 MAX_NAMED = 3
 

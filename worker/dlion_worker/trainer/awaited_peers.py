@@ -13,7 +13,8 @@ REPORT_AFTER_S = 60.0
 """Far longer than a step; doubled after each report."""
 
 MAX_WAIT_S = 5.0
-"""Of one wait, which is a slice. A longer one was a pause of this process, not of its peers."""
+"""Maximum of one wait, which is a slice. A longer one was a pause of this process, not of its
+peers."""
 
 
 class AwaitedPeers:

@@ -51,7 +51,7 @@ STOPPED_PEER_WAIT_S = 2.0
 """How long a peer that has stopped may still deliver outstanding messages."""
 
 FINISH_ROUND_WITHIN_S = 2.0
-"""How long a worker that the coordinator asks to stop goes on to the end of its round of local
+"""How long a worker that the coordinator asks to stop continues to the end of its round of local
 steps. All replicas are equal there, and one evaluation is that of all."""
 
 
@@ -150,7 +150,7 @@ class TrainingLoop:
     def run(self) -> str | None:
         """Iterate until the run ends, and return the reason.
 
-        None: the run goes on without this worker, which must call `reset` and rejoin. It lost the
+        None: the run continues without this worker, which must call `reset` and rejoin. It lost the
         quorum or could not catch up. A local step without an update is undone.
         """
         self._parts.exchange.set_iteration(self.progress.iteration)

@@ -60,7 +60,7 @@ class ProcessTimes:
         self.enter(before)
 
     def seconds(self) -> dict[str, float]:
-        """By field of `ProcessRecord`; they add up to the age of the process."""
+        """Seconds by field of `ProcessRecord`; they add up to the age of the process."""
         self.enter(self._phase)
         return {phase: round(seconds, 6) for phase, seconds in self._seconds.items()}
 

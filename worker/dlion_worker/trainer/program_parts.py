@@ -20,7 +20,7 @@ from dlion_worker.training.programs.compiled import unused_optimizer
 from dlion_worker.training.programs.program import TrainingProgram
 
 FOLDER = "callbacks"
-"""In the folder of results: one folder for each worker, which callbacks write into."""
+"""Name in the folder of results: one folder for each worker, which callbacks write into."""
 
 
 def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart: bool) -> None:

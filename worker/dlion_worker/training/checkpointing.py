@@ -25,14 +25,14 @@ from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 Values = dict[str, Value]
 
 MAX_VECTORS_PER_PEER = 4
-"""Of the model's size that a policy keeps for a link: a residual, an early message, what a
-partner has read, and a rest."""
+"""Maximum vectors of the model's size that a policy keeps for a link: a residual, an early message,
+what a partner has read, and a rest."""
 
 MORE_WORKERS = 8
-"""That may have been there when the file was written, and are not in the manifest now."""
+"""Workers that may have existed when the file was written, and are not in the manifest now."""
 
 MAX_OTHER_BYTES = 64 * 2**20
-"""Of a checkpoint besides: counters, the position in the data."""
+"""Maximum of other data in a checkpoint: counters, the position in the data."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Checkpointer:
     stream: BatchStream
     machine: IterationGuard
     workers: int = 0
-    """In the manifest."""
+    """Workers in the manifest."""
 
     def __post_init__(self) -> None:
         self._saved_s = self._retry_s = time.monotonic()

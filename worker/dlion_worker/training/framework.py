@@ -43,10 +43,10 @@ def _never_collected() -> Iterator[None]:
 
 @contextmanager
 def _without_information() -> Iterator[None]:
-    """Leave out what TensorFlow's C++ code logs as information.
+    """Suppress informational messages of TensorFlow's C++ code.
 
-    It does so before it reads TF_CPP_MIN_LOG_LEVEL. The filter is a process of its own, so that the
-    last words of an import that aborts are not lost (of a CPU without the instructions, say).
+    It logs them before it reads TF_CPP_MIN_LOG_LEVEL. The filter is a separate process, so that the
+    last messages of an aborted import are not lost, for example on a CPU without the instructions.
     """
     if os.getpid() == 1:  # its end would end the filter first
         yield

@@ -33,7 +33,7 @@ _REFUSED = (
 class KerasOptimizer:
     """A program's `optimizer()` or that of `compile()`, with the interface of `FlatOptimizer`.
 
-    Raises: ProgramError if that fails, or is no optimizer of single weights.
+    Raises: ProgramError if that fails, or is not an optimizer of single weights.
     """
 
     def __init__(self, program: TrainingProgram, spec: Optimizer, size: int) -> None:

@@ -110,7 +110,7 @@ class FlatModel:
         built = build_model(program, class_count, seed, *form)
         self._keras = self._saved = built.keras_model
         self.program = with_compiled(program, self._keras)
-        """With the loss and the optimizer of `compile()`, if it has none of its own."""
+        """The program with the loss and the optimizer of `compile()`, if it has none itself."""
         dtype = np.dtype(target_dtype or (np.int32 if class_count else np.float32))
         examples = few_targets(target_shape or (), dtype)
         metrics = CompiledMetrics(self.program, self._keras, examples, built.outputs)

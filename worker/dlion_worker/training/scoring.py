@@ -26,7 +26,7 @@ Sums = tuple[NDArray[Any], ...]
 
 _ROUNDING = 1e-6
 _FACTORS = (10.0, -10.0, 1000.0, -1000.0)
-"""Of the weights: logits leave 0..1 by one of them, probabilities do not."""
+"""Factors of the weights: with one of them logits leave 0..1, while probabilities do not."""
 _WHOLE = 0.02
 """Deviation from 1 of probabilities' sum, as bfloat16 rounds them."""
 

@@ -21,7 +21,7 @@ from dlion_core.policies.interface import Flat
 from dlion_worker.training.snapshot import TrainingState
 
 MAX_EVALUATIONS = 4
-"""At once: each uses one core."""
+"""Maximum concurrent evaluations: each uses one core."""
 
 STILL_TRAINING = "still training"
 """The stop reason in `model.json` of a model published during training."""

@@ -1,6 +1,6 @@
 """One batch of a program, before a run: everything that its trainers will call, once.
 
-A process of its own (`python -m dlion_worker.training.trial`), as a program may do anything. It
+A separate process (`python -m dlion_worker.training.trial`), as a program may do anything. It
 reads a request from standard input and writes its answer to a file, both JSON.
 """
 

@@ -1,6 +1,6 @@
 """CPU seconds that the exchange uses in this process: its own thread and gRPC's.
 
-gRPC does about two fifths of its network work in threads of its own. Systems other than Linux do
+gRPC does about two fifths of its network work in separate threads. Systems other than Linux do
 not identify them; only our own thread counts there.
 """
 

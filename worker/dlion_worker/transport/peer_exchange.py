@@ -59,7 +59,7 @@ class PeerExchange:
         on_event: Callable[[ExchangeEvent], None],
         state_provider: Callable[[StateRequest], StateSnapshot],
     ) -> None:
-        """`state_provider` runs in a thread of its own. It may block, and may raise
+        """`state_provider` runs in a separate thread. It may block, and may raise
         `UnavailableError` if there is no state to send."""
         self._config = config
         self._links = PeerLinks(config, on_event)

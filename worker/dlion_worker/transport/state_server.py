@@ -123,7 +123,7 @@ def _release_turn(
 
 
 def _in_thread(provider: StateProvider, wanted: StateRequest) -> asyncio.Future[StateSnapshot]:
-    """Gather the state in a thread of its own: the trainer may finish its step first.
+    """Gather the state in a separate thread: the trainer may finish its step first.
 
     The future ends with the thread, even if its caller is gone. The loop's own pool would deadlock
     `close`, which waits for it while the trainer waits for the loop.

@@ -59,7 +59,7 @@ class JobFacts:
     without_summary: str = ""
     """Why not, if it has ended."""
     cluster: str = ""
-    """Where MultiKueue runs the job's copy. Empty: nowhere, or not known."""
+    """The cluster where MultiKueue runs the job's copy. Empty: none, or unknown."""
 
     @property
     def problems(self) -> list[JobProblem]:
@@ -239,7 +239,7 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
 
 
 def _links(load: JobLoad | None) -> list[RenderableType]:
-    """Of a running job: what the workers of this site have sent, and where to."""
+    """Links of a running job: what this site's workers have sent, and where to."""
     if load is None or not load.sites:
         return []
     by_kind = {kind: sum(site.sent_bytes.get(kind, 0.0) for site in load.sites) for kind in KINDS}
@@ -250,7 +250,7 @@ def _links(load: JobLoad | None) -> list[RenderableType]:
 
 
 def _figures(facts: JobFacts) -> list[RenderableType]:
-    """Of a run that has ended: its figures or why there are none, and whether they last."""
+    """Figures of an ended run, or why there are none, and whether they last."""
     parts: list[RenderableType] = []
     if facts.without_summary:
         parts.append(Text(f"Without figures of the run: {facts.without_summary}", style="yellow"))

@@ -28,7 +28,7 @@ from dlion_cli.views.job_status import JobStatus
 
 _TYPES = ("Normal", "Warning")
 _WIDTHS = (9, 7, 24, 48)
-"""Of the columns in lines that appear one by one."""
+"""Widths of the columns in lines that appear one by one."""
 
 
 def _event_types(

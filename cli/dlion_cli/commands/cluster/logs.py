@@ -38,9 +38,9 @@ from dlion_cli.views.job_status import JobStatus
 
 _POLL_INTERVAL_S: Final = 2.0
 MAX_NAMED: Final = 8
-"""Workers that a message names; of more it does not."""
+"""Maximum workers that a message names."""
 _DRAIN_S: Final = 3.0
-"""After the run's end, a log is abandoned once no line has come from any for so long."""
+"""After the run's end, logs that bring no line for this long are abandoned."""
 _JOIN_S: Final = 0.1
 
 

@@ -28,7 +28,7 @@ class GroupPlace:
 
     @property
     def path(self) -> str:
-        """As in error messages."""
+        """The path as in error messages."""
         return f"spec.sites[{self.site}].groups[{self.group}].workers"
 
     def patch(self, workers: int) -> list[dict[str, Any]]:

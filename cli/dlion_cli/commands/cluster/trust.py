@@ -271,7 +271,7 @@ def _restore(jobs: JobClient, name: str, target: str) -> str:
 
 
 def _revoked(document: Document) -> list[Document]:
-    """As the status has them."""
+    """The revocations as the status has them."""
     return mappings_in(mapping_of(document.get("status")).get("revoked"))
 
 

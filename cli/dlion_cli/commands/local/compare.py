@@ -264,7 +264,7 @@ def _show(
 
 
 def _verdicts(rows: list[VariantRow], matrix: Matrix) -> dict[str, Verdict]:
-    """By environment. One machine without a network is no competitor."""
+    """Verdicts by environment. One machine without a network does not compete."""
     found = {}
     for environment in dict.fromkeys(row.environment for row in rows):
         own = [row for row in rows if row.environment == environment and row.variant != IDEAL]

@@ -6,7 +6,8 @@ import click
 from click.shell_completion import get_completion_class
 
 _VARIABLE: Final = "_DLION_COMPLETE"
-"""By which the script asks `dlion` for completions; click derives it from the name `dlion`."""
+"""The variable by which the script asks `dlion` for completions; click derives it from the name
+`dlion`."""
 _BASH: Final = """\
 _dlion_completion() {
     local line="${COMP_LINE:0:COMP_POINT}" words items item type value last

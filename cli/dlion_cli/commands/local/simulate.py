@@ -78,7 +78,7 @@ class FinishedSimulation:
 
 
 _FEW_ITERATIONS: Final = 20
-"""With fewer, accuracies tell nothing yet."""
+"""Minimum iterations for meaningful accuracies."""
 
 Show = Callable[[SimulationRequest, FinishedSimulation], None]
 

@@ -20,7 +20,7 @@ from dlion_operator.plan.observed import Observed, PodView
 from dlion_operator.plan.runs import Run
 
 EXPOSURE_TIMEOUT = timedelta(minutes=5)
-"""Counted from the start or resumption of a run's Jobs. Clouds need minutes for a load balancer."""
+"""Timeout from the start or resumption of a run's Jobs. Clouds need minutes for a load balancer."""
 NO_GATEWAY = (
     "exposure Gateway: this site's operator knows of no gateway; name it in the chart's values"
     " (gateway.address, gateway.route)"
@@ -196,5 +196,5 @@ def _nodes(run: Run) -> dict[str, str]:
 
 
 def _short_name(worker: WorkerIdentity) -> str:
-    """As in `PodView.worker`."""
+    """The worker's short name, as in `PodView.worker`."""
     return f"{worker.group}-{worker.index}"

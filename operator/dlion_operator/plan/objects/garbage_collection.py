@@ -24,13 +24,12 @@ slow. Also used where the state of the node is unknown."""
 
 
 def terminating_pods(pods: Iterable[Document]) -> list[Document]:
-    """Terminating pods that an operator of ours created, with or without their Job or
-    Deployment."""
+    """Terminating pods that a DLion operator created, with or without their Job or Deployment."""
     return [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and _is_ours(pod)]
 
 
 def disrupted_pods(pods: Iterable[Document]) -> list[PodView]:
-    """Pods of ours that Kubernetes ends or has ended: by an eviction, a preemption or a taint."""
+    """DLion's pods that Kubernetes ends or has ended: by an eviction, a preemption or a taint."""
     return [view for pod in pods if _is_ours(pod) and (view := PodView(pod)).disruption]
 
 
@@ -52,7 +51,7 @@ def _is_ours(pod: Document) -> bool:
 
 
 def overdue_pods(terminating: TerminatingPods) -> Iterator[PodView]:
-    """Those pods that have been terminating for longer than their nodes should need."""
+    """Pods that have been terminating for longer than their nodes should need."""
     for pod in map(PodView, terminating.documents):
         is_ending = pod.containers_ended and not pod.is_finished
         patience_s = CLEANUP_TIMEOUT_S if is_ending else LOST_AFTER_S

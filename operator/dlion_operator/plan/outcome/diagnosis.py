@@ -1,4 +1,4 @@
-"""Diagnose a run that goes on: from its Jobs, pods and workers to a phase and a message. Pure."""
+"""Diagnose a run in progress: from its Jobs, pods and workers to a phase and a message. Pure."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ START_AND_JOIN_TIMEOUT = START_TIMEOUT + JOIN_TIMEOUT
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Diagnose a run that goes on."""
+    """Diagnose a run in progress."""
     return with_note(_diagnose(run), run.too_many_workers)
 
 
@@ -56,7 +56,7 @@ def _diagnose(run: Run) -> Diagnosis:
 
 
 def with_last_error(diagnosis: Diagnosis, last_error: str) -> Diagnosis:
-    """Add a lasting error of the operator. Workers that train go on training."""
+    """Add a lasting error of the operator. Workers that train continue training."""
     if not last_error:
         return diagnosis
     message = join_messages([f"cannot be kept up: {last_error}; retrying", diagnosis.message])
@@ -83,7 +83,7 @@ def missing_authority(run: Run) -> Diagnosis | None:
 
 
 def with_signing_problem(diagnosis: Diagnosis, authority: NamedAuthority | None) -> Diagnosis:
-    """Add that nothing can be signed now. Workers with certificates go on."""
+    """Add that nothing can be signed now. Workers with certificates continue."""
     if authority is None or not authority.problem:
         return diagnosis
     message = join_messages(

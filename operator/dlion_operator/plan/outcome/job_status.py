@@ -94,15 +94,15 @@ def run_status(
 
 
 def _is_same_progress(document: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether there is no news of the progress: an operator that has just started does not know it
+    """Whether progress is unknown or unchanged: an operator that has just started does not know it
     yet, and the time alone must not cause a write."""
     new, old = (each.get("trainerStatus") or {} for each in (document, before))
     return not new or new | {"lastUpdatedTime": old.get("lastUpdatedTime")} == old
 
 
 def _completed(status: Status, observed: Observed) -> dict[str, Any]:
-    """That status as a document, with what others have written: conditions of other controllers,
-    and fields of a newer operator, which may come back."""
+    """The status as a document, with the entries of others: conditions of other controllers, and
+    fields of a newer operator, which may be installed again."""
     document = to_document(status)
     before = status_of_run(observed, status.run_id)
     document |= {name: value for name, value in before.items() if name not in _FIELDS}

@@ -1,6 +1,6 @@
 """Whether a failed run is tried again, and when (`spec.maxRetries`). Pure.
 
-An attempt is the same run with new Jobs: its workers go on from the keeper's checkpoints. The
+An attempt is the same run with new Jobs: its workers continue from the keeper's checkpoints. The
 status has the number of the attempt and its start, and each Job the attempt that it is of. So an
 operator that is killed anywhere continues correctly. Jobs that failed stay until the next attempt
 begins, for their logs.

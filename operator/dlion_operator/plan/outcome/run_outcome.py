@@ -34,7 +34,7 @@ _EXIT_REASONS = {
 
 
 def cannot_continue_reason(run: Run) -> str:
-    """Why a run cannot go on without its failed workers. Empty: it can."""
+    """Why a run cannot continue without its failed workers. Empty: it can."""
     if not run.failed:
         return ""
     if rule := failing_rule(run):

@@ -132,7 +132,7 @@ def keeper_deployment(run: Run, rendered: Document) -> Document | None:
 def scale_keeper(run: Run) -> Iterator[Action]:
     """Start the keeper of an admitted run, and stop it after the workers of one that must not run.
 
-    A keeper without a claim goes on: its data would be lost.
+    A keeper without a claim continues: its data would be lost.
     """
     keeper, queue = run.observed.keeper, run.queue
     if keeper is None or queue is None:
@@ -184,7 +184,7 @@ def _is_stopped(run: Run) -> bool:
 
 
 def workload_actions(run: Run) -> Iterator[Action]:
-    """Keep the Workload of a run that goes on."""
+    """Keep the Workload of a run in progress."""
     queue = run.queue
     if queue is None:
         yield from _without_queue(run)
@@ -197,7 +197,7 @@ def workload_actions(run: Run) -> Iterator[Action]:
     elif view is None:
         yield Create(wanted_workload(run))
     elif view.is_finished:
-        # Others have ended it, though the run goes on: it is queued again.
+        # Others have ended it, though the run continues: it is queued again.
         if _is_stopped(run):
             yield Delete(Kind.WORKLOAD, view.name, view.uid)
     elif not (view.has_quota and run.jobs) and view.digest != digest_of(wanted_workload(run)):
@@ -336,7 +336,7 @@ def _pods_are_ready(run: Run) -> bool:
     keepers = [pod for pod in ready if pod.component == names.KEEPER]
     here = {(pod.group, pod.index) for pod in ready if pod.component == names.WORKER}
     wanted = {(group.name, i) for group in run.groups for i in range(run.size_of(group))}
-    # A worker that failed for good gets no pod again: a run that goes on without it is whole.
+    # A worker that failed for good gets no pod again: a run that continues without it is whole.
     ended = {(view.group, i) for view in run.jobs.values() for i in view.finished_indexes}
     return bool(keepers) and wanted - ended <= here
 

@@ -1,7 +1,7 @@
 """Tests of link records.
 
 Each link is reported once a second. On request, an unused link is reported less often as long as
-nothing changes, and so are bytes to workers that are no neighbours: the rarer, the more they are.
+nothing changes, and so are bytes to workers that are not neighbours: the rarer, the more they are.
 States are reported at once, and all links at the end.
 
 Left out: readers of the records (tests/unit/results, tests/unit/operator).

@@ -141,7 +141,7 @@ def test_with_a_quorum_of_one_nothing_is_sent_and_no_worker_halts() -> None:
 
 
 def test_a_worker_sends_the_state_behind_its_decision_before_it_continues() -> None:
-    """So peers of its side that receive both states make the same decision."""
+    """Peers of its side that receive both states therefore make the same decision."""
     worker = HaltedWorker([1, 1, 1], 2)
     worker.hear(MemberJoined(B))
     worker.hear(MemberLeft(B))

@@ -300,7 +300,8 @@ def test_lists_that_match_too_much_are_refused() -> None:
 
 
 def test_every_emptydir_has_a_limit() -> None:
-    """Those of the operator, their replacements and a user's own; a user's smaller limit stays."""
+    """This includes the operator's, their replacements and a user's own; a smaller limit of the
+    user stays."""
     volumes = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},

@@ -1,7 +1,7 @@
 """Test which authorities of its sites a run trusts.
 
-- The reported bundle of a site counts, else the kept one. Certificates that are no authority, have
-  expired or are not yet valid do not count. They do not displace those of another site.
+- The reported bundle of a site counts, else the kept one. Certificates that are not an authority's,
+  have expired or are not yet valid do not count. They do not displace those of another site.
 - A key that another site has does not count, unless both had it in that run before.
 - A bundle kept on a Job is read again unchanged, within the size of annotations. Any other content
   is ignored.

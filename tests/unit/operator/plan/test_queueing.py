@@ -492,7 +492,8 @@ def test_a_job_that_loses_its_label_runs_without_a_workload() -> None:
 
 
 def test_jobs_that_are_queued_themselves_stay_queued() -> None:
-    """Those of an older operator, and those that Kueue's webhook put into a default queue."""
+    """They are Jobs of an older operator, and Jobs that Kueue's webhook put into a default
+    queue."""
     world = queued()
     name = submitted(world)["metadata"]["name"]
     world.jobs["small"]["metadata"]["labels"][QUEUE] = "default"

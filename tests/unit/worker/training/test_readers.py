@@ -299,7 +299,7 @@ def _idx(path: Path, values: np.ndarray) -> None:
 
 
 def test_keras_data_in_the_cache_is_read_by_keras_itself(tmp_path: Path) -> None:
-    """This uses a process of its own, because Keras reads KERAS_HOME once. No proxy answers a
+    """This uses a separate process, because Keras reads KERAS_HOME once. No proxy answers a
     download.
     """
     x, y = named_datasets.digits()

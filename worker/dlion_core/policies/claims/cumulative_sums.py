@@ -7,7 +7,7 @@ from dlion_api.names import Rank
 
 
 class CumulativeSums:
-    """Of each worker, how far its figures were above the allowance, rounds below it taken off.
+    """For each worker the excess of its figures over the allowance, less the rounds below it.
 
         s = max(0, s + x - allowance)
 

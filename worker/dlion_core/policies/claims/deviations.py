@@ -20,8 +20,8 @@ are alike by the manifest are compared (`groups_of_like_data`).
 Directions, signs and lasting differences are summed over rounds (`cumulative_sums`). A large
 deviation is named in its second or third round, a small one once it has lasted.
 
-Source: ours. The sketch is a count sketch (Charikar, Chen & Farach-Colton, 2002) with one sign for
-each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P workers.
+Source: this project. The sketch is a count sketch (Charikar, Chen & Farach-Colton, 2002) with one
+sign for each row of entries. Shape suffixes: D entries, R rows, S values of a sketch, P workers.
 """
 
 import math
@@ -48,26 +48,26 @@ SKETCH_VALUES = 509
 """A prime, so that no dimension of a layer's shape is a multiple of it."""
 
 MIN_WORKERS = 3
-"""Of two workers either may be wrong."""
+"""Minimum workers: of two, either may be wrong."""
 
 WINDOW, MIN_ROUNDS = 16, 8
 """Measured rounds after which a contribution is compared with the same peer's, and the fewest
 comparisons of which the middle one counts."""
 
 GRADIENT_EVERY = 4
-"""Of so many gradients one is measured after the first `WINDOW`: there is one in each step, and 1 M
-entries of four workers take some 2 ms."""
+"""After the first `WINDOW`, one of this many gradients is measured: there is one in each step, and
+1 M entries of four workers take some 2 ms."""
 
 LARGE_RATIO, LARGE_ROUNDS = 5.0, 2
-"""Of a norm to the largest that any other worker ever had, and how many rounds it is so. Clean runs
-of unequal workers with skewed data came to 2.1."""
+"""Maximum ratio of a norm to the largest of any other worker so far, and the rounds for which it is
+exceeded. Clean runs of unequal workers with skewed data reached 2.1."""
 
 LIMIT = 1.0
-"""Of the sums over rounds. One round alone adds less to each of them."""
+"""Limit of the sums over rounds. One round alone adds less to each of them."""
 
 OPPOSITION = 0.1
 """Above it, what a contribution opposes adds to the sum. Clean runs came to sums of 0.4, where
-they had learnt all, too."""
+they had learned all, too."""
 
 ONE_SIDED_EXCESS = 0.25
 """Above it, the excess of a sign balance over the largest of all others adds to the sum. Clean runs
@@ -77,11 +77,12 @@ LASTING_EXCESS = 0.1
 """Above it, what `LastingDifferences` returns adds to the sum. Clean runs came to sums of 0.3."""
 
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
-"""Of a contribution to the same peer's of `WINDOW` rounds ago, and of those of most others."""
+"""Cosine of a contribution to the same peer's of `WINDOW` rounds ago, and the same for most other
+peers."""
 
 EMPTY_ROUNDS, EMPTY_STEPS, EMPTY_SAVING_STEPS = 16, 64, 1024
-"""In a row, under policies with local steps, under others, and under those that save up the budget
-of a slow link until a whole message fits."""
+"""Successive empty rounds: under policies with local steps, under others, and under those that save
+up the budget of a slow link until a whole message fits."""
 
 _IN_ROUNDS = frozenset({"adaptive", "sparseloco"})
 _SAVING = frozenset({"dlion", "dlion-published"})
@@ -94,7 +95,7 @@ def groups_of_like_data(context: PolicyContext) -> list[frozenset[Rank]]:
     """Return the groups of workers whose samples are drawn alike, by the manifest.
 
     All workers for a data set by name that is partitioned uniformly; those of each site if whole
-    classes go to sites, or if each site reads files of its own. None for other data.
+    classes go to sites, or if each site reads separate files. None for other data.
     """
     data = context.spec.trainer.dataset
     is_own = data.path is not None and any(one in data.path for one in _OF_A_WORKER)
@@ -142,7 +143,7 @@ class DeviationDetector:
         self._empty_rounds = _longest_silence(context.spec)
         self._every = 1 if context.spec.exchange.policy in _IN_ROUNDS else GRADIENT_EVERY
         self._leaves_out = context.spec.exchange.robustness in {"trimmed", "krum"}
-        """Whether what few workers know is not learnt, so that their gradients honestly grow."""
+        """Whether what few workers know is not learned, so that their gradients honestly grow."""
         rows = -(-self._size // SKETCH_VALUES)
         seed = (context.spec.trainer.seed, context.rank, context.secret)
         self._chance = np.random.default_rng(seed)
@@ -164,7 +165,7 @@ class DeviationDetector:
         )
         self._lasting_excess = CumulativeSums(LASTING_EXCESS)
         self._repeats = _windows()
-        """Of each worker the cosines to its own contribution of `WINDOW` rounds ago."""
+        """For each worker the cosines to its own contribution of `WINDOW` rounds ago."""
         self._earlier: defaultdict[Rank, deque[NDArray[np.float32]]] = defaultdict(
             lambda: deque(maxlen=WINDOW)
         )
@@ -172,7 +173,7 @@ class DeviationDetector:
         self._reported: set[tuple[Rank, str]] = set()
 
     def forget(self, rank: Rank) -> None:
-        """Drop the directions of a worker that left: it may come back with other weights."""
+        """Drop the directions of a worker that left: it may return with other weights."""
         self._opposition.forget(rank)
         self._one_sidedness.forget(rank)
         self._lasting.forget(rank)
@@ -300,7 +301,7 @@ class DeviationDetector:
         found = []
         for at, rank in enumerate(ranks):
             middle = float(middle_P[at])
-            # Where all is learnt, honest contributions cancel: they oppose, and do not agree. The
+            # Where all is learned, honest contributions cancel: they oppose, and do not agree. The
             # median ignores others that oppose, too.
             agreement = float(np.median(np.delete(middle_P, at)))
             self._opposition.add(rank, min(-middle, agreement))

@@ -9,9 +9,10 @@ the many entries where others have least; pairs, since a third worker cannot cha
 A worker is judged by the middle of its cosines, of two the smaller, beside those of the others:
 each honest worker has samples of its own, which set it apart for longer as less is left to learn.
 
-Source: ours. Sums of distances over rounds are those of SafeguardSGD (Allen-Zhu, Ebrahimian, Li &
-Alistarh, *Byzantine-resilient non-convex stochastic gradient descent*, ICLR 2021); the order of
-workers in each entry instead of values is that of MANDERA (Zhu et al., 2023, as recalled).
+Source: this project. Sums of distances over rounds are those of SafeguardSGD (Allen-Zhu,
+Ebrahimian, Li & Alistarh, *Byzantine-resilient non-convex stochastic gradient descent*, ICLR 2021);
+the order of workers in each entry instead of values is that of MANDERA (Zhu et al., 2023, as
+recalled).
 
 Legend: D entries, K those that are compared, M workers of a team, E pairs of a team.
 """
@@ -36,7 +37,7 @@ MEMORY = 0.9
 """Part of the mean of earlier signs that is kept in a round."""
 
 EARLIER_ROUNDS = 2
-"""Of a pair, before its cosine counts."""
+"""Earlier rounds of a pair before its cosine counts."""
 
 OWN_SAMPLES = 0.2
 """A cosine that honest workers come to, each with its own samples."""

@@ -3,12 +3,12 @@
 The codecs refuse what is not finite. But 1e37 is finite, and one such update makes the receiver's
 next loss infinite. So a contribution is compared with the other contributions to the same update
 and recent ones of the same workers, and weights with the own ones. A single gradient is nothing to
-compare with: of one sample that is learnt, or behind dead units, it is nearly or exactly zero. The
+compare with: of one sample that is learned, or behind dead units, it is nearly or exactly zero. The
 bounds are wide: a gradient that explodes honestly is refused too, and one that is merely unusual is
 reported (`RecentPeaks`).
 
 Called by the policies with the peaks, the largest magnitudes of messages. At a barrier all workers
-compare the same contributions, so that they refuse the same ones. Source: ours.
+compare the same contributions, so that they refuse the same ones. Source: this project.
 """
 
 from bisect import bisect_left
@@ -22,21 +22,22 @@ from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.interface import Flat, RejectMessage
 
 MAX_GRADIENT_RATIO = 1e4
-"""Of a gradient's peak to the lower median of the others', each the largest of the recent ones. A
-worker whose data are learnt has much smaller gradients than others, so that `MAX_STEP_RATIO` must
-be exceeded as well."""
+"""Maximum ratio of a gradient's peak to the lower median of the others', each the largest of the
+recent ones. A worker whose data are learned has much smaller gradients than others, so
+`MAX_STEP_RATIO` must be exceeded as well."""
 
 MAX_STEP_RATIO = 10.0
-"""Of a gradient's peak to the largest weight, or to 1: weights may begin at zero."""
+"""Maximum ratio of a gradient's peak to the largest weight, or to 1: weights may begin at zero."""
 
 MAX_WEIGHTS_RATIO = 1000.0
-"""Of the largest weight of a peer to that of this worker, or to 1."""
+"""Maximum ratio of the largest weight of a peer to that of this worker, or to 1."""
 
 MAX_MAGNITUDE = 1e15
-"""Of any value, where nothing else is known."""
+"""Maximum of any value if nothing else is known."""
 
 UNUSUAL_RATIO = 100.0
-"""Of a peak to the median of the same peer's earlier ones, for a warning."""
+"""Ratio of a peak to the median of the same peer's earlier ones above which a warning is
+reported."""
 
 _HISTORY, _MIN_HISTORY = 64, 8
 
@@ -120,7 +121,7 @@ class RecentPeaks:
     """The recent peaks of each worker. Finds gradients that are far larger than the same worker's
     earlier ones, once per worker.
 
-    Where all is learnt, the median is next to nothing, and a new sample, a restart or a merge of
+    Where all is learned, the median is next to nothing, and a new sample, a restart or a merge of
     partitions brings back gradients of the usual size. So the largest peaks that any worker ever
     had count, too.
     """

@@ -4,7 +4,7 @@ Called by the policies: a contribution counts by its samples, so that a false co
 whole weight of a mean. Every worker knows the manifest, hence the global batch of an iteration at
 its largest, and no worker makes an iteration twice.
 
-Source: ours.
+Source: this project.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Whether the entries of a contribution have one sign more often than the other.
+"""The balance of positive and negative entries of a contribution.
 
-Called by `deviations`. A vector that lies apart from the mean by a part of the standard deviation
+Called by `deviations`. A vector that differs from the mean by a part of the standard deviation
 of each entry differs from honest ones in no norm and in few directions, but in its signs.
 
 Source: Xu, Huang, Song & Lan, *Byzantine-robust federated learning through collaborative malicious

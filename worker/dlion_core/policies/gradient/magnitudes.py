@@ -25,7 +25,8 @@ _TOP = 0x3F80
 """The top 16 bits of 1.0, the largest ratio."""
 
 _MAX_CANDIDATES_FRACTION = 0.25
-"""Of D entries that may be kept. With more, the histogram of all is no slower."""
+"""Maximum fraction of D entries that are candidates. With more, the histogram of all is no
+slower."""
 
 _MARGIN, _SPACE = 1.25, 2.5
 """Candidates aimed at, and those that there is space for, relative to the entries to keep. The

@@ -4,7 +4,7 @@ Used by `gradient_policies` for policy `dlion`. Selection and budgets are those 
 `gradient_selectors.MaxN`, applied to residual + gradient: one residual for all links (`shared`), or
 one for each (`perLink`).
 
-Source: ours; DLion as published keeps nothing. Error feedback: see `entries`.
+Source: this project; DLion as published keeps nothing. Error feedback: see `entries`.
 """
 
 from collections.abc import Mapping

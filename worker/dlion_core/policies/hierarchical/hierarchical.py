@@ -13,9 +13,9 @@ gradients again, or the result if it exists. The unsent part of the old gateway'
 the link between a worker and its gateway is down while both continue, the worker takes the results
 from one that is linked with both (`site_gateways`). It contributes again when the link is back.
 
-Source: ours, after hierarchical aggregation over band-limited channels; robust means between sites
-as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledgeTransfer` and
-budgets are ignored.
+Source: this project, after hierarchical aggregation over band-limited channels; robust means
+between sites as in `site_means`. Receivers average. `synchronization`, `weighting`,
+`knowledgeTransfer` and budgets are ignored.
 """
 
 from collections import deque
@@ -81,7 +81,7 @@ class Hierarchical(PeerMachine):
         self._part: SiteMessage | None = None
         self._mean: SiteMessage | None = None  # of this site, as sent, for the open iteration
         self._results: deque[tuple[SiteMessage, Rank]] = deque(maxlen=_RESULTS)
-        """With the sender of each."""
+        """Results with the sender of each."""
         self._received = ReceivedContributions()
         self._given_up: dict[Rank, int] = {}  # nothing of iterations up to that one will arrive
         self._sent = SentLog()

@@ -70,7 +70,7 @@ class PendingPull:
     early_answer: Message | None = None
     """An answer that contains an update not yet made here."""
     snapshots: dict[int, PullSnapshot] = field(default_factory=dict)
-    """By the last contained iteration, from the request on."""
+    """Snapshots by the last contained iteration, from the request on."""
 
     def needs_snapshot(self, iteration: int, most: int) -> bool:
         """Whether to keep a snapshot of the weights after that iteration's update."""

@@ -4,7 +4,7 @@
 
 with p_i the share of samples. Here v is zero, and there is one iteration. The paper starts from
 the last aggregate, which a worker that has just joined does not have; contributions with few and
-different entries are hardly nearer to it than to zero. The radius is a multiple of a median of the
+different entries are little nearer to it than to zero. The radius is a multiple of a median of the
 norms of the same round: no history, for the same reason.
 
 Source: Karimireddy, He & Jaggi, *Learning from history for Byzantine robust optimization*, ICML
@@ -14,8 +14,8 @@ Source: Karimireddy, He & Jaggi, *Learning from history for Byzantine robust opt
 from collections.abc import Sequence
 
 RADIUS_RATIO = 2.0
-"""Of the radius to the upper median of norms. With three other workers of equal norm that agree, a
-contribution of twice their norm cannot turn the sum around."""
+"""Ratio of the radius to the upper median of norms. With three other workers of equal norm that
+agree, a contribution of twice their norm cannot reverse the sum."""
 
 
 def clipping_factors(norms: Sequence[float]) -> list[float]:

@@ -1,2 +1,2 @@
-"""Policies whose workers send what changed to a server, itself a worker, and go on from its
+"""Policies whose workers send what changed to a server, itself a worker, and continue from its
 weights: `halos`, `quorum-diloco`."""

@@ -2,16 +2,16 @@
 
 Each worker makes H local steps from the weights of its site's server and sends its change there
 (`served_worker`). The server applies it at once and answers with its weights. After K changes it
-sends what its weights changed by since it last had those of the global server, and goes on serving.
-The global server applies that at once and answers with the global weights W. The site's server
-takes a part of them,
+sends the change of its weights since it last received those of the global server, and continues to
+serve. The global server applies that at once and answers with the global weights W. The site's
+server takes a part of them,
 
     w <- (1 - a) w + a W.
 
-No worker waits for a third one, and between sites travels one message for K inside a site. Changes
-that a site's server applied while its own was under way are in its weights only. Both servers apply
-changes by `DelayedNesterov`. The site's server is the lowest rank of the site that trains, the
-global one the lowest of all.
+No worker waits for a third one. One message is sent between sites for K inside a site. Changes
+that a site's server applied while its own was in transit are in its weights only. Both servers
+apply changes by `DelayedNesterov`. The site's server is the lowest rank of the site that trains,
+the global one the lowest of all.
 
 A change counts by the batch of its worker over the mean batch of its site, and a site's by the
 samples of its workers over the mean of sites, so that batches may follow capacity.
@@ -48,7 +48,7 @@ class Halos(ServedWorker):
         self._site = frozenset(r for r in context.ranks if context.sites.get(r, "") == own)
         self._local, self._global = self._new_local(), self._new_global()
         self._model_D: Flat | None = None
-        """Of the site."""
+        """Weights of the site."""
         self._merged_D: Flat | None = None
         """The site's model when it last took the global one."""
         self._global_D: Flat | None = None

@@ -2,7 +2,7 @@
 
 Each worker makes H local steps from the global weights and sends its change to the server
 (`served_worker`). Once a quorum of the workers has sent one, the server waits for the others, but
-only while that delays no worker. Workers go on computing for `overlapSteps` steps (t) after they
+only while that delays no worker. Workers continue computing for `overlapSteps` steps (t) after they
 sent; with the time x of an answer on its way, in steps, the window ends
 
     grace (t - x)  steps after the first change of the round,
@@ -54,9 +54,9 @@ class QuorumDiloco(ServedWorker):
         self._global_D: Flat | None = None
         self._version = 0
         self._given: dict[Rank, int] = {}
-        """Version of the global weights that each worker went on from last; 0: the first ones."""
+        """Version of the global weights that each worker continued from last; 0: the first ones."""
         self._changes: dict[Rank, Change] = {}
-        """Of the open round, in the order of arrival."""
+        """Changes of the open round, in the order of arrival."""
         self._due: dict[Rank, int] = {}
         """Workers to answer at the end of the round, and the iterations of their changes."""
         self._opened_at = 0
@@ -171,7 +171,8 @@ class QuorumDiloco(ServedWorker):
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """As of all policies. The open round is lost; who waited for it goes on alone."""
+        """Restore as all policies. The open round is lost; workers that waited for it continue
+        alone."""
         super().restore(state)
         self._outer.restore(state, _OUTER)
         self._version = int(state["version"])

@@ -2,14 +2,14 @@
 
 Base of `halos` and `quorum-diloco`. After H local steps a worker sends its *change*, its weights
 less those that it started from, to its server. The server is a worker as well: the lowest rank of
-those that are known to train, or of a site's. It answers with weights to go on from. Until then the
-worker makes at most `overlap_steps` further steps, which it keeps: it goes on from the answer plus
-what it changed since it sent.
+those that are known to train, or of a site's. It answers with weights to continue from. Until then
+the worker makes at most `overlap_steps` further steps, which it keeps: it continues from the answer
+plus what it changed since it sent.
 
-A worker whose server leaves goes on alone from its weights. Its next change goes to the next one,
-which begins from its own weights, also where it has served before: what it has kept from then is
-old. So no worker is needed for the others to go on, and what only a lost server had is lost. Each
-change is answered, an invalid one too: else its sender would wait without end.
+A worker whose server leaves continues alone from its weights. It sends its next change to the next
+server. That one begins from its own weights, even if it has served before: what it kept from then
+is outdated. So the others continue without any one worker. What only a lost server had is lost.
+Each change is answered, an invalid one too: else its sender would wait without end.
 """
 
 from collections.abc import Mapping
@@ -49,11 +49,11 @@ class Form(IntEnum):
     """What a `WEIGHTS` message is: `weights_version` is its samples times 4, plus this."""
 
     CHANGE = 0
-    """Of a worker."""
+    """A worker's change."""
     MODEL = 1
     """The answer. Its iteration is the change's."""
     SITE_CHANGE = 2
-    """Of a site, for the server of all sites (`halos`)."""
+    """A site's change, for the server of all sites (`halos`)."""
     GLOBAL_MODEL = 3
     """The answer to that."""
 
@@ -70,7 +70,7 @@ class Change:
     samples: int
     local_batch_size: int
     iteration: int
-    """Of the sender, which the answer repeats."""
+    """Iteration of the sender, which the answer repeats."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class ServedWorker(PeerMachine):
         self._anchor_D: Flat | None = None
         """The weights that the change is measured from."""
         self._steps = self._samples = 0
-        """Since the last change was sent, or since this worker went on alone."""
+        """Steps and samples since the last change was sent, or since this worker continued
+        alone."""
         self.sent: SentChange | None = None
         self._served_by = self.rank
         """The server of the last change; this worker while it has not sent any."""
@@ -140,7 +141,7 @@ class ServedWorker(PeerMachine):
         return min(rank for rank in present if ranks is None or rank in ranks)
 
     def own_weights(self) -> Flat:
-        """Return a copy of the weights that this worker went on from last; its weights at first."""
+        """Return a copy of the weights that this worker last continued from; initially its own."""
         return (self.weights_D if self._anchor_D is None else self._anchor_D).copy()
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
@@ -179,7 +180,7 @@ class ServedWorker(PeerMachine):
         return SendMessage(server, Message(MessageKind.WEIGHTS, at, batch, version, payload))
 
     def answer(self, form: Form, rank: Rank, iteration: int) -> list[Instruction]:
-        """Give a worker the weights to go on from, now or once its link is up."""
+        """Give a worker the weights to continue from, now or once its link is up."""
         model_D = self.model_for(form)
         if rank == self.rank:
             return self._go_on_from(model_D)

@@ -1,4 +1,4 @@
-"""What the decoder has of one sensor: which batches, and which to request next.
+"""The features that the decoder has of one sensor, and the batches to request next.
 
 Bounded: a sensor has a fixed number of samples, and only requested batches are accepted. Adding a
 batch and stating all of them takes time for what is new only.
@@ -22,7 +22,7 @@ _GROWTH: Final = 1.5
 
 
 class Collection:
-    """The features of one sensor, as payloads for checkpoints."""
+    """Features of one sensor, as payloads for checkpoints."""
 
     def __init__(self, max_samples: int) -> None:
         """`max_samples`: that a sensor may have."""

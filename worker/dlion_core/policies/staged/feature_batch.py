@@ -27,7 +27,7 @@ MAX_FEATURES: Final = 4096
 MAX_TOTAL_VALUES: Final = 2**28
 """Values of all samples of all sensors: 1 GiB at the decoder."""
 MAX_MAGNITUDE: Final = 1e6
-"""Of a value: larger ones would end training."""
+"""Maximum of a value: larger ones would end training."""
 _TOLERANCE: Final = 1e-5
 """Relative, of the largest magnitude: the distance of levels is rounded to float32."""
 MAX_CLASSES: Final = 2**16

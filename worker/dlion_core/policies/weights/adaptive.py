@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveLocalSteps(AnchoredRounds):
-    """One worker's rounds, as its planner and those of the others choose them."""
+    """One worker's rounds, planned together with the other workers."""
 
     def __init__(self, context: PolicyContext, parameters: AdaptiveParameters) -> None:
         super().__init__(

@@ -35,9 +35,9 @@ from dlion_core.policies.partitions.version_vector import (
 
 CONTRIBUTION, ANCHOR = 0, 1
 HEAD = struct.Struct("<BIIH")
-"""Of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of its
-round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector, the
-anchor, and the outer velocity if there is one."""
+"""Head of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of
+its round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector,
+the anchor, and the outer velocity if there is one."""
 
 
 def parse_head(
@@ -61,7 +61,7 @@ class PseudoGradient(Contribution):
     """A worker's contribution to a round."""
 
     checksum: int
-    """Of its anchor."""
+    """Checksum of its anchor."""
     local_steps: int
     """Its proposal for H."""
 

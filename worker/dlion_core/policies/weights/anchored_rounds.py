@@ -7,8 +7,9 @@ times `feedback` (error feedback). All wait for the pseudo-gradients of all, wei
 samples of the round, make the same outer step, and continue from the anchor that it gives. All use
 the largest H that a worker of the last round has proposed.
 
-**Repair.** Every contribution has the checksum of its anchor. If they differ when a round closes,
-because a worker has just joined or some were cut off, `anchor_merge` decides which all go on from.
+**Repair.** Every contribution has the checksum of its anchor. They may differ when a round closes,
+because a worker has just joined or some were cut off. Then `anchor_merge` selects the anchor from
+which all continue.
 """
 
 import zlib
@@ -69,8 +70,8 @@ from dlion_core.policies.weights.local_rounds import LocalRounds
 
 _ANSWERED = (MessageKind.HELD_REQUEST, MessageKind.WEIGHTS_REQUEST)
 MAX_ANSWERS = 3
-"""Of each kind to a peer, until the next round closes. A peer that is behind asks for each of the
-rounds of which it has this worker's contribution (`local_rounds` keeps two)."""
+"""Maximum answers of each kind to a peer until the next round closes. A peer that is behind asks
+for each of the rounds of which it has this worker's contribution (`local_rounds` keeps two)."""
 
 
 class AnchoredRounds(LocalRounds[PseudoGradient]):

@@ -192,7 +192,7 @@ class EventGrad(PeerMachine):
         self._served: set[Rank] = set()
         """Neighbours that have received every variable."""
         self._kept: set[Rank] = set()
-        """Those among them from a checkpoint that have not rejoined."""
+        """Neighbours from a checkpoint that have not rejoined."""
 
     def _neighbours(self) -> list[Rank]:
         if not self._is_complete:

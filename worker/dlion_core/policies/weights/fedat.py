@@ -188,7 +188,7 @@ class FedatServer(FedatWorker):
         self._models: dict[int, Flat] = {}
         self._counts: dict[int, int] = {}
         self._answers: dict[Rank, Contribution | None] = {}
-        """In order of arrival; None: invalid."""
+        """Answers in order of arrival; None: invalid."""
         self._newcomers: set[Rank] = set()
 
     def update_applied(self) -> list[Instruction]:

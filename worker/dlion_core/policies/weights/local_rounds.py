@@ -58,9 +58,9 @@ class LocalRounds(PeerMachine, Generic[C]):
         self._max_local_steps = max_local_steps
         self.anchor_D: Flat | None = None
         self.velocity_D: Flat | None = None
-        """Of the outer momentum; None: not used yet."""
+        """Velocity of the outer momentum; None: not used yet."""
         self.samples = 0
-        """Since the last round; more than a round's if a restart skipped one."""
+        """Samples since the last round; more than a round's if a restart skipped one."""
         self.closed = 0
         """The end of the last round."""
         self.open: OpenRound[C] | None = None
@@ -76,7 +76,7 @@ class LocalRounds(PeerMachine, Generic[C]):
         raise NotImplementedError
 
     def largest_weight(self) -> float:
-        """That of the anchor: all have the same, and take the outer step from it."""
+        """The largest weight of the anchor: all have the same, and take the outer step from it."""
         return 0.0 if self.anchor_D is None else peak_of_weights(self.anchor_D)
 
     def count_step(self, step: LocalStepDone) -> None:

@@ -28,7 +28,7 @@ class ResourceOwner:
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """The owner in a resource's name; None if the name is not one of ours.
+        """The owner in a resource's name; None if DLion did not give the name.
 
         >>> ResourceOwner.parse("dlion-12-345-0-hub")
         ResourceOwner(pid=12, start_ticks=345)

@@ -67,11 +67,11 @@ class NamespaceNetwork(UnshapedNetwork):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._shaped: dict[tuple[Rank, bool], ShapedInterface] = {}
-        """By rank and whether it is the downlink."""
+        """Interfaces by rank and whether it is the downlink."""
         self._sites = [*dict.fromkeys(site for site, _ in _site_pipes(plan.initial))]
         """The workers of each site that share a pipe."""
         self._shaped_sites: dict[tuple[frozenset[Rank], bool], ShapedInterface] = {}
-        """By the workers of the site and whether it is their downlink."""
+        """Interfaces by the workers of the site and whether it is their downlink."""
         self._prefix = ""
 
     def start(self) -> None:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 MAX_LINE_BYTES = 1 << 28
-"""Of a request: it grows with the square of the number of workers."""
+"""Maximum size of a request: it grows with the square of the number of workers."""
 BURST_S = 0.03
 """How much of its rate a pipe may catch up on after a late wake-up of the relay. Over a second it
 can exceed its rate by that share, 3 %."""

@@ -70,7 +70,7 @@ class ShapedInterface:
     """Source and destination of each peer's packets: addresses, or networks with their prefix
     length."""
     unshaped_address: str
-    """Of the coordinator: what it sends and gets has no rate."""
+    """Address of the coordinator, whose traffic has no rate limit."""
     _cut: frozenset[Rank] = frozenset()
     _classes: dict[int, _Class] = field(default_factory=dict)
     _shape: list[frozenset[Rank]] = field(default_factory=list)

@@ -133,7 +133,7 @@ class Publisher:
             accuracy_of=self._accuracy,
             stop_reason=STILL_TRAINING,
             candidates=replicas[:1],
-            parallel=1,  # training goes on
+            parallel=1,  # training continues
         )
         site = self._job.worker(self._rank).site
         save, folder = self._replica.save, self._results_dir

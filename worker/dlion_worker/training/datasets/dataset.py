@@ -43,7 +43,7 @@ class DataSet:
     files: Mapping[str, Fingerprint] = field(default_factory=dict)
     """Watched files as of reading, whether or not they contain samples of this worker."""
     augment: Augment | None = None
-    """For training batches only."""
+    """Augmentation of training batches only."""
     scales_pixels: bool = True
     """Models get uint8 samples as floats in 0..1. False: as they are, as from Keras' `fit()`."""
     encoder: Any = None

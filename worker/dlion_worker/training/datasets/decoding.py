@@ -14,8 +14,8 @@ from dlion_worker.training.datasets.sources import check_size
 from dlion_worker.training.framework import tf
 
 without_autograph = tf.autograph.experimental.do_not_convert
-"""For `tf.data` functions without Python's `if` and `for`. Autograph's analysis takes as long as
-reading thousands of records."""
+"""Decorator for `tf.data` functions without Python's `if` and `for`. Autograph's analysis takes as
+long as reading thousands of records."""
 READ_FAULTS = (tf.errors.OpError, UnicodeDecodeError)
 """TensorFlow's exceptions for bad data; the second if its message contains some of the bytes."""
 _MAX_PIXELS = 64 * 2**20

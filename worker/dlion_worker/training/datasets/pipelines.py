@@ -14,7 +14,8 @@ from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 MAX_BYTES = 2**31
-"""Of one split in memory: a worker holds both splits, and a second copy while it reads."""
+"""Maximum size of one split in memory: a worker holds both splits, and a second copy while it
+reads."""
 MAX_SAMPLES = 20_000_000
 _READ_TOGETHER = 256
 """Samples of a pipeline without batches that are read at once."""

@@ -56,7 +56,7 @@ class NearDuplicates:
     noise. With 10 % noise, CIFAR-10 images differ from the originals by at most 4.6 %; 1 % of
     different images have a neighbour within 6.7 %.
 
-    Source: ours. Compares every sample with all kept ones, in blocks, by matrix products.
+    Source: this project. Compares every sample with all kept ones, in blocks, by matrix products.
     """
 
     def __init__(self, threshold: float) -> None:

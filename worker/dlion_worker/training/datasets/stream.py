@@ -57,7 +57,7 @@ class BatchStream:
 
     @property
     def earlier_passes(self) -> int | None:
-        """Those that earlier starts of this worker may have begun; None: not kept."""
+        """Passes that earlier starts of this worker may have begun; None: not kept."""
         return None
 
     def keys(self) -> frozenset[str]:

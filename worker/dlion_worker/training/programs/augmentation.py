@@ -2,7 +2,7 @@
 
 TensorFlow's random operations draw from generators that no checkpoint can hold. So the traced graph
 gets the stateless operation in place of each one: the same numbers for the same seed, on every
-machine. `BatchStream` calls it with a seed of its position, so a resumed worker goes on with the
+machine. `BatchStream` calls it with a seed of its position, so a resumed worker continues with the
 batches that it would have had.
 """
 
@@ -25,7 +25,7 @@ _STATELESS = {
     "TruncatedNormal": ("StatelessTruncatedNormal", 1),
     "Multinomial": ("StatelessMultinomial", 2),
 }
-"""Of each operation the one with a seed, and the place of the seed among its inputs."""
+"""For each operation the one with a seed, and the place of the seed among its inputs."""
 _SEED = "dlion_seed_"
 
 _ADVICE = "It takes tensors of one batch and returns (x, y) of the same shapes and types"

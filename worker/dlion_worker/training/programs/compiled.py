@@ -125,7 +125,7 @@ class CompiledMetrics:
             return self._figures(self._metrics.result())
 
     def _figures(self, found: Mapping[str, Any]) -> dict[str, float]:
-        """One number by each name. Raises: ProgramError for what is no number."""
+        """One number by each name. Raises: ProgramError for what is not a number."""
         figures: dict[str, float] = {}
         for name, value in (part for each in found.items() for part in _parts(*each)):
             if len(name) > _MAX_NAME or name in figures or len(figures) == MAX_METRICS:
