@@ -34,9 +34,9 @@ _NOTHING_SENT = LinkCounters(
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
 DISTANT_INTERVAL_S = 30.0
-"""The same for workers that are not neighbours, of which there are many. With more than 30 it is one
-second for each, so that all of them together have at most one record a second. States, which are
-large and rare, do not wait."""
+"""The same for workers that are not neighbours, of which there are many. With more than 30 the
+interval is one second for each, so that all of them together have at most one record a second.
+States, which are large and rare, do not wait."""
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,9 @@ def test_a_resumed_worker_continues_at_its_position(tmp_path: Path) -> None:
 
 def test_a_step_with_an_update_by_a_peer_is_not_repeated(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
+    worker.progress.trained_s = 45.0
     worker.step()
     worker.checkpointer.undo_step()
-    worker.progress.trained_s = 45.0
     worker.checkpointer.save()
     again = Worker(tmp_path, peers=False)
     again.checkpointer.load()
