@@ -133,7 +133,7 @@ class _Worker:
     def __init__(self) -> None:
         self.samples, self.epochs = BoundedCurve(), BoundedCurve()
         """Samples and epochs of the job, as this worker counts them, since its first known step."""
-        self.iteration = self.global_batch_size = self._counted = 0
+        self.iteration = self.global_batch_size = self._counted = self._incarnation = 0
         self.began_s = 0.0
         """When the first known step began."""
         self.done_before = 0
@@ -146,12 +146,13 @@ class _Worker:
         if self.last_s == -math.inf:
             self.began_s = record.time_s - record.wall_s
             self.done_before = max(0, record.iteration - 1)
-        elif record.iteration <= self.iteration:
-            # It resumed from a checkpoint, which voids its old pace.
+        elif record.iteration <= self.iteration or self._has_rejoined(record):
+            # It resumed from a checkpoint or a peer's state, which voids its old pace.
             self.samples, self.epochs = BoundedCurve(), BoundedCurve()
         else:
             self._counted += (record.iteration - self.iteration) * record.global_batch_size
         self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
+        self._incarnation = record.incarnation
         self.global_batch_size = record.global_batch_size
         most_s = record.time_s + MAX_CLOCK_ERROR_S
         if record.trained_s is not None and 0.0 <= record.trained_s <= most_s:
@@ -160,6 +161,11 @@ class _Worker:
         self.samples.append(trained_s, self._counted)
         if record.epochs:
             self.epochs.append(trained_s, record.epochs)
+
+    def _has_rejoined(self, record: StepRecord) -> bool:
+        """Whether it took the iteration of peers that trained on meanwhile."""
+        is_restarted = record.incarnation != self._incarnation
+        return is_restarted and record.iteration > self.iteration + 1
 
     def training_set_samples(self) -> int:
         """Training samples of all workers; 0: unknown."""

@@ -42,9 +42,10 @@ def step(
     batch: int = 32,
     epochs: float | None = None,
     trained_s: float | None = None,
+    start: int = 1,
 ) -> StepRecord:
     return StepRecord(
-        time_s, Rank(rank), 1, iteration, 1.0, 16, batch, 0.1, 0.1, 1.0, 0.1, 0.0, 0.0, 16,
+        time_s, Rank(rank), start, iteration, 1.0, 16, batch, 0.1, 0.1, 1.0, 0.1, 0.0, 0.0, 16,
         epochs=epochs, trained_s=trained_s,
     )  # fmt: skip
 
@@ -124,6 +125,20 @@ def test_a_count_of_training_that_no_run_has_is_ignored(trained_s: float) -> Non
     for number in range(1, 26):
         remaining.take(step(number, 10.0 + number, trained_s=trained_s))
     assert remaining.predict().seconds == pytest.approx(25.0)
+
+
+def test_a_worker_that_rejoins_has_no_pace_from_before() -> None:
+    """It was away from 50 to 140 s, and took the iteration of its peer, which trained on. Its count
+    of training is that of its checkpoint."""
+    remaining = estimator({"maxSteps": 300})
+    for number in range(1, 171):
+        remaining.take(step(number, float(number), trained_s=float(number)))
+        if number <= 50:
+            remaining.take(step(number, float(number), rank=1, trained_s=float(number)))
+        elif number > 140:
+            trained_s = 45.0 + number - 140
+            remaining.take(step(number, float(number), rank=1, trained_s=trained_s, start=2))
+    assert remaining.predict().seconds == pytest.approx(130.0, rel=0.02)
 
 
 @pytest.mark.parametrize("stop", [{"maxSeconds": 100}, {"targetAccuracy": 0.9}], ids=str)
