@@ -88,7 +88,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportDownload(self, request, context):
-        """Reports the download progress of a worker that has not joined yet.
+        """Tells how much a worker that has not joined yet has downloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
