@@ -2,10 +2,10 @@
 #
 #   docker build --target operator -t dlion-operator .
 #
-# Every package comes from requirements.lock, its hash checked. Stages are ordered so that what
-# changes most comes last: a change of sources rebuilds one layer of a few megabytes.
-# TENSORFLOW=gpu gives a worker that computes on NVIDIA's GPUs (x86-64).
-# BASE is what all stages start from; a release names it by digest (NAME@sha256:...).
+# Every package comes from requirements.lock, its hash checked. Stages are ordered by how
+# often they change: a change of sources rebuilds one layer of a few megabytes.
+# TENSORFLOW=gpu builds a worker that computes on NVIDIA's GPUs (x86-64).
+# BASE is the base image of all stages; a release names it by digest (NAME@sha256:...).
 
 ARG BASE=docker.io/library/debian:bookworm-slim
 FROM ${BASE} AS python
@@ -15,7 +15,7 @@ RUN apt-get update \
  && groupadd --gid 65532 dlion \
  && useradd --uid 65532 --gid 65532 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin dlion \
  && install -d -o 65532 -g 65532 /run/dlion /var/lib/dlion
-# Nothing writes beside the sources; what a library wants to keep goes to /tmp.
+# No process writes next to the sources; libraries keep their caches in /tmp.
 ENV PATH=/opt/dlion/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/.cache \
@@ -26,7 +26,7 @@ LABEL org.opencontainers.image.title="DLion" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 
-# Where packages are installed; pip and uv stay here.
+# Installs packages; pip and uv stay in this stage.
 FROM python AS installer
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends binutils ca-certificates python3-venv \
@@ -51,15 +51,15 @@ RUN python3 image_requirements.py --extra sidecar --omit click --omit packaging 
  && find /opt/dlion/lib -type d -name tests -prune -exec rm -r {} +
 
 
-# Installed where it stays, by what is lent from the stage above: copied, these gigabytes would be
-# written once more. Certificates are for programs that fetch their data by https.
-# Left out: libclang and TensorFlow's headers, of use to a compiler only; what draws reports (`dlion
-# report` does, where the user is) and serves TensorBoard's pages; tests; symbols for debuggers.
+# The stage above is mounted and installs packages in their final place: copying them would write
+# these gigabytes twice. Certificates are for programs that fetch their data by https.
+# Left out: libclang and TensorFlow's headers, which only compilers need; packages that draw reports
+# (`dlion report` runs on the user's machine) and serve TensorBoard's pages; tests; debug symbols.
 FROM python AS worker-packages
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/* /var/log/*
-# In this stage, too: not every builder sees a lent stage change. They tell what the image holds.
+# Copied here too: not every builder notices a change of a mounted stage. They list the content.
 COPY pyproject.toml requirements.lock requirements-gpu.lock tools/image_requirements.py /usr/share/dlion/
 ARG TENSORFLOW=cpu
 RUN --mount=type=bind,from=installer,source=/,target=/installer \
@@ -81,8 +81,8 @@ RUN --mount=type=bind,from=installer,source=/,target=/installer \
  && find tensorflow llvmlite -name '*.so*' -type f -exec /installer/usr/bin/strip --strip-unneeded {} +
 
 
-# The codecs' loops as machine code for any processor of this architecture (NUMBA_CPU_NAME): a pod
-# that had to compile them would wait for them as long as for TensorFlow.
+# The codecs' loops as machine code for any processor of this architecture (NUMBA_CPU_NAME): compiling
+# them in a pod takes as long as importing TensorFlow.
 FROM worker-packages AS kernels
 ENV NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/opt/kernels
 COPY api/dlion_api/ /opt/dlion/lib/python3.11/site-packages/dlion_api/
@@ -102,7 +102,7 @@ RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
 FROM python AS worker-sources
 COPY api/dlion_api/ /sources/dlion_api/
 COPY worker/dlion_core/ /sources/dlion_core/
-# Has the reader of manifests and environments in result folders, which bounds what they unfold to.
+# Contains the reader of manifests and environments in result folders, which bounds their expansion.
 COPY worker/dlion_environments/ /sources/dlion_environments/
 COPY worker/dlion_results/ /sources/dlion_results/
 COPY worker/dlion_worker/ /sources/dlion_worker/

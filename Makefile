@@ -1,4 +1,4 @@
-# DLion: `make help` lists what there is.
+# Targets of DLion: `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -13,7 +13,7 @@ SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv with everything the lock names (hashes are checked)
+setup: $(READY) ## Create .venv with everything in the lock (hashes are checked)
 
 $(READY): requirements.lock requirements-uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DLion needs Python 3.11 or newer: set PYTHON=")'
@@ -24,7 +24,7 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml
 	$(BIN)/python -c 'import dlion_core.codecs'  # compiles its kernels
 	@touch $(READY)
 
-quickstart: setup ## Train the main example on this machine, with an exchange and without any
+quickstart: setup ## Train the main example on this machine, with and without an exchange
 	@out=runs/quickstart-$$(date +%Y%m%d-%H%M%S) && set -e && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/adaptive && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
@@ -39,7 +39,7 @@ picture: setup ## Draw the pictures of README and docs from the newest quick sta
 	  --picture docs/images/quickstart.svg && \
 	$(BIN)/python tools/report_screenshots.py $$out/report.html --out docs/images
 
-check: setup ## What a person runs before a commit: format, lint, types, architecture, generated files
+check: setup ## Check before a commit: format, lint, types, architecture, generated files
 	@$(MAKE) --no-print-directory -j 2 -O check-types check-types-of-tests check-docs check-files
 
 check-types:
@@ -84,39 +84,39 @@ cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this 
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
 
 EXAMPLES ?= 1
-slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, exposures of two sites, Flux, Argo CD, Kueue, variants of local runs (root)
+slow: testbed-setup ## Slow tests: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, an expired token, exposures of two sites, Flux, Argo CD, Kueue, variants of local runs (root)
 	tools/testbed-setup chromium qemu-user-static  # for the report's page and images of arm64
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
 	tools/testbed build-kueue
 	EXAMPLES=$(EXAMPLES) tools/test-slow
 
-causes: testbed-setup ## Make twenty causes of slowness and failure, and print the command and the sentence that name each (root)
+causes: testbed-setup ## Inject twenty causes of slowness and failure, and print the command and the sentence that report each (root)
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -s -m slow tests/cluster/test_injected_causes.py
 
-testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
+testbed-setup: setup ## Install and build what the test clusters need (root; minutes the first time)
 	tools/testbed-setup
 
 test: check ## Everything that must pass before a change lands
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) testbed-setup; fi  # without root the cluster tests are skipped
-	$(BIN)/python -m compileall -q api operator worker cli  # once, and not in each of the processes
+	$(BIN)/python -m compileall -q api operator worker cli  # once, not in each process
 	tools/test-all
 
-measure: setup ## Hold shares, links, the cost of the exchange and of kills against their bars (root, quiet)
+measure: setup ## Compare shares, links, the cost of the exchange and of kills with their bars (root, a quiet machine)
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
 
 DATA ?= ../shared/data
-paper: setup ## Simulate the published evaluations again (takes days; goes on where it was) and remake their page
+paper: setup ## Simulate the published evaluations again (takes days; resumes after an interruption) and regenerate their page
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --page docs
 
-paper-reduced: setup ## The same with a small network and links slowed to match (goes on where it was), on a page of its own
+paper-reduced: setup ## The same with a small network and links slowed to match (resumes after an interruption), on a separate page
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --reduced --page docs
 
-paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (goes on where it was)
+paper-bytes: setup ## Compare the bytes and accuracy of adaptive with a ring all-reduce (resumes after an interruption)
 	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
 
 RUNS ?= 5
-scale: testbed-setup ## A thousand jobs of five workers each at one operator, RUNS=5 times (root, a quiet machine; goes on where it was; BASELINE=COMMIT for before and after)
+scale: testbed-setup ## A thousand jobs of five workers each at one operator, RUNS=5 times (root, a quiet machine; resumes after an interruption; BASELINE=COMMIT for before and after)
 	$(BIN)/python benchmarks/scale.py --runs $(RUNS) $(if $(BASELINE),--baseline $(BASELINE)) --picture docs/images/scale.svg
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
@@ -125,7 +125,7 @@ fuzz: setup ## A million hostile frames, and a million other inputs: payloads, d
 mutate: setup ## Plant faults, one at a time, in a copy of the code: tests must notice (ONLY="NAME" for one)
 	$(BIN)/python tools/mutate.py -j 2 $(if $(ONLY),--only "$(ONLY)")
 
-generate: setup ## Remake generated files: wire format, CRD, reference pages, dashboards
+generate: setup ## Regenerate files: wire format, CRD, reference pages, dashboards
 	$(BIN)/python tools/generate_wire.py
 	$(BIN)/python tools/generate_crd.py
 	$(BIN)/python tools/generate_manifest_reference.py
@@ -134,7 +134,7 @@ generate: setup ## Remake generated files: wire format, CRD, reference pages, da
 	$(BIN)/python tools/generate_chart_readme.py
 
 dist: setup ## Build the wheel: dist/dlion-VERSION-py3-none-any.whl
-	rm -rf build  # it would keep modules that are gone
+	rm -rf build  # it would keep removed modules
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
 	@ls dist/*.whl
 
@@ -142,7 +142,7 @@ bundle: setup ## Build dist/dlion-bundle-VERSION-ARCH.tar, for sites without net
 	@PYTHONPATH=tools $(BIN)/python -m bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(BASE),--base "$(BASE)") \
 	  $(if $(BUILDER),--builder "$(BUILDER)")
 
-format: setup ## Put the sources into form
+format: setup ## Format the sources
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format --quiet $(SOURCES)
 
@@ -153,5 +153,5 @@ lock: setup ## Resolve the dependencies again (no addresses in the lock)
 	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements-gpu.lock
 
-clean: ## Remove what the targets above made, but for results in runs/
+clean: ## Remove what these targets create, except results in runs/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -67,7 +67,7 @@ class Outcome:
     discarded: int
     """Discarded gradients of other workers."""
     slowest_s: float
-    """From the TensorFlow import of a killed worker until its first step."""
+    """Seconds from the TensorFlow import of a killed worker until its first step."""
     compared: int
     """Iterations whose weights were compared between workers; 0 except in lock step."""
     differing: int
@@ -128,7 +128,7 @@ def _cycle(run: LocalRun, rank: int) -> Cycle:
     cycle.after_import_s = first.time_s - imported.time_s
     run.wait_until(
         lambda: min(run.steps(r)[-1].iteration for r in range(WORKERS)) > first.iteration + SETTLED,
-        "they go on together",
+        "they continue together",
         120,
     )
     time.sleep(BEFORE_S)

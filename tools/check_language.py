@@ -1,7 +1,8 @@
 """Check that pages and Python sources use plain English.
 
 Pages: no banned word, no sentence over 30 words, 16 on average. Code is left out. Python: no banned
-word in docstrings, comments, identifiers. Exits with 1 and names the lines on an offence.
+word in docstrings, comments and identifiers, and no docstring that begins with "Of" or "That".
+Exits with 1 and names the lines on an offence.
 """
 
 import ast
@@ -23,10 +24,16 @@ MAX_WORDS, MAX_MEAN = 30, 16.0
 BANNED = (
     "told|whoever|whosoever|whom|in vain|hitherto|thereof|therein|wherein|whereof|anew|afresh"
     "|for ever|lest|nought|errands?|nobody|somebody|of chance|beside which|is another than"
-    "|such as are|said|says|saying|seen|dear|tried is|come again"
+    "|such as are|said|says|saying|seen|dear|tried is|come again|goes on|went on|comes? back"
+    "|came back|of ours|learnt|anybody|everybody|askers?|all in all|hardly|held against"
 )
 BANNED_WORD = re.compile(rf"\b(?:{BANNED})\b".replace(" ", r"\s+"), re.IGNORECASE)
-BANNED_PARTS = {"told", "said", "says", "seen", "whoever", "whom", "nobody", "somebody", "anew"}
+BANNED_PARTS = {
+    *("told", "said", "says", "seen", "whoever", "whom", "nobody", "somebody", "anew"),
+    *("asker", "learnt", "anybody", "everybody"),
+}
+FRAGMENT = re.compile(r"(?:Of|That|Those) ")
+"""Begins a docstring that does not name what it describes."""
 IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 CODE_BLOCK = re.compile(r"^ *```.*?^ *``` *$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
@@ -86,6 +93,8 @@ def source_offences(source: str) -> list[Offence]:
         match node:  # docstrings, those of fields and constants included
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
                 found += _banned_words(INLINE_CODE.sub("code", text), line)
+                if FRAGMENT.match(text):
+                    found.append(Offence(line, "docstring without a subject"))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             found += _banned_words(token.string, token.start[0])

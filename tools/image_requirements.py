@@ -36,7 +36,7 @@ def name_of(requirement: str) -> str:
     """Return the normalized name: `PyYAML>=6` is `pyyaml`."""
     match = _NAME.match(requirement.strip())
     if match is None:
-        raise ValueError(f"{requirement!r} is no requirement: it must begin with a name")
+        raise ValueError(f"{requirement!r} is not a requirement: it must begin with a name")
     return re.sub(r"[-_.]+", "-", match.group()).lower()
 
 

@@ -17,7 +17,7 @@ from measured import Bar, Measured
 from dlion_api.errors import UnavailableError
 from iteration_losses import IterationLoss, iteration_losses, lost_by_waiting
 
-GOES_ON_WITHIN_S = 10.0
+CONTINUES_WITHIN_S = 10.0
 """A silent link is closed after eight seconds; then workers that waited for it continue."""
 CONTRIBUTES_WITHIN_S = 30.0
 AGAIN_S = 300.0
@@ -57,14 +57,14 @@ def cut(setting: Setting, *, cut_s: float = 60.0) -> Measured:
         **drift,
         "degraded": degraded,
         "events": events,
-        "told": run_records.counted_events(job.records, cut_at_s, float("inf")),
+        "reported": run_records.counted_events(job.records, cut_at_s, float("inf")),
     }
     words = _NEVER if later is None else f"after {later} iterations"
     both = [site for site in (one, other) if _on_and_off(degraded[site])]
     reporting = [site for site in (one, other) if "PeersLost" in events[site]]
     bars = [
-        Bar(f"training goes on at every site within {GOES_ON_WITHIN_S:g} s",
-            f"longest pause {gap_s:.1f} s", gap_s <= GOES_ON_WITHIN_S),
+        Bar(f"training continues at every site within {CONTINUES_WITHIN_S:g} s",
+            f"longest pause {gap_s:.1f} s", gap_s <= CONTINUES_WITHIN_S),
         Bar(f"drift at its earlier level within 2 knowledge transfers' {2 * setting.every_steps}",
             words, later is not None and later <= 2 * setting.every_steps),
         Bar("Degraded on and off at both sides", f"at {len(both)} of 2", len(both) == 2),
@@ -120,7 +120,7 @@ def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
         job.wait_until_all_train(AGAIN_S)
         job.fetch()
         states = {site: job.states(site, cut_at_s, mended_s) for site in job.ranks}
-    rank, still_s = job.ranks[alone], cut_at_s + GOES_ON_WITHIN_S
+    rank, still_s = job.ranks[alone], cut_at_s + CONTINUES_WITHIN_S
     trained = run_records.pace(job.records, rank, still_s, mended_s).iterations
     back = [s.time_s for s in run_records.steps_of(job.records, rank) if s.time_s > mended_s]
     paces = {
@@ -133,18 +133,18 @@ def isolated(setting: Setting, *, cut_s: float = 60.0) -> Measured:
         "longest_gap_s": {site: each.longest_gap_s for site, each in paces.items()},
         "mended_to_first_step_s": _since(min(back, default=None), mended_s),
         "states": states,
-        "told": counts,
+        "reported": counts,
     }
     taken = sum(counts[site].get("FoldedTogether", 0) for site in others)
     rejoined = counts[alone].get("WorkerRejoined", 0)
     bars = [
-        Bar(f"a site below minSites makes no iteration from {GOES_ON_WITHIN_S:g} s on",
+        Bar(f"a site below minSites makes no iteration from {CONTINUES_WITHIN_S:g} s on",
             f"{trained}", trained == 0),
         Bar("its state is Waiting, and an event has the reason",
             ", ".join([*states[alone], *counts[alone]]),
             "Waiting" in states[alone] and "QuorumLost" in counts[alone]),
-        Bar(f"the others go on within {GOES_ON_WITHIN_S:g} s", f"longest pause {gap_s:.1f} s",
-            gap_s <= GOES_ON_WITHIN_S),
+        Bar(f"the others continue within {CONTINUES_WITHIN_S:g} s", f"longest pause {gap_s:.1f} s",
+            gap_s <= CONTINUES_WITHIN_S),
         Bar("back, it takes their weights and they take none of its",
             f"rejoined {rejoined} times, {taken} foldings at the others",
             bool(back) and rejoined > 0 and taken == 0),
@@ -203,7 +203,7 @@ def lost(setting: Setting, *, away_s: float = 30.0) -> Measured:
         "lost_by_waiting_s": waited_s,
         "degraded": degraded,
         "events": events,
-        "told": run_records.counted_events(job.records, killed_s, float("inf")),
+        "reported": run_records.counted_events(job.records, killed_s, float("inf")),
     }
     longer = max(_lost(loss) for loss in whole.values())
     most = len(waited_s) + max(len(loss.discarded) for loss in whole.values())
@@ -278,7 +278,7 @@ def _without_operators(
         "kill_to_first_step_s": _since(rejoined_s, killed_s),
         "operators_ready_to_first_step_of_the_new_pod_s": _since(joined_s, moments["ready"]),
         "new_pod_said": message,
-        "told": run_records.counted_events(job.records, stopped_s, float("inf")),
+        "reported": run_records.counted_events(job.records, stopped_s, float("inf")),
     }
     bars = [
         Bar("no iteration is lost for want of operators",

@@ -22,7 +22,7 @@ def path_argument(name: str, value: object, *, source: str) -> Path:
     """
     if isinstance(value, str | Path):
         return Path(value)
-    raise wrong_argument(name, "is no path", value, "a str or pathlib.Path", source=source)
+    raise wrong_argument(name, "is not a path", value, "a str or pathlib.Path", source=source)
 
 
 def fields_argument(name: str, value: object, *, source: str) -> Mapping[str, Any]:
@@ -47,7 +47,7 @@ def wrong_argument(
 
 
 def check_program_name(name: str) -> None:
-    """Raises: SpecError if this is no built-in program, no `.py` file and no module here.
+    """Raises: SpecError if this is not a built-in program, no `.py` file and no module here.
 
     Files are checked later, with their contents. A module is not imported.
     """

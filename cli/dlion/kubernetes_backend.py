@@ -175,7 +175,7 @@ class KubernetesBackend:
         try:
             worker = None if job is None else job.worker(Rank(rank))
         except LookupError as error:
-            problem = Problem("worker", f"is no rank: {error}", str(rank))
+            problem = Problem("worker", f"is not a rank: {error}", str(rank))
             raise SpecError([problem], source=status.name) from None
         group, index = (None, rank) if worker is None else (worker.group, worker.index)
         selector = LogSelector(cluster_names.TRAINER_CONTAINER, group, index)

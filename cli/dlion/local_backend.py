@@ -152,7 +152,7 @@ class LocalBackend:
         if worker is not None and job is not None:
             count = len(job.workers())
             if not 0 <= worker < count:
-                problem = Problem("worker", "is no rank", str(worker), f"0 to {count - 1}")
+                problem = Problem("worker", "is not a rank", str(worker), f"0 to {count - 1}")
                 raise SpecError([problem], source=name)
         log = path / "logs" / f"worker-{worker}.log"
         if worker is None or self.get(name).backend == "simulated":
@@ -198,7 +198,7 @@ class LocalBackend:
         forget(path)
 
     def close(self) -> None:
-        """Nothing: runs go on."""
+        """Nothing: runs continue."""
 
     def _check(
         self,
@@ -244,7 +244,7 @@ class LocalBackend:
             or name in (".", "..")
             or "\0" in name
         ):
-            problem = Problem("name", "is no job's name", repr(name), "a folder's name, no path")
+            problem = Problem("name", "is not a job's name", repr(name), "a folder's name, no path")
             raise SpecError([problem])
         path = self._root / name
         if not is_result_folder(path):

@@ -38,13 +38,13 @@ class ManifestInput:
     document: YamlDocument
     source: str
     file: Path
-    """`-`, which stands for the working directory, if the manifest is no file."""
+    """`-`, which stands for the working directory, if the manifest is not a file."""
 
 
 def read_manifest(manifest: ManifestLike) -> ManifestInput:
     """Read the manifest: a mapping, YAML text (with a line break), or the path of a file.
 
-    Raises: DataError if the file cannot be read; SpecError if it is no single document.
+    Raises: DataError if the file cannot be read; SpecError if it is not a single document.
     """
     if isinstance(manifest, Mapping):
         try:
@@ -173,7 +173,7 @@ def site_list(sites: Sites, workers: int | None) -> list[dict[str, Any]]:
         isinstance(sites, int) and sites > MAX_SITES
     ):
         allowed = f"their number up to {MAX_SITES}, a list of names, or numbers of workers by name"
-        raise wrong_argument("sites", "are no sites", sites, allowed, source="train")
+        raise wrong_argument("sites", "are not sites", sites, allowed, source="train")
     if isinstance(sites, int):
         sites = [f"site-{number}" for number in range(1, sites + 1)]
     if isinstance(sites, Mapping):

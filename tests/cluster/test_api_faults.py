@@ -109,7 +109,7 @@ def can_list(kubectl: Kubectl, kind: str) -> bool:
 @pytest.mark.parametrize(
     ("goes_on", "every"),
     [
-        pytest.param(True, 1, id="operator goes on", marks=pytest.mark.slow),
+        pytest.param(True, 1, id="operator continues", marks=pytest.mark.slow),
         pytest.param(False, 1, id="operator is gone", marks=pytest.mark.slow),
         pytest.param(False, 4, id="operator is gone, some requests"),
     ],

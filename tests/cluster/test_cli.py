@@ -433,7 +433,7 @@ def event(namespace: str, name: str, reason: str, message: str) -> dict[str, Any
     }  # fmt: skip
 
 
-def test_no_jobs_are_no_error(shell: Shell, jobs: Jobs) -> None:
+def test_no_jobs_are_not_an_error(shell: Shell, jobs: Jobs) -> None:
     shell.namespace = "default"
     assert shell.dlion("get") == 0
     assert "there are no DLionJobs in namespace default" in shell.stderr
@@ -946,8 +946,8 @@ def test_trust_show_needs_one_right(as_reader: Shell, kubectl: Kubectl, jobs: Jo
     assert "may not get configmaps" in as_reader.stderr
     rule = ["--verb=get", "--resource=configmaps", "--resource-name=dlion-authority"]
     kubectl.run("create", "role", "trust", *rule)
-    everybody = f"--group=system:serviceaccounts:{kubectl.namespace}"
-    kubectl.run("create", "rolebinding", "trust", "--role=trust", everybody)
+    all_accounts = f"--group=system:serviceaccounts:{kubectl.namespace}"
+    kubectl.run("create", "rolebinding", "trust", "--role=trust", all_accounts)
     deadline_s = time.monotonic() + 30
     while as_reader.dlion("trust", "show") == ExitCode.DENIED:  # until the API server applies it
         assert time.monotonic() < deadline_s, as_reader.stderr

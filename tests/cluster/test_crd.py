@@ -482,7 +482,7 @@ def test_documents_changed_at_random_are_judged_as_by_the_model(jobs: Jobs, mani
 
 @given(values)
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_document_that_is_no_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
+def test_a_document_that_is_not_a_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
     assert problems(anything)
     assert not jobs.create(anything).accepted
 

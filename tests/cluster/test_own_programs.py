@@ -46,7 +46,7 @@ AT_ONCE = 3
 """Jobs at once. Each has two workers, which need 0.6 GB each."""
 STEPS = 300
 KEYS = {
-    "program.py", "parts.__init__.py", "parts.sampling.py", "parts.weights.learnt.py"
+    "program.py", "parts.__init__.py", "parts.sampling.py", "parts.weights.learned.py"
 }  # fmt: skip
 
 

@@ -215,7 +215,7 @@ def test_a_workers_pod_is_found_by_its_rank_at_this_site(
     client.train(manifest())
     with pytest.raises(UnavailableError, match="no pods of workers"):
         client.get_job_logs("digits")
-    with pytest.raises(SpecError, match="is no rank"):
+    with pytest.raises(SpecError, match="is not a rank"):
         client.get_job_logs("digits", worker=-1)
     labels = {
         "dlion.dev/job-name": "digits", "dlion.dev/run-id": "1", "dlion.dev/site": "plant-a",

@@ -177,7 +177,7 @@ class Life:
         operator.kill()
         self._age_the_authority()
         operator.start()
-        eventually(lambda: self._known_by() != known_by, what="the pods told of it")
+        eventually(lambda: self._known_by() != known_by, what="the pods know it")
         for kind in ("deployments", "persistentvolumeclaims"):
             self._take_label_off(kind)
         end_workers(self.kubectl, "second")

@@ -260,7 +260,7 @@ def _steps(kubectl: Kubectl, out: Path) -> list[dict[str, Any]]:
 
 SCENARIOS: dict[str, Callable[[Kubectl, Path], None]] = {
     "a process, a pod and the operator are killed": kills,
-    "it is suspended and goes on on another node": a_break,
+    "it is suspended and continues on another node": a_break,
     "it takes too long": too_long,
     "what goes wrong": what_goes_wrong,
 }

@@ -81,7 +81,7 @@ def test_the_page_has_every_action_with_its_effect(action: FailureAction) -> Non
                if isinstance(each, LogEvent) and each.event == "restarting"]  # fmt: skip
     assert counts == ("yes" if counted == [1] else "no")
     assert pod == f"{'another' if restarts else 'no other'} pod (`{pod_action(action)}`)"
-    assert ("goes on" in run) == restarts
+    assert ("continues" in run) == restarts
     assert ("`FailedByRule`" in run) == (reason_after(action) == "FailedByRule")
 
 

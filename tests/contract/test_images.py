@@ -230,11 +230,11 @@ def selected_by_the_dockerfile(tensorflow: str) -> subprocess.CompletedProcess[s
     [
         (["--extra=gpu"], None, "no extra gpu in pyproject.toml; it has: cluster, dev"),
         (["--extra=operator", "--omit=nothing-such"], None, "not in the lock: nothing-such"),
-        (["--extra=operator", "--omit=../x"], None, "is no requirement"),
+        (["--extra=operator", "--omit=../x"], None, "is not a requirement"),
         (["--extra=operator"], "kopf==1\n    # via dlion\n", "no hash for kopf"),
         (["--extra=operator"], SMALLEST_LOCK, "not in the lock: aiohttp, click, cryptography"),
         (["--extra=operator"], "", "not in the lock: aiohttp, click"),
-        (["--extra=operator"], "\0\xff\n", "is no requirement"),
+        (["--extra=operator"], "\0\xff\n", "is not a requirement"),
         (["--extra=operator", "--lock=/nowhere"], None, "No such file"),
     ],
 )

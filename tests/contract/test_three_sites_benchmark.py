@@ -172,7 +172,7 @@ def test_measurements_are_stored_with_their_manifest(tmp_path: Path) -> None:
 
     manifest = {"spec": {"network": {"exposure": "PodNetwork"}}}
     assert Measured.load(tmp_path, manifest) is None
-    made = Measured("cut", {"pause_s": 8.5}, [Bar("goes on", "8.5 s", met=True)])
+    made = Measured("cut", {"pause_s": 8.5}, [Bar("continues", "8.5 s", met=True)])
     made.save(tmp_path, manifest)
     assert Measured.load(tmp_path, manifest) == made
     other = {"spec": {"network": {"exposure": "NodePort"}}}

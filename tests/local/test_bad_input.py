@@ -261,7 +261,7 @@ def test_a_result_folder_that_is_removed_ends_the_run_within_seconds(tmp_path: P
         shutil.rmtree(run.folder)
         assert run.finish(20) == ExitCode.STORAGE, run.terminal()
     terminal = " ".join(run.terminal().split())
-    assert "the result folder is gone: it was removed or moved while the run went on" in terminal
+    assert "the result folder is gone: it was removed or moved during the run" in terminal
     assert str(run.folder) in terminal
     assert not run.folder.exists(), "the folder is not created again"
 

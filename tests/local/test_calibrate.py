@@ -76,7 +76,7 @@ def test_wrong_arguments_are_reported(tmp_path: Path) -> None:
         (("calibrate", str(DIGITS), "--builtin", "cipher"), "exclude each other"),
         (("calibrate", "--out", str(tmp_path / "absent" / "costs.json")), "there is no folder"),
         (("calibrate", "--builtin", "nonsense"), "'nonsense' is not one of 'cipher', 'cnn17'"),
-        ((*flags, "--step-overhead", "nan"), "no finite number"),
+        ((*flags, "--step-overhead", "nan"), "not a finite number"),
     ):
         done = run_command(*words)
         assert done.exit_code == ExitCode.USAGE, words

@@ -156,8 +156,8 @@ def test_a_continuous_run_survives_a_killed_sidecar_and_evaluator(
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert niceness(run, "dlion_worker.evaluator") == {min(19, own + 5)}
         killed = kill(run, "dlion_worker.evaluator", 0), kill(run, "dlion_worker.sidecar", 1)
-        run.wait_until(lambda: run.events("SidecarEnded", 1), "the sidecar's end is told")
-        run.wait_until(lambda: run.events("EvaluatorEnded"), "the evaluator's end is told")
+        run.wait_until(lambda: run.events("SidecarEnded", 1), "the sidecar's end is reported")
+        run.wait_until(lambda: run.events("EvaluatorEnded"), "the evaluator's end is reported")
         run.wait_until(
             lambda: pid_of(run, "dlion_worker.sidecar", 1) not in (None, killed[1]), "a new sidecar"
         )

@@ -342,7 +342,7 @@ def test_the_start_time_of_the_runner_is_used(tmp_path: Path) -> None:
     )
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
-    client.report([event(0, "told")])
+    client.report([event(0, "reported")])
     assert client.close(finished=True)
     site.coordinator.close()
     assert [record.time_s for record in site.records] == [1.0]
@@ -354,9 +354,9 @@ def test_a_stop_reaches_present_and_later_workers(site: Site) -> None:
     wait_until(first.connected, "connected")
     assert first.stop_reason() is None
     site.coordinator.stop("Interrupted")
-    wait_until(first.stop_reason, "told")
+    wait_until(first.stop_reason, "the reason arrives")
     second.join("127.0.0.1:2", "", lambda _: None)
-    wait_until(second.stop_reason, "told too")
+    wait_until(second.stop_reason, "the reason arrives at the second too")
     assert first.stop_reason() == second.stop_reason() == "Interrupted"
     first.close()
     second.close()

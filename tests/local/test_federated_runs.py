@@ -350,7 +350,7 @@ async def test_members_stay_while_an_operator_is_away(a: Operator, b: Operator) 
 
 
 @federated
-async def test_another_count_at_one_site_is_reported_and_is_no_drift(
+async def test_another_count_at_one_site_is_reported_and_is_not_drift(
     a: Operator, b: Operator
 ) -> None:
     a.open(manifest())

@@ -55,7 +55,7 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
         site.start_coordinator()
     before = len(a.steps(0)), len(b.steps(1))
     a.wait_until(
-        lambda: len(a.steps(0)) > before[0] + 5 and len(b.steps(1)) > before[1] + 5, "they go on"
+        lambda: len(a.steps(0)) > before[0] + 5 and len(b.steps(1)) > before[1] + 5, "they continue"
     )
     a.wait_until(
         lambda: all(s.operator.view(s.job).ready == dict.fromkeys(NAMES, 1) for s in sites),
@@ -100,12 +100,12 @@ def test_a_site_joins_late_and_leaves_early(tmp_path: Path) -> None:
         b.start_worker(1)
         a.wait_until(lambda: len(b.steps(1)) > 10, "the other one, too")
         ready = dict.fromkeys(NAMES, 1)
-        a.wait_until(lambda: a.operator.view(a.job).ready == ready, "both are seen")
+        a.wait_until(lambda: a.operator.view(a.job).ready == ready, "both are counted")
 
         ended = b.end("trainer-1", "sidecar-1")
         b.operator.withdraw(b.job)
         left_at = a.steps(0)[-1].iteration
-        a.wait_until(lambda: a.steps(0)[-1].iteration > left_at + 20, "one site goes on")
+        a.wait_until(lambda: a.steps(0)[-1].iteration > left_at + 20, "one site continues")
         a.wait_until(lambda: not a.operator.view(a.job).ready.get(b.site), "the other is gone")
         a.operator.stop(a.job, "enough")
         assert a.wait("trainer-0") == 0, a.story()

@@ -377,7 +377,7 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], FederationRefusalReason]] = {
     "claims to be the called site": (
         Scene.identity, [greeting(A, A).SerializeToString()], Reason.BAD_CERTIFICATE,
     ),
-    "claims to be a site that nobody knows": (
+    "claims to be an unknown site": (
         Scene.identity, [greeting(SiteName("x"), A).SerializeToString()],
         Reason.BAD_CERTIFICATE,
     ),

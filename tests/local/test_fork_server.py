@@ -35,7 +35,7 @@ def main(arguments):
     if "wait" in arguments:
         time.sleep(60)
     if "fail" in arguments:
-        raise RuntimeError("as it was told")
+        raise RuntimeError("on request")
     return 7
 """
 
@@ -88,7 +88,7 @@ def test_a_child_is_a_separate_process(group: ProcessGroup, folder: Path) -> Non
 
 def test_an_error_is_in_its_log(group: ProcessGroup) -> None:
     group.fork("failing", "forked_child", ["fail"])
-    assert "RuntimeError: as it was told" in output(group, "failing")
+    assert "RuntimeError: on request" in output(group, "failing")
     assert group.poll()["failing"] == 1
     group.fork("refusing", "dlion_worker.supervisor", ["--config", "/nowhere"])
     assert "/nowhere" in output(group, "refusing")

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.patient, pytest.mark.timeout(600)]
 
 LATE, LATE_RANK = 9, 2
 KNOWN = 0.8
-LEARNT = 0.7
+LEARNED = 0.7
 """Accuracy of a trained model. Published accuracies vary, more so on a busy machine; an untrained
 model has 0.1."""
 SITES = {"plant-a": 2, "plant-b": 1}
@@ -152,7 +152,7 @@ def message_of(run: LocalRun, reason: str, within_s: float = 60) -> str:
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
-    """A run that Ctrl-C ends after the late class was learnt, and the observations."""
+    """A run that Ctrl-C ends after the late class was learned, and the observations."""
     root = tmp_path_factory.mktemp("grown")
     data, observed = Data(root / "data"), {}
     with LocalRun(root, growing_job(root), "--data-root", str(data.root)) as run:
@@ -172,7 +172,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
         observed["added"] = message_of(run, "DataAdded")
         began_s = time.monotonic()
         run.wait_until(lambda: min(last_accuracy(run, LATE).values()) >= KNOWN, "the late class")
-        observed["learnt_s"] = time.monotonic() - began_s
+        observed["learned_s"] = time.monotonic() - began_s
         data.rewrite(FOLDERS[0] + "/early.npz")
         observed["skipped"] = message_of(run, "DataSkipped")
         observed["removed"] = message_of(run, "DataRemoved")
@@ -193,7 +193,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRun, 
         run.assert_nothing_left()
         sys.stdout.write(
             f"class {LATE}: before {observed['before']}, after {observed['after']}, known to "
-            f"all {observed['learnt_s']:.1f} s after its file was taken in\n"
+            f"all {observed['learned_s']:.1f} s after its file was taken in\n"
         )
         yield run, observed
 
@@ -276,7 +276,7 @@ def test_models_are_published_during_training(
         assert zipfile.ZipFile(folder / "model.keras").testzip() is None
         about = json.loads((folder / "model.json").read_text())
         assert about["stop_reason"] == "still training"
-        assert about["accuracy"] >= LEARNT
+        assert about["accuracy"] >= LEARNED
         assert about["ranks"] == [0, 1, 2]
 
 
@@ -348,7 +348,7 @@ def test_a_job_starts_from_an_earlier_jobs_model(
     }
     with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
         assert run.finish() == ExitCode.OK
-        assert run.summary()["accuracy"]["mean"] >= LEARNT
+        assert run.summary()["accuracy"]["mean"] >= LEARNED
 
 
 @pytest.mark.slow

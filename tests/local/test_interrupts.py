@@ -56,7 +56,7 @@ def importing(run: LocalRun) -> None:
 
 
 def waiting(run: LocalRun) -> None:
-    run.wait_until(lambda: run.events("WorkerReady"), "somebody waits for the others")
+    run.wait_until(lambda: run.events("WorkerReady"), "a worker waits for the others")
 
 
 def training(run: LocalRun) -> None:

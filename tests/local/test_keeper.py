@@ -3,7 +3,7 @@
 A worker can fetch each file that it uploaded, byte by byte, also after a restart of the keeper. A
 new file replaces the old one only when it is complete. Hostile and mistaken uploads are refused
 with a reason and leave no trace on the disk. Among them are paths of other workers, wrong
-certificates, damaged files and replaced incarnations. A full disk is reported and is no refusal.
+certificates, damaged files and replaced incarnations. A full disk is reported and is not a refusal.
 
 The upload queue sends only the newest version, retries while the keeper is away, and stops after a
 refusal. A worker exits with its own code if the keeper did not get its site's model. The keeper
@@ -103,7 +103,7 @@ def test_a_file_is_returned_unchanged(
     assert keeper.files() == {OWN: size}
 
 
-def test_a_missing_file_is_no_error(tmp_path: Path, client: ArtifactClient) -> None:
+def test_a_missing_file_is_not_an_error(tmp_path: Path, client: ArtifactClient) -> None:
     assert not client.get(OWN, tmp_path / "back")
     assert not list(tmp_path.glob("*back*"))
 
@@ -143,7 +143,7 @@ HOSTILE = {
     "another's name": (
         [start("state/w1/checkpoint.npz", rank=1, index=1), chunk(b"evil")], "PERMISSION_DENIED",
     ),
-    "a rank that nobody has": (
+    "a rank of no worker": (
         [start("state/w7/checkpoint.npz", rank=7), chunk(b"evil")], "PERMISSION_DENIED",
     ),
     "a worker that does not exist": (
@@ -164,7 +164,7 @@ HOSTILE = {
         [start("models/plant-a/model.json", MAX_METADATA_BYTES + 1), chunk(b"evil")],
         "INVALID_ARGUMENT",
     ),
-    "longer than it said": ([start(), chunk(b"evil!")], "INVALID_ARGUMENT"),
+    "longer than announced": ([start(), chunk(b"evil!")], "INVALID_ARGUMENT"),
     "damaged": ([start(), chunk(b"evil", damage=1)], "INVALID_ARGUMENT"),
     "cut short": ([start(), chunk(b"evi")], "INVALID_ARGUMENT"),
     "with a hole": ([start(), chunk(b"ev"), chunk(b"l", 3)], "INVALID_ARGUMENT"),

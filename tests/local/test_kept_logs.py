@@ -94,9 +94,9 @@ def test_logs_of_later_pods_are_appended_within_the_bound(tmp_path: Path, keeper
     assert kept(keeper) == NEXT_POD.join(b"life %d\n" % number for number in range(3))
     again = pod(keeper, tmp_path / "pod2")  # only the sidecar restarts
     with (tmp_path / "pod2" / "trainer.log").open("a") as file:
-        file.write("goes on\n")
+        file.write("continues\n")
     again.close()
-    assert kept(keeper).endswith(NEXT_POD + b"life 2\ngoes on\n")
+    assert kept(keeper).endswith(NEXT_POD + b"life 2\ncontinues\n")
     assert kept(keeper).count(b"life 2") == 1
     last = pod(keeper, tmp_path / "pod3")
     (tmp_path / "pod3" / "trainer.log").write_bytes(b"\x1b[2J\xff\n" * 200_000)
@@ -106,7 +106,7 @@ def test_logs_of_later_pods_are_appended_within_the_bound(tmp_path: Path, keeper
     assert set(keeper.files()) == {OWN}
 
 
-def test_a_sidecar_without_an_incarnation_is_no_earlier_worker(
+def test_a_sidecar_without_an_incarnation_is_not_an_earlier_worker(
     tmp_path: Path, keeper: Keeper
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -176,10 +176,10 @@ def test_a_full_disk_keeps_the_stored_log(
     monkeypatch.undo()
     wait_until_kept(keeper, b"life 0\n" + NEXT_POD + b"life 1\n")
     upload.close()
-    assert keeper.refusals.counts() == {}, "a full disk is no refusal"
+    assert keeper.refusals.counts() == {}, "a full disk is not a refusal"
 
 
-def test_an_output_that_is_no_file_does_not_delay_the_end(
+def test_an_output_that_is_not_a_file_does_not_delay_the_end(
     tmp_path: Path, keeper: Keeper, end_s: float
 ) -> None:
     """A program may put any kind of file there."""

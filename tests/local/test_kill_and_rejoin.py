@@ -118,4 +118,4 @@ def test_killed_workers_rejoin_without_a_barrier(tmp_path: Path, mode: dict[str,
         assert max(iterations) - min(iterations) < 20
     for rank in last:  # a single batch may be bad: gradients arrive late
         losses = [step.loss for step in run.steps(rank)[-10:]]
-        assert statistics.median(losses) < 1.0, f"worker {rank} has not learnt from peers: {losses}"
+        assert statistics.median(losses) < 1.0, f"worker {rank} did not learn from peers: {losses}"

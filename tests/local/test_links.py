@@ -146,7 +146,7 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
     assert record.header_bytes >= by_kind.header_bytes + later.sent.header_bytes
 
 
-def test_bytes_to_a_worker_that_is_no_neighbour_count(start: Start) -> None:
+def test_bytes_to_a_worker_that_is_not_a_neighbour_count(start: Start) -> None:
     a, b = start(A), start(B)
     membership = Membership(1, JOB, 2, (a.member(), b.member()))
     for worker in (a, b):
@@ -396,7 +396,7 @@ def test_a_site_is_linked_once_its_authority_is_known(
     introduce(a, b)
     refused = a.wait_for(Refused)
     assert (refused.outgoing, refused.kind) == (True, PeerRefusal.UNKNOWN_AUTHORITY)
-    time.sleep(1.0)  # it dials several times, which is no violation by the peer
+    time.sleep(1.0)  # it dials several times, which is not a violation by the peer
     mine.trust({site: each.bundle_pem for site, each in authorities.items()})
     for worker in (a, b):
         worker.wait_for(LinkUp)

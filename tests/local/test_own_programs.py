@@ -124,4 +124,4 @@ def test_a_package_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> None
     line = "parts/sampling.py:2: OSError: no samples today"
     assert line in failing.terminal()
     assert line in failing.worker_log(0)
-    assert "in <module>\n    from parts import LEARNT, samples" in failing.worker_log(0)
+    assert "in <module>\n    from parts import LEARNED, samples" in failing.worker_log(0)

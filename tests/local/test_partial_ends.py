@@ -72,7 +72,7 @@ def test_a_model_of_one_of_three_workers_is_partial(tmp_path: Path) -> None:
     [{"plant-a": 3}, pytest.param({"plant-a": 2, "plant-b": 1}, marks=pytest.mark.slow)],
     ids=["one", "two"],
 )
-def test_a_trainer_that_is_stopped_at_the_end_is_no_success(
+def test_a_trainer_that_is_stopped_at_the_end_is_not_a_success(
     tmp_path: Path, sites: dict[str, int]
 ) -> None:
     """Either all replicas are merged, or the models name their sites; within one site the model

@@ -18,7 +18,7 @@ from local_run import LocalRun, blobs, job_document
 pytestmark = pytest.mark.patient
 
 STEPS = 180
-LEARNT = 0.55
+LEARNED = 0.55
 """Accuracy of every replica, of three classes: a third is chance. docs/policies.md has the final
 accuracy of each policy."""
 
@@ -57,5 +57,5 @@ def test_a_policy_trains_with_real_links_and_ends_by_itself(tmp_path: Path, poli
     assert not run.events("WorkerFailed")
     assert max(step.iteration for step in run.steps()) == STEPS
     summary = run.summary()
-    assert summary["accuracy"]["min"] > LEARNT
+    assert summary["accuracy"]["min"] > LEARNED
     assert summary["sent_bytes"] > 0

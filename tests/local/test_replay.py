@@ -242,7 +242,7 @@ def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> 
     assert "there is no exchange policy of that name" in words
 
     code, words = refused(simulated, "--exchange-cost", "nan")
-    assert (code, "no finite number" in words) == (ExitCode.USAGE, True)
+    assert (code, "not a finite number" in words) == (ExitCode.USAGE, True)
 
     copy = tmp_path / "copy"
     copy.mkdir()

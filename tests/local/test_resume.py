@@ -110,7 +110,7 @@ def test_a_resumed_run_equals_a_run_without_a_break(
     copy = tmp_path / "out"
     shutil.copytree(broken[0].folder, copy)
     with LocalRun(tmp_path, job, "--resume", str(copy)) as resumed:
-        resumed.wait_until(lambda: resumed.events("Resumed"), "it goes on")
+        resumed.wait_until(lambda: resumed.events("Resumed"), "it continues")
         assert_refused(tmp_path, copy, job)
         assert resumed.finish() == 0, resumed.terminal()
 

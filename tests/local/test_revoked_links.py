@@ -159,7 +159,7 @@ def test_a_revoked_worker_has_left_for_the_trainer(
     inbox.start(0)
     bad.exchange.send(A.rank, Message(MessageKind.STOP, 5, payload=b"maxSteps 5 reached"))
     inbox.put(a.wait_for(MessageArrived))
-    inbox.doubt = lambda _claim, **_: "no other worker says so"
+    inbox.doubt = lambda _claim, **_: "no other worker confirms it"
     inbox.drain()
     revoke(workers)
     inbox.put(a.wait_for(LinkDown, lambda event: event.peer == BAD))

@@ -111,7 +111,7 @@ def test_the_quick_start_learns_from_both_sites_and_an_interrupt_leaves_nothing(
 
 def unprivileged(run: LocalRun) -> None:
     assert run.modules() >= UNPRIVILEGED_MEANS
-    run.wait_until(run.stopped, "the duty cycle holds somebody stopped")
+    run.wait_until(run.stopped, "the duty cycle stops a worker")
 
 
 def privileged(run: LocalRun) -> None:

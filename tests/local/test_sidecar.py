@@ -282,7 +282,7 @@ def test_a_killed_sidecar_is_found_again_and_restores_its_state(
     worker.process.send_signal(signal.SIGKILL)
     worker.process.wait(timeout=10)
     wait_until(lambda: not is_connected(worker.trainer), "client sees the end")
-    assert worker.directive() == before, "training goes on with the last directive"
+    assert worker.directive() == before, "training continues with the last directive"
     worker.start()
     began_s = time.monotonic()
     wait_until(lambda: is_connected(worker.trainer), "client connects again")
@@ -413,7 +413,7 @@ def test_a_sidecar_renews_its_certificate_for_other_bundles(run_of: Callable[...
 
 
 SCHEDULED_AWAY = 10
-"""Of 20,000 sends this many may be slow, as other processes have the cores."""
+"""Allowed slow sends of 20,000, while other processes have the cores."""
 
 
 def test_a_sidecar_that_does_not_read_never_blocks_the_trainer(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 At first it reports nothing, then the state of its links. It names each unreachable peer with
 address and reason after a minute, and again only after ten. A peer that is reached but does not
-reach back is reported separately. It does not name linked workers, workers that are no neighbours,
+reach back is reported separately. It does not name linked workers, workers that are not neighbours,
 or those that have not joined.
 
 Left out: what the operator makes of it (`tests/unit/operator`), pods (`tests/cluster`).
@@ -156,7 +156,7 @@ def test_a_linked_peer_is_not_reported(pair: tuple[Worker, Worker]) -> None:
 @pytest.mark.parametrize(
     ("state", "neighbours"), [(MemberState.LOST, None), (MemberState.READY, frozenset)]
 )
-def test_absent_peers_and_those_that_are_no_neighbours_are_not_reported(
+def test_absent_peers_and_those_that_are_not_neighbours_are_not_reported(
     state: MemberState,
     neighbours: Callable[[], Collection[Rank]] | None,
     pair: tuple[Worker, Worker],

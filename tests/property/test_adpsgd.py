@@ -242,8 +242,8 @@ def weights(iteration: int, size: int = 20) -> Message:
     ("receiver", "sender", "message", "reason"),
     [
         (1, 0, weights(1, 19), "model of 19"),
-        (1, 3, weights(1), "no neighbour"),
-        (0, 2, weights(1), "no neighbour"),
+        (1, 3, weights(1), "not a neighbour"),
+        (0, 2, weights(1), "not a neighbour"),
         (1, 9, weights(1), "message from worker 9"),
         (1, 0, Message(MessageKind.GRADIENT, 1, 2), "GRADIENT under policy adpsgd"),
         (1, 0, weights(0), "iteration 0"),

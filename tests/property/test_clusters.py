@@ -224,12 +224,12 @@ def test_the_best_linked_worker_stays_gateway_until_another_is_much_better() -> 
     for peer in (3, 4):
         rates[Rank(1), Rank(peer)] *= 1.4
     groups = as_groups([[0, 1, 2], [3, 4]])
-    everybody = list(range(5))
-    assert clusters.choose_gateways(groups, rates, everybody, ()) == (1, 3)
-    assert clusters.choose_gateways(groups, rates, everybody, (2, 4)) == (2, 4)
+    ranks = list(range(5))
+    assert clusters.choose_gateways(groups, rates, ranks, ()) == (1, 3)
+    assert clusters.choose_gateways(groups, rates, ranks, (2, 4)) == (2, 4)
     for peer in (3, 4):
         rates[Rank(1), Rank(peer)] *= 1.2
-    assert clusters.choose_gateways(groups, rates, everybody, (2, 4)) == (1, 4)
+    assert clusters.choose_gateways(groups, rates, ranks, (2, 4)) == (1, 4)
     assert clusters.choose_gateways(groups, rates, [0, 2, 3], (1, 4)) == (0, 3)
 
 
@@ -447,35 +447,35 @@ def test_all_end_with_the_same_grouping(
     """In a step of the script, a sidecar checks with any belief about the members, and reports to
     one other. Some links change meanwhile. At the end all get all reports, in any order."""
     chance = random.Random(seed)
-    everybody = sidecars(count)
+    workers = sidecars(count)
     first = [list(range(1, count, 2)), list(range(0, count, 2))]
-    share_rates(everybody, rates_of(first, chance))
+    share_rates(workers, rates_of(first, chance))
     now_s = 0.0
     for sender, receiver, mask in script:
         now_s += LOOK_S
-        own = everybody[sender % count]
+        own = workers[sender % count]
         present = [rank for rank in range(count) if mask >> rank & 1 or rank == sender % count]
         own.regroup(present, now_s)
         assert clusters.grouping_problem(own.held, range(count)) == ""
         if chance.random() < 0.2:
-            share_rates(everybody, rates_of([range(count // 2), range(count // 2, count)], chance))
-        before = everybody[receiver % count].held
-        everybody[receiver % count].take(own.held)
-        assert everybody[receiver % count].held == max(before, own.held)
+            share_rates(workers, rates_of([range(count // 2), range(count // 2, count)], chance))
+        before = workers[receiver % count].held
+        workers[receiver % count].take(own.held)
+        assert workers[receiver % count].held == max(before, own.held)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b] * 2
     chance.shuffle(pairs)
     for sender, receiver in pairs:
-        everybody[receiver].take(everybody[sender].held)
+        workers[receiver].take(workers[sender].held)
     for receiver in range(count):  # the largest version reaches those without it
         for sender in range(count):
-            everybody[receiver].take(everybody[sender].held)
-    assert len({own.held for own in everybody}) == 1
+            workers[receiver].take(workers[sender].held)
+    assert len({own.held for own in workers}) == 1
     # and the decider, with all members, applies the rates of links
     for _ in range(2 * PATIENCE):
         now_s += LOOK_S
-        everybody[0].regroup(range(count), now_s)
-        for own in everybody:
-            own.take(everybody[0].held)
-            assert own.neighbours == graph_of_groups(everybody[0].held)[own._rank]
-    rates = everybody[0].rates.for_ranks(range(count))
-    assert misfit(everybody[0].held.groups, rates, SEPARATION) < MIN_GAIN * 2 / count
+        workers[0].regroup(range(count), now_s)
+        for own in workers:
+            own.take(workers[0].held)
+            assert own.neighbours == graph_of_groups(workers[0].held)[own._rank]
+    rates = workers[0].rates.for_ranks(range(count))
+    assert misfit(workers[0].held.groups, rates, SEPARATION) < MIN_GAIN * 2 / count

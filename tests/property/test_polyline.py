@@ -106,7 +106,7 @@ def test_decimals_out_of_bounds_are_refused(decimals: int) -> None:
         (naive(np.array([2.0**53], np.float32), 0)[:9], 1, "more than 11 groups|beyond"),
     ],
 )
-def test_bytes_that_are_no_possible_encoding_are_refused(
+def test_bytes_that_are_not_a_possible_encoding_are_refused(
     payload: bytes, size: int, words: str
 ) -> None:
     with pytest.raises(ContractError, match=words):

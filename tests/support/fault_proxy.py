@@ -251,7 +251,7 @@ class FaultProxy:
             "current-context": name,
             "clusters": [{"name": name, "cluster": {"server": f"http://127.0.0.1:{self._port}"}}],
             "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-            "users": [{"name": name, "user": {"token": "anybody"}}],
+            "users": [{"name": name, "user": {"token": "any"}}],
         }
         self.kubeconfig.write_text(json.dumps(document))
 
@@ -288,7 +288,7 @@ def _status(answer: Answer) -> web.Response:
         "apiVersion": "v1",
         "status": "Failure",
         "code": answer.code,
-        "message": "the fault proxy says so",
+        "message": "the fault proxy refuses it",
     }
     return web.json_response(document, status=answer.code, headers=dict(answer.headers))
 

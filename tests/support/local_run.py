@@ -30,7 +30,7 @@ from process_starter import RUN, RUN_MARK, ForkedProgram, start
 LONG_S = 100.0 * float(os.environ.get("DLION_TEST_PATIENCE", "1"))
 
 BLOBS = '''
-"""Three blobs of points: learnt in a moment. A step takes NAP_S of waiting, not of computing, an
+"""Three blobs of points: learned in a moment. A step takes NAP_S of waiting, not of computing, an
 evaluation of a batch EVALUATION_NAP_S."""
 import time
 

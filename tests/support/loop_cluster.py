@@ -332,7 +332,7 @@ class Node:
     def _stopped(self) -> str | None:
         if not self._entered or self.lacks_quorum:
             self._vanish_if_killed()
-        return "told to stop" if self._entered and self._to_stop.is_set() else None
+        return "asked to stop" if self._entered and self._to_stop.is_set() else None
 
     def _enter(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)

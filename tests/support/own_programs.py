@@ -32,17 +32,17 @@ _SAMPLES = """
         generator = np.random.default_rng(seed if split == "train" else 1)
         return generator.normal(size=(400, 4)).astype("float32")
 """
-_LEARNT = """
+_LEARNED = """
 
-    LEARNT = np.concatenate([np.eye(4), -np.eye(4)], axis=1)
+    LEARNED = np.concatenate([np.eye(4), -np.eye(4)], axis=1)
 """
 _PARTS = {
     "__init__.py": """
     from .sampling import samples as samples
-    from .weights.learnt import LEARNT as LEARNT
+    from .weights.learned import LEARNED as LEARNED
     """,
     "sampling.py": f"    import numpy as np{_SAMPLES}",
-    "weights/learnt.py": f"    import numpy as np{_LEARNT}",
+    "weights/learned.py": f"    import numpy as np{_LEARNED}",
 }
 """A package with a subpackage without `__init__.py`."""
 
@@ -63,7 +63,7 @@ class OwnProgram:
     @property
     def text(self) -> str:
         """All of it in one file."""
-        return _plain(_IMPORTS + _SAMPLES + _LEARNT + self.body)
+        return _plain(_IMPORTS + _SAMPLES + _LEARNED + self.body)
 
     def project(self, folder: Path, *, steps: int = 300) -> Path:
         """Write it into that folder as a user's project; the manifest has two sites with one
@@ -72,7 +72,7 @@ class OwnProgram:
             path = folder / "parts" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_plain(text))
-        imports = f"{_IMPORTS}\n    from parts import LEARNT, samples\n"
+        imports = f"{_IMPORTS}\n    from parts import LEARNED, samples\n"
         (folder / "program.py").write_text(_plain(imports + self.body))
         trainer = {
             "program": {"file": "program.py"},
@@ -122,7 +122,7 @@ class OwnProgram:
             found = (found[:, 0] > 0.5) if self is BINARY else found.argmax(axis=1)
             assert (found == y).mean() > self.min_accuracy
         if self is FROZEN:
-            kernel = loaded.get_layer("body").get_layer("learnt").kernel
+            kernel = loaded.get_layer("body").get_layer("learned").kernel
             assert np.array_equal(kernel, np.concatenate([np.eye(4), -np.eye(4)], axis=1))
 
 
@@ -252,9 +252,9 @@ FROZEN = OwnProgram(
     "frozen",
     """
     def build_model():
-        learnt = layers.Dense(8, "relu", use_bias=False, name="learnt")
-        body = keras.Sequential([keras.Input((4,)), learnt], name="body")
-        learnt.set_weights([LEARNT])
+        learned = layers.Dense(8, "relu", use_bias=False, name="learned")
+        body = keras.Sequential([keras.Input((4,)), learned], name="body")
+        learned.set_weights([LEARNED])
         body.trainable = False
         return keras.Sequential([keras.Input((4,)), body, layers.Dense(2, name="head")])
 

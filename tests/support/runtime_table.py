@@ -35,7 +35,7 @@ RUNTIME_CASES = (
     RuntimeCase("nothing", {}),
     RuntimeCase("a longest image", {"image": "a" * 512}),
     RuntimeCase("an image that is too long", {"image": "a" * 513}, "spec.image"),
-    RuntimeCase("an image that is no text", {"image": 1}, "spec.image"),
+    RuntimeCase("an image that is not text", {"image": 1}, "spec.image"),
     RuntimeCase("any podTemplate", {"podTemplate": {"spec": {"later": [1, {"a": "b"}]}}}),
     RuntimeCase("a podTemplate that is a list", {"podTemplate": []}, "spec.podTemplate"),
     RuntimeCase("namespaces", {"namespaces": ["ml", "a" * 63]}),

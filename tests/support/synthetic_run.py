@@ -105,8 +105,8 @@ def _share(story: Story, rank: int) -> float:
 def _accuracy(story: Story, rank: int, time_s: float, chance: np.random.Generator) -> float:
     top = story.top_accuracy if story.exchange else 0.35 + 0.02 * rank
     pace = story.learning_s * (1 + 0.03 * rank) * (1 if story.weighted else 1.6)
-    learnt = 0.1 + (top - 0.1) * (1 - math.exp(-time_s / pace))
-    return float(np.clip(learnt + chance.normal(0, 0.006), 0, 1))
+    learned = 0.1 + (top - 0.1) * (1 - math.exp(-time_s / pace))
+    return float(np.clip(learned + chance.normal(0, 0.006), 0, 1))
 
 
 def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:

@@ -91,6 +91,13 @@ def test_docstrings_and_comments_have_no_banned_word() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["Of the site.", "Those of the job.", "That worker's rank."])
+def test_a_docstring_names_what_it_describes(text: str) -> None:
+    assert source_problems(f'X = 1\n"""{text}"""\n') == [(2, "docstring without a subject")]
+    assert source_problems(f'X = 1\n"""Offers {text}"""\n') == []
+    assert source_problems(f'X = "{text}"\n') == []
+
+
 @pytest.mark.parametrize("name", ["told", "as_told", "ToldOnce", "MOST_PEERS", "LEAST_S", "_seen"])
 def test_identifiers_have_no_banned_part(name: str) -> None:
     assert source_problems(f"{name} = 1\n") == [(1, f"identifier {name}")]

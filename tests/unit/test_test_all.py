@@ -117,7 +117,7 @@ def test_failed_cluster_tests_run_alone_and_local_tests_run_once(tree: Path) -> 
     ended = run(tree)
     assert ended.returncode == 1
     assert [tried(tree, test) for test in SHAKY] == [3, 3, 3, 1, 1]
-    assert ended.stdout.count("test-all: what failed, by itself") == 3
+    assert ended.stdout.count("test-all: failed tests, alone") == 3
     assert "clusters 0, sites 0, podless 0, local 1, patient 1" in ended.stderr
     assert "DEFECT: failed and was run again: tests/cluster/test_podless.py" in ended.stdout
 

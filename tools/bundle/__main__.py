@@ -39,7 +39,7 @@ def _plan(arguments: argparse.Namespace) -> BundlePlan:
         raise BundleError(f"PLATFORM={platform}: allowed are {', '.join(PLATFORMS)}")
     builder = chosen_builder(arguments.builder or "auto")
     if arguments.base and not _REFERENCE.fullmatch(arguments.base):
-        raise BundleError(f"BASE={arguments.base!r} is no name of an image")
+        raise BundleError(f"BASE={arguments.base!r} is not a name of an image")
     if builder == "testbed" and arguments.base:
         raise BundleError("BUILDER=testbed has a base of its own: leave BASE out")
     require_platform(platform, builder)

@@ -58,7 +58,7 @@ def write_image(layout: Path, reference: str, archive: Path, epoch_s: int) -> Im
     (found,) = manifests
     manifest = _document(layout, found["digest"])
     if "config" not in manifest:
-        raise BundleError(f"{reference}: {found['digest']} is no image manifest but "
+        raise BundleError(f"{reference}: {found['digest']} is not an image manifest but "
                           f"{manifest.get('mediaType')}: build without attestations")  # fmt: skip
     descriptor = {
         "mediaType": found["mediaType"],

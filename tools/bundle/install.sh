@@ -60,7 +60,7 @@ at_end() {
   if [ -n "$work" ]; then rm -rf "$work"; fi
   if [ "$code" -ne 0 ] && [ -n "$done_so_far" ]; then
     [ -z "$begun" ] || find_repair
-    printf 'install.sh: NOT complete. Done so far:%s\n%sThe same command goes on from here.\n' "$done_so_far" \
+    printf 'install.sh: NOT complete. Done so far:%s\n%sThe same command continues from here.\n' "$done_so_far" \
       "${repair:+"First, once no helm runs: $repair
 "}" >&2
   elif [ "$code" -ne 0 ] && [ -n "$started" ]; then

@@ -290,7 +290,7 @@ class EnvironmentStraggler:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentAbsence:
-    """For the simulator: a worker that leaves (its process dies), comes back, or comes late."""
+    """For the simulator: a worker that leaves (its process dies), returns, or joins late."""
 
     worker: int = setting("its rank.", minimum=0, maximum=MAX_WORKERS - 1)
     leaves: EnvironmentTime | None = setting(
@@ -346,14 +346,14 @@ class Environment:
         "for the simulator: links that follow the workers' tracks; default: none.", default=None
     )
     changes: tuple[EnvironmentChange, ...] = setting(
-        "what changes while the run goes on, in order of time.", default=(), max_items=1000
+        "what changes during the run, in order of time.", default=(), max_items=1000
     )
     stragglers: tuple[EnvironmentStraggler, ...] = setting(
-        "for the simulator: workers that are slower than their cores say.",
+        "for the simulator: workers that are slower than their cores imply.",
         default=(), max_items=MAX_WORKERS,
     )  # fmt: skip
     absences: tuple[EnvironmentAbsence, ...] = setting(
-        "for the simulator: workers that leave, come back or come late.",
+        "for the simulator: workers that leave, return or join late.",
         default=(), max_items=MAX_WORKERS,
     )  # fmt: skip
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)

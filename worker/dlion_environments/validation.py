@@ -163,7 +163,7 @@ def _of_absences(it: Any, sound: IsValid) -> Iterator[Problem]:
             stays = f"nothing: it stays away after {earlier_path}"
             yield Problem(
                 path=path,
-                message=f"worker {absence.worker} cannot leave before it has come back",
+                message=f"worker {absence.worker} cannot leave before it has returned",
                 value="" if absence.leaves is not None else "no leaves: away from the start on",
                 allowed=stays if earlier.comes is None else f"leaves after {earlier_path}.comes",
             )
@@ -187,7 +187,7 @@ def time_orders(it: Any, sound: IsValid) -> Iterator[TimeOrder]:
             yield TimeOrder(
                 TimePoint(f"{earlier_path}.comes", earlier.comes),
                 TimePoint(f"{path}.leaves", absence.leaves),
-                f"worker {absence.worker} cannot leave before it has come back",
+                f"worker {absence.worker} cannot leave before it has returned",
             )
 
 

@@ -172,7 +172,7 @@ class _Builder:
 
     def _open(self, event: Any, value: Any) -> None:
         if self._awaits_key():
-            raise _NotReadableError(event, self.frames[-1].path, "has a key that is no string")
+            raise _NotReadableError(event, self.frames[-1].path, "has a key that is not a string")
         if event.tag not in (None, "!", f"{_TAG}map", f"{_TAG}seq"):
             raise _NotReadableError(
                 event, self._path(), f"has the tag {event.tag}, which is not read"
@@ -220,7 +220,7 @@ class _Builder:
         frame.key = event.value
         path = frame.child_path()
         if event.value in frame.value:
-            message = f"stands twice, first in line {self.lines.get(path)}"
+            message = f"appears twice, first in line {self.lines.get(path)}"
             duplicate = _NotReadableError(event, path, message, "Keep one of them.")
             if len(self.duplicates) >= MAX_DUPLICATE_KEYS:
                 raise duplicate

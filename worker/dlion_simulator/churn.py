@@ -57,8 +57,8 @@ class ChurnController:
         """Set up the workers of `job`; no worker is started yet.
 
         `build(identity, incarnation)` returns an unlinked worker. `on_stop` ends the run with a
-        reason, `on_failure` as a failure. `lost` returns a reason to stop when a worker never comes
-        back.
+        reason, `on_failure` as a failure. `lost` returns a reason to stop when a worker never
+        returns.
         """
         self._job, self._plan = job, plan
         self._clock, self._network = clock, network
@@ -178,7 +178,7 @@ class ChurnController:
     # ---- comings and goings --------------------------------------------------------------------
 
     def shut_out(self, rank: Rank, message: str) -> None:
-        """End a worker that the others do not accept any more. It never comes back."""
+        """End a worker that the others do not accept any more. It never returns."""
         worker = self.workers[rank]
         worker.parts.reporter.event(
             EventReason.WORKER_QUARANTINED,
@@ -228,7 +228,8 @@ class ChurnController:
         return self._lacking_workers()
 
     def _lacking_workers(self) -> str:
-        """That too few sites are left, or no worker that trains; empty if there are enough."""
+        """The reason if too few sites are left, or no worker that trains; empty if there are
+        enough."""
         workers, min_sites = self._job.workers(), self._job.spec.min_sites
         left = {w.site for w in workers if w.rank not in self._lost_permanently}
         few = f"{len(left)} sites are left (minSites {min_sites})" if len(left) < min_sites else ""
@@ -261,7 +262,7 @@ class ChurnController:
         worker.reset()
         worker.admission = self._admission(worker, before)
         for peer in self._connections.linked(rank):
-            self._connections.disconnect(rank, peer, "comes in anew: others trained meanwhile")
+            self._connections.disconnect(rank, peer, "joins again: others trained meanwhile")
 
     def _admission(
         self, worker: VirtualWorker, before: PolicyMachine | None = None

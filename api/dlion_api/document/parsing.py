@@ -205,7 +205,9 @@ def _mapping(value: object) -> Mapping[str, object]:
         raise FaultError("must be a mapping", shown(value), advice=BELOW)
     for key in value:
         if not isinstance(key, str):
-            raise FaultError("has a key that is no string", shown(key), advice="Put it in quotes.")
+            raise FaultError(
+                "has a key that is not a string", shown(key), advice="Put it in quotes."
+            )
     return value
 
 

@@ -70,7 +70,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _checked_names(
@@ -188,5 +188,5 @@ def read_flag(value: Any) -> bool:
 def read_rank(name: str) -> Rank:
     """Return the rank that is a mapping's key, which JSON can only hold as a string."""
     if not (name.isascii() and name.isdigit()) or len(name) > 9 or str(int(name)) != name:
-        raise ValueError(f"{name!r:.40} is no rank")
+        raise ValueError(f"{name!r:.40} is not a rank")
     return Rank(int(name))

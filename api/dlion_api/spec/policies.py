@@ -60,7 +60,7 @@ class GlobalBatchSize:
         maximum=1,
     )
     factor: float = setting(
-        "multiplies the size at each adjustment after the warm-up (default ours).",
+        "multiplies the size at each adjustment after the warm-up (our default).",
         default=1.5,
         above=1,
         maximum=10,
@@ -180,14 +180,14 @@ class Exchange:
     )
     propagation_peers: int = setting(
         "with selective, the number of peers in one step, unless propagationWithin requires more"
-        " (default ours).",
+        " (our default).",
         default=4,
         minimum=1,
         maximum=10000,
         unit="workers",
     )
     propagation_within: int = setting(
-        "with selective, each peer is served at least once in this many steps (default ours).",
+        "with selective, each peer is served at least once in this many steps (our default).",
         default=32,
         minimum=1,
         maximum=10000,
@@ -205,7 +205,7 @@ class Exchange:
     )
     cpu_fraction: float = setting(
         "CPU limit of dlion's exchange, as a part of the gradient's CPU time. Sending may use half"
-        " of it. Each link may always send 64 KiB (default ours).",
+        " of it. Each link may always send 64 KiB (our default).",
         default=0.2,
         above=0,
         maximum=100,
@@ -308,7 +308,7 @@ class Synchronization:
 
     mode: Literal["synchronous", "bounded", "backup", "asynchronous"] = setting(
         "for all; for those more than maxStaleness behind; for all but backupWorkers; for none"
-        " (default ours).",
+        " (our default).",
         default="synchronous",
     )
     max_staleness: int = setting(

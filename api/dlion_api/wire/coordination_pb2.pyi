@@ -394,7 +394,7 @@ class DownloadReport(_message.Message):
     """the init container that downloads"""
     done_bytes: _builtins.int
     total_bytes: _builtins.int
-    """0: the server does not tell"""
+    """0: unknown"""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(

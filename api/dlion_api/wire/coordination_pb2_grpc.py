@@ -88,7 +88,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportDownload(self, request, context):
-        """Tells how much a worker that has not joined yet has downloaded.
+        """Reports the download progress of a worker that has not joined yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

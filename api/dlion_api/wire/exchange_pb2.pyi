@@ -54,9 +54,9 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     MESSAGE_KIND_HELD_REQUEST: _MessageKind.ValueType  # 12
     """no payload; HELD is the answer"""
     MESSAGE_KIND_MISSED_STEPS_REQUEST: _MessageKind.ValueType  # 13
-    """Of a lost worker, in lock step. The answer is its later steps, each forwarded, and then
+    """Requests the later steps of a lost worker, in lock step. They are forwarded, followed by
     MISSED_STEPS_SENT with the same payload, little endian: the rank of the lost worker in 4 bytes,
-    the number of the request in 4, the last iteration that the asker has received from it in 8.
+    the number of the request in 4, the last iteration that the requester received from it in 8.
     """
     MESSAGE_KIND_FORWARDED_STEP: _MessageKind.ValueType  # 14
     """A lost worker's GRADIENT or PROGRESS. Payload, little endian: its rank in 4 bytes, the kind in 1,
@@ -102,9 +102,9 @@ in 8, whether it is paused in 1, the number of linked workers in 4, their ranks 
 MESSAGE_KIND_HELD_REQUEST: MessageKind.ValueType  # 12
 """no payload; HELD is the answer"""
 MESSAGE_KIND_MISSED_STEPS_REQUEST: MessageKind.ValueType  # 13
-"""Of a lost worker, in lock step. The answer is its later steps, each forwarded, and then
+"""Requests the later steps of a lost worker, in lock step. They are forwarded, followed by
 MISSED_STEPS_SENT with the same payload, little endian: the rank of the lost worker in 4 bytes,
-the number of the request in 4, the last iteration that the asker has received from it in 8.
+the number of the request in 4, the last iteration that the requester received from it in 8.
 """
 MESSAGE_KIND_FORWARDED_STEP: MessageKind.ValueType  # 14
 """A lost worker's GRADIENT or PROGRESS. Payload, little endian: its rank in 4 bytes, the kind in 1,

@@ -112,7 +112,7 @@ class Greeting(_message.Message):
     site: _builtins.str
     """the sender's site, as in its certificate"""
     to_site: _builtins.str
-    """the site that it means to reach"""
+    """the site that the sender intends to reach"""
     def __init__(
         self,
         *,

@@ -243,7 +243,7 @@ class ClusterClient:
         if body is not None:
             headers["Content-Type"] = content_type
         for name, value in (*self._headers().items(), *self._impersonation):
-            headers.add(name, value)  # a group each in a header of its own
+            headers.add(name, value)  # a group each in a separate header
         connect_s = self._shortened(CONNECT_TIMEOUT_S)
         try:
             response = self._client.rest_client.pool_manager.request(
@@ -318,7 +318,7 @@ def _document(content: bytes, server: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise UnavailableError(
-            f"{server} answers {content[:80]!r}, which is no JSON document. Check that it is a "
+            f"{server} answers {content[:80]!r}, which is not a JSON document. Check that it is a "
             "Kubernetes API server and that no proxy intercepts the request"
         )
     return document

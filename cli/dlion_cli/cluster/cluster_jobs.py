@@ -26,12 +26,12 @@ Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"
 PLURAL: Final = "dlionjobs"
 _MAX_NAME_LENGTH: Final = 253
-"""Of an object of Kubernetes: a DNS subdomain of RFC 1123."""
+"""Maximum length of an object's name: a DNS subdomain of RFC 1123."""
 _API: Final = ("apis", GROUP, VERSION)
 _KUEUE_API: Final = ("apis", "kueue.x-k8s.io", "v1beta2")
 _EVENTS_PER_PAGE: Final = 500
 _MAX_EVENT_PAGES: Final = 20
-"""Of a namespace with more events the rest is left out."""
+"""Maximum pages of events that are read in a namespace."""
 
 
 class RelatedEvents(NamedTuple):
@@ -243,7 +243,7 @@ def _checked(name: str) -> str:
     if len(name) > _MAX_NAME_LENGTH or not all(map(DNS_LABEL.fullmatch, name.split("."))):
         shown = repr(name[: _MAX_NAME_LENGTH + 1])
         allowed = f"lower-case letters, digits, - and ., at most {_MAX_NAME_LENGTH} characters"
-        raise SpecError([Problem("name", "is no job's name", shown, allowed)])
+        raise SpecError([Problem("name", "is not a job's name", shown, allowed)])
     return name
 
 

@@ -50,9 +50,9 @@ class DurationType(click.ParamType[float]):
         elif re.fullmatch(f"(?:{_PART})+", text):
             seconds = sum(float(n) * _UNITS_S[unit] for n, unit in re.findall(_PART, text))
         else:
-            self.fail(f"{text!r} is no duration: write 30s, 1m30s or 0 (no limit)", param, ctx)
+            self.fail(f"{text!r} is not a duration: write 30s, 1m30s or 0 (no limit)", param, ctx)
         if seconds > MAX_TIMEOUT_S:
-            self.fail(f"{text!r} is longer than 24h: 0 is no limit", param, ctx)
+            self.fail(f"{text!r} is longer than 24h: 0 means no limit", param, ctx)
         return seconds
 
 
@@ -107,7 +107,7 @@ def connection_flags(
 
 
 _Options = dict[str, Callable[..., Any]]
-"""By the name of the setting."""
+"""Decorators by the name of the setting."""
 
 
 def _entry_options(
@@ -198,7 +198,7 @@ def _option(setting: str) -> str:
 
 
 def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that are settings and that the user gave."""
+    """Return the arguments that are settings and that the user gave."""
     present = {name: given[name] for name in _NAMES if name in given}
     return {
         name: value

@@ -30,7 +30,7 @@ class ConnectionSettings:
     insecure_skip_tls_verify: bool = False
     tls_server_name: str | None = None
     request_timeout_s: float | None = None
-    """Longest silence in a response; 0: no limit. Streams that wait for news have none."""
+    """Maximum silence in a response; 0: no limit. Streams that wait for news have none."""
     impersonated_user: str | None = None
     impersonated_groups: tuple[str, ...] = ()
 
@@ -78,10 +78,10 @@ def server_url(text: str) -> str:
     except ValueError:
         raise ValueError("the URL is invalid: write https://HOST:PORT") from None
     if url.username or url.password:
-        raise ValueError("credentials stand in the URL: remove them, and give a token")
+        raise ValueError("the URL contains credentials: remove them, and give a token")
     if url.scheme not in ("http", "https") or not url.hostname or port == 0:
         shown = "this value" if re.search("[@?#]", text) else repr(text)  # no password
-        raise ValueError(f"{shown} is no URL of a server: write https://HOST:PORT")
+        raise ValueError(f"{shown} is not a URL of a server: write https://HOST:PORT")
     if url.query or url.fragment or not (text.isascii() and text.isprintable()):
         raise ValueError("the URL has more than a server and a path in ASCII")
     return url.geturl().rstrip("/")  # the client would use no authority for HTTPS://

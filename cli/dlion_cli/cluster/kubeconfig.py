@@ -15,7 +15,7 @@ from dlion_cli.cluster.connection_settings import ConnectionSettings
 
 DEFAULT_NAMESPACE: Final = "default"
 _HEADER_CHARACTERS: Final = "!#$&'*+-.^_`|~"
-"""Those of RFC 9110 that stand in a header's name as they are, beside letters and digits."""
+"""The characters of RFC 9110 that a header's name may contain besides letters and digits."""
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -105,7 +105,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"kubeconfig {path}: cannot be read: {error}") from None
     if document is not None and not isinstance(document, dict):
-        raise DataError(f"kubeconfig {path}: is no kubeconfig file: it contains no mapping")
+        raise DataError(f"kubeconfig {path}: is not a kubeconfig file: it contains no mapping")
     return document or {}
 
 
@@ -160,7 +160,7 @@ def _impersonation(
 
 
 def _listed(value: object) -> list[object]:
-    """The values of a list; a value that is no list has one that is invalid."""
+    """The values of a list; a value that is not a list has one that is invalid."""
     return value if isinstance(value, list) else [] if value is None else [None]
 
 

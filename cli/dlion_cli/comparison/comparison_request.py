@@ -242,7 +242,7 @@ def _folder_problems(
         if not is_valid_folder_name(name):
             yield Problem(
                 option,
-                "is no valid folder name, and a folder for its runs gets this name",
+                "is not a valid folder name, and a folder for its runs gets this name",
                 value=name if len(name) <= MAX_NAME_BYTES else f"{name[:40]}…",
                 allowed="letters, digits, ., _, +, = and - (all else becomes -), at most "
                 f"{MAX_NAME_BYTES} bytes, and neither . nor ..",

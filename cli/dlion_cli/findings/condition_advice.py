@@ -9,7 +9,7 @@ from dlion_api.status_names import Reason
 NO_PROBLEM: Final = frozenset(
     {Reason.TRAINING, Reason.COMPLETED, Reason.NOT_SELECTED, Reason.SUSPENDED, Reason.QUEUED}
 )
-"""Reasons that are no problem by themselves; some have a note."""
+"""Reasons that are not problems by themselves; some have a note."""
 EXPLAINED_BY_PODS: Final = frozenset(
     {
         Reason.WORKERS_STARTING,
@@ -129,7 +129,7 @@ ADVICE: Final[Mapping[Reason, tuple[str, str]]] = {
         "dlion logs {name} -c keeper",
     ),
     Reason.MODEL_LOST: ("Fetch the model from another site", "dlion fetch {name} --context OTHER"),
-    Reason.ENDED_EARLY: ("Fetch what was saved; go on with a new runId", "dlion fetch {name}"),
+    Reason.ENDED_EARLY: ("Fetch what was saved; continue with a new runId", "dlion fetch {name}"),
     Reason.PARTIAL: (
         "See why the named workers failed; the model has the others",
         "dlion fetch {name}",

@@ -27,7 +27,7 @@ class MessageAdvice:
     reason: str
     advice: str
     command: str = ""
-    """Without the option for the namespace."""
+    """The command without the option for the namespace."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ _UNSCHEDULABLE: Final = (
     _MessagePattern(
         r"untolerated taint(?:\(s\))?(?: ?\{([^}]*)\})?",
         "UntoleratedTaint",
-        "Add a toleration to podTemplate of the job, or of the group if it has a list of its own; "
+        "Add a toleration to podTemplate of the job, or of the group if it has its own list; "
         "or remove the taint {0}",
         "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
     ),

@@ -36,20 +36,20 @@ _ENDED_BY: Final = {
 _ADVICE: Final[Mapping[str, str]] = {
     EventReason.PEERS_UNREACHED: "Check NetworkPolicies, firewalls and addresses between the "
     "workers' ports that the message names",
-    "PeerLost": "The others train on; the worker comes back by itself. See its pod",
+    "PeerLost": "The others train on; the worker returns by itself. See its pod",
     "BandwidthDropped": "The link carries less than half of its mean: see what else uses it",
     "PodEvicted": "Kubernetes replaces it. See what drains its node, takes its place (set a "
     "priorityClassName) or is short there",
     "PodNotReleased": "The node is ready but does not end the pod: see `kubectl describe pod`",
     "CallerRefused": "A caller cannot prove its identity or speaks another protocol: see "
     "docs/several-sites.md",
-    "Refused": "The API server refuses an object; training goes on. Correct what it names",
+    "Refused": "The API server refuses an object; training continues. Correct what it names",
     EventReason.QUORUM_LOST: "Fewer than minSites sites are connected: see the links and sites",
     EventReason.KEEPER_AWAY: "Files wait for the keeper: see its pod, its log and its disk",
     EventReason.KEEP_FAILED: "The keeper refused a file: see its log and its disk",
     EventReason.CHECKPOINT_FAILED: "Free disk space, or raise ephemeral-storage",
     EventReason.PUBLISH_FAILED: "Free disk space, or raise ephemeral-storage",
-    EventReason.DATA_UNAVAILABLE: "Check the volume with the data; training goes on with what is "
+    EventReason.DATA_UNAVAILABLE: "Check the volume with the data; training continues with what is "
     "loaded",
     EventReason.DATA_SKIPPED: "Correct or remove the file that the message names",
     EventReason.EVALUATION_FAILED: "Check evaluationPath and the program's accuracy",

@@ -109,7 +109,8 @@ class RunFacts:
 
     @property
     def remaining(self) -> Remaining | None:
-        """Of a run that goes on; None: it does not, or its records cannot be read."""
+        """The remaining time of a run in progress; None: it has ended, or its records cannot be
+        read."""
         return None if self.loaded is None else self.loaded.remaining
 
     def as_json(self) -> dict[str, Any]:
@@ -203,7 +204,7 @@ class RunFacts:
         if self.loaded.bad_lines:
             yield JobProblem(
                 Severity.WARNING, "UnreadableRecords", f"run/{self.name}",
-                f"{len(self.loaded.bad_lines):,} lines of {EVENTS} are no records: "
+                f"{len(self.loaded.bad_lines):,} lines of {EVENTS} are not records: "
                 f"{_text(self.loaded.bad_lines[0], 200)}",
                 "The figures go without them. Check the disk if nothing else wrote there",
             )  # fmt: skip
@@ -225,7 +226,7 @@ def read_run_facts(path: Path) -> RunFacts:
     require_folder(path)
     if read_comparison(path) is not None:
         raise DataError(
-            f"{path}: is a comparison, whose runs have folders of their own. `dlion ls {path}` "
+            f"{path}: is a comparison, whose runs have separate folders. `dlion ls {path}` "
             "lists them: name one"
         )
     if not any((path / name).exists() for name in (EVENTS, JOB, SUMMARY)):

@@ -83,7 +83,7 @@ def read_bundle(text: str | bytes) -> Bundle:
     """Parse a PEM bundle.
 
     Raises: ContractError if it is too long, contains a private key or a certificate of no
-    authority, or is no PEM; UnavailableError if `cryptography` is not installed.
+    authority, or is not PEM; UnavailableError if `cryptography` is not installed.
     """
     try:
         from cryptography import x509
@@ -104,7 +104,7 @@ def read_bundle(text: str | bytes) -> Bundle:
     except ValueError as error:
         raise ContractError(f"is not PEM of certificates: {error}") from None
     if not all(map(_is_authority, certificates)):
-        raise ContractError("holds a certificate that is no authority's")
+        raise ContractError("holds a certificate that is not an authority's")
     return Bundle(certificates)
 
 

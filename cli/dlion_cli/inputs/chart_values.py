@@ -95,7 +95,7 @@ DEFAULTS: Final[Values] = {
 def read_values(path: Path | None) -> Values:
     """The chart's defaults, with the values of that file.
 
-    Raises: DataError if it cannot be read; SpecError if it is no YAML, or no values of the chart.
+    Raises: DataError if it cannot be read; SpecError if it is not YAML, or no values of the chart.
     """
     if path is None:
         return DEFAULTS
@@ -150,7 +150,8 @@ def settings_of(values: Values, site: str, *, source: str) -> Settings:
 
 
 def _tenancy(values: Values) -> dict[str, Any]:
-    """Without the admission policy: only a cluster knows the rights of a user."""
+    """The values of tenancy without the admission policy: only a cluster knows the rights of a
+    user."""
     tenancy, watched = values["tenancy"], values["namespaces"]
     excluded = dict.fromkeys([*tenancy["excludedNamespaces"], _NAMESPACE])
     return {
@@ -191,7 +192,7 @@ def _merged(default: Values, given: object, where: str, problems: list[Problem])
     """As Helm merges: mappings by key, other values replaced. A null leaves the default, except in
     `resources`, which it removes."""
     if not isinstance(given, Mapping):
-        problems.append(Problem(where or "(file)", "is no mapping", value=str(given)[:80]))
+        problems.append(Problem(where or "(file)", "is not a mapping", value=str(given)[:80]))
         return default
     merged = dict(default)
     for key, value in given.items():

@@ -42,7 +42,7 @@ class ExpectedOrigin:
 
     job: JobKey
     uid: str
-    """Of the DLionJob."""
+    """UID of the DLionJob."""
     authority_pem: Callable[[SiteName], bytes]
     """Certificates that verify a site's keeper. Raises: DLionError."""
     revoked: Collection[str]
@@ -69,10 +69,10 @@ class VerifiedModel:
         }
 
     def lines(self) -> list[str]:
-        """For people: who vouches for it, and whose updates it holds."""
+        """Text for users: who vouches for it, and whose updates it holds."""
         found = self.provenance
         if found is None:
-            return [f"{self.site}: no statement says whose updates the model holds"]
+            return [f"{self.site}: no statement names the workers whose updates the model holds"]
         count = len(found.workers)
         how = f"signed by {self.site}'s keeper" if self.is_signed else "not signed"
         saved = f"{found.model}, saved by {found.saved_by} at {found.saved_at}"
@@ -108,7 +108,7 @@ def verify_received(
     if others:
         names = printable(", ".join(sorted(map(str, others))[:5]))
         raise ProvenanceError(
-            f"the keeper sends {names}, for which no statement stands; nothing was changed"
+            f"the keeper sends {names}, which no statement covers; nothing was changed"
         )
     return [verify_model(received / "models" / each, each, expected) for each in sites]
 

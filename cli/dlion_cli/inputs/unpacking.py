@@ -91,7 +91,7 @@ def _extract(
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or str(path) != member.name:
         raise ContractError(
-            f"the keeper sends {member.name!r}, which is no relative path within a folder"
+            f"the keeper sends {member.name!r}, which is not a relative path within a folder"
         )
     if member.name in digests:
         raise ContractError(f"the keeper sends {member.name!r} more than once")
@@ -103,7 +103,7 @@ def _extract(
         ) from None
     content = archive.extractfile(safe) if safe.isreg() else None
     if content is None:
-        raise ContractError(f"the keeper sends {member.name!r}, which is no regular file")
+        raise ContractError(f"the keeper sends {member.name!r}, which is not a regular file")
     target = staging / safe.name
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

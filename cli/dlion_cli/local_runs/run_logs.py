@@ -56,7 +56,7 @@ class WorkerLogs:
         if not (self.folder / LOGS).is_dir():
             is_result = (self.folder / EVENTS).exists()
             why = "it was simulated, or fetched from a keeper without logs" if is_result else (
-                "it is no result folder of `dlion run`"
+                "it is not a result folder of `dlion run`"
             )  # fmt: skip
             raise DataError(f"{self.folder}: has no logs: {why}. `dlion ls` lists result folders")
 

@@ -57,7 +57,7 @@ def lease_check(spec: Mapping[str, Any], now: datetime) -> Check:
     holder, renewed = spec.get("holderIdentity"), _time(spec.get("renewTime"))
     advice = "See the operator's log; without the Lease it acts on no job of this namespace"
     if not holder or renewed is None:
-        return Check(CLUSTER, "lease", CheckOutcome.WARN, "is held by nobody", advice)
+        return Check(CLUSTER, "lease", CheckOutcome.WARN, "has no holder", advice)
     figures = {"renewed_before_s": (now - renewed).total_seconds()}
     observed = f"held by {holder}, renewed {_since(now - renewed)} ago"
     if now - renewed > timedelta(seconds=2 * DURATION_S):

@@ -18,7 +18,7 @@ class FiniteFloatRange(click.FloatRange):
     ) -> float:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number", param, ctx)
+            self.fail(f"{value} is not a finite number", param, ctx)
         return number
 
 

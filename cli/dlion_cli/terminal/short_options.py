@@ -24,7 +24,9 @@ def reject_late_options(arguments: Sequence[str]) -> None:
     names = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     if late := next((each for each in names if len(each) > 1 and each.startswith("-")), None):
         name = late.partition("=")[0] if late.startswith("--") else late[:2]  # without a token
-        raise click.UsageError(f"{name} stands after --, where names stand: put it before --")
+        raise click.UsageError(
+            f"{name} follows --, where only names are expected: put it before --"
+        )
 
 
 def _options(command: click.Command) -> Iterator[click.Option]:

@@ -63,7 +63,7 @@ networkPolicies:
   {{- with .Values.networkPolicies }}
   enabled: {{ .enabled }}
   restrictEgress: {{ .restrictEgress }}
-  # Where this site's coordinator is; empty for an address that a user has given.
+  # The name of this site's coordinator; empty for an address that a user has set.
   operatorNamespace: {{ ternary "" $.Release.Namespace (ne $.Values.coordinator.address "") | quote }}
   operatorLabels: {{ include "dlion.selector" $ | fromYaml | toJson }}
   peerCidrs: {{ ternary .peerCIDRs list (gt (len $others) 0) | toJson }}

@@ -48,9 +48,9 @@
 {{- define "dlion.checkBundle" -}}
 {{- $bundle := default "" .bundle -}}
 {{- if contains "PRIVATE KEY" $bundle -}}
-{{- fail (printf "sites: the bundle of %s holds a private key: take it out, and have a new one made at %s, as this one may have been seen (delete the Secret of its authority and restart its operator); `dlion trust show` prints certificates alone" .name .name) -}}
+{{- fail (printf "sites: the bundle of %s holds a private key: take it out, and have a new one made at %s, as this one may be known to others (delete the Secret of its authority and restart its operator); `dlion trust show` prints certificates alone" .name .name) -}}
 {{- end -}}
 {{- if and $bundle (not (regexMatch "^\\s*(-----BEGIN CERTIFICATE-----\\s[A-Za-z0-9+/=\\s]+-----END CERTIFICATE-----\\s*)+$" $bundle)) -}}
-{{- fail (printf "sites: the bundle of %s is not PEM of certificates: put in what `dlion trust show` prints there; `dlion trust verify` says more" .name) -}}
+{{- fail (printf "sites: the bundle of %s is not PEM of certificates: put in what `dlion trust show` prints there; `dlion trust verify` reports more" .name) -}}
 {{- end -}}
 {{- end }}

@@ -22,7 +22,7 @@ MAX_CONCURRENT = 8
 """Passes that run at the same time."""
 
 OK, ERROR, DEFECT = "ok", "error", "defect"
-"""Results of a pass: success, an error to retry, or a defect of ours. Metrics use them."""
+"""Results of a pass: success, an error to retry, or a defect in DLion. Metrics use them."""
 
 Reconcile = Callable[[ObjectName], Awaitable[float | None]]
 ReportResult = Callable[[str, float], None]
@@ -92,7 +92,7 @@ class WorkQueue:
                 _LOG.warning("%s, retrying in %.0f s: %s", "/".join(name), wait_s, error)
             except Exception:  # noqa: BLE001 - one job's defect must not end the others' loops
                 result, wait_s = DEFECT, backoff_s(failures)
-                _LOG.exception("%s: a defect of ours; retrying", "/".join(name))
+                _LOG.exception("%s: a defect in DLion; retrying", "/".join(name))
             else:
                 self._report(OK, time.monotonic() - began_s)
                 return requeue_s, False

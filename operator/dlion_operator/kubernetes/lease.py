@@ -36,7 +36,7 @@ LEASE_NAME = "dlion-operator"
 DURATION_S = 15
 RENEW_INTERVAL_S = 5.0
 POLL_INTERVAL_S = 2.0
-"""For a Lease that is not held or could not be renewed."""
+"""Interval for a Lease that is not held or could not be renewed."""
 HOLD_TIMEOUT_S = 12.0
 """Counted from the start of the last renewal. Pending requests then finish before another operator
 may begin."""
@@ -53,7 +53,7 @@ class _LeaseState:
     version: str = ""
     uid: str = ""
     unchanged_since_s: float = 0.0
-    """Since when it has had that version, as observed without a gap."""
+    """The start of its present version, as observed without a gap."""
     checked_s: float = float("-inf")
     renewed_s: float = float("-inf")
     """When the last renewal by this operator began."""
@@ -111,7 +111,7 @@ class Leases:
             try:
                 await self.run_once()
             except Exception:  # noqa: BLE001 - without its Leases the operator would do nothing
-                _LOG.exception("Leases could not be checked: a defect of ours")
+                _LOG.exception("Leases could not be checked: a defect in DLion")
                 await asyncio.sleep(POLL_INTERVAL_S)
             waits = [each.due_s - self._monotonic_s() for each in self._states.values()]
             with contextlib.suppress(TimeoutError):

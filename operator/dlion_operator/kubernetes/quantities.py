@@ -21,9 +21,9 @@ def parse_quantity(text: str) -> Decimal:
     parser: Any = utils  # its functions have no types
     # Kubernetes' pattern first: the parser also accepts NaN and the like.
     if len(text) > MAX_QUANTITY_LENGTH or not re.fullmatch(QUANTITY, text):
-        raise ValueError(f"{text[:MAX_QUANTITY_LENGTH]!r} is no quantity")
+        raise ValueError(f"{text[:MAX_QUANTITY_LENGTH]!r} is not a quantity")
     try:
         number: Decimal = parser.parse_quantity(text)
     except ValueError:  # the pattern allows a fractional exponent
-        raise ValueError(f"{text!r} is no quantity") from None
+        raise ValueError(f"{text!r} is not a quantity") from None
     return max(-_MAX_QUANTITY, min(number, _MAX_QUANTITY))

@@ -152,7 +152,7 @@ class Resync:
             except DLionError as error:
                 _LOG.warning("the watches could not be checked: %s", error)
             except Exception:  # noqa: BLE001 - without its rounds the operator would go blind
-                _LOG.exception("the watches could not be checked: a defect of ours")
+                _LOG.exception("the watches could not be checked: a defect in DLion")
             await asyncio.sleep(settle_s)  # a restore stays suspected
 
     async def run_once(self, settle_s: float) -> None:

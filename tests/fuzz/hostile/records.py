@@ -75,7 +75,7 @@ PROGRESS: tuple[progress.ProgressRecord, ...] = (
     progress.EvaluationRecord(1.0, Rank(0), 2, 16, 0.5, math.inf, 100, (0.5, math.nan), (1.0,)),
     progress.DirectiveRecord(1.0, Rank(0), 2, 8, 16, RANKS, {Rank(1): 1.5}, {}, "why"),
     progress.ProcessRecord(9.0, Rank(0), 1, 2, import_s=1.5, train_s=3.0),
-    progress.EventRecord(1.0, Rank(0), 2, "CheckpointSaved", "said so"),
+    progress.EventRecord(1.0, Rank(0), 2, "CheckpointSaved", "a text"),
 )
 
 

@@ -23,7 +23,7 @@ Document = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/conditions.md"
 
-UNSEEN = "new or changed, and not looked at yet"
+UNSEEN = "new or changed, and not processed yet"
 STARTING = "pods start, or workers wait for peers"
 STUCK = (
     "the manifest or an object of the run is refused, or pods cannot start for a minute, or do not"
@@ -251,7 +251,7 @@ def _partial() -> Document:
 def _ended_early() -> Document:
     world = _training()
     world.end("small")
-    world.run = RunView(open_s=99.0, training=True, stop_reason="stopped by somebody")
+    world.run = RunView(open_s=99.0, training=True, stop_reason="stopped by a user")
     return _kept(world)
 
 

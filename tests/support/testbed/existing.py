@@ -69,7 +69,7 @@ def existing_cluster(
     if labels.get(LABEL) != "true":
         raise UnavailableError(
             f"context {context!r} of {path} is not marked for tests: its kube-system namespace has "
-            f"{LABEL}={labels.get(LABEL)!r}; allowed: 'true'. If nobody works with that cluster: "
+            f"{LABEL}={labels.get(LABEL)!r}; allowed: 'true'. If the cluster is not in use: "
             f"kubectl --kubeconfig={path} --context={context} label namespace kube-system "
             f"{LABEL}=true"
         )

@@ -44,7 +44,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
-  # Without CAP_SYS_RESOURCE no score may fall, and runc fails saying "can't get final child's PID".
+  # Without CAP_SYS_RESOURCE no score may fall, and runc fails with "can't get final child's PID".
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"

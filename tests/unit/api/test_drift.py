@@ -54,7 +54,7 @@ def test_one_replica_or_no_weights_have_no_drift():
     assert drift([(1.0,), (2.0,)], [0.0, 0.0]) == 0
 
 
-def test_equal_motion_evaluated_at_different_times_is_no_drift():
+def test_equal_motion_evaluated_at_different_times_is_not_drift():
     meter = DriftMeter()
     points = []
     for step in range(20):

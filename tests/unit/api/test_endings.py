@@ -79,7 +79,7 @@ def test_a_report_of_many_workers_fits_a_termination_message() -> None:
         "[" * 100_000,
     ],
 )
-def test_invalid_text_is_no_report(text: str) -> None:
+def test_invalid_text_is_not_a_report(text: str) -> None:
     assert EndReport.from_json(text) is None
 
 

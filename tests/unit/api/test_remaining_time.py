@@ -106,7 +106,7 @@ def test_a_resumed_run_counts_the_remaining_part(
     assert now.fraction == pytest.approx(0.4)
 
 
-def test_the_pause_before_a_resume_is_no_part_of_the_curve_to_a_target() -> None:
+def test_the_pause_before_a_resume_is_not_part_of_the_curve_to_a_target() -> None:
     """The first 60 s of the curve, then a pause of 500 s, then the rest."""
     remaining, curve = estimator({"targetAccuracy": 0.9}), CURVES["saturating"]
     for number in range(1, 91):
@@ -143,8 +143,8 @@ def test_a_worker_that_rejoins_has_no_pace_from_before() -> None:
 
 @pytest.mark.parametrize("stop", [{"maxSeconds": 100}, {"targetAccuracy": 0.9}], ids=str)
 def test_no_single_workers_count_of_training_decides(stop: dict[str, Any]) -> None:
-    """Of four workers one takes a pause of 500 s for training from the 70th second on, and one
-    joins then."""
+    """Four workers: from the 70th second on one takes a pause of 500 s for training, and one
+    joins."""
     honest, remaining = estimator(stop), estimator(stop)
     for number in range(1, 91):
         time_s = number + (500.0 if number > 60 else 0.0)

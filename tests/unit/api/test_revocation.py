@@ -78,7 +78,7 @@ def test_a_written_document_is_read_back(given_ones: list[Revocation]) -> None:
     ["{", "null", '"plant-b"', '{"name": "plant-b"}', "1e999", "[" * 100_000, "NaN",
      "[]" + " " * MAX_DOCUMENT_BYTES],
 )  # fmt: skip
-def test_a_document_that_is_no_list_revokes_no_worker_and_is_reported(text: str) -> None:
+def test_a_document_that_is_not_a_list_revokes_no_worker_and_is_reported(text: str) -> None:
     found, problem = parse_revocations(text)
     assert found == ()
     assert problem

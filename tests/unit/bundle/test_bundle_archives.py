@@ -132,7 +132,7 @@ FOREIGN = {"linux/amd64": "linux/arm64", "linux/arm64": "linux/amd64"}[own_platf
         (["--builder=kaniko"], f"BUILDER=kaniko: allowed are {', '.join(BUILDERS)}"),
         (["--builder=podman"], "BUILDER=podman: no such program on the PATH"),
         (["--builder=testbed", "--base=debian"], "leave BASE out"),
-        (["--builder=testbed", "--base=--privileged"], "is no name of an image"),
+        (["--builder=testbed", "--base=--privileged"], "is not a name of an image"),
         (["--builder=testbed", f"--platform={FOREIGN}"], f"does not emulate {FOREIGN[6:]}"),
     ],
 )

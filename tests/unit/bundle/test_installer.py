@@ -327,7 +327,7 @@ def test_an_interrupted_helm_is_reported_with_its_repair(
 ) -> None:
     done = scene.run(*SITE, HELM_FAILS="signal: killed", HELM_LEAVES=state)
     assert done.returncode == UNAVAILABLE
-    end = f"First, once no helm runs: {command}\nThe same command goes on from here.\n"
+    end = f"First, once no helm runs: {command}\nThe same command continues from here.\n"
     assert done.stderr.endswith(end)
 
 
@@ -345,7 +345,7 @@ def test_a_release_in_another_state_is_installed(scene: Scene, state: str) -> No
         ("unexpected EOF", UNAVAILABLE, "could not import images/operator.tar"),
     ],
 )
-def test_an_import_that_fails_is_no_success(
+def test_an_import_that_fails_is_not_a_success(
     scene: Scene, problem: str, code: int, advice: str
 ) -> None:
     done = scene.run(*SITE, CTR_FAILS=problem)

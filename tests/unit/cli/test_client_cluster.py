@@ -43,7 +43,7 @@ class Served:
     ends_with_log: bool = False
     requested: list[str] = field(default_factory=list)
     headers: dict[str, list[str]] = field(default_factory=dict)
-    """Of the last request."""
+    """Headers of the last request."""
     config: Path = Path()
 
     def answer(self, path: str) -> str:
@@ -184,8 +184,8 @@ def test_a_client_uses_another_entry_and_server_of_the_kubeconfig(served: Served
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"server": "plant-a:6443"}, "server: 'plant-a:6443' is no URL of a server"),
-        ({"server": f"https://jane:{SECRET}@h"}, "server: credentials stand in the URL"),
+        ({"server": "plant-a:6443"}, "server: 'plant-a:6443' is not a URL of a server"),
+        ({"server": f"https://jane:{SECRET}@h"}, "server: the URL contains credentials"),
         ({"token": f"{SECRET}\nX-Admin: 1"}, "token: the value is empty, or has a space"),
         ({"token": SECRET.encode()}, r"token: is not valid \(given: bytes\); allowed: a str"),
         ({"impersonated_user": "jäne"}, "impersonated_user: .* not ASCII"),
@@ -228,7 +228,7 @@ def test_an_invalid_name_reaches_no_server(served: Served, client: dlion.Client,
         client.get_job, client.delete_job, client.get_job_logs, client.get_job_metrics,
         client.wait_for_job_status,
     ):  # fmt: skip
-        with pytest.raises(SpecError, match="name: is no job's name"):
+        with pytest.raises(SpecError, match="name: is not a job's name"):
             method(name)
     assert served.requested == []
 
@@ -254,7 +254,7 @@ def test_a_command_refuses_an_invalid_name(served: Served, arguments: list[str])
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert command.returncode == ExitCode.SPEC, command.stderr
-    assert "is no job's name" in command.stderr
+    assert "is not a job's name" in command.stderr
     assert "Traceback" not in command.stderr
     assert served.requested == []
 

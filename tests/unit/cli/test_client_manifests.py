@@ -327,7 +327,7 @@ def test_an_invalid_assignment_name_or_folder_is_a_dlion_error(tmp_path: Path) -
     with pytest.raises(errors.SpecError, match="must be path=value"):
         client.train(str(ROOT / "examples" / "digits.yaml"), environment="quickstart", set=wrong)
     number: Any = 5
-    with pytest.raises(errors.SpecError, match="is no job's name"):
+    with pytest.raises(errors.SpecError, match="is not a job's name"):
         client.get_job(number)
     (tmp_path / "file").touch()
     with pytest.raises(errors.DLionError, match="cannot make the result folder") as raised:
@@ -338,14 +338,14 @@ def test_an_invalid_assignment_name_or_folder_is_a_dlion_error(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sites": 3.5}, r"sites: are no sites \(given: 3.5\); allowed: their number up to 64"),
+        ({"sites": 3.5}, r"sites: are not sites \(given: 3.5\); allowed: their number up to 64"),
         ({"sites": True}, r"sites: .*given: True"),
         ({"sites": 10**12}, r"sites: .*given: 10{12}"),
         ({"exchange": "full", "policy": "full"}, r"exchange: has no fields \(given: 'full'\)"),
         ({"dataset": 5, "validation_split": 0.2}, r"dataset: has no fields \(given: 5\)"),
         ({"dataset": 5}, r"dataset: must be a mapping \(given: 5\)"),
-        ({"data_root": 5}, r"data_root: is no path \(given: 5\); allowed: a str or"),
-        ({"root": 5}, r"root: is no path \(given: 5\)"),
+        ({"data_root": 5}, r"data_root: is not a path \(given: 5\); allowed: a str or"),
+        ({"root": 5}, r"root: is not a path \(given: 5\)"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(

@@ -284,7 +284,7 @@ def test_a_run_without_read_permission_is_damaged(unprivileged: Path, name: str)
     assert (path / "job.yaml").exists()
 
 
-def test_a_folder_without_access_is_no_job(unprivileged: Path) -> None:
+def test_a_folder_without_access_is_not_a_job(unprivileged: Path) -> None:
     make(unprivileged, Ending("x"), "other")
     path = make(unprivileged, Ending("x"))
     path.chmod(0)
@@ -345,7 +345,7 @@ def test_a_path_is_not_a_name(tmp_path: Path, name: str) -> None:
     run = make(tmp_path / "elsewhere", Ending("x"))
     client = dlion.Client(root=tmp_path / "root")
     for method in (client.get_job, client.delete_job):
-        with pytest.raises(SpecError, match="no job's name"):
+        with pytest.raises(SpecError, match="not a job's name"):
             method(name)
     assert run.exists()
 

@@ -4,8 +4,8 @@
   lines may have equal times. It ends with its pod, and retries after errors.
 - A watch resumes after its end, after a cut within a line, and after an expired version. A new job
   of the same name is another one.
-- A server that is no API server is reported. A command in a pod ends with its exit code and closes
-  its connection.
+- A server that is not an API server is reported. A command in a pod ends with its exit code and
+  closes its connection.
 
 Left out: a real API server (tests/cluster).
 """
@@ -213,7 +213,7 @@ def test_the_time_limit_holds_while_the_server_is_unreachable(
 
 
 @pytest.mark.parametrize("answer", ["<html>log in here</html>", "[]", "", "\x00"])
-def test_a_server_that_is_no_api_server_is_reported(
+def test_a_server_that_is_not_an_api_server_is_reported(
     cluster: ClusterClient, script: Script, answer: str
 ) -> None:
     script.answers = [(200, answer)]

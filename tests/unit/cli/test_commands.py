@@ -238,7 +238,7 @@ def test_a_disk_error_names_the_remedy() -> None:
         (
             ["compare", DIGITS, "-e", "quickstart", "--seconds", "nan"],
             ExitCode.USAGE,
-            "'--seconds': nan is no finite number",
+            "'--seconds': nan is not a finite number",
         ),
         (["run", DIGITS, "--certificate-life", "9" * 14], ExitCode.USAGE, "10<=x<=2147483647"),
         (["run", DIGITS, "--data-root", "/proc/x"], ExitCode.USAGE, "'/proc/x' does not exist"),

@@ -221,7 +221,7 @@ def test_a_column_with_an_invalid_folder_name_is_refused(
 ) -> None:
     assert compare(tmp_path, "--variant", f"{name}:exchange.policy=none") == ExitCode.SPEC
     message = capsys.readouterr().err
-    assert "--variant: is no valid folder name" in message
+    assert "--variant: is not a valid folder name" in message
     assert "allowed: letters, digits" in message
     assert not list(tmp_path.iterdir())
 

@@ -142,7 +142,7 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match=r"the same folder, quickstart/adaptive: give them"):
         dry(*tuned_in, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
     own = own.rename(tmp_path / "...yaml")
-    with pytest.raises(SpecError, match=r"--tuned-in: is no valid folder name.*given: \.\."):
+    with pytest.raises(SpecError, match=r"--tuned-in: is not a valid folder name.*given: \.\."):
         dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 

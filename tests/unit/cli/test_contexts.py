@@ -137,7 +137,7 @@ def test_a_failing_context_hides_no_other(
     assert "managedFields" not in listed[3]["items"][0]["metadata"]
 
 
-def test_no_jobs_in_any_context_are_no_error(
+def test_no_jobs_in_any_context_are_not_an_error(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     none = Server({"dlionjobs": (200, json.dumps({"items": []}))})

@@ -511,7 +511,7 @@ def test_wait_for_all_names_ends_at_the_time_limit(
     [
         (
             "condition=Readi",
-            "'Readi' is no condition of a job. Did you mean Ready? Allowed: Ready, ",
+            "'Readi' is not a condition of a job. Did you mean Ready? Allowed: Ready, ",
         ),
         ("condition=", "Allowed: Ready, Reconciling, Stalled, Suspended, PeersConnected"),
         ("condition=Ready=Yes", "status 'Yes': allowed: True, False, Unknown"),

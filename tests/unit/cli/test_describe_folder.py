@@ -152,7 +152,7 @@ def test_warnings_are_counted_by_reason_with_the_last_one(
     assert "Free space" in warnings[1]["advice"]
 
 
-def test_a_run_in_progress_is_no_failure(
+def test_a_run_in_progress_is_not_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make(tmp_path / "run", None)
@@ -237,7 +237,7 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
         ("no/where", "there is no such folder. `dlion ls`"),
         ("runs/" + "x" * 300, "there is no such folder"),
         ("runs/empty", "has no run. `dlion ls runs/empty`"),
-        ("runs/sweep", "is a comparison, whose runs have folders of their own. `dlion ls"),
+        ("runs/sweep", "is a comparison, whose runs have separate folders. `dlion ls"),
         ("runs/digits/job.yaml", "there is no such folder"),
     ],
 )
@@ -265,7 +265,7 @@ def test_hostile_texts_do_not_control_the_terminal(
     with (folder / "events.jsonl").open("a") as file:
         file.write(f"not a record {ESCAPE}\n" * 3)
     text = described(capsys, str(folder))
-    assert "3 lines of events.jsonl are no records" in text
+    assert "3 lines of events.jsonl are not records" in text
     assert "·[31m·red" in text
     found = as_json(capsys, folder)
     assert "'" in found["next"][0], "a shell reads the name as one word"

@@ -204,8 +204,8 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
     "a named image": ({"deployments": deployment(tag="stable")}, "operator", OK, "stable"),
     "no lease yet": ({"dlion-operator": (404, "{}")}, "lease", OK, "has had no job yet"),
     "an old lease": ({"dlion-operator": lease(ago(minutes=5))}, "lease", FAIL, "7f, renewed"),
-    "a free lease": ({"dlion-operator": lease(ago(seconds=1), "")}, "lease", WARN, "nobody"),
-    "a foreign lease": ({"dlion-operator": lease([])}, "lease", WARN, "nobody"),
+    "a free lease": ({"dlion-operator": lease(ago(seconds=1), "")}, "lease", WARN, "no holder"),
+    "a foreign lease": ({"dlion-operator": lease([])}, "lease", WARN, "no holder"),
     "a warning": ({"events": warning(60)}, "operator events", WARN, "BackOff: restarting"),
     "an old warning": ({"events": warning(2 * HOUR)}, "operator events", OK, "no warning"),
     "another's warning": ({"events": warning(60, "other")}, "operator events", OK, "no warning"),
@@ -235,7 +235,7 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
     "foreign nodes": ({"nodes": ok({"items": [7, {}, {"status": {"conditions": 3}}]})}, "nodes",
                       FAIL, "0 of 2 ready"),
     "foreign lists": ({"resourcequotas": ok({"items": "x"})}, "quota", OK, "none in namespace"),
-    "no JSON": ({"storageclasses": (200, "<html>")}, "storage", UNKNOWN, "no JSON document"),
+    "no JSON": ({"storageclasses": (200, "<html>")}, "storage", UNKNOWN, "not a JSON document"),
 }  # fmt: skip
 
 
@@ -320,7 +320,10 @@ def test_a_forbidden_version_hides_nothing(diagnose: Callable[..., Found]) -> No
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [((503, '{"message": "etcd is away"}'), "etcd is away"), ((200, "<html>"), "no JSON document")],
+    [
+        ((503, '{"message": "etcd is away"}'), "etcd is away"),
+        ((200, "<html>"), "not a JSON document"),
+    ],
 )
 def test_a_foreign_server_is_named(
     diagnose: Callable[..., Found], answer: Answer, words: str

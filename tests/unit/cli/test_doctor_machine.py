@@ -214,7 +214,7 @@ def test_the_loopback_interface_is_tried() -> None:
     assert loopback_check("192.0.2.1").outcome is FAIL  # an address of no interface
 
 
-def test_missing_tools_for_emulation_are_no_failure() -> None:
+def test_missing_tools_for_emulation_are_not_a_failure() -> None:
     assert emulation_check().outcome in (OK, WARN)
 
 
@@ -263,4 +263,4 @@ def test_an_interpreter_ends_with_the_command(tmp_path: Path) -> None:
         while time.monotonic() < end_s:
             os.kill(pid, 0)
             time.sleep(0.05)
-        pytest.fail("the interpreter goes on")
+        pytest.fail("the interpreter continues")

@@ -258,7 +258,7 @@ def test_the_python_client_reads_logs_of_deleted_pods_from_the_keeper(
     assert [*client.get_job_logs("digits", worker=int(OTHER), follow=True)] == [
         "lost \x1b[2J peer of run 2"
     ]  # unchanged: a program may need it
-    with pytest.raises(SpecError, match="is no rank"):
+    with pytest.raises(SpecError, match="is not a rank"):
         client.get_job_logs("digits", worker=9_999_999)
     with pytest.raises(AbsentError, match="at site plant-b, not at the site of this cluster"):
         client.get_job_logs(

@@ -73,7 +73,7 @@ def test_each_cause_has_its_reason_advice_and_command(
         {"problem": "Running: the pod does not answer"},
     ],
 )  # fmt: skip
-def test_normal_or_unknown_figures_are_no_problem(fields: dict[str, Any]) -> None:
+def test_normal_or_unknown_figures_are_not_a_problem(fields: dict[str, Any]) -> None:
     assert list(load_problems([load(**fields)], SCOPE)) == []
 
 

@@ -99,14 +99,14 @@ def test_aliases_and_merges_are_expanded() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3: a: stands twice, first in line 1"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: appears twice, first in line 1"),
         ("a: [1\nb: 2", "line 2: (document): is not YAML"),
         ("é: 1\nb:\n\tc: 2\n", "line 3: (document): is not YAML: a tab indents the line"),
         ("a: *unknown", "line 1: a: *unknown is not known"),
         ("a: &x [*x]", "line 1: a[0]: *x is not known"),
         ("a: !!python/object/apply:os.system [x]", "line 1: a: has the tag"),
         ("a: !thing x", "line 1: a: has the tag"),
-        ("? [a]\n: 1", "line 1: (document): has a key that is no string"),
+        ("? [a]\n: 1", "line 1: (document): has a key that is not a string"),
         ("a: {<<: 3}", "line 1: a: << merges mappings only"),
         ("a: \x07", "is not YAML"),
         (b"a: \xff\xfe", "is not YAML"),

@@ -397,7 +397,7 @@ def test_a_cause_found_in_pods_is_not_reported_twice() -> None:
     assert [each.reason for each in find_problems(job(), [], [], NOW)] == ["WorkersStarting"]
 
 
-def test_a_pod_with_a_successor_is_no_error() -> None:
+def test_a_pod_with_a_successor_is_not_an_error() -> None:
     first = pod("old", phase="Failed", reason="Evicted", message=EVICTED_MEMORY)
     running = pod("new", phase="Running", created=RECENT)
     (problem,) = found([running, first], [])
@@ -420,7 +420,7 @@ def test_a_pod_with_a_successor_is_no_error() -> None:
     ids=["mounted since", "ended well", "event of long ago", "created since", "refused long ago",
          "quorum of long ago", "in its grace"],
 )  # fmt: skip
-def test_an_earlier_problem_is_no_error(pods: Any, events: Any) -> None:
+def test_an_earlier_problem_is_not_an_error(pods: Any, events: Any) -> None:
     assert [each for each in found(pods, events) if each.severity != "note"] == []
 
 
@@ -431,7 +431,7 @@ def test_a_pod_that_downloads_does_not_start_slowly() -> None:
     assert found([pod(containerStatuses=waits, initContainerStatuses=states)], []) == []
 
 
-def test_a_restored_quorum_is_no_problem() -> None:
+def test_a_restored_quorum_is_not_a_problem() -> None:
     lost = event("QuorumLost", "1 of 2", kind="DLionJob", name="digits", at=RECENT)
     back = event("QuorumBack", "2 of 2", kind="DLionJob", name="digits", type_="Normal",
                  at="2026-01-31T12:29:00Z")  # fmt: skip

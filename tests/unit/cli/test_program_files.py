@@ -94,7 +94,7 @@ def own_job(folder: Path, text: str, **trainer: Any) -> str:
 def test_a_program_runs_on_one_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its output is no part of the result.
+    """Its output is not part of the result.
 
     A module in the current folder with the name of one of Python's own has no effect, nor does a
     process of the program that continues.
@@ -235,7 +235,7 @@ def test_missing_data_are_a_warning_and_an_error_of_run(
     assert warned in " ".join(capsys.readouterr().err.split())
 
 
-def test_missing_data_with_a_missing_program_are_no_warning(
+def test_missing_data_with_a_missing_program_are_not_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`dlion run` ends with the code of the program, not with that of the data."""

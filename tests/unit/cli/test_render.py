@@ -269,8 +269,8 @@ def test_a_job_that_cannot_be_rendered_is_refused(
     [
         (None, 66, "cannot be read"),
         ("a: [", 65, "values.yaml"),
-        ("[]", 65, "is no mapping"),
-        ("keeper: 7", 65, "keeper: is no mapping"),
+        ("[]", 65, "is not a mapping"),
+        ("keeper: 7", 65, "keeper: is not a mapping"),
         ("a: 1\n---\nb: 2", 65, "several documents"),
         ("keeper: {size: 1Gi, claimName: x}", 65, "exclude each other"),
         ("keeper: {sizes: 1Gi}", 65, "keeper.sizes"),

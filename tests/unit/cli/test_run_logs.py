@@ -118,7 +118,7 @@ def test_the_error_for_a_name_of_ls_gives_its_path(
     ("arguments", "code", "words"),
     [
         (["runs/absent"], 66, "there is no such folder"),
-        (["./empty"], 66, "is no result folder of `dlion run`"),
+        (["./empty"], 66, "is not a result folder of `dlion run`"),
         (["digits", "--worker", "7"], 69, "no worker with index 7 has a log of its trainer"),
         (["digits", "--group", "gpu"], 69, "no worker of group gpu"),
         (["digits", "--timestamps"], 2, "have no times"),

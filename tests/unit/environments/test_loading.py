@@ -175,7 +175,7 @@ def test_the_error_for_a_wrong_name_has_advice(given: str, message: str) -> None
         b"name: !!bool x", b"name: !!timestamp x",
     ],
 )  # fmt: skip
-def test_a_document_that_is_no_environment_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_document_that_is_not_an_environment_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(data)
     with pytest.raises(SpecError):
@@ -198,7 +198,7 @@ def test_a_duplicate_key_is_refused_with_both_lines(tmp_path: Path) -> None:
         ("workers[0].cores", 3),
         ("betweenSites", 5),
     ]
-    assert "stands twice, first in line 4" in str(caught.value)
+    assert "appears twice, first in line 4" in str(caught.value)
 
 
 def test_mappings_may_be_merged_and_repeated_by_alias(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
         ),
     ],
 )
-def test_an_informational_line_is_no_cause(tmp_path: Path, line: str, expected: str) -> None:
+def test_an_informational_line_is_not_a_cause(tmp_path: Path, line: str, expected: str) -> None:
     """The program calls os._exit(3)."""
     log = tmp_path / "log"
     log.write_text(f"{line}\n{START}\n")

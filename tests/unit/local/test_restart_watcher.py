@@ -1,7 +1,7 @@
 """Test the watcher of restarts in a supervisor's log.
 
 Each restart is reported once: with the end of the trainer, its last output in that life, the count
-and the wait. Earlier lines, incomplete lines and output of the program are no restarts. For a
+and the wait. Earlier lines, incomplete lines and output of the program are not restarts. For a
 signal only the fault handler's line is reported.
 
 Left out: a supervisor that writes the lines (tests/local/test_restarts.py).
@@ -126,7 +126,7 @@ def test_a_restart_in_a_truncated_log_is_reported_once(tmp_path: Path) -> None:
     assert len(watched.words) == 1
 
 
-def test_a_missing_log_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_log_is_not_an_error(tmp_path: Path) -> None:
     watched = WatchedLog(tmp_path)
     watched.log.unlink()
     watched.restarts.poll()

@@ -300,7 +300,7 @@ def test_a_worker_without_restarts_left_has_exceeded_them(end: WorkerEnd) -> Non
     ]
 
 
-def test_an_interrupted_download_is_no_failed_one() -> None:
+def test_an_interrupted_download_is_not_a_failed_one() -> None:
     world = training(failureRules=[rule("InitializerFailed", "FailRun")])
     world.fail_download("small", 0, ExitCode.INTERRUPTED)
     world.jobs["small"]["status"]["failedIndexes"] = "0"

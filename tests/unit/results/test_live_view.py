@@ -70,7 +70,7 @@ def picture(view, console):
     return console.export_text()
 
 
-def test_a_link_to_a_worker_that_is_no_neighbour_is_not_shown_as_down():
+def test_a_link_to_a_worker_that_is_not_a_neighbour_is_not_shown_as_down():
     record = next(each for each in records(STORY) if isinstance(each, LinkRecord))
     away = dataclasses.replace(record, connected=False, neighbour=False)
     view, console, _ = view_of(given=[away])

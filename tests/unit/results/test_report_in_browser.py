@@ -253,9 +253,9 @@ def test_a_page_that_breaks_a_rule_is_noticed(browser, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<body><div style='width:2000px'>x</div><img src='file:///none.png'>"
-        "<script>console.error('told')</script>"
+        "<script>console.error('printed')</script>"
     )
     page = loaded(browser, bad, width=390)
-    assert any("told" in problem for problem in page.problems)
+    assert any("printed" in problem for problem in page.problems)
     assert len(page.requests) == 2
     assert page.evaluate("document.documentElement.scrollWidth") > 390

@@ -128,7 +128,7 @@ def session_of(rank, start, first, last, before):
         pytest.param([(1, 0, 10, None), (2, 110, 120, None)], 120.0, id="not counted"),
     ],
 )
-def test_the_pause_before_a_resume_is_no_part_of_a_workers_time(sessions, wall_s):
+def test_the_pause_before_a_resume_is_not_part_of_a_workers_time(sessions, wall_s):
     steps = [step for session in sessions for step in session_of(Rank(0), *session)]
     summary = summary_of(steps)
     worker = summary["workers"][0]

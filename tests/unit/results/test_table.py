@@ -61,7 +61,7 @@ def test_every_replica_has_its_row_and_the_report_is_named(summary):
             0.4,
             0.9,
             1.0,
-            "90.0 % of the waiting was for plant-b/large-0, which hardly waited itself",
+            "90.0 % of the waiting was for plant-b/large-0, which waited little itself",
         ),
         (0.4, 0.9, 90.0, "for plant-b/large-0, which waited itself, too: its messages arrive late"),
         (0.05, 0.9, 1.0, None),

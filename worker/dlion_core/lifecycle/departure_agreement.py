@@ -7,8 +7,9 @@ them. Until then the survivor may compute, but it does not complete a step that 
 worker's contribution.
 
 A survivor that is still linked with the lost worker answers when it loses the link as well. If the
-worker evidently trains on, only the asker's link is down: then it answers at once. It also waits
-for the answers of those that the asker has lost since: what they forward would not reach the asker.
+worker evidently still trains, only the requester's link is down: then it answers at once. It also
+waits for the answers of those that the requester has lost since: what they forward would not reach
+the requester.
 
 Events of a worker that returns meanwhile are withheld until the others agree.
 
@@ -58,7 +59,7 @@ class MissedSteps:
     round: int
     """Number of the request."""
     after_iteration: int
-    """The last own step that the asker has received from the lost worker; 0: none."""
+    """The last own step that the requester has received from the lost worker; 0: none."""
 
     def encode(self) -> bytes:
         return _MISSED_STEPS.pack(self.rank, self.round, self.after_iteration)
@@ -106,7 +107,7 @@ class _Request:
 
     missed: MissedSteps
     own_step: int
-    """The asker's own last step."""
+    """The requester's own last step."""
 
 
 @dataclass
@@ -138,7 +139,7 @@ class DepartureAgreement:
         self._last: dict[Rank, int] = {}
         self._lost: dict[Rank, _LostWorker] = {}
         self._requests: dict[Rank, dict[Rank, _Request]] = {}
-        """Open requests: by lost worker, then by asker."""
+        """Open requests: by lost worker, then by requester."""
         self._lost_by: dict[Rank, dict[Rank, int]] = {}
         """The workers that each peer has asked about, with its own last step then."""
 
@@ -237,36 +238,36 @@ class DepartureAgreement:
     def _answer(self) -> None:
         """Answer the requests about workers that are lost here as well, or that train on."""
         due = [
-            (rank, asker, request)
+            (rank, requester, request)
             for rank, requests in self._requests.items()
-            for asker, request in requests.items()
-            if not self._may_send_more(rank, asker, request)
+            for requester, request in requests.items()
+            if not self._may_send_more(rank, requester, request)
         ]
-        for rank, asker, request in due:
-            del self._requests[rank][asker]
+        for rank, requester, request in due:
+            del self._requests[rank][requester]
             for iteration, step in sorted(self._steps.get(rank, {}).items()):
                 if iteration > request.missed.after_iteration:
-                    self._send(asker, forwarded_step(rank, step))
-            # Messages of one link arrive in order, so the asker has them before this one.
-            self._send_about(MessageKind.MISSED_STEPS_SENT, asker, request.missed)
+                    self._send(requester, forwarded_step(rank, step))
+            # Messages of one link arrive in order, so the requester has them before this one.
+            self._send_about(MessageKind.MISSED_STEPS_SENT, requester, request.missed)
         self._requests = {rank: asked for rank, asked in self._requests.items() if asked}
 
-    def _may_send_more(self, rank: Rank, asker: Rank, request: _Request) -> bool:
-        """Whether steps that `rank` made with the asker's contributions may still arrive here."""
+    def _may_send_more(self, rank: Rank, requester: Rank, request: _Request) -> bool:
+        """Whether more steps of `rank` with the requester's contributions may arrive here."""
         if rank not in self._training:
-            return self._awaits_for(rank, asker)
-        # Only their link is down if it lost the asker, too, or made a step that needed one of the
-        # asker's steps after its last.
-        is_cut = asker in self._lost_of(rank)
+            return self._awaits_for(rank, requester)
+        # Only their link is down if it lost the requester, too, or made a step that needed one of
+        # the requester's steps after its last.
+        is_cut = requester in self._lost_of(rank)
         return not is_cut and self._last[rank] <= request.own_step + 1
 
-    def _awaits_for(self, rank: Rank, asker: Rank) -> bool:
-        """Whether a peer that the asker has lost may still forward steps of `rank` here.
+    def _awaits_for(self, rank: Rank, requester: Rank) -> bool:
+        """Whether a peer that the requester has lost may still forward steps of `rank` here.
 
-        It waits only where its own losses are among those of the asker, which makes circles rare:
-        they take several broken links and an outdated `_lost_by`.
+        It waits only where its own losses are among those of the requester. This makes cycles rare:
+        they need several broken links and an outdated `_lost_by`.
         """
-        theirs = self._lost_of(asker)
+        theirs = self._lost_of(requester)
         lost = self._lost.get(rank)
         return lost is not None and self._lost.keys() <= theirs and bool(lost.awaited & theirs)
 

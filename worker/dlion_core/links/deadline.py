@@ -1,4 +1,4 @@
-"""An adaptive timeout for silence on a stream, learnt from past arrivals. No I/O.
+"""An adaptive timeout for silence on a stream, learned from past arrivals. No I/O.
 
 A slow link's gaps are long, and its timeout grows with them. A dead process is not detected here:
 its kernel closes the connections at once.
@@ -48,8 +48,8 @@ class ArrivalDeadline:
 
     @property
     def allowed_s(self) -> float:
-        learnt_s = self._mean_s + DEVIATIONS * self._deviation_s
-        return max(MIN_MISSED_HEARTBEATS * self._expected_gap_s, learnt_s)
+        learned_s = self._mean_s + DEVIATIONS * self._deviation_s
+        return max(MIN_MISSED_HEARTBEATS * self._expected_gap_s, learned_s)
 
     def overdue(self, now_s: float) -> bool:
         return self.silent_s(now_s) > self.allowed_s

@@ -257,7 +257,7 @@ def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
                 policy = point.load()
             if isinstance(policy, Policy):
                 return policy
-            wrong = f"entry point {point.value} is no dlion_core.policies.catalogue.Policy"
+            wrong = f"entry point {point.value} is not a dlion_core.policies.catalogue.Policy"
             raise _problem(name, wrong, source, line)
     hint = did_you_mean(name, names())
     raise _problem(name, "there is no exchange policy of that name here", source, line, hint)

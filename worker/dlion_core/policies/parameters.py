@@ -22,7 +22,7 @@ Magnitude = Annotated[float, Limits(minimum=0, maximum=10**9)]
 
 @dataclass(frozen=True, kw_only=True)
 class NoParameters:
-    """For policies without parameters."""
+    """Parameters of policies that have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +83,22 @@ class HierarchicalParameters:
     """Parameters of `hierarchical`."""
 
     inside_share: Share = setting(
-        "share of a gradient's entries, the largest, sent inside a site (default ours).",
+        "share of a gradient's entries, the largest, sent inside a site (our default).",
         default=1.0,
     )
     between_share: Share = setting(
-        "share of the entries of a site's mean sent between sites (default ours).", default=0.1
+        "share of the entries of a site's mean sent between sites (our default).", default=0.1
     )
     combine: Literal["mean", "median", "trimmed"] = setting(
         "the sites' means are combined by their sample-weighted mean, or by a robust one with"
-        " equal weights of sites (default ours).",
+        " equal weights of sites (our default).",
         default="mean",
     )
     trim: WorkerCount = setting(
-        "sites left out at either end of a trimmed mean, per entry (default ours).", default=1
+        "sites left out at either end of a trimmed mean, per entry (our default).", default=1
     )
     group_size: WorkerCount = setting(
-        "maximum workers of a site that exchange directly; 0: all of it (default ours).", default=0
+        "maximum workers of a site that exchange directly; 0: all of it (our default).", default=0
     )
 
 
@@ -124,7 +124,7 @@ class DgcParameters:
     masking: bool = setting("whether the velocity of sent entries is reset to 0.", default=True)
     clip_norm: Magnitude = setting(
         "norm to which gradients are clipped, divided by the root of the number of workers"
-        " (default ours); 0: no clipping.",
+        " (our default); 0: no clipping.",
         default=0.0,
     )
 
@@ -141,7 +141,7 @@ class DemoParameters:
         "entries of a variable that are transformed together (as recalled).", default=64
     )
     coefficients: PositiveCount = setting(
-        "k, number of coefficients of a chunk that are sent, the largest (default ours).", default=2
+        "k, number of coefficients of a chunk that are sent, the largest (our default).", default=2
     )
     step: Literal["plain", "sign"] = setting(
         "the optimizer gets the mean, or its sign, which needs a much lower learning rate.",
@@ -154,16 +154,16 @@ class TwostepParameters:
     """Parameters of `twostep`."""
 
     threshold: Magnitude = setting(
-        "minimum magnitude of a released entry; 0: only the links determine it (default ours).",
+        "minimum magnitude of a released entry; 0: only the links determine it (our default).",
         default=0.0,
     )
     ratio: Share = setting(
         "maximum time of a release (latency + bytes / bandwidth), relative to the time"
-        " computed since the last one (default ours).",
+        " computed since the last one (our default).",
         default=1.0,
     )
     momentum: Momentum = setting(
-        "momentum of the velocity; the optimizer must have none (default ours).", default=0.9
+        "momentum of the velocity; the optimizer must have none (our default).", default=0.9
     )
     combine_every_steps: Count = setting(
         "iterations between two combinations of the sites' models; 0: none (ours).", default=0
@@ -178,7 +178,7 @@ class TopKParameters:
     """Parameters of `topk`."""
 
     share: float = setting(
-        "share of the entries sent on every link (default ours); 0: as many as each link's"
+        "share of the entries sent on every link (our default); 0: as many as each link's"
         " budget carries.",
         default=0.01,
         minimum=0,
@@ -200,11 +200,11 @@ class AdpsgdParameters:
 
     graph: Literal["complete", "ring"] = setting(
         "whether workers at even positions (by rank) pair with all at odd ones, or with ring"
-        " neighbours (default ours).",
+        " neighbours (our default).",
         default="complete",
     )
     overlap: bool = setting(
-        "whether an active worker continues to compute while it waits for weights (default ours).",
+        "whether an active worker continues to compute while it waits for weights (our default).",
         default=True,
     )
 
@@ -214,11 +214,11 @@ class D2Parameters:
     """Parameters of `d2`."""
 
     mixing: Literal["complete", "ring"] = setting(
-        "W gives each worker 1/n, or only itself and its ring neighbours (default ours).",
+        "W gives each worker 1/n, or only itself and its ring neighbours (our default).",
         default="complete",
     )
     self_weight: float = setting(
-        "weight of a worker in its own row of W, on a ring (default ours).",
+        "weight of a worker in its own row of W, on a ring (our default).",
         default=0.5,
         above=1 / 3,
         maximum=1,
@@ -245,7 +245,7 @@ class EventgradParameters:
         "maximum steps without sending a variable; 0: no limit (ours).", default=50
     )
     bound: Count = setting(
-        "iterations that a worker may be ahead of the slowest; 0: lock step (default ours).",
+        "iterations that a worker may be ahead of the slowest; 0: lock step (our default).",
         default=5,
     )
 
@@ -263,7 +263,7 @@ class GaiaParameters:
         default="lr",
     )
     clock_bound: Count = setting(
-        "iterations that a worker may be ahead of the slowest (default ours).",
+        "iterations that a worker may be ahead of the slowest (our default).",
         default=5,
         unit="iterations",
     )
@@ -280,16 +280,16 @@ class FedatParameters:
         max_items=10000,
     )
     tier_count: PositiveWorkerCount = setting(
-        "M, the number of tiers if the order of answers defines them (default ours).", default=3
+        "M, the number of tiers if the order of answers defines them (our default).", default=3
     )
     profile_rounds: int = setting(
-        "number of first rounds, of all workers, that define the order of answers (default ours).",
+        "number of first rounds, of all workers, that define the order of answers (our default).",
         default=2,
         minimum=1,
         maximum=1000,
     )
     local_steps: PositiveCount = setting(
-        "iterations between two answers of a worker (default ours).", default=10
+        "iterations between two answers of a worker (our default).", default=10
     )
     proximal: Factor = setting(
         "lambda, weight of the proximal term towards the global weights (as recalled).", default=0.4
@@ -314,14 +314,14 @@ class HopParameters:
         unit="iterations",
     )
     max_gap: int = setting(
-        "finished steps that a worker may be ahead of a member (default ours).",
+        "finished steps that a worker may be ahead of a member (our default).",
         default=8,
         minimum=1,
         maximum=1000,
         unit="iterations",
     )
     skip_behind: int = setting(
-        "steps behind every member at which a worker skips iterations; 0: never (default ours).",
+        "steps behind every member at which a worker skips iterations; 0: never (our default).",
         default=4,
         minimum=0,
         maximum=1000,

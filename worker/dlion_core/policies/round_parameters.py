@@ -12,7 +12,7 @@ class LocalsgdParameters:
     """Parameters of `localsgd`."""
 
     local_steps: PositiveCount = setting(
-        "H, iterations between two averages (default ours).", default=10
+        "H, iterations between two averages (our default).", default=10
     )
     outer_learning_rate: float = setting(
         "learning rate of the outer step; 1 without momentum: the plain mean (DiLoCo's, as"
@@ -22,7 +22,7 @@ class LocalsgdParameters:
         maximum=10,
     )
     outer_momentum: Momentum = setting(
-        "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
+        "momentum of the outer step (our default; 0.9 in DiLoCo, as recalled).", default=0.5
     )
     nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)
 
@@ -32,16 +32,16 @@ class QuorumDilocoParameters:
     """Parameters of `quorum-diloco`."""
 
     local_steps: PositiveCount = setting(
-        "H, iterations between two changes that a worker sends (default ours).", default=10
+        "H, iterations between two changes that a worker sends (our default).", default=10
     )
     overlap_steps: Count = setting(
-        "t, further iterations while a worker waits for the answer (default ours).", default=2
+        "t, further iterations while a worker waits for the answer (our default).", default=2
     )
     quorum: Share = setting(
-        "part of the workers whose changes an outer step needs (default ours).", default=0.5
+        "part of the workers whose changes an outer step needs (our default).", default=0.5
     )
     grace: float = setting(
-        "part of the free time in which the server waits for further changes (default ours); 0:"
+        "part of the free time in which the server waits for further changes (our default); 0:"
         " only for the quorum.",
         default=1.0,
         minimum=0,
@@ -58,7 +58,7 @@ class QuorumDilocoParameters:
         maximum=10,
     )
     outer_momentum: Momentum = setting(
-        "Nesterov momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).",
+        "Nesterov momentum of the outer step (our default; 0.9 in DiLoCo, as recalled).",
         default=0.5,
     )
 
@@ -71,7 +71,7 @@ class HalosParameters:
         "H, iterations between two changes that a worker sends.", default=8
     )
     accumulate: PositiveCount = setting(
-        "K, changes in a site between two that it sends to the global server (default ours).",
+        "K, changes in a site between two that it sends to the global server (our default).",
         default=8,
     )
     merge_weight: Share = setting(
@@ -132,7 +132,7 @@ class SparselocoParameters:
     """Parameters of `sparseloco`."""
 
     local_steps: Annotated[int, Limits(minimum=1, maximum=1000)] = setting(
-        "H, iterations of a round (default ours).", default=10
+        "H, iterations of a round (our default).", default=10
     )
     share: Share = setting(
         "share of each chunk's entries that is sent, the largest, at least one (as recalled).",
@@ -152,7 +152,7 @@ class SparselocoParameters:
         maximum=1,
     )
     outer_learning_rate: float = setting(
-        "alpha, learning rate of the outer step (default ours); 1: the plain mean.",
+        "alpha, learning rate of the outer step (our default); 1: the plain mean.",
         default=1.0,
         above=0,
         maximum=10,
@@ -168,18 +168,18 @@ class StagedParameters:
         default="auto",
     )
     arrive_within: float = setting(
-        "time for the features of all samples of a worker, for bits auto (default ours).",
+        "time for the features of all samples of a worker, for bits auto (our default).",
         default=60.0,
         above=0,
         maximum=10**6,
         unit="seconds",
     )
     start_fraction: Share = setting(
-        "part of the samples of the linked workers with which training starts (default ours).",
+        "part of the samples of the linked workers with which training starts (our default).",
         default=0.5,
     )
     start_within: float = setting(
-        "time after which training starts with fewer, and names the workers (default ours).",
+        "time after which training starts with fewer, and names the workers (our default).",
         default=300.0,
         above=0,
         maximum=10**6,

@@ -37,7 +37,7 @@ FEATURES: Final = (
     "rate", "trend", "ageOfMeasurement", "ageOfClass", "roughness", "rateByCommonPeers",
     "shareOfCommonPeers",
 )  # fmt: skip
-"""Of one link, in order (`link_forecast`)."""
+"""Features of one link, in order (`link_forecast`)."""
 MAX_HIDDEN: Final = 64
 MAX_WEIGHT: Final = 1e3
 
@@ -117,7 +117,7 @@ def parse_model(data: bytes) -> ForecastModel:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _damaged(f"is no JSON: {error}") from None
+        raise _damaged(f"is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise _damaged("holds no object")
     for field, wanted in (("format", FORMAT), ("features", list(FEATURES))):
@@ -147,7 +147,7 @@ def _layer(layers: Mapping[str, Any], name: str, outputs: int | None, inputs: in
         if not isinstance(row, list) or len(row) != inputs:
             raise _damaged(f"has a row in layer {name} that is not of {inputs} weights")
     if not all(map(_is_weight, [*bias, *(weight for row in rows for weight in row)])):
-        raise _damaged(f"has weights in layer {name} that are no numbers up to {MAX_WEIGHT:g}")
+        raise _damaged(f"has weights in layer {name} that are not numbers up to {MAX_WEIGHT:g}")
     return Dense(tuple(tuple(map(float, row)) for row in rows), tuple(map(float, bias)))
 
 

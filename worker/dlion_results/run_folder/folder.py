@@ -190,7 +190,7 @@ class ResultFolder:
         if not self._events.is_in_place():
             raise StorageError(
                 errno.ENOENT,
-                "the result folder is gone: it was removed or moved while the run went on. Its "
+                "the result folder is gone: it was removed or moved during the run. Its "
                 "records and models are lost. Start a new run with another --out",
                 str(self.path),
             )

@@ -98,7 +98,7 @@ class WorkerTally:
 
     rank: Rank
     pauses: TrainingPauses = field(default_factory=TrainingPauses)
-    """Those of the run, which its workers share: what `maxSeconds` does not count."""
+    """The pauses of the run, which its workers share: what `maxSeconds` does not count."""
     steps: int = 0
     samples: int = 0
     incarnations: set[int] = field(default_factory=set)

@@ -79,7 +79,7 @@ def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:
     if (worker := workers.get(rank)) is None:
         return f"worker {rank}"
     if worker["waited_s"] < HARDLY_WAITS * worker["compute_s"]:
-        return f"{worker['name']}, which hardly waited itself: its steps take the longest"
+        return f"{worker['name']}, which waited little itself: its steps take the longest"
     return f"{worker['name']}, which waited itself, too: its messages arrive late"
 
 

@@ -21,15 +21,17 @@ from dlion_api.errors import DataError
 MAX_ENTRIES: Final = 2_000_000
 MAX_NAME_LENGTH: Final = 1024
 MAX_COMPONENT_BYTES: Final = 255
-"""Of a name between slashes, as common file systems have it."""
+"""Maximum length of a name between slashes, as in common file systems."""
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Of an entry's extended header in a tar archive, which is read into memory as a whole."""
+"""Maximum size of an entry's extended header in a tar archive, which is read into memory as a
+whole."""
 MAX_XZ_MEMORY_BYTES: Final = 128 * 1024**2
-"""For unpacking. `xz -9` needs 65 MiB; a file may ask for 4 GiB in its first bytes."""
+"""Maximum memory for unpacking. `xz -9` needs 65 MiB; a file may request 4 GiB in its first
+bytes."""
 _XZ_SIGNATURE: Final = b"\xfd7zXZ\0"
 _CHUNK_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
-"""Of a disk: an entry takes one at least."""
+"""Size of a disk's block: each entry takes at least one."""
 _EXTENDED: Final = frozenset({
     tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -161,7 +163,7 @@ class Archive:
         with self.path.open("rb") as file, self._opened_tar(file) as archive:
             for member in archive:
                 if not (member.isreg() or member.isdir()):
-                    raise self._error(f"has {member.name!r:.200}, which is no file or folder")
+                    raise self._error(f"has {member.name!r:.200}, which is not a file or folder")
                 yield member.name, archive.extractfile(member) if member.isreg() else None
                 # Else it keeps every header in memory. It is not in the types.
                 archive.members = []  # type: ignore[attr-defined]
@@ -180,7 +182,9 @@ class Archive:
             for member in archive.infolist():
                 kind = stat.S_IFMT(member.external_attr >> 16)
                 if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                    raise self._error(f"has {member.filename!r:.200}, which is no file or folder")
+                    raise self._error(
+                        f"has {member.filename!r:.200}, which is not a file or folder"
+                    )
                 if member.compress_type == zipfile.ZIP_LZMA:  # it may ask for 4 GiB
                     raise self._error(
                         f"has {member.filename!r:.200}, packed with LZMA, whose memory has no "
@@ -193,7 +197,7 @@ class Archive:
         is_strange = "\0" in name or "\\" in name or len(name) > MAX_NAME_LENGTH
         is_strange |= any(len(os.fsencode(each)) > MAX_COMPONENT_BYTES for each in path.parts)
         if is_strange or path.is_absolute() or ".." in path.parts:
-            raise self._error(f"has {name!r:.200}, which is no path within a folder")
+            raise self._error(f"has {name!r:.200}, which is not a path within a folder")
         return path
 
     def _error(self, what: str) -> DataError:

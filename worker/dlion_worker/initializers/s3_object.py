@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 EXPIRES_IN: Final = timedelta(minutes=15)
-"""Of a signature. The server checks it when a request begins, and each request has its own."""
+"""Life of a signature. The server checks it when a request begins, and each request has its own."""
 MAX_SKEW: Final = timedelta(minutes=5)
 """Between two clocks. S3 refuses a signature from the future, and one that has expired."""
 DEFAULT_REGION: Final = "us-east-1"
@@ -56,7 +56,7 @@ _ADVICE: Final[Mapping[str, str]] = {
 _CLOCK_CODES: Final = frozenset({"AccessDenied", "SignatureDoesNotMatch", "RequestTimeTooSkewed"})
 """What a server may answer where one of the two clocks is wrong."""
 _ADVICE_WITHOUT_CODE: Final = (
-    "This is no answer of S3. Correct AWS_ENDPOINT_URL, http:// or https:// included"
+    "This is not an answer of S3. Correct AWS_ENDPOINT_URL, http:// or https:// included"
 )
 
 

@@ -97,7 +97,7 @@ class SignedEnvelope:
                 f"its certificate is not by the trusted authority, valid at {at}: {error}"
             ) from error
         if x509.UniformResourceIdentifier(signer_uri) not in subjects:
-            given = ", ".join(str(name.value) for name in subjects) or "nobody"
+            given = ", ".join(str(name.value) for name in subjects) or "an unnamed signer"
             raise ContractError(f"signed by {given:.300}; allowed: {signer_uri}")
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ContractError(f"signed by a key of type {type(key).__name__}; allowed: EC")

@@ -138,7 +138,7 @@ class WorkerCredentials:
             if not begins <= now <= ends:
                 raise UnavailableError(
                     f"the certificate to sign with is valid from {begins} to {ends}, and this"
-                    f" clock says {now}: it must be renewed, or the clock set"
+                    f" clock shows {now}: it must be renewed, or the clock set"
                 )
             return self.key.sign(statement), self.certificate_chain_pem
 

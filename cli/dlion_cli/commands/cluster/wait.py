@@ -56,7 +56,7 @@ class WaitTargetType(click.ParamType[WaitTarget]):
         known = _spelt_as(type_, tuple(map(str, ConditionType)))
         if known is None:
             hint = did_you_mean(type_, map(str, ConditionType))
-            message = f"{type_!r} is no condition of a job. {hint}".rstrip()
+            message = f"{type_!r} is not a condition of a job. {hint}".rstrip()
             self.fail(f"{message} Allowed: {', '.join(ConditionType)}", param, ctx)
         state = _spelt_as(status or "True", _STATUSES)
         if state is None:

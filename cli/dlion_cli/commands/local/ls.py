@@ -58,7 +58,7 @@ def list_results(folder: Path, output: str) -> None:
     dlion ls -o json | jq -r '.runs[] | select(.resumable) | .path'
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "there is no such folder"
+        what = "is not a folder" if folder.exists() else "there is no such folder"
         raise DataError(
             f"{folder}: {what}. `dlion run` makes runs/; name the folder of your results"
         )

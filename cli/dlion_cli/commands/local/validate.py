@@ -140,7 +140,7 @@ def _missing_data(job: Job, data_root: Path | None) -> str:
 def _try_program(
     job: Job, root: Path, data_root: Path, console: Console | None, *, has_data: bool
 ) -> tuple[str, list[Problem], ExitCode]:
-    """Run a user's program on one batch, in a process of its own.
+    """Run a user's program on one batch, in a separate process.
 
     Return a note, and the problem with its exit code if the program or its data fail.
     """
@@ -209,7 +209,7 @@ def _not_alone(document: YamlDocument) -> Problem:
     return Problem(
         "(document)",
         "is an environment among other documents: --environment takes a file with one",
-        advice="Move it to a file of its own, or split the file at its --- lines.",
+        advice="Move it to a separate file, or split the file at its --- lines.",
         line=document.lines.get(""),
     )
 

@@ -26,7 +26,7 @@ from dlion_operator.plan.runs import Run
 
 MAX_LISTED_FIELDS = 3
 POLICY_SETTLE_TIME = timedelta(seconds=30)
-"""Until every API server enforces a new admission policy."""
+"""Time until every API server enforces a new admission policy."""
 
 
 def is_manifest_changed(run: Run) -> bool:
@@ -120,7 +120,7 @@ def _rights_note(run: Run) -> str | None:
 def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:
     messages = [str(error)]
     if any(WorkerJobView(job).run_id == run_id for job in observed.jobs):
-        messages.insert(0, f"run {run_id} goes on; this operator cannot read the manifest")
+        messages.insert(0, f"run {run_id} continues; this operator cannot read the manifest")
     return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, join_messages(messages))
 
 

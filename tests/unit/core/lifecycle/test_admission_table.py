@@ -73,7 +73,7 @@ class Entry:
     begins: str
     """`own state`, `state of PEER at ITERATION`, or `waits`."""
     states: dict[Rank, list[int]] = field(default_factory=dict)
-    """Of each donor: the iterations of the states that it gives, in order; then none."""
+    """For each donor the iterations of the states that it sends, in order; then none."""
     requests: tuple[tuple[Rank, int], ...] = ()
     """Peers that are asked to wait at an iteration, in order."""
     own_iteration: int = 0
@@ -89,7 +89,7 @@ BOTH_TRAIN = [up(A), up(B), trains(A, 7), trains(B, 7)]
 AGREED = [trains(A, 7, F), trains(B, 7, F)]
 
 TABLE = {
-    "all are there and nobody trains": Entry([[up(A), up(B), out(A), out(B)]], "own state"),
+    "all are present and none trains": Entry([[up(A), up(B), out(A), out(B)]], "own state"),
     "one has not answered": Entry([[up(A), up(B), out(A)]], "waits"),
     "one is missing": Entry([[up(A), out(A)]], "waits"),
     "one is paused without a quorum": Entry([[up(A), up(B), out(A), without_quorum(B)]], "waits"),
@@ -121,7 +121,7 @@ TABLE = {
     "without a barrier the next peer is asked when one gives nothing": Entry(
         [BOTH_TRAIN], "state of 2 at 6", states={B: [6]}, mode="bounded"
     ),
-    "a worker with weights keeps them where nobody waits": Entry(
+    "a worker with weights keeps them if none waits": Entry(
         [[up(A), up(B), out(A, 9), out(B, 9)]], "own state", own_iteration=3, mode="bounded"
     ),
     "links with all ready workers come first": Entry([[up(A), trains(A, 7)]], "waits"),

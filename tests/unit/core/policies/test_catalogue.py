@@ -59,7 +59,7 @@ def test_an_installed_package_adds_a_policy_with_its_own_parameters() -> None:
     [
         ("nonsense", {}, "allowed: adacomp"),
         ("gaja", {}, "Did you mean gaia? A policy of your own is "),
-        ("broken", {}, "is no dlion_core.policies.catalogue.Policy"),
+        ("broken", {}, "is not a dlion_core.policies.catalogue.Policy"),
         ("mine", {"share": 2}, "spec.exchange.parameters.share"),
         ("mine", {"sahre": 0.1}, "spec.exchange.parameters.sahre"),
         ("mine", {"share": "much"}, "spec.exchange.parameters.share"),

@@ -118,9 +118,9 @@ def damaged(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "names"),
     [
-        (b"", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[]", "no object"),
         (damaged(format=2), "format 2"),
         (damaged(features=["rate"]), "features"),
@@ -132,9 +132,9 @@ def damaged(**changes: Any) -> bytes:
         (damaged(layers__first__weights=[[0.0] * 7] * 65), "layer first"),
         (damaged(layers__third__bias=[0.0]), "layer third"),
         (damaged(layers__output__weights=[[1.0, 2.0]]), "not of 3 weights"),
-        (damaged(layers__output__weights=[[1.0, 2.0, "3"]]), "no numbers"),
-        (damaged(layers__output__weights=[[1.0, 2.0, math.nan]]), "no numbers"),
-        (damaged(layers__output__bias=[1e9]), "no numbers"),
+        (damaged(layers__output__weights=[[1.0, 2.0, "3"]]), "not numbers"),
+        (damaged(layers__output__weights=[[1.0, 2.0, math.nan]]), "not numbers"),
+        (damaged(layers__output__bias=[1e9]), "not numbers"),
     ],
 )
 def test_the_error_for_a_damaged_file_names_it_and_the_remedy(data: bytes, names: str) -> None:

@@ -1,10 +1,10 @@
 """Test which differences between the manifests of sites are drift.
 
-- Fields that may differ between sites are no drift. Any other is named by its path, also in lists
+- Fields that may differ between sites are not drift. Any other is named by its path, also in lists
   of named items and if only one site has it.
 - Every site names the site that differs from most, in the same words.
-- A field that one site's release does not know is no drift if it may be omitted; nor is the hash of
-  the whole.
+- A field that one site's release does not know is not drift if it may be omitted; nor is the hash
+  of the whole.
 - The numbering of workers is compared.
 
 Left out: how hashes travel (test_messages).
@@ -69,7 +69,7 @@ def printed(*changes: tuple[str, Any]) -> SpecFingerprint:
         ("podTemplate", {"metadata": {"labels": {"a": "b"}}}),
     ],
 )
-def test_a_field_that_may_differ_is_no_drift(change: tuple[str, Any]) -> None:
+def test_a_field_that_may_differ_is_not_drift(change: tuple[str, Any]) -> None:
     assert differences({A: printed(), B: printed(change)}) == ()
 
 
@@ -133,7 +133,7 @@ def known_to(spec_fingerprint: SpecFingerprint, *, without: str) -> SpecFingerpr
     return SpecFingerprint(whole, fields, spec_fingerprint.defaults - {without})
 
 
-def test_a_field_unknown_to_one_release_is_no_drift_if_unset() -> None:
+def test_a_field_unknown_to_one_release_is_not_drift_if_unset() -> None:
     """A written default is equal: an API server adds it."""
     for newer in (printed(), printed(("trainer.seed", printed_seed()))):
         older = known_to(newer, without="trainer.seed")

@@ -255,7 +255,7 @@ HOSTILE: dict[str, str] = {
     "a key in the token": jwt.encode(
         claims(), OTHER_KEY, algorithm="RS256", headers={"jwk": jwk(OTHER_KEY, "k1")}
     ),
-    "key's name is no text": by_hand({"alg": "RS256", "kid": {}}, claims(), lambda _: b"x"),
+    "key's name is not text": by_hand({"alg": "RS256", "kid": {}}, claims(), lambda _: b"x"),
     "signature cut off": signed(claims()).rpartition(".")[0] + ".",
     "claims changed": ".".join(
         [

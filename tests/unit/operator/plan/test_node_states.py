@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Document, float, NodeState | None, bool]] = {
     "its node is ready": (pod(), SHORT_S, NodeState.READY, False),
     "its node is ready for long": (pod(), LONG_S, NodeState.READY, False),
     "ready though given up": (pod(conditions=[GIVEN_UP]), LONG_S, NodeState.READY, False),
-    "nobody answers": (pod(), LONG_S, NodeState.UNANSWERED, False),
+    "no kubelet answers": (pod(), LONG_S, NodeState.UNANSWERED, False),
     "it never had a node": (pod(node=""), SHORT_S, None, True),
     "no right": (pod(), SHORT_S, NodeState.FORBIDDEN, False),
     "no right, given up": (pod(conditions=[GIVEN_UP]), SHORT_S, NodeState.FORBIDDEN, True),

@@ -144,7 +144,7 @@ def test_revocations_of_another_site_do_not_displace_those_of_this_site() -> Non
     assert own.name in [each["name"] for each in status["revoked"]]
 
 
-def test_the_waiting_pod_of_a_revoked_worker_is_no_problem() -> None:
+def test_the_waiting_pod_of_a_revoked_worker_is_not_a_problem() -> None:
     made = world()
     made.train(ready=2)
     revoke(made, STOLEN)

@@ -297,7 +297,7 @@ def test_the_status_of_an_unreadable_manifest_states_that_its_run_continues() ->
     assert ends(decision) == []
     reason, message = ready_reason(decision)
     assert reason == "InvalidSpec"
-    assert message.startswith("run 1 goes on; this operator cannot read the manifest")
+    assert message.startswith("run 1 continues; this operator cannot read the manifest")
     assert world.document["status"]["trainingStartTime"]
 
 
@@ -328,7 +328,7 @@ def test_an_unreadable_manifest_keeps_the_time_to_live_of_an_ended_run() -> None
 
 
 @pytest.mark.parametrize("kept", ["3600", -1, True, None, [0], 10**30], ids=str)
-def test_a_time_to_live_that_is_no_number_deletes_nothing(kept: object) -> None:
+def test_a_time_to_live_that_is_not_a_number_deletes_nothing(kept: object) -> None:
     world = training()
     world.end("small")
     world.look()
@@ -457,7 +457,7 @@ def test_a_model_without_a_replica_that_was_not_reached_is_partial() -> None:
     assert decision.status["trainerStatus"]["progressPercentage"] == 100
 
 
-def test_a_removed_replica_is_no_shortfall() -> None:
+def test_a_removed_replica_is_not_a_shortfall() -> None:
     world = training({"small": 2})
     scale(world, 1)
     world.jobs["small"]["spec"] |= {"completions": 1, "parallelism": 1}
@@ -484,7 +484,7 @@ def test_an_unknown_end_claims_no_progress() -> None:
     assert decision.status["trainerStatus"] == {"progressPercentage": 40}
 
 
-def test_a_finished_worker_is_no_early_end() -> None:
+def test_a_finished_worker_is_not_an_early_end() -> None:
     """The operator's request to the other workers to end is not a reason of the run."""
     world = training({"small": 2})
     world.run = RunView(open_s=3600.0, training=True, stop_reason=A_WORKER_FINISHED)

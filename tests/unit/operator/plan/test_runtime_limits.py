@@ -309,7 +309,7 @@ def test_a_device_request_without_a_limit_counts() -> None:
         ({"initContainers": [{"name": "sidecar", "resources": {"limits": {"cpu": 9}}}]}, "cpu 10"),
         (
             {"containers": [{"name": "more", "resources": {"limits": {"cpu": "all"}}}]},
-            "no quantity",
+            "not a quantity",
         ),
         ({"containers": [{"name": "more", "resources": {"limits": [1]}}]}, "cannot be read"),
     ],

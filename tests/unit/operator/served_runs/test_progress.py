@@ -227,8 +227,8 @@ def test_metrics_of_a_program_are_means_of_the_newest_evaluations() -> None:
 
 def test_no_figure_of_the_operator_counts_as_a_metric_of_the_program() -> None:
     slow = replace(step(0, 40, 60.0), waited_for=(1,), waited_s=0.5)
-    learnt = [evaluation(0, 0.1 * n, (1.0,), 10.0 * n) for n in range(1, 7)]
-    reported = figures(progress_of(job(targetAccuracy=0.8), *regular_steps(39), slow, *learnt))
+    learned = [evaluation(0, 0.1 * n, (1.0,), 10.0 * n) for n in range(1, 7)]
+    reported = figures(progress_of(job(targetAccuracy=0.8), *regular_steps(39), slow, *learned))
     assert {"secondsToTarget", "waitedForRank", "waitedForFraction"} <= reported.keys()
     assert not any(map(is_of_program, reported))
 

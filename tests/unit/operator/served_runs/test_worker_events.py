@@ -121,7 +121,7 @@ def test_a_link_that_collapses_is_reported_once_with_both_figures() -> None:
     ]
 
 
-def test_a_dip_a_slow_decline_and_a_rise_are_no_drop() -> None:
+def test_a_dip_a_slow_decline_and_a_rise_are_not_a_drop() -> None:
     assert dropped([20.0] * 60 + [5.0] * 5 + [20.0] * 60) == []
     assert dropped(20.0 * 0.996**second for second in range(600)) == []
     assert dropped([5.0] * 60 + [20.0] * 60) == []

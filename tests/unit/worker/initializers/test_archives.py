@@ -148,7 +148,7 @@ def sparse(version: str) -> bytes:
     return content.getvalue()
 
 
-OUTSIDE, NO_FILE = "no path within a folder", "no file or folder"
+OUTSIDE, NO_FILE = "not a path within a folder", "not a file or folder"
 TWICE, DAMAGED = "two entries of one name", "cannot be read"
 HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a parent": ("a.tar", tar({"../evil": b"1"}), OUTSIDE),

@@ -143,7 +143,7 @@ def test_an_error_has_a_remedy(code: str, words: str) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"<Code>" + b"x" * 65, b"<Code>\xff</Code>"])
 def test_the_answer_of_another_server_is_named(answer: bytes) -> None:
-    assert "no answer of S3. Correct AWS_ENDPOINT_URL" in s3_object(KEYS).explain(answer, "")
+    assert "not an answer of S3. Correct AWS_ENDPOINT_URL" in s3_object(KEYS).explain(answer, "")
 
 
 @pytest.mark.parametrize(("hours", "side"), [(-1, "ahead of"), (1, "behind")])

@@ -39,7 +39,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 def all_step(nodes: Iterable[Node]) -> None:
     before = {node.rank: len(node.hashes) for node in nodes}
     wait_until(
-        lambda: all(len(node.hashes) > before[node.rank] + 10 for node in nodes), "all go on"
+        lambda: all(len(node.hashes) > before[node.rank] + 10 for node in nodes), "all continue"
     )
 
 

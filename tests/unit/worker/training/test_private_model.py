@@ -182,11 +182,11 @@ def test_statistics_of_batches_are_refused() -> None:
         _made(layers.BatchNormalization(trainable=False))
     moving = ["*/norm/moving_*"]
     with pytest.raises(
-        ProgramError, match=r"nothing would be learnt \(given: norm\)\. .*trainable ="
+        ProgramError, match=r"nothing would be learned \(given: norm\)\. .*trainable ="
     ):
         _made(layers.BatchNormalization(name="norm"), freeze=moving)
     nested = keras.Sequential([layers.BatchNormalization(name="norm")], name="part")
-    with pytest.raises(ProgramError, match="nothing would be learnt"):
+    with pytest.raises(ProgramError, match="nothing would be learned"):
         _made(nested, freeze=["*/moving_*"])
 
 

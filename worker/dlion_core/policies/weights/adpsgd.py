@@ -125,7 +125,7 @@ class AdPsgd(PeerMachine):
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         """Handle a request (passive worker) or the answer to an own request (active worker)."""
         if sender not in self._neighbours:
-            raise ContractError(f"weights from worker {sender}, which is no neighbour")
+            raise ContractError(f"weights from worker {sender}, which is not a neighbour")
         if self._is_active:
             return self._answer_arrived(sender, message)
         if message.iteration > self._answered.get(sender, 0):

@@ -137,7 +137,7 @@
       });
     });
     const readable = bars.filter((bar) => bar.share * (width - margin) > 3400);
-    const told = (row) => {
+    const tipText = (row) => {
       const own = bars.filter((bar) => bar.row === row.n);
       return [cut(row.n, 60), ...own.map((bar, part) => `${spec.parts[part]} ${number(+bar.share.toFixed(1))} %, ${number(row.v[part])} s`)].join("\n");
     };
@@ -160,7 +160,7 @@
         Plot.barX(bars, { y: "row", x1: "from", x2: "to", fill: (d) => `var(--phase${d.part})`, stroke: "var(--paper)", strokeWidth: 0.7 }),
         Plot.text(readable, { y: "row", x: (d) => (d.from + d.to) / 2, text: (d) => `${Math.round(d.share)} %`, fill: (d) => `var(--on-phase${d.part})` }),
         Plot.dot(spec.rows, { y: "n", x: 0, dx: -10, r: 4, fill: (d) => colour(d.c) }),
-        Plot.tip(spec.rows, Plot.pointerY({ y: "n", x: 50, fill: "var(--paper)", stroke: "var(--line)", maxRadius: 60, className: "tip", title: told })),
+        Plot.tip(spec.rows, Plot.pointerY({ y: "n", x: 50, fill: "var(--paper)", stroke: "var(--line)", maxRadius: 60, className: "tip", title: tipText })),
       ],
     }));
     return all;

@@ -182,7 +182,7 @@ class SharedDatasetCache(DatasetCache):
 
 
 def _fingerprints(path: Path) -> Iterator[tuple[str, Fingerprint]]:
-    """Of the file at that path, or of those in the folder and its subfolders, where classes are."""
+    """Fingerprints of the file at that path, or of the files in a folder and its class folders."""
     for file in chain([path], sorted(path.glob("*")), sorted(path.glob("*/*"))):
         try:
             status = file.stat()

@@ -98,7 +98,7 @@ class PrivateModel(FlatModel):
             _, gradient_D, after = train_one(weights_D, fixed, own, x_1, y_1)
             norm = tf.norm(gradient_D)
             clipped_D = gradient_D * (clip_norm / tf.maximum(norm, clip_norm))
-            # A gradient that is no number must not be distinguishable, either.
+            # A gradient that is not a number must not be distinguishable, either.
             return total_D + tf.where(tf.math.is_finite(norm), clipped_D, 0.0), after
 
         # Not tf.vectorized_map: it takes as much CPU, and knows few random operations.
@@ -125,7 +125,7 @@ class PrivateModel(FlatModel):
         if learning:  # of one sample: its outputs are the same, whatever the sample
             raise ProgramError(
                 f"program {program.name}: with privacy a BatchNormalization would normalise each "
-                f"sample by itself, and nothing would be learnt (given: {', '.join(learning[:8])})"
+                f"sample by itself, and nothing would be learned (given: {', '.join(learning[:8])})"
                 f". {_BATCHES_ADVICE}"
             )
 
