@@ -271,7 +271,9 @@ def test_a_model_without_a_statement_about_it_is_refused(
         path = tmp_path / stray
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"other weights")
-        with pytest.raises(ProvenanceError, match=f"the keeper sends {stray}, for which"):
+        with pytest.raises(
+            ProvenanceError, match=f"the keeper sends {stray}, which no statement covers"
+        ):
             verify_received(tmp_path, origin, site=site)
         path.unlink()
     for name in ("model.json", "model.keras"):
@@ -283,7 +285,7 @@ def test_a_model_without_a_statement_about_it_is_refused(
 def test_other_files_are_allowed_only_in_a_whole_folder(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b"")
     assert len(verify_received(tmp_path, expected(), site=None)) == 1
-    with pytest.raises(ProvenanceError, match=r"sends events.jsonl, for which"):
+    with pytest.raises(ProvenanceError, match=r"sends events.jsonl, which no statement covers"):
         verify_received(tmp_path, expected(), site=A)
 
 
@@ -295,7 +297,7 @@ def test_nothing_else_is_accepted_among_the_models(
     path = tmp_path / "models" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"other weights")
-    with pytest.raises(ProvenanceError, match=f"sends models/{name}, for which"):
+    with pytest.raises(ProvenanceError, match=f"sends models/{name}, which no statement covers"):
         verify_received(tmp_path, expected(unsigned=True), site=site)
 
 
