@@ -128,6 +128,7 @@ class Starter:
 
         `log` gets its output, except what `stdout` gets.
         """
+        log.touch()  # the forked process opens it later, and tests read it at once
         request = {"start": [*command], "environment": {**environment}, "log": str(log)}
         places = {"folder": str(Path.cwd()), "stdout": str(stdout or log)}
         return ForkedProgram(self._ask(request | places), self)
