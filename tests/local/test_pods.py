@@ -103,7 +103,7 @@ def test_a_suspended_run_continues_from_the_keepers_checkpoints(tmp_path: Path) 
         )
         assert saved == EndReport(f"maxSteps {STEPS} reached", STEPS, ranks=(Rank(0), Rank(1)))
         assert other == EndReport(f"maxSteps {STEPS} reached", STEPS), "no model is saved"
-        expected = hashes(whole.steps())
+        expected, whole_story = hashes(whole.steps()), whole.story()
         assert max(expected) == STEPS
         summary = whole.summary()
         assert summary["ending"]["succeeded"]
@@ -146,7 +146,8 @@ def test_a_suspended_run_continues_from_the_keepers_checkpoints(tmp_path: Path) 
         made = [(step.rank, step.iteration) for step in run.steps()]
         assert len(made) == len(set(made))
         for iteration, known in hashes(run.steps()).items():
-            assert known.items() <= expected[iteration].items()
+            stories = f"unbroken:\n{whole_story}\nsuspended:\n{run.story()}"
+            assert known.items() <= expected[iteration].items(), f"{iteration} differs. {stories}"
         # A worker whose peer made the last update before the break takes that update over.
         left_out = {(rank, i) for rank in range(2) for i in range(1, STEPS + 1)} - set(made)
         assert {iteration for _, iteration in left_out} <= {broken_at}

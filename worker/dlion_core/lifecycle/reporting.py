@@ -193,7 +193,7 @@ class Reporter:
         self, record: LinkRecord, state: LinkCounters, distant_every_s: float
     ) -> bool:
         """False for an unused link that was reported without change a short while ago. Headers, as
-        of heartbeats, are not change."""
+        of heartbeats, do not count."""
         last = self._reported.get(record.peer)
         if last is not None and not (last.neighbour or record.neighbour):
             is_due = record.time_s >= last.time_s + distant_every_s
