@@ -1,16 +1,16 @@
 """Measure the effect of one bad worker of four on a job, by the method of `exchange.robustness`.
 
     python benchmarks/insiders.py --out runs.jsonl [--seeds 1 2] [--methods clip] [--part 0/2]
-    python benchmarks/insiders.py --clean 25 --out clean.jsonl [--part 0/2]
+    python benchmarks/insiders.py --clean 25 --out clean.jsonl [--steps 1400] [--part 0/2]
     python benchmarks/insiders.py --table runs.jsonl
     python benchmarks/insiders.py --table clean.jsonl
 
 Each run is the quick start's job (digits, four unequal workers at sites of three and one) in
 virtual time. Worker 1, one of three at its site, attacks from its own machine or with its own data
 (tests/support/insider_runs.py). `--clean N` makes 4 N runs without an attacker, which count how
-often an honest worker is reported. Runs are appended as JSON, one per line; a later call with the
-same file skips them. `--part i/n` makes every n-th run, for several processes. A run takes three to
-four seconds of CPU.
+often an honest worker is reported; with `--steps` far beyond the usual, also once all is learned.
+Runs are appended as JSON, one per line; a later call with the same file skips them. `--part i/n`
+makes every n-th run, for several processes. A run takes three to four seconds of CPU.
 
 The script prints the mean final accuracy of the honest replicas and its range over the seeds.
 Marks: the attacker was named by an event `UnusualValues` (N), it was quarantined (Q, with
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--policies", nargs="+", default=["adaptive"])
     parser.add_argument("--splits", nargs="+", default=list(SPLITS))
+    parser.add_argument("--steps", type=int, help="steps of each run; one file for each number")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th run from the i-th on")
     arguments = parser.parse_args()
     if arguments.table:
@@ -104,7 +105,7 @@ def _make(arguments: argparse.Namespace) -> None:
         began_s = time.process_time()
         run = insider_runs.run(
             attack, split=split, policy=policy, robustness=method.partition(" ")[0], seed=seed,
-            steps=STEPS.get(policy, USUAL_STEPS),
+            steps=arguments.steps or STEPS.get(policy, USUAL_STEPS),
             settings={"exchange.quarantine": "majority"} if QUARANTINE in method else {},
         )  # fmt: skip
         found = dict(zip(FIELDS, wanted, strict=True))

@@ -222,6 +222,20 @@ def test_after_convergence_opposition_to_workers_that_disagree_is_not_named() ->
         assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
+@pytest.mark.parametrize(("size", "is_named"), [(1e-3, False), (0.05, True)])
+def test_after_convergence_a_lasting_difference_counts_by_its_size(
+    size: float, is_named: bool
+) -> None:
+    """Own samples set an honest worker apart then, with the small norm of all contributions."""
+
+    def apart(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
+        lasting_D = np.float32(size) * constant(at, honest_D)
+        return honest_D if at < WINDOW else honest_D + lasting_D
+
+    texts = named(context(), apart, norms={WINDOW: 1e-3}, rounds=100)
+    assert any("differ from those" in text for text in texts) == is_named
+
+
 def test_a_large_contribution_is_named_in_the_second_round_before_divergence() -> None:
     about = context()
     assert named(about, lambda _, honest_D: 100 * honest_D, rounds=1) == []

@@ -74,7 +74,12 @@ ONE_SIDED_EXCESS = 0.25
 came to sums of 0.3."""
 
 LASTING_EXCESS = 0.1
-"""Above it, what `LastingDifferences` returns adds to the sum. Clean runs came to sums of 0.3."""
+"""Above it, what `LastingDifferences` returns adds to the sum. Clean runs of 250 steps came to sums
+of 0.3."""
+
+LITTLE_LEFT = 0.01
+"""Part of the middle of the workers' largest norms. Differences of smaller contributions add
+nothing to the sum: once all is learned, each worker's own samples set it apart in one direction."""
 
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
 """Cosine of a contribution to the same peer's of `WINDOW` rounds ago, and the same for most other
@@ -232,7 +237,7 @@ class DeviationDetector:
         self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         found += self._one_sided_ones(balance_of)
-        found += self._lasting_ones(taken_of)
+        found += self._lasting_ones(taken_of, sizes)
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
@@ -325,11 +330,12 @@ class DeviationDetector:
         return found
 
     def _lasting_ones(
-        self, taken_of: Mapping[Rank, NDArray[np.float32]]
+        self, taken_of: Mapping[Rank, NDArray[np.float32]], sizes: Mapping[Rank, _Size]
     ) -> list[tuple[Rank, str, str]]:
         found = []
+        little = LITTLE_LEFT * median(size.norm for size in self._largest.values())
         for rank, excess in self._lasting.excesses(taken_of).items():
-            self._lasting_excess.add(rank, excess)
+            self._lasting_excess.add(rank, excess if sizes[rank].norm > little else 0.0)
             is_known = any(rank == at for at, _ in self._reported)  # by a plainer cause
             if self._lasting_excess.of(rank) >= LIMIT and not is_known:
                 text = "contributes values that differ from those of workers of like data in one"
