@@ -16,7 +16,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from selection import add, commit, least_ms, some_gradient
+from selection import add, commit, min_ms, some_gradient
 
 from dlion_core.codecs import (
     HEADER_BYTES,
@@ -45,8 +45,8 @@ def measured(
 ) -> tuple[int, float, float, float]:
     """Return bytes, milliseconds to encode, to decode and add, and the lost share of the norm."""
     payload, target_D = encode(), np.zeros_like(value_D)
-    encode_ms = least_ms(encode, repeat)
-    decode_ms = least_ms(lambda: add(decode_gradient(payload, value_D.size), target_D), repeat)
+    encode_ms = min_ms(encode, repeat)
+    decode_ms = min_ms(lambda: add(decode_gradient(payload, value_D.size), target_D), repeat)
     back_D = decode_gradient(payload, value_D.size).weighted(np.float32(1))
     lost = float(np.linalg.norm(back_D - value_D) / np.linalg.norm(value_D))
     return len(payload), encode_ms, decode_ms, lost

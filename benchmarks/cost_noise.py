@@ -111,7 +111,7 @@ def main() -> None:
         for window in WINDOWS:
             every = sorted(e for c in series for e in errors(c, window, estimate, None))
             early = sorted(e for c in series for e in errors(c, window, estimate, EARLY))
-            shown = (every[len(every) // 2], _most(every), _most(early))
+            shown = (every[len(every) // 2], _percentile_95(every), _percentile_95(early))
             print(f"| {name} | {window} | " + " | ".join(f"{e:.1%}" for e in shown) + " |")
     print("\n| quota | cost in the job / alone, mean | least | most |\n|---|---|---|---|")
     for quota in sorted(set(QUOTAS), reverse=True):
@@ -125,7 +125,7 @@ def main() -> None:
         print(f"| {quota:g} | " + " | ".join(f"{ratio:.3f}" for ratio in shown) + " |")
 
 
-def _most(ordered: Sequence[float]) -> float:
+def _percentile_95(ordered: Sequence[float]) -> float:
     return ordered[int(0.95 * len(ordered))]
 
 

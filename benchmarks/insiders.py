@@ -111,7 +111,7 @@ def _make(arguments: argparse.Namespace) -> None:
         found = dict(zip(FIELDS, wanted, strict=True))
         found |= {"accuracy": round(run.accuracy, 4), "steps": run.steps, "problem": run.problem}
         found |= {"named": {str(rank): list(reasons) for rank, reasons in run.named.items()}}
-        found |= {"shut_out": list(run.shut_out)}
+        found |= {"quarantined": list(run.quarantined)}
         found |= {"cpu_s": round(time.process_time() - began_s, 1)}
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
@@ -127,11 +127,11 @@ def _mark(runs: list[dict[str, Any]]) -> str:
     text = f"{_mean(runs):.1%} ({min(each):.1%} to {max(each):.1%})" if any(each) else "diverged"
     named = sum(str(ATTACKER) in one["named"] for one in runs)
     honest = sum(any(rank != str(ATTACKER) for rank in one["named"]) for one in runs)
-    shut_out = sum(ATTACKER in one.get("shut_out", ()) for one in runs)
+    quarantined = sum(ATTACKER in one.get("quarantined", ()) for one in runs)
     if named:
         text += " N" if named == len(runs) else f" N {named}/{len(runs)}"
-    if shut_out:
-        text += f" Q {shut_out}/{len(runs)}" if shut_out < len(runs) else " Q"
+    if quarantined:
+        text += f" Q {quarantined}/{len(runs)}" if quarantined < len(runs) else " Q"
     return text + (f" H {honest}/{len(runs)}" if honest else "")
 
 
@@ -165,12 +165,12 @@ def _print_clean(runs: list[dict[str, Any]]) -> None:
     by_job: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for one in runs:
         by_job[one["policy"], one["split"]].append(one)
-    print("| policy | data | clean runs | with a worker named | with one shut out | accuracy |")
+    print("| policy | data | clean runs | with a worker named | with one quarantined | accuracy |")
     print("|---" * 6 + "|")
     for (policy, split), some in by_job.items():
         named = sum(bool(one["named"]) for one in some)
-        shut_out = sum(bool(one.get("shut_out")) for one in some)
-        print(f"| {policy} | {split} | {len(some)} | {named} | {shut_out} | {_mean(some):.1%} |")
+        quarantined = sum(bool(one.get("quarantined")) for one in some)
+        print(f"| {policy} | {split} | {len(some)} | {named} | {quarantined} | {_mean(some):.1%} |")
     total = sum(bool(one["named"]) for one in runs)
     print(f"\n{len(runs)} clean runs; an honest worker was named in {total}")
 

@@ -36,7 +36,7 @@ from local_run import job_document  # noqa: E402
 from operated_sites import (  # noqa: E402
     OperatedPods,
     OperatedSite,
-    most_in_a_minute,
+    max_in_a_minute,
     operated_sites,
 )
 from operator_process import OperatorProcess  # noqa: E402
@@ -120,18 +120,18 @@ class Patches:
     what: str
     site: str
     count: int
-    most_in_a_minute: int
+    max_in_a_minute: int
     changed: bool
     """Whether a condition changed."""
 
     @property
     def within(self) -> bool:
         """Report whether the bar is met and the period counts."""
-        return self.most_in_a_minute <= PATCHES_BAR and not self.changed
+        return self.max_in_a_minute <= PATCHES_BAR and not self.changed
 
     def __str__(self) -> str:
         changed = "a condition has changed" if self.changed else ""
-        return f"| {self.what} | {self.site} | {self.count} | {self.most_in_a_minute} | {changed} |"
+        return f"| {self.what} | {self.site} | {self.count} | {self.max_in_a_minute} | {changed} |"
 
 
 def _federated(folder: Path, seconds: float, *, trains: bool) -> bool:
@@ -216,7 +216,7 @@ def _patches(
             for request in site.proxy.requests[count:]
             if request.mutating and request.path.endswith(f"/dlionjobs/{JOB}/status")
         ]
-        most = most_in_a_minute(moments_s)
+        most = max_in_a_minute(moments_s)
         changed = conditions != site.conditions(JOB)
         found.append(Patches(what, site.name, len(moments_s), most, changed))
     return found, links

@@ -65,7 +65,7 @@ def some_gradient(entries: int) -> tuple[NDArray[np.float32], Layout]:
     return gradient_D.astype(np.float32), Layout(tuple(map(str, range(6))), tuple(sizes))
 
 
-def least_ms(work: Callable[[], object], repeat: int) -> float:
+def min_ms(work: Callable[[], object], repeat: int) -> float:
     """Return process milliseconds of the fastest of several runs."""
     times = []
     for _ in range(repeat):
@@ -105,21 +105,21 @@ def rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str, float,
     target_D = np.zeros(entries, np.float32)
     magnitudes = Magnitudes(layout)
     found = [
-        ("histogram of all entries", least_ms(lambda: magnitudes.measure(gradient_D), repeat), "")
+        ("histogram of all entries", min_ms(lambda: magnitudes.measure(gradient_D), repeat), "")
     ]
     for name, shares in BUDGET_SHARES.items():
         budgets = [int(share * whole_bytes) for share in shares]
         peers = [Rank(place) for place in range(len(budgets))]
         policy, by_peer = MaxN(layout, codec), dict(zip(peers, budgets, strict=True))
-        ours = least_ms(lambda p=policy, b=by_peer, r=peers: p.prepare(gradient_D, r, b), repeat)
-        sort = least_ms(lambda b=budgets: naive(gradient_D, layout, b, codec), max(2, repeat // 4))
+        ours = min_ms(lambda p=policy, b=by_peer, r=peers: p.prepare(gradient_D, r, b), repeat)
+        sort = min_ms(lambda b=budgets: naive(gradient_D, layout, b, codec), max(2, repeat // 4))
         found.append((f"select + encode, {name}", ours, f"{sort / ours:.1f}x quicker than sorting"))
         payload = policy.prepare(gradient_D, peers, by_peer).payloads[peers[1]]
-        received = least_ms(lambda p=payload: add(decode_gradient(p, entries), target_D), repeat)
+        received = min_ms(lambda p=payload: add(decode_gradient(p, entries), target_D), repeat)
         found.append((f"decode + add, {len(payload)} bytes", received, ""))
     payload = encode_whole(gradient_D, codec)
-    found.append(("encode, whole", least_ms(lambda: encode_whole(gradient_D, codec), repeat), ""))
-    received = least_ms(lambda: add(decode_gradient(payload, entries), target_D), repeat)
+    found.append(("encode, whole", min_ms(lambda: encode_whole(gradient_D, codec), repeat), ""))
+    received = min_ms(lambda: add(decode_gradient(payload, entries), target_D), repeat)
     found.append(("decode + add, whole", received, ""))
     return found
 
@@ -137,7 +137,7 @@ def narrow_rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str,
         work[f"select + encode, {name}"] = (
             lambda p=policy, b=budgets: p.prepare(gradient_D, list(b), b)  # type: ignore[misc]
         )
-    times = {name: least_ms(one, repeat) for name, one in work.items()}
+    times = {name: min_ms(one, repeat) for name, one in work.items()}
     return [(name, ms, f"{gradient_D.nbytes / 1e6 / ms:.1f} GB/s") for name, ms in times.items()]
 
 

@@ -32,6 +32,8 @@ BANNED_PARTS = {
     *("told", "said", "says", "seen", "whoever", "whom", "nobody", "somebody", "anew"),
     *("asker", "learnt", "anybody", "everybody"),
 }
+QUAINT_BOUND = re.compile(r"_?(?:most|least)_(?!common$)", re.IGNORECASE)
+"""A bound is `max_` or `min_`; `most_common` is a method of `collections.Counter`."""
 FRAGMENT = re.compile(r"(?:Of|That|Those) ")
 """Begins a docstring that does not name what it describes."""
 IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -105,7 +107,7 @@ def source_offences(source: str) -> list[Offence]:
 
 def _is_banned(name: str) -> bool:
     parts = (part.lower() for part in IDENTIFIER_PART.findall(name))
-    return name.startswith(("MOST_", "LEAST_")) or not BANNED_PARTS.isdisjoint(parts)
+    return bool(QUAINT_BOUND.match(name)) or not BANNED_PARTS.isdisjoint(parts)
 
 
 def _banned_words(text: str, line: int) -> Iterator[Offence]:

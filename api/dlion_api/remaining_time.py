@@ -154,8 +154,8 @@ class _Worker:
         self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
         self._incarnation = record.incarnation
         self.global_batch_size = record.global_batch_size
-        most_s = record.time_s + MAX_CLOCK_ERROR_S
-        if record.trained_s is not None and 0.0 <= record.trained_s <= most_s:
+        max_s = record.time_s + MAX_CLOCK_ERROR_S
+        if record.trained_s is not None and 0.0 <= record.trained_s <= max_s:
             self._origin_s = record.time_s - record.trained_s
         trained_s = record.time_s - (self._origin_s or 0.0)
         self.samples.append(trained_s, self._counted)

@@ -82,7 +82,7 @@ def _drift_about(
     """
     records, curve = job.records, run_records.drift_curve(job.records)
     two_periods_before = run_records.iteration_at(records, cut_s) - 2 * period
-    level = run_records.most_drift(curve, run_records.time_of(records, two_periods_before), cut_s)
+    level = run_records.max_drift(curve, run_records.time_of(records, two_periods_before), cut_s)
     back_s = run_records.back_at(curve, level, mended_s)
     later = None
     if back_s is not None:
@@ -90,9 +90,9 @@ def _drift_about(
         later = run_records.iteration_at(records, back_s) - mended_at
     drift = {
         "drift_before": level,
-        "drift_in_it": run_records.most_drift(curve, cut_s, mended_s),
-        "drift_after_until_back": run_records.most_drift(curve, mended_s, back_s or float("inf")),
-        "drift_once_back": run_records.most_drift(curve, back_s, float("inf")) if back_s else None,
+        "drift_in_it": run_records.max_drift(curve, cut_s, mended_s),
+        "drift_after_until_back": run_records.max_drift(curve, mended_s, back_s or float("inf")),
+        "drift_once_back": run_records.max_drift(curve, back_s, float("inf")) if back_s else None,
         "mended_to_drift_back_s": None if back_s is None else back_s - mended_s,
     }
     return drift, later

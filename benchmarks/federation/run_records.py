@@ -87,7 +87,7 @@ def drift_curve(records: Iterable[ProgressRecord]) -> list[tuple[float, float]]:
     return [point for point in points if point is not None]
 
 
-def most_drift(curve: Iterable[tuple[float, float]], since_s: float, until_s: float) -> float:
+def max_drift(curve: Iterable[tuple[float, float]], since_s: float, until_s: float) -> float:
     """Return the maximum between these times; 0 without comparisons."""
     return max((value for at_s, value in curve if since_s <= at_s <= until_s), default=0.0)
 

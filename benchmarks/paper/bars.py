@@ -97,7 +97,9 @@ def points(document: Document, environment: str, variant: str, other: str) -> fl
     return None if own is None or its is None else round(100 * (own - its), 4)
 
 
-def _least(part: str, what: str, value: float | None, least: float, form: str = "{:g}") -> Verdict:
+def _at_least(
+    part: str, what: str, value: float | None, least: float, form: str = "{:g}"
+) -> Verdict:
     met = None if value is None else value >= least
     return Verdict(part, what, "≥ " + form.format(least), value, met)
 
@@ -167,7 +169,7 @@ def _techniques(results: Results) -> Iterator[Verdict]:
         ("growing batch alone", "none of the four", "alone"),
     ):
         value = points(document, place, column, other)
-        yield _least("techniques", f"growing over fixed batch, points, {where}", value, -1)
+        yield _at_least("techniques", f"growing over fixed batch, points, {where}", value, -1)
 
 
 def _adacomp(results: Results) -> Iterator[Verdict]:
@@ -178,9 +180,9 @@ def _adacomp(results: Results) -> Iterator[Verdict]:
             for column, least in (("adacomp float32", 50), ("adacomp float16, coded", 100)):
                 own = _into_server(row_of(document, place, column))
                 ratio = plain / own if plain and own else None
-                yield _least("adacomp", f"{place}: async / {column}, bytes in", ratio, least)
+                yield _at_least("adacomp", f"{place}: async / {column}, bytes in", ratio, least)
                 lost = points(document, place, column, "async")
-                yield _least("adacomp", f"{place}: {column} over async, points", lost, -0.5)
+                yield _at_least("adacomp", f"{place}: {column} over async, points", lost, -0.5)
 
 
 def _into_server(row: Document | None) -> float | None:
@@ -198,7 +200,7 @@ def _fedat(results: Results) -> Iterator[Verdict]:
     for other, bar in (("fedat uncoded", 2.0), ("synchronous averaging", 2.0)):
         its = median(rows.get(other), "bytes_to_target")
         ratio = its / own if own and its else None
-        yield _least("fedat", f"{other} / fedat d=3, bytes to the target", ratio, bar)
+        yield _at_least("fedat", f"{other} / fedat d=3, bytes to the target", ratio, bar)
     for other in ("synchronous averaging", "async"):
         value = points(document, place, "fedat d=3", other)
         yield Verdict("fedat", f"fedat d=3 over {other}, points", "none", value, None)
@@ -208,7 +210,7 @@ def _delays(results: Results) -> Iterator[Verdict]:
     for name, (_, document) in results.items():
         (place,) = environments(document)
         value = points(document, place, "compensated 0.04", "plain")
-        yield _least("delays", f"{name}: compensated over plain, points", value, 0)
+        yield _at_least("delays", f"{name}: compensated over plain, points", value, 0)
 
 
 def _selective(results: Results) -> Iterator[Verdict]:
@@ -218,7 +220,7 @@ def _selective(results: Results) -> Iterator[Verdict]:
         value = bytes_per_worker(row_of(document, place, "selective"), comparison)
         sent += [] if value is None else [value]
         over = points(document, place, "selective", "all")
-        yield _least("selective", f"{name}: selective over all, points", over, -1)
+        yield _at_least("selective", f"{name}: selective over all, points", over, -1)
     spread = max(sent) / min(sent) if len(sent) == len(results) > 1 and min(sent) else None
     met = None if spread is None else spread <= 1.3
     what = "bytes of a worker in an iteration, most / least"
@@ -242,4 +244,4 @@ def _wrong_labels(results: Results) -> Iterator[Verdict]:
     }
     known = [value for value in lost.values() if value is not None]
     saved = known[0] - known[1] if len(known) == 2 else None
-    yield _least("wrong-labels", "points that the median loses less than the mean", saved, 2)
+    yield _at_least("wrong-labels", "points that the median loses less than the mean", saved, 2)

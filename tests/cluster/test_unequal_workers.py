@@ -109,7 +109,7 @@ class Task:
 
     document: dict[str, Any]
     images: str
-    least_accuracy: float
+    min_accuracy: float
     share_within: float | None
     """Relative bound on shares and step times; None: only their order is checked."""
     forms: tuple[str, ...]
@@ -186,7 +186,7 @@ def test_a_job_trains_on_unequal_workers_and_its_model_is_fetched(
     ]
     known = accuracy(task, model / "model.keras", *forms)
     print(f"accuracy of the fetched model on other images: {known:.1%}")
-    assert known >= task.least_accuracy
+    assert known >= task.min_accuracy
     assert_shares(task, results)
     assert_signed(kubectl, task, model)
     kubectl.run("delete", job, "--wait=true")

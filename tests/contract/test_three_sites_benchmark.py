@@ -109,7 +109,7 @@ def test_drift_has_recovered_when_it_is_not_above_its_earlier_value(
     ]
     curve = run_records.drift_curve(records)
     assert curve == [pytest.approx(point) for point in ((1, 0.1), (2, 0.4), (3, 0.2), (4, 0.1))]
-    assert run_records.most_drift(curve, 0.0, 1.5) == pytest.approx(0.1)
+    assert run_records.max_drift(curve, 0.0, 1.5) == pytest.approx(0.1)
     assert run_records.back_at(curve, 0.1 + 1e-9, 1.5) == 4.0
     assert run_records.back_at(curve, 0.05, 1.5) is None
 

@@ -48,7 +48,7 @@ def test_a_program_of_each_shape_trains_and_its_model_predicts(
     own.judge(tmp_path, model)
 
 
-def most_samples(steps: list[StepRecord]) -> dict[int, int]:
+def max_samples(steps: list[StepRecord]) -> dict[int, int]:
     """Return each worker's own samples at the end."""
     return {rank: max(s.samples for s in steps if s.rank == rank) for rank in (0, 1)}
 
@@ -73,7 +73,7 @@ def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
     more = ("--resume", str(run.folder), *often, "--set", "trainer.stop.maxSteps=90")
     with LocalRun(tmp_path, None, *more) as again:
         assert again.finish(within_s=200) == ExitCode.OK, again.terminal()
-    before, after = most_samples(steps), most_samples(again.steps())
+    before, after = max_samples(steps), max_samples(again.steps())
     for rank, site in enumerate(SITES):
         folder = run.folder / "callbacks" / f"{site}.small-0"
         with (folder / "log.csv").open() as file:

@@ -170,12 +170,12 @@ def test_a_killed_keeper_has_every_record_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("policy", "most_s"),
+    ("policy", "max_s"),
     # Under adaptive the others wait at the end of a round for the first step of a new worker.
     [("full", MAX_WAIT_S), pytest.param("adaptive", 3 * MAX_WAIT_S, marks=pytest.mark.slow)],
 )
 def test_a_group_grows_and_shrinks_while_it_trains(
-    tmp_path: Path, policy: str, most_s: float
+    tmp_path: Path, policy: str, max_s: float
 ) -> None:
     """The new pods get a manifest with two workers, as the others.
 
@@ -212,7 +212,7 @@ def test_a_group_grows_and_shrinks_while_it_trains(
         losses = iteration_losses(run.records(), killed=[Rank(2), Rank(3)])
         assert [loss.discarded for loss in losses.values()] == [(), ()]
         waited_s = lost_by_waiting(run.records(), staying=[Rank(0), Rank(1)])
-        assert max(waited_s.values(), default=0.0) < most_s, waited_s
+        assert max(waited_s.values(), default=0.0) < max_s, waited_s
         names_of = {w["rank"]: w["name"] for w in run.summary()["workers"]}
         assert names_of == {rank: f"plant-a/g-{rank}" for rank in range(4)}
         for rank, loss in losses.items():

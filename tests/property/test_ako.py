@@ -52,7 +52,7 @@ def whole_numbers(rng: np.random.Generator, size: int) -> Vector:
 
 
 def fixed(size: int, partitions: int, codec: ValueCodec = ValueCodec.FLOAT32) -> Ako:
-    return Ako(size, codec, partitions=partitions, most_partitions=1)
+    return Ako(size, codec, partitions=partitions, max_partitions=1)
 
 
 @given(seed=seeds, size=sizes, partitions=st.integers(1, 12))
@@ -86,7 +86,7 @@ def test_every_value_is_delivered_once_while_p_changes(
 ) -> None:
     """One peer stays; the other leaves and returns, and budgets change."""
     rng = np.random.default_rng(seed)
-    policy = Ako(size, codec, partitions=partitions, most_partitions=8)
+    policy = Ako(size, codec, partitions=partitions, max_partitions=8)
     stays = Rank(1)
     owed_D = np.zeros(size, np.float32)
     for step in range(60):
@@ -104,8 +104,8 @@ def test_every_value_is_delivered_once_while_p_changes(
     # int8 and int4 leave less than a scale each turn, a 127th or a 7th of the value. int2 may leave
     # as much as it sends, because zeros do not stay zeros.
     if codec is not ValueCodec.INT2:
-        most_left = 1e-3 if codec in (ValueCodec.INT8, ValueCodec.INT4) else 0.0
-        assert np.abs(owed_D).max() <= most_left
+        max_left = 1e-3 if codec in (ValueCodec.INT8, ValueCodec.INT4) else 0.0
+        assert np.abs(owed_D).max() <= max_left
 
 
 @given(seed=seeds, partitions=st.integers(1, 5), workers=st.integers(2, 4))
@@ -151,7 +151,7 @@ def test_bytes_are_the_models_over_p_within_a_partition(
 @settings(deadline=None)
 def test_p_is_the_smallest_that_fits_the_narrowest_link(size: int, data: st.DataObject) -> None:
     room = data.draw(st.lists(st.integers(40, 5 * size), min_size=2, max_size=2))
-    policy = Ako(size, ValueCodec.FLOAT32, partitions=0, most_partitions=size)
+    policy = Ako(size, ValueCodec.FLOAT32, partitions=0, max_partitions=size)
     gradient_D = np.ones(size, np.float32)
     sent = policy.prepare(gradient_D, PEERS, dict(zip(PEERS, room, strict=True)))
 
@@ -164,7 +164,7 @@ def test_p_is_the_smallest_that_fits_the_narrowest_link(size: int, data: st.Data
 
 
 def test_p_changes_only_between_turns_and_ignores_a_backlog() -> None:
-    policy = Ako(1000, ValueCodec.FLOAT32, partitions=0, most_partitions=100)
+    policy = Ako(1000, ValueCodec.FLOAT32, partitions=0, max_partitions=100)
     gradient_D = np.ones(1000, np.float32)
     partitions = []
     for room in (1500, 0, 1500, 0, 0, 0, 0, 0, 0):
@@ -183,7 +183,7 @@ def test_a_policy_restored_in_mid_run_continues_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = 90
     policy, restored = (
-        Ako(size, ValueCodec.FLOAT16, partitions=0, most_partitions=9) for _ in range(2)
+        Ako(size, ValueCodec.FLOAT16, partitions=0, max_partitions=9) for _ in range(2)
     )
     cut = int(rng.integers(1, 12))
     for step in range(24):
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace() -> None:
     assert not np.any(policy.state()["ako_gathered_D"])
 
 
-@pytest.mark.parametrize("wrong", [{"partitions": -1}, {"mostPartitions": 0}, {"p": 4}])
+@pytest.mark.parametrize("wrong", [{"partitions": -1}, {"maxPartitions": 0}, {"p": 4}])
 def test_parameters_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=next(iter(wrong))):
         parameters_of(spec(exchange={"policy": "ako", "parameters": wrong}))

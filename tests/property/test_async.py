@@ -67,7 +67,7 @@ def test_without_delay_it_is_plain_sgd(compensation: float, seed: int, batch: in
         weights_D -= LEARNING_RATE * linear_gradient(weights_D, *plain.batch(ONE))[0]
     for rank in (ME, ONE):
         np.testing.assert_array_equal(cluster.replicas[rank].weights_D, weights_D)
-    assert cluster.replicas[ME].machine.state()["staleness_most"] == 0
+    assert cluster.replicas[ME].machine.state()["staleness_max"] == 0
 
 
 @pytest.mark.parametrize("server", [None, 0])
@@ -161,7 +161,7 @@ def farthest_at_the_end(delay: int, start: float, curvature: float, compensation
         cluster.step(rank, np.float32(curvature) * cluster.replicas[rank].weights_D)
         cluster.deliver_all()
         distances.append(abs(float(cluster.replicas[ME].weights_D[0])))
-    assert cluster.replicas[ME].machine.state()["staleness_most"] == delay
+    assert cluster.replicas[ME].machine.state()["staleness_max"] == delay
     return max(distances[-2 * delay - 2 :])
 
 

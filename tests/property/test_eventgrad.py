@@ -70,7 +70,7 @@ def test_at_threshold_0_it_is_gossip_of_weights_at_every_step(
     graph: str, sizes: list[int], seed: int, adaptive: bool
 ) -> None:
     values: dict[str, object] = {"horizon": 0} if adaptive else {"threshold": 0}
-    values |= {"graph": graph, "bound": 0, "warmupSteps": 0, "mostSilentSteps": 0}
+    values |= {"graph": graph, "bound": 0, "warmupSteps": 0, "maxSilentSteps": 0}
     cluster, plain = (cluster_of(sizes, seed, **values) for _ in range(2))
     run_at_random(cluster, seed, steps=8)
     count = len(sizes)
@@ -101,7 +101,7 @@ def test_a_variable_is_sent_exactly_when_its_change_passes_the_threshold(
     seed: int, horizon: float, threshold: float | None, warmup: int, silent: int
 ) -> None:
     parameters = EventgradParameters(
-        horizon=horizon, threshold=threshold, warmup_steps=warmup, most_silent_steps=silent
+        horizon=horizon, threshold=threshold, warmup_steps=warmup, max_silent_steps=silent
     )
     trigger, rng = NormTrigger(LAYOUT, parameters), np.random.default_rng(seed)
     weights_D = rng.standard_normal(LAYOUT.size).astype(np.float32)
@@ -123,7 +123,7 @@ def test_a_variable_is_sent_exactly_when_its_change_passes_the_threshold(
 @given(seed=seeds, silent=st.integers(1, 7))
 @settings(max_examples=examples(20), deadline=None)
 def test_silence_is_bounded(seed: int, silent: int) -> None:
-    values = {"threshold": 10**6, "warmupSteps": 0, "mostSilentSteps": silent, "bound": 2}
+    values = {"threshold": 10**6, "warmupSteps": 0, "maxSilentSteps": silent, "bound": 2}
     cluster = cluster_of([2, 3, 2], seed, **values)
     run_at_random(cluster, seed, steps=20)
     for variable in range(3):
@@ -132,7 +132,7 @@ def test_silence_is_bounded(seed: int, silent: int) -> None:
 
 
 def test_receivers_average_with_the_last_values_and_know_zeros_from_silence() -> None:
-    values = {"threshold": 1.0, "warmupSteps": 0, "mostSilentSteps": 0, "graph": "complete"}
+    values = {"threshold": 1.0, "warmupSteps": 0, "maxSilentSteps": 0, "graph": "complete"}
     cluster = cluster_of([1, 1], **values)
     mine_D, theirs_D = (cluster.replicas[rank].weights_D for rank in (ME, ONE))
     mine_D[:], theirs_D[:] = 4, 0
@@ -152,7 +152,7 @@ def test_receivers_average_with_the_last_values_and_know_zeros_from_silence() ->
 
 
 def test_a_new_neighbour_is_sent_everything() -> None:
-    cluster = cluster_of([1] * 4, threshold=10**6, warmupSteps=0, mostSilentSteps=0)
+    cluster = cluster_of([1] * 4, threshold=10**6, warmupSteps=0, maxSilentSteps=0)
     cluster.lockstep(3)
     assert sent_by(cluster, ME, ONE) == {1: [True] * 3}
     assert sent_by(cluster, ME, TWO) == {}  # on the other side of the ring

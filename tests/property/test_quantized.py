@@ -83,8 +83,8 @@ def test_quantized_values_stay_within_their_bound(
     exact_K = value_K.astype(np.float64)
     peak_B = [np.abs(exact_K[k : k + BLOCK]).max() for k in range(0, value_K.size, BLOCK)]
     peak_K = np.repeat(peak_B, BLOCK)[: value_K.size]
-    most_K = WIDTH[levels] * ((1 + 2.0**-7) * peak_K / levels + 2.0**-133)
-    assert (np.abs(back_K - exact_K) <= most_K).all()
+    max_K = WIDTH[levels] * ((1 + 2.0**-7) * peak_K / levels + 2.0**-133)
+    assert (np.abs(back_K - exact_K) <= max_K).all()
     assert levels == 3 or not back_K[value_K == 0].any()
 
 
@@ -127,8 +127,8 @@ def test_bfloats_are_the_nearest(value_K: NDArray[np.float32]) -> None:
     check_bfloat16(half_K)
     exact_K = value_K.astype(np.float64)
     share_K = np.where(np.abs(exact_K) > 3.389e38, 2.0**-7, 2.0**-8)
-    most_K = np.maximum(share_K * np.abs(exact_K), 2.0**-134)
-    assert (np.abs(from_bfloat16(half_K) - exact_K) <= most_K).all()
+    max_K = np.maximum(share_K * np.abs(exact_K), 2.0**-134)
+    assert (np.abs(from_bfloat16(half_K) - exact_K) <= max_K).all()
 
 
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.integers(-7, 7)))

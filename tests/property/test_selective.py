@@ -67,7 +67,7 @@ def test_every_peer_is_served_within_the_bound(
     sending = selective(max_peers=max_peers, max_wait_steps=max_wait_steps, keeps_rest=keeps_rest)
     peers = {Rank(rank) for rank in range(1, count + 1)}
     served_at = dict.fromkeys(peers, 0)
-    most_a_step = max(max_peers, -(-count // max_wait_steps))
+    max_a_step = max(max_peers, -(-count // max_wait_steps))
     budgets = {rank: int(rng.integers(60, 400)) for rank in map(Rank, range(1, count + 4))}
     for step in range(1, 5 * max_wait_steps + 6):
         if members_change and rng.random() < 0.3:
@@ -83,7 +83,7 @@ def test_every_peer_is_served_within_the_bound(
         assert all(step - served_at[rank] < max_wait_steps for rank in peers), (step, served_at)
         assert set(prepared.payloads) <= peers
         if not members_change:
-            assert len(prepared.payloads) <= most_a_step
+            assert len(prepared.payloads) <= max_a_step
 
 
 @settings(deadline=None, max_examples=examples(40))

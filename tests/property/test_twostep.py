@@ -318,7 +318,7 @@ def test_staleness_is_reported() -> None:
     cluster.step(ME)
     cluster.deliver_all()
     state = cluster.replicas[ME].machine.state()
-    assert (state["staleness_count"], state["staleness_most"]) == (3, 1)
+    assert (state["staleness_count"], state["staleness_max"]) == (3, 1)
 
 
 def test_every_member_is_notified_of_a_step_without_a_release() -> None:

@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["clean", "clean, skewed"])
 def test_a_clean_run_names_no_worker_and_learns(runs: dict[str, dict[str, Any]], name: str) -> None:
-    assert (runs[name]["named"], runs[name]["shut_out"]) == ({}, [])
+    assert (runs[name]["named"], runs[name]["quarantined"]) == ({}, [])
     assert runs[name]["accuracy"] > 0.85
 
 
@@ -102,7 +102,7 @@ def test_only_the_attacker_is_named(runs: dict[str, dict[str, Any]], name: str, 
 def test_an_attacker_is_quarantined_and_the_others_learn(
     runs: dict[str, dict[str, Any]], name: str
 ) -> None:
-    assert runs[name]["shut_out"] == [int(ATTACKER)]
+    assert runs[name]["quarantined"] == [int(ATTACKER)]
     assert (runs[name]["steps"], runs[name]["problem"]) == (STEPS, "")
     assert runs[name]["accuracy"] > 0.85
 

@@ -138,7 +138,7 @@ class InsiderRun:
     """Mean over the honest replicas at the end; 0 if it diverged."""
     named: Mapping[int, tuple[str, ...]]
     """By rank, the reasons that honest workers reported about that peer."""
-    shut_out: tuple[int, ...]
+    quarantined: tuple[int, ...]
     """Ranks of the workers that `exchange.quarantine` has removed."""
     steps: int
     problem: str = ""
@@ -280,7 +280,7 @@ def run(
             problem = f"{type(error).__name__}: {error}"[:200]
     named: dict[int, set[str]] = defaultdict(set)
     accuracies = []
-    shut_out = []
+    quarantined = []
     done = 0
     for one in records:
         done = max(done, getattr(one, "iteration", 0) or 0)
@@ -290,10 +290,10 @@ def run(
         if is_warning and one.rank != ATTACKER:
             named[int(one.message.split()[1])].add(one.message)
         if isinstance(one, EventRecord) and one.reason == EventReason.WORKER_QUARANTINED:
-            shut_out.append(int(one.rank))
+            quarantined.append(int(one.rank))
     mean = 0.0 if problem or not accuracies else float(np.mean(accuracies))
     reported = {rank: tuple(sorted(reasons)) for rank, reasons in named.items()}
-    return InsiderRun(mean, reported, tuple(shut_out), done, problem)
+    return InsiderRun(mean, reported, tuple(quarantined), done, problem)
 
 
 if __name__ == "__main__":

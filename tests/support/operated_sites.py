@@ -146,7 +146,7 @@ class OperatedPods(PodRun):
         return found
 
 
-def most_in_a_minute(moments_s: Sequence[float], window_s: float = 60.0) -> int:
+def max_in_a_minute(moments_s: Sequence[float], window_s: float = 60.0) -> int:
     """The maximum number of those ascending moments within one minute."""
     most = begin = 0
     for end, moment_s in enumerate(moments_s):

@@ -129,7 +129,7 @@ class World:
             self.document["status"] = dict(decision.status)
         return decision
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Advance the time."""
         self.now += timedelta(seconds=seconds)
 
@@ -261,7 +261,7 @@ def stamp(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def truths(decision: Decision) -> dict[str, str]:
+def condition_statuses(decision: Decision) -> dict[str, str]:
     """Each condition's status."""
     assert decision.status is not None
     return {each["type"]: each["status"] for each in decision.status["conditions"]}

@@ -180,9 +180,9 @@ class QuorumCluster:
     """Sites that are all linked at first, and training."""
 
     def __init__(
-        self, workers: Sequence[int], least_sites: int, *, seed: int, mode: str = "asynchronous"
+        self, workers: Sequence[int], min_sites: int, *, seed: int, mode: str = "asynchronous"
     ) -> None:
-        self.job = job(workers, least_sites, mode)
+        self.job = job(workers, min_sites, mode)
         self.rng = np.random.default_rng(seed)
         self.clock = VirtualClock()
         self.events: list[tuple[float, Rank, EventReason]] = []
@@ -223,8 +223,8 @@ class QuorumCluster:
 
     # ---- time ----------------------------------------------------------------------------------
 
-    def later(self, most_s: float, action: Callable[[], object]) -> None:
-        self.clock.after(most_s * self.rng.random(), action)
+    def later(self, max_s: float, action: Callable[[], object]) -> None:
+        self.clock.after(max_s * self.rng.random(), action)
 
     def run(self, seconds: float) -> None:
         due = self.clock.after(seconds, lambda: None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LAYOUT = Layout(("a", "b"), (4, 2))
 
 
-def job(workers: Sequence[int], least_sites: int, mode: str = "asynchronous") -> Job:
+def job(workers: Sequence[int], min_sites: int, mode: str = "asynchronous") -> Job:
     """A job with sites of these worker counts and whole gradients."""
     sites = [
         {"name": f"site-{number}", "groups": [{"name": "g", "workers": count}]}
@@ -29,7 +29,7 @@ def job(workers: Sequence[int], least_sites: int, mode: str = "asynchronous") ->
             "metadata": {"name": "quorum"},
             "spec": {
                 "sites": sites,
-                "minSites": least_sites,
+                "minSites": min_sites,
                 "trainer": {
                     "program": {"builtin": "digits"},
                     "dataset": {"name": "digits"},

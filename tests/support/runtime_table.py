@@ -28,7 +28,7 @@ def runtime_document(spec: Any, name: str = "edge") -> dict[str, Any]:
     }
 
 
-MOST = {f"r{i}": 1 for i in range(16)}
+SIXTEEN = {f"r{i}": 1 for i in range(16)}
 ALL = ["image", "nodeSelector", "podTemplate"]
 
 RUNTIME_CASES = (
@@ -48,10 +48,10 @@ RUNTIME_CASES = (
     RuntimeCase("all workers", {"limits": {"maxWorkers": 7992}}),
     RuntimeCase("more workers", {"limits": {"maxWorkers": 7993}}, "spec.limits.maxWorkers"),
     RuntimeCase("resources", {"limits": {"maxResources": {"cpu": 2, "memory": "1.5Gi"}}}),
-    RuntimeCase("16 resources", {"limits": {"maxResources": MOST}}),
+    RuntimeCase("16 resources", {"limits": {"maxResources": SIXTEEN}}),
     RuntimeCase(
         "17 resources",
-        {"limits": {"maxResources": {**MOST, "more": 1}}},
+        {"limits": {"maxResources": {**SIXTEEN, "more": 1}}},
         "spec.limits.maxResources",
     ),
     RuntimeCase(

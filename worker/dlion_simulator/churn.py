@@ -177,7 +177,7 @@ class ChurnController:
 
     # ---- comings and goings --------------------------------------------------------------------
 
-    def shut_out(self, rank: Rank, message: str) -> None:
+    def quarantine(self, rank: Rank, message: str) -> None:
         """End a worker that the others do not accept any more. It never returns."""
         worker = self.workers[rank]
         worker.parts.reporter.event(
@@ -197,12 +197,12 @@ class ChurnController:
         elif reason := self._lost(rank):
             self._on_stop(reason)
 
-    def _is_shut_out(self, rank: Rank) -> bool:
+    def _is_quarantined(self, rank: Rank) -> bool:
         return rank in self._members and self._members[rank].revoked
 
     def _end_worker(self, absence: Absence) -> None:
         rank, worker = absence.rank, self.workers[absence.rank]
-        if self._is_shut_out(rank):
+        if self._is_quarantined(rank):
             return
         worker.parts.reporter.event(
             EventReason.WORKER_LOST,
@@ -236,7 +236,7 @@ class ChurnController:
         return few or self._job.spec.exchange.lacks_trainer(self._lost_permanently)
 
     def _start_late_worker(self, rank: Rank) -> None:
-        if self._is_shut_out(rank):
+        if self._is_quarantined(rank):
             return
         identity = self._job.worker(rank)
         incarnation = 1 + self._incarnation(rank)

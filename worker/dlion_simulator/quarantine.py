@@ -26,7 +26,7 @@ class VirtualQuarantine:
         self._trusted = {worker.rank: worker for worker in job.workers()}
 
     def take(self, record: ProgressRecord) -> None:
-        """Take a worker's record; it may shut out another worker."""
+        """Take a worker's record; it may quarantine another worker."""
         if not self._is_on or not isinstance(record, EventRecord):
             return
         here = self._churn.training.keys() & self._trusted.keys()
@@ -36,4 +36,4 @@ class VirtualQuarantine:
         name = self._trusted.pop(accused).name
         message = quarantine_message(name, quarantine_reason(record))
         # Not at once: the record is part of a step that has not ended.
-        self._clock.after(REPORT_S, partial(self._churn.shut_out, accused, message))
+        self._clock.after(REPORT_S, partial(self._churn.quarantine, accused, message))

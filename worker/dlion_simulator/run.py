@@ -307,9 +307,9 @@ class Simulation:
             for change in self._plan.changes
         ]
         self._scheduled += self._churn.schedule_absences()
-        if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
-            over = partial(self._stop, stop_rule_met("maxSeconds", most_s))
-            self._deadline = self._clock.after(most_s, over)
+        if (max_s := self._job.spec.trainer.stop.max_seconds) is not None:
+            over = partial(self._stop, stop_rule_met("maxSeconds", max_s))
+            self._deadline = self._clock.after(max_s, over)
             self._scheduled.append(self._deadline)
         if self._job.spec.exchange.topology == CLUSTERED:
             self._clock.after(LOOK_S, self._check_links)

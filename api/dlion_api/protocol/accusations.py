@@ -57,7 +57,7 @@ class Accusations:
 
 
 def quarantine_reason(last: EventRecord) -> str:
-    """Return why a worker is shut out, after the last warning that `take` has counted."""
+    """Return why a worker is quarantined, after the last warning that `take` has counted."""
     return clean_reason(f"most workers here report it, the last one: {last.message}")
 
 

@@ -57,12 +57,12 @@ class WorkerUpdates:
     samples: int
     last_iteration: int
     revoked: bool = False
-    """Whether it was shut out when the model was saved."""
+    """Whether it was quarantined when the model was saved."""
 
 
 @dataclass(frozen=True)
 class RevokedEntry:
-    """A worker or site that was shut out, with the reason given."""
+    """A worker or site that was revoked or quarantined, with the reason given."""
 
     name: str
     reason: str

@@ -217,8 +217,8 @@ class Exchange:
     )
 
     quarantine: Literal["off", "majority"] = setting(
-        "whether a worker is shut out once most of the others, and at least two, have named it by"
-        " `UnusualValues`; on clusters, most of those of a site (docs/revocation.md).",
+        "whether a worker is quarantined once most of the others, and at least two, have named it "
+        "by `UnusualValues`; on clusters, most of those of a site (docs/revocation.md).",
         default="off",
     )
     robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(

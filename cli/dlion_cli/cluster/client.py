@@ -122,10 +122,10 @@ class ClusterClient:
         """One document. Raises: as `request`."""
         return self.request("GET", path, query=query, timeout_s=timeout_s).document
 
-    def read_text(self, path: str, *, most_bytes: int, within_s: float) -> str:
+    def read_text(self, path: str, *, max_bytes: int, within_s: float) -> str:
         """A text that the API server proxies.
 
-        Raises: as `request`; UnavailableError if it exceeds `most_bytes`, or `within_s` or the
+        Raises: as `request`; UnavailableError if it exceeds `max_bytes`, or `within_s` or the
         user's limit.
         """
         within_s = self._shortened(within_s)
@@ -134,9 +134,9 @@ class ClusterClient:
         with self._send("GET", path, None, None, _JSON, within_s) as response:
             while chunk := response.read1(64 * 1024):  # `stream` waits for a whole chunk
                 content += chunk
-                if len(content) > most_bytes or time.monotonic() > end_s:
+                if len(content) > max_bytes or time.monotonic() > end_s:
                     raise UnavailableError(
-                        f"{path}: the response did not end within {most_bytes} bytes and "
+                        f"{path}: the response did not end within {max_bytes} bytes and "
                         f"{within_s:g} s"
                     )
         return content.decode("utf-8", "replace")

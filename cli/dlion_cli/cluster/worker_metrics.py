@@ -46,7 +46,7 @@ def read_metrics(cluster: ClusterClient, pod: str, within_s: float) -> WorkerMet
     path = cluster.core_path("pods", target, "proxy", "metrics")
     at_s = time.monotonic()
     try:
-        text = cluster.read_text(path, most_bytes=MAX_METRICS_BYTES, within_s=within_s)
+        text = cluster.read_text(path, max_bytes=MAX_METRICS_BYTES, within_s=within_s)
     except AbsentError:  # of the pod, or of what listens there
         raise UnavailableError("its sidecar serves no /metrics, or the pod is gone") from None
     return parse_metrics(text, at_s)

@@ -68,7 +68,7 @@ class LocalCoordinator:
             self._thread.stop(reason)
 
     def lost(self, rank: Rank) -> None:
-        """A worker is lost for good, or shut out: the target is evaluated on the others."""
+        """A worker is lost for good, or quarantined: the target is evaluated on the others."""
         if reason := self._target.remove(rank):
             self.request_stop(reason)
 

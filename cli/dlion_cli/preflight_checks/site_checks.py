@@ -104,17 +104,17 @@ def clock_skew_checks(clocks: Mapping[str, ClockBounds]) -> Iterator[Check]:
         return
     ahead = max(clocks, key=lambda site: clocks[site].at_least_s)
     behind = min(clocks, key=lambda site: clocks[site].at_most_s)
-    least_s = max(0.0, clocks[ahead].at_least_s - clocks[behind].at_most_s)
-    most_s = max(each.at_most_s for each in clocks.values())
-    most_s -= min(each.at_least_s for each in clocks.values())
-    figures = {"apart_at_least_s": least_s, "apart_at_most_s": most_s}
-    if most_s <= _MAX_CLOCK_SKEW_S:
-        observed = f"at most {most_s:.1f} s apart"
+    min_s = max(0.0, clocks[ahead].at_least_s - clocks[behind].at_most_s)
+    max_s = max(each.at_most_s for each in clocks.values())
+    max_s -= min(each.at_least_s for each in clocks.values())
+    figures = {"apart_at_least_s": min_s, "apart_at_most_s": max_s}
+    if max_s <= _MAX_CLOCK_SKEW_S:
+        observed = f"at most {max_s:.1f} s apart"
         yield Check("all", "clocks", CheckOutcome.OK, observed, figures=figures)
         return
     allowed_s = CLOCK_SKEW_ALLOWANCE.total_seconds()
-    outcome = CheckOutcome.FAIL if least_s >= allowed_s else CheckOutcome.WARN
-    observed = f"{least_s:.1f} to {most_s:.1f} s apart: {ahead} ahead of {behind}; "
+    outcome = CheckOutcome.FAIL if min_s >= allowed_s else CheckOutcome.WARN
+    observed = f"{min_s:.1f} to {max_s:.1f} s apart: {ahead} ahead of {behind}; "
     observed += f"certificates tolerate less than {allowed_s:.0f} s"
     yield Check("all", "clocks", outcome, observed, "Synchronize the clocks by NTP", figures)
 

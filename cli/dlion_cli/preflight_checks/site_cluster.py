@@ -220,7 +220,7 @@ def _bundles(document: Document) -> dict[str, str]:
 
 def _streams(cluster: ClusterClient, name: str, within_s: float) -> dict[str, dict[str, float]]:
     path = cluster.core_path("services", f"{name}:metrics", "proxy", "metrics")
-    text = cluster.read_text(path, most_bytes=_MAX_METRICS_BYTES, within_s=within_s)
+    text = cluster.read_text(path, max_bytes=_MAX_METRICS_BYTES, within_s=within_s)
     samples: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         if (match := _SAMPLE.fullmatch(line)) is not None:
@@ -239,7 +239,7 @@ def measure_link(
     service = f"{operator.deployment['metadata']['name']}:metrics"
     path = cluster.core_path("services", service, "proxy", "bandwidth", site)
     try:
-        text = cluster.read_text(path, most_bytes=_MAX_MEASUREMENT_BYTES, within_s=within_s)
+        text = cluster.read_text(path, max_bytes=_MAX_MEASUREMENT_BYTES, within_s=within_s)
     except AbsentError as error:
         raise AbsentError(
             "its operator does not allow measurements (federation.measureOnDemand in the chart's "

@@ -169,14 +169,14 @@ def _no_pods() -> Document:
     world = _begun()
     world.pods.clear()
     world.look()
-    world.pass_by(61)
+    world.advance(61)
     return _kept(world)
 
 
 def _no_image() -> Document:
     world = _begun()
     world.wait_for("small", 1, "ImagePullBackOff", "no such image")
-    world.pass_by(61)
+    world.advance(61)
     return _kept(world)
 
 
@@ -194,7 +194,7 @@ def _does_not_join() -> Document:
         running = {"running": {"startedAt": stamp(world.now)}}
         pod["status"]["containerStatuses"] = [{"name": "trainer", "state": running}]
     world.run = RunView(open_s=400.0)
-    world.pass_by(400)
+    world.advance(400)
     return _kept(world)
 
 
@@ -274,7 +274,7 @@ def _lost_its_keeper() -> Document:
     world = _training({"small": 3})
     del world.pods["keeper"]
     world.look()
-    world.pass_by(60)
+    world.advance(60)
     return _kept(world)
 
 
@@ -286,7 +286,7 @@ def _model_lost() -> Document:
 
 def _too_late() -> Document:
     world = _training(activeDeadlineSeconds=60)
-    world.pass_by(600)
+    world.advance(600)
     return _kept(world)
 
 

@@ -48,7 +48,7 @@ def test_light_commands_load_no_heavy_packages() -> None:
     ("words", "expected"),
     [
         (["exchange.policy"], ["  gaia\n    Updates once they are significant.", "  dlion\n"]),
-        (["exchange.parameters"], ["  ako: partitions, mostPartitions", "  full: none"]),
+        (["exchange.parameters"], ["  ako: partitions, maxPartitions", "  full: none"]),
         (
             ["exchange.parameters", "--policy", "ako"],
             ["  partitions <integer> (default 0;", "Number of parts of a gradient"],

@@ -184,7 +184,7 @@ def test_the_users_limit_applies_to_texts_logs_and_commands(tmp_path: Path) -> N
         with contextlib.closing(connect(settings)) as client:
             logged = LogSource("w-0", "trainer", "small-0")
             for read in (
-                lambda: client.read_text("/metrics", most_bytes=9, within_s=60.0),
+                lambda: client.read_text("/metrics", max_bytes=9, within_s=60.0),
                 lambda: list(read_lines(client, logged, tail=None)),
                 lambda: list(client.exec_command("w-0", "trainer", ["true"])),
             ):
@@ -216,7 +216,7 @@ def test_a_slow_text_ends_at_the_time_limit(
             contextlib.closing(connect(settings)) as client,
             pytest.raises(UnavailableError, match=r"did not end within 9999 bytes and 0\.2 s"),
         ):
-            client.read_text("/metrics", most_bytes=9999, within_s=0.2)
+            client.read_text("/metrics", max_bytes=9999, within_s=0.2)
         thread.join()
 
 

@@ -164,9 +164,9 @@ def test_long_paths_of_many_values_are_refused_before_they_fill_memory(
         tracemalloc.start()
         with pytest.raises(SpecError, match=message):
             read(tmp_path / "some.yaml")
-        _, most_bytes = tracemalloc.get_traced_memory()
+        _, max_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert most_bytes < 100_000_000
+        assert max_bytes < 100_000_000
 
 
 def test_a_manifest_of_the_full_size_is_read() -> None:

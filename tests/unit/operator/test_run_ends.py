@@ -46,10 +46,10 @@ from operator_world import (
     SETTINGS,
     TRAINER,
     World,
+    condition_statuses,
     dlion_job,
     ready_reason,
     stamp,
-    truths,
 )
 
 SIGKILL, SIGSEGV = 137, 139
@@ -224,7 +224,7 @@ def training(groups: dict[str, int] | None = None, **spec: object) -> World:
     world = World(dlion_job(groups or {"small": 3}, **spec))
     apply_decision(world, world.look())
     world.train()
-    assert truths(world.look())["Ready"] == "True"
+    assert condition_statuses(world.look())["Ready"] == "True"
     return world
 
 
@@ -283,7 +283,7 @@ def test_a_permanently_failed_worker_ends_the_run_only_by_a_rule(
         assert stops(decision) == []
         return
     assert stops(decision) == [f"small-2 failed for good, and {cause}"]
-    assert truths(decision)["Failed"] == "False", "the others save their state first"
+    assert condition_statuses(decision)["Failed"] == "False", "the others save their state first"
     world.end("small", failed="2", exit_code=CODES[end] or 1)
     fail_for_good(world, "small", 2, end)
     reason, message = ready_reason(world.look())
@@ -350,7 +350,7 @@ def test_a_rule_fails_a_run_before_its_workers_train() -> None:
 def failed_run(exit_code: int = SIGKILL, **spec: object) -> World:
     """Return a run that trained and whose workers all failed."""
     world = training({"small": 2}, **spec)
-    world.pass_by(100)
+    world.advance(100)
     world.end("small", failed="0,1", exit_code=exit_code)
     return world
 
@@ -369,7 +369,10 @@ def test_a_failed_run_starts_again_after_a_delay() -> None:
     started = world.document["status"]["trainingStartTime"]
     decision = world.look()
     assert not [a for a in decision.actions if isinstance(a, FinishRun)], "the keeper continues"
-    assert truths(decision) | {"Failed": "False", "Reconciling": "True"} == truths(decision)
+    assert condition_statuses(decision) | {
+        "Failed": "False",
+        "Reconciling": "True",
+    } == condition_statuses(decision)
     reason, message = ready_reason(decision)
     assert reason == "Retrying"
     assert message.startswith("attempt 2 of 3 begins at 2026-01-31T12:01:50Z; attempt 1 failed: ")
@@ -378,12 +381,12 @@ def test_a_failed_run_starts_again_after_a_delay() -> None:
     assert (found["number"], found["startTime"]) == (2, "2026-01-31T12:01:50Z")
     assert found["lastFailure"].startswith("RestartsExceeded: small-0, small-1 failed for good")
 
-    world.pass_by(5)
+    world.advance(5)
     decision = world.look()
     assert deleted(decision) == [], "the failed pods stay for their logs"
     assert decision.requeue_after_s == pytest.approx(5)
     assert decision.events == ()
-    world.pass_by(5)
+    world.advance(5)
     decision = world.look()
     job = world.jobs["small"]["metadata"]["name"]
     kinds = {Kind.JOB: job, Kind.CONFIG_MAP: names.run_name(load_job(world.document).key)}
@@ -396,20 +399,20 @@ def test_a_failed_run_starts_again_after_a_delay() -> None:
     assert ready_reason(decision)[0] == "WorkersStarting"
     assert attempt(decision)["number"] == 2
     assert world.document["status"]["trainingStartTime"] == started, "the manifest stays fixed"
-    world.pass_by(30)
+    world.advance(30)
     world.train()
     decision = world.look()
     assert ready_reason(decision)[0] == "Training"
     assert decision.status is not None
     assert decision.status["trainingStartTime"] == "2026-01-31T12:02:20Z"
     world.end("small")
-    assert truths(world.look())["Succeeded"] == "True"
+    assert condition_statuses(world.look())["Succeeded"] == "True"
 
 
 def test_record_numbers_continue_from_the_first_attempt() -> None:
     world = failed_run(maxRetries=1)
     next_try(world)
-    world.pass_by(7)
+    world.advance(7)
     opened = [a for a in world.look().actions if isinstance(a, OpenRun)]
     assert [each.age_s for each in opened] == [pytest.approx(117)]
 
@@ -417,7 +420,7 @@ def test_record_numbers_continue_from_the_first_attempt() -> None:
 def next_try(world: World, *, after_s: float = 10) -> None:
     """Advance from the end of an attempt to the start of the next one."""
     assert ready_reason(world.look())[0] == "Retrying"
-    world.pass_by(after_s)
+    world.advance(after_s)
     apply_decision(world, world.look())
     apply_decision(world, world.look())
 
@@ -427,7 +430,7 @@ def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
     for wait_s in (10, 20, 40, 80, 160, 320, 600):
         next_try(world, after_s=wait_s - 1)
         assert ready_reason(world.look())[0] == "Retrying"
-        world.pass_by(1)
+        world.advance(1)
         apply_decision(world, world.look())
         apply_decision(world, world.look())
         world.train()
@@ -435,11 +438,11 @@ def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
         world.end("small", failed="0,1", exit_code=SIGKILL)
     decision = world.look()
     reason, message = ready_reason(decision)
-    assert (reason, truths(decision)["Failed"]) == ("RestartsExceeded", "True")
+    assert (reason, condition_statuses(decision)["Failed"]) == ("RestartsExceeded", "True")
     assert message.endswith("this was attempt 8")
     assert [a for a in decision.actions if isinstance(a, FinishRun)]
-    world.pass_by(3600)
-    assert truths(world.look())["Failed"] == "True"
+    world.advance(3600)
+    assert condition_statuses(world.look())["Failed"] == "True"
 
 
 @pytest.mark.parametrize(
@@ -450,12 +453,12 @@ def test_the_last_attempt_ends_the_run_and_each_waits_longer() -> None:
 def test_permanent_errors_are_not_retried(exit_code: int, is_retried: bool) -> None:
     decision = failed_run(exit_code, maxRetries=5).look()
     assert (ready_reason(decision)[0] == "Retrying") == is_retried
-    assert (truths(decision)["Failed"] == "True") != is_retried
+    assert (condition_statuses(decision)["Failed"] == "True") != is_retried
 
 
 def test_without_retries_a_run_fails_as_before() -> None:
     decision = failed_run().look()
-    assert truths(decision)["Failed"] == "True"
+    assert condition_statuses(decision)["Failed"] == "True"
     assert decision.status is not None
     assert "attempt" not in decision.status
 
@@ -470,7 +473,7 @@ def test_neither_a_deadline_nor_a_partial_model_is_retried() -> None:
     world.end("small", failed="1", exit_code=SIGKILL)
     assert ready_reason(world.look())[0] == "Partial"
     world = training(maxRetries=5, activeDeadlineSeconds=60)
-    world.pass_by(70)
+    world.advance(70)
     world.end("small", failed="0,1,2", exit_code=SIGKILL)
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
@@ -489,10 +492,10 @@ def test_a_worker_that_fails_before_a_later_attempt_trains_does_not_block_it() -
     world.end("small", failed="0,1", exit_code=SIGKILL)
     next_try(world)
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1})
-    world.pass_by(60)
+    world.advance(60)
     fail_for_good(world, "small", 1, "Killed")
     decision = world.look()
-    assert truths(decision)["Failed"] == "True"
+    assert condition_statuses(decision)["Failed"] == "True"
     assert "this was attempt 2" in ready_reason(decision)[1]
 
 
@@ -505,7 +508,7 @@ def test_an_operator_that_is_killed_at_any_point_continues_the_attempt(groups: i
         world.end(group, failed=",".join(map(str, range(count))), exit_code=SIGKILL)
     world.restart()
     world.look()
-    world.pass_by(10)
+    world.advance(10)
     for _ in range(20):
         world.restart()
         decision = world.look()
@@ -514,7 +517,7 @@ def test_an_operator_that_is_killed_at_any_point_continues_the_attempt(groups: i
         if not changes:
             break
         apply_decision(world, Decision((changes[0],)))
-        world.pass_by(1)
+        world.advance(1)
     assert {job["metadata"]["annotations"].get(names.ATTEMPT_ANNOTATION)
             for job in world.jobs.values()} == {"2"}  # fmt: skip
     assert set(world.jobs) == set(sizes)
@@ -547,7 +550,7 @@ def test_a_suspended_job_waits_with_its_next_attempt() -> None:
     world = failed_run(maxRetries=1)
     world.look()
     world.document["spec"]["suspend"] = True
-    world.pass_by(100)
+    world.advance(100)
     decision = world.look()
     assert ready_reason(decision)[0] == "Suspended"
     assert deleted(decision) == []
@@ -562,7 +565,7 @@ def test_another_run_begins_with_its_first_attempt() -> None:
     world.train()
     world.look()
     world.end("small", failed="0,1", exit_code=SIGKILL)
-    assert truths(world.look())["Failed"] == "True"
+    assert condition_statuses(world.look())["Failed"] == "True"
     world.document["spec"]["runId"] = "2"
     decision = world.look()
     assert decision.status is not None
@@ -579,7 +582,7 @@ def test_a_waiting_run_fails_immediately_once_no_retry_is_allowed() -> None:
     world.document["spec"]["maxRetries"] = 0
     decision = world.look()
     reason, message = ready_reason(decision)
-    assert (reason, truths(decision)["Failed"]) == ("RestartsExceeded", "True")
+    assert (reason, condition_statuses(decision)["Failed"]) == ("RestartsExceeded", "True")
     assert message.endswith("attempt 2 does not begin: maxRetries is 0")
     assert [a for a in decision.actions if isinstance(a, FinishRun)]
 
@@ -589,14 +592,14 @@ def test_a_started_attempt_is_not_cancelled() -> None:
     for group, failed in (("small", "0,1"), ("large", "0")):
         world.end(group, failed=failed, exit_code=SIGKILL)
     world.look()
-    world.pass_by(10)
+    world.advance(10)
     del world.jobs["small"]  # the first of two deletions
     world.document["spec"]["maxRetries"] = 0
     decision = world.look()
     assert [name for kind, name in deleted(decision) if kind is Kind.JOB] == [
         world.jobs["large"]["metadata"]["name"]
     ]
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
@@ -611,7 +614,7 @@ def test_a_manifest_may_be_corrected_at_a_later_attempt_if_none_has_trained(
         apply_decision(world, world.look())
     world.end("small", failed="0,1", exit_code=SIGKILL)
     next_try(world)
-    world.pass_by(60)
+    world.advance(60)
     world.run = RunView(open_s=60.0)
     world.document["spec"]["podTemplate"] = {"metadata": {"labels": {"a": "b"}}}
     kinds = {kind for kind, _ in deleted(world.look())}

@@ -57,10 +57,10 @@ def job(
 
 def run(
     manifest: Job, *accuracies: float, label: str = "a", trained_s: float = 41.0,
-    reached_s: float | None = None, ending: Ending | None = None, shut_out: Iterable[int] = (),
+    reached_s: float | None = None, ending: Ending | None = None, quarantined: Iterable[int] = (),
 ) -> LoadedRun:  # fmt: skip
     tally = RunTally(worker.rank for worker in manifest.workers())
-    for rank in shut_out:
+    for rank in quarantined:
         tally.add(EventRecord(1.0, Rank(rank), 1, "WorkerQuarantined", "it is bad", warning=True))
     summary = summarise(manifest, tally, ending=ending or Ending("maxSeconds 60 reached"))
     summary["training_s"] = trained_s
@@ -123,12 +123,12 @@ ONE_RUN = {
         run(job(), 0.5, ending=failed("Partial", missing=(0, 1, 2))),
         "Partial: the model lacks three of four replicas. Two sites",
     ),
-    "one shut out": (
-        run(ALONE, 0.5, shut_out=(0,)),
+    "one quarantined": (
+        run(ALONE, 0.5, quarantined=(0,)),
         "One worker: 50 % after 41 s, with plant-a/small-0 quarantined.",
     ),
-    "three shut out": (
-        run(job(), 0.5, shut_out=(0, 2, 3)),
+    "three quarantined": (
+        run(job(), 0.5, quarantined=(0, 2, 3)),
         "Two sites, four workers: 50 % after 41 s, with three workers quarantined.",
     ),
     "diverged": (

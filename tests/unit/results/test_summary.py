@@ -94,15 +94,15 @@ def test_a_quarantined_replica_counts_only_once_it_is_accepted_again():
         return EventRecord(6.0, Rank(1), 1, reason, text, warning=True)
 
     evaluated = [evaluation(0, 0.9), evaluation(1, 0.1)]
-    shut_out = [*evaluated, event("WorkerQuarantined", "it is bad")]
-    for given, replicas, least in ((evaluated, 2, 0.1), (shut_out, 1, 0.9)):
+    quarantined = [*evaluated, event("WorkerQuarantined", "it is bad")]
+    for given, replicas, least in ((evaluated, 2, 0.1), (quarantined, 1, 0.9)):
         summary = summary_of(given)
         jsonschema.validate(summary, schema())
         assert (summary["accuracy"]["replicas"], summary["accuracy"]["min"]) == (replicas, least)
         assert summary["metrics"]["f1"]["min"] == least
     assert [each["quarantine"] for each in summary["workers"][:2]] == ["", "it is bad"]
     assert summary["levels"][0]["time_s"] == 5.0
-    resumed = summary_of([*shut_out, event("WorkerReady")])
+    resumed = summary_of([*quarantined, event("WorkerReady")])
     assert (resumed["workers"][1]["quarantine"], resumed["accuracy"]["replicas"]) == ("", 2)
 
 

@@ -227,8 +227,8 @@ class DemandPredictor:
         self._made.appendleft(made)
         saved_s = compute_s * (_cost(made.measured / came) - _cost(made.predicted / came))
         kept = math.exp(-compute_s / CREDIT_MEMORY_S)
-        most_s = max(MAX_CREDIT_S, CREDIT_S * self._demanded)
-        self._credit_s = min(kept * self._credit_s + saved_s, most_s)
+        max_s = max(MAX_CREDIT_S, CREDIT_S * self._demanded)
+        self._credit_s = min(kept * self._credit_s + saved_s, max_s)
         self._demanded = 1.0 + (self._demanded - 1.0) * 0.5 ** (compute_s / RAISED_MEMORY_S)
         if self._counts and self._credit_s <= 0.0:
             self._counts, self._credit_s = False, 0.0

@@ -86,27 +86,29 @@ class IterationGuard:
         match event:
             case MessageArrived(sender=sender, message=message) if message.kind in _CHECKED_KINDS:
                 known = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
-                if message.iteration > min(known, self._most()):
+                if message.iteration > min(known, self._max_iteration()):
                     return [self._rejected(sender, message.kind.name, message.iteration, known)]
                 if message.kind in STEP_KINDS:
                     self._furthest = max(self._furthest, message.iteration)
             case MemberJoined(rank=rank, iteration=iteration):
                 self._greeted[rank] = min(iteration, MAX_ITERATION)
-                if iteration > self._most():
-                    joined = self.machine.handle(MemberJoined(rank, self._most()))
+                if iteration > self._max_iteration():
+                    joined = self.machine.handle(MemberJoined(rank, self._max_iteration()))
                     return [self._rejected(rank, "hello", iteration, MAX_ITERATION), *joined]
             case LocalStepDone(iteration=iteration) | IterationReplayed(iteration=iteration):
                 self._furthest = max(self._furthest, iteration)
                 self._own, self._steps = iteration, self._steps + 1
         return self.machine.handle(event)
 
-    def _most(self) -> int:
+    def _max_iteration(self) -> int:
         """The furthest iteration that any worker can have come to."""
         return MAX_LEAD + MAX_PACE_RATIO * self._steps
 
     def _rejected(self, sender: Rank, what: str, iteration: int, known: int) -> RejectMessage:
         """Reject an iteration. It is a violation beyond `known`, which the peer itself reported."""
-        reason = f"{what} of iteration {iteration}; allowed: up to {min(known, self._most())}"
+        reason = (
+            f"{what} of iteration {iteration}; allowed: up to {min(known, self._max_iteration())}"
+        )
         is_violation = iteration > min(known, MAX_ITERATION)
         return RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE, is_violation=is_violation)
 

@@ -201,7 +201,7 @@ class DirectKnowledgeTransfer:
         period = self._period_of(message)
         loss = decode_loss(message.payload)
         if not self._is_possible(loss):
-            least = self._least_loss()
+            least = self._min_loss()
             msg = f"loss {loss:.6g}; allowed: {least:.6g} on, by this worker's own losses"
             raise CallerError(PeerRefusal.IMPLAUSIBLE, msg)
         if period >= self._latest.get(sender, (0, 0.0))[0]:
@@ -209,9 +209,9 @@ class DirectKnowledgeTransfer:
 
     def _is_possible(self, loss: float) -> bool:
         """Whether a peer's loss is in the range that this worker's own losses imply."""
-        return not self._recent or loss >= self._least_loss()
+        return not self._recent or loss >= self._min_loss()
 
-    def _least_loss(self) -> float:
+    def _min_loss(self) -> float:
         """The least loss that is believed. A program's own loss, such as a likelihood of densities,
         becomes negative at one worker before the others. Where losses are never negative, such a
         claim wins no more than one of zero."""

@@ -34,7 +34,7 @@ class AkoParameters:
         " narrowest link's budget.",
         default=0,
     )
-    most_partitions: PositiveCount = setting(
+    max_partitions: PositiveCount = setting(
         "maximum of p if budgets determine it (ours).", default=100
     )
 
@@ -241,7 +241,7 @@ class EventgradParameters:
         "fixed threshold of every variable, instead of the adaptive one.", default=None
     )
     warmup_steps: Count = setting("steps before which everything is sent.", default=30)
-    most_silent_steps: Count = setting(
+    max_silent_steps: Count = setting(
         "maximum steps without sending a variable; 0: no limit (ours).", default=50
     )
     bound: Count = setting(

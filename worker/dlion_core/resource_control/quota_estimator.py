@@ -119,6 +119,6 @@ class QuotaEstimator:
         waited_s = sum(one.waited_s for one in self._intervals)
         cpu_s = sum(one.cpu_s for one in self._intervals)
         unused_s = (wall_s - waited_s) - cpu_s / self.cores
-        least_s = max(UNUSED_S, UNUSED_FRACTION * (wall_s - waited_s))
-        if waited_s <= WAITED_FRACTION * wall_s and unused_s >= least_s:
+        min_s = max(UNUSED_S, UNUSED_FRACTION * (wall_s - waited_s))
+        if waited_s <= WAITED_FRACTION * wall_s and unused_s >= min_s:
             self.is_limiting, self._unconfirmed_s = False, 0.0

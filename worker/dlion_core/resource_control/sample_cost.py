@@ -91,8 +91,8 @@ class SampleCost:
         new = min(1.0, count / BLENDING_OBSERVATIONS)
         cost_s = _trimmed_mean(self._observations)
         if new < 1.0:
-            most_s = MAX_BLENDING_CHANGE_FRACTION * self._previous_s
-            cost_s = min(max(cost_s, self._previous_s - most_s), self._previous_s + most_s)
+            max_s = MAX_BLENDING_CHANGE_FRACTION * self._previous_s
+            cost_s = min(max(cost_s, self._previous_s - max_s), self._previous_s + max_s)
         return (1.0 - new) * self._previous_s + new * cost_s
 
     def _forget(self) -> None:

@@ -133,11 +133,11 @@ class PairBandwidths:
             return None
         peer = min(due, key=lambda peer: (probed_at_s[peer], peer))
         if self._is_learned and due is known:
-            peer = self._most_wanted(known, now_s)
+            peer = self._longest_awaited(known, now_s)
         self._probed_at_s[peer] = now_s
         return peer
 
-    def _most_wanted(self, known: list[Rank], now_s: float) -> Rank:
+    def _longest_awaited(self, known: list[Rank], now_s: float) -> Rank:
         """The link that was not probed for longest, where fast ones count `FAST_PROBES` times."""
         by_rate = sorted(known, key=lambda peer: (-self._probes[peer][-1], peer))
         fast = frozenset(by_rate[: -(-len(by_rate) // 4)])

@@ -302,7 +302,7 @@ class LocalRunner:
         self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
         self.coordinator.request_stop(problem)
 
-    def _shut_out(self, rank: Rank) -> None:
+    def _quarantine(self, rank: Rank) -> None:
         """End a worker that the coordinator no longer accepts: it would wait for a certificate."""
         self._quarantined.add(rank)
         self._group.kill(f"worker-{rank}")
@@ -359,7 +359,7 @@ class LocalRunner:
                     continue  # not a loss: this process ends it
                 self._update_quota(record)
                 if record.reason == EventReason.WORKER_QUARANTINED:
-                    self._shut_out(record.rank)
+                    self._quarantine(record.rank)
             self.on_record(record)
 
     def _update_quota(self, record: EventRecord) -> None:

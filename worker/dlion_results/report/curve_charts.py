@@ -172,7 +172,7 @@ def capacities(run: LoadedRun) -> PageChart:
     return _steps(run, "capacities", "Capacities", caption, curves, "samples/s")
 
 
-def timeline(run: LoadedRun, *, most_events: int = 150) -> PageChart:
+def timeline(run: LoadedRun, *, max_events: int = 150) -> PageChart:
     """When each worker trained, and its events; the first warnings before others.
 
     With many workers a row has one bar, from the first start to the last end.
@@ -189,7 +189,7 @@ def timeline(run: LoadedRun, *, most_events: int = 150) -> PageChart:
         ]
     bars = [[row.name, row.place, *_rounded(span_s, run)] for row, *span_s in spans]
     of_workers = [e for e in run.tally.events if e.rank in rows and e.is_of_worker]
-    chosen = sorted(of_workers, key=lambda e: not e.warning)[:most_events]
+    chosen = sorted(of_workers, key=lambda e: not e.warning)[:max_events]
     dots: list[list[Any]] = [
         [
             rows[event.rank].name,

@@ -113,7 +113,7 @@ def _first_sentence(run: LoadedRun) -> str:
 
 
 def _quarantined(run: LoadedRun) -> str:
-    """Which workers the others have shut out, as the end of a sentence."""
+    """Which workers the others have quarantined, as the end of a sentence."""
     names = [each["name"] for each in run.summary["workers"] if each["quarantine"]]
     if not names:
         return ""

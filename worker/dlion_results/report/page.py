@@ -198,7 +198,7 @@ def _section(
         link_charts.uplinks(run),
         curve_charts.batch_sizes(run),
         curve_charts.capacities(run),
-        curve_charts.timeline(run, most_events=limits.dots),
+        curve_charts.timeline(run, max_events=limits.dots),
     ]
     html = environment.get_template(
         "run.html"

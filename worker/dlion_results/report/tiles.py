@@ -8,7 +8,7 @@ from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, 
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.link_use import bytes_by_kind
-from dlion_results.summary.privacy import most_spent, unknown_privacy
+from dlion_results.summary.privacy import max_spent, unknown_privacy
 
 MAX_TILED_RUNS: Final = 4
 """More runs are compared in the table alone."""
@@ -116,7 +116,7 @@ def _workers(run: LoadedRun) -> TileValue:
 
 def _privacy(run: LoadedRun) -> TileValue:
     workers = run.summary["workers"]
-    worst, unknown = most_spent(workers), len(unknown_privacy(workers))
+    worst, unknown = max_spent(workers), len(unknown_privacy(workers))
     if worst is None:
         return TileValue("unknown" if unknown else "none")
     spent = worst["privacy"]

@@ -167,7 +167,7 @@ class ResultFolder:
 
     @property
     def quarantined(self) -> frozenset[Rank]:
-        """Workers that the others have shut out."""
+        """Workers that the others have quarantined."""
         return frozenset(r for r, worker in self._tally.workers.items() if worker.quarantine)
 
     @property

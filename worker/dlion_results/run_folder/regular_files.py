@@ -24,17 +24,17 @@ def opened(path: Path, *, follow_links: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_start(path: Path, most_bytes: int, *, follow_links: bool = False) -> bytes:
+def read_start(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
     """The first bytes of a regular file. Raises: as `opened`."""
     with (
         opened(path, follow_links=follow_links) as descriptor,
         os.fdopen(descriptor, "rb", closefd=False) as file,
     ):
-        return file.read(most_bytes)
+        return file.read(max_bytes)
 
 
-def read_end(path: Path, most_bytes: int) -> bytes:
+def read_end(path: Path, max_bytes: int) -> bytes:
     """The last bytes of a regular file. Raises: as `opened`."""
     with opened(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-        file.seek(max(0, os.fstat(descriptor).st_size - most_bytes))
-        return file.read(most_bytes)
+        file.seek(max(0, os.fstat(descriptor).st_size - max_bytes))
+        return file.read(max_bytes)

@@ -50,7 +50,7 @@ def epsilon(privacy: Privacy, uses: int) -> float:
     return float(get_epsilon_gaussian(privacy.noise_multiplier / math.sqrt(uses), privacy.delta))
 
 
-def most_spent(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def max_spent(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The one with the largest ε, of these workers of a summary; None: none is known."""
     known = [each for each in workers if each["privacy"] and each["privacy"]["uses"] is not None]
     return max(known, key=lambda each: each["privacy"]["epsilon"], default=None)
@@ -65,7 +65,7 @@ def unknown_privacy(workers: Sequence[Mapping[str, Any]]) -> list[str]:
 def privacy_sentence(workers: Sequence[Mapping[str, Any]]) -> str:
     """The largest ε of these workers of a summary, and whose is unknown; empty without privacy."""
     texts = []
-    if (worst := most_spent(workers)) is not None:
+    if (worst := max_spent(workers)) is not None:
         spent = worst["privacy"]
         sign = "≤" if spent["complete"] else "at least"
         texts.append(

@@ -50,8 +50,8 @@ class LinkTally:
     iterations: int = 0
     budget_bytes: int | None = None
     bandwidth_bytes_per_s: float | None = None
-    most_unacknowledged_bytes: int = 0
-    most_queued_bytes: int = 0
+    max_unacknowledged_bytes: int = 0
+    max_queued_bytes: int = 0
     weights_bytes: int = 0
     control_bytes: int = 0
     header_bytes: int = 0
@@ -76,8 +76,8 @@ class LinkTally:
         if record.bandwidth_bytes_per_s is not None:
             self.bandwidth_bytes_per_s = record.bandwidth_bytes_per_s
         unacknowledged = record.unacknowledged_bytes
-        self.most_unacknowledged_bytes = max(self.most_unacknowledged_bytes, unacknowledged)
-        self.most_queued_bytes = max(self.most_queued_bytes, record.queued_bytes)
+        self.max_unacknowledged_bytes = max(self.max_unacknowledged_bytes, unacknowledged)
+        self.max_queued_bytes = max(self.max_queued_bytes, record.queued_bytes)
         self.weights_bytes += record.weights_bytes
         self.control_bytes += record.control_bytes
         self.header_bytes += record.header_bytes
@@ -131,7 +131,7 @@ class WorkerTally:
     unreported_starts: int = 0
     """Starts that were ready to train since its last record of a step."""
     quarantine: str = ""
-    """Why it was shut out of the run (`exchange.quarantine`); empty: it was not."""
+    """Why it was quarantined (`exchange.quarantine`); empty: it was not."""
     sent_bytes: int = 0
     links: dict[Rank, LinkTally] = field(default_factory=dict)
     loss_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024, averaged=True))
@@ -233,7 +233,7 @@ class WorkerTally:
                 curve.append(record.time_s, value)
 
     def add_event(self, record: EventRecord) -> None:
-        """Follow its starts, and whether it is shut out: a resumed run accepts it again."""
+        """Follow its starts, and whether it is quarantined: a resumed run accepts it again."""
         if record.reason == EventReason.WORKER_QUARANTINED:
             self.quarantine = record.message
         elif record.reason == EventReason.WORKER_READY:

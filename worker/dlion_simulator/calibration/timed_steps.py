@@ -30,10 +30,10 @@ def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int]
     return _step(model, trainer.optimizer, stream.next)
 
 
-def builtin_step(name: str, *, most_samples: int) -> Callable[[int], None]:
+def builtin_step(name: str, *, max_samples: int) -> Callable[[int], None]:
     """Return a step function of a built-in program on random images.
 
-    Its argument is at most `most_samples`. Raises ProgramError if the program is not built in.
+    Its argument is at most `max_samples`. Raises ProgramError if the program is not built in.
     """
     threads.configure(1.0)
     program = programs.builtin(name)
@@ -41,8 +41,8 @@ def builtin_step(name: str, *, most_samples: int) -> Callable[[int], None]:
         program, input_shape=RANDOM_SHAPE, class_count=RANDOM_CLASSES, seed=1, input_dtype=np.uint8
     )
     random = np.random.default_rng(1)
-    x = random.integers(0, 256, (most_samples, *RANDOM_SHAPE), np.uint8)
-    y = random.integers(0, RANDOM_CLASSES, most_samples, np.int32)
+    x = random.integers(0, 256, (max_samples, *RANDOM_SHAPE), np.uint8)
+    y = random.integers(0, RANDOM_CLASSES, max_samples, np.int32)
     return _step(model, Optimizer(), lambda samples: (x[:samples], y[:samples]))
 
 

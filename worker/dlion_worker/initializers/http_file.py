@@ -90,15 +90,15 @@ class HttpFile:
         backoff, failures = Backoff(initial_s=0.5, max_s=30.0), 0
         self._restarts = 0
         with path.open("ab") as file:
-            most_bytes = file.tell()
+            received_bytes = file.tell()
             while True:
                 try:
                     has_length = self._append(file, max_bytes, on_progress)
                     return has_length and not is_resumed
                 except FailedRequestError as error:
                     is_slow = isinstance(error, SlowRequestError)
-                    if file.tell() > most_bytes and not is_slow:
-                        most_bytes, failures = file.tell(), 0
+                    if file.tell() > received_bytes and not is_slow:
+                        received_bytes, failures = file.tell(), 0
                         backoff.reset()
                     failures += 1
                     if failures > MAX_FAILURES:

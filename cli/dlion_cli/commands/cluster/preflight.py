@@ -59,7 +59,7 @@ _STYLES: Final = {
     "Needs --contexts.",
 )  # fmt: skip
 @click.option(
-    "--least-bandwidth", "least_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
+    "--least-bandwidth", "min_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
     metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
@@ -73,7 +73,7 @@ def preflight(
     contexts: tuple[str, ...],
     timeout_s: float,
     bandwidth: bool,
-    least_mbit: float | None,
+    min_mbit: float | None,
     output: str,
     **given: Any,
 ) -> int:
@@ -95,7 +95,7 @@ def preflight(
     """
     if file == manifest == STDIN:
         raise click.UsageError("FILE and --job cannot both be standard input")
-    if (bandwidth or least_mbit) and not contexts:
+    if (bandwidth or min_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
     if not contexts and (unused := given_options(click.get_current_context())):
         raise click.UsageError(f"{unused[0]} is of the sites' clusters: give --contexts")
@@ -112,7 +112,7 @@ def preflight(
 
         clusters = Contexts(contexts, connection)
         with contextlib.closing(clusters):
-            least = (least_mbit or 0.0) if bandwidth or least_mbit else None
+            least = (min_mbit or 0.0) if bandwidth or min_mbit else None
             checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))
     place = {site.name: index for index, site in enumerate(sites)}  # others come last
     _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)

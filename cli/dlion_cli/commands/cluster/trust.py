@@ -179,7 +179,7 @@ def revoke(jobs: JobClient, name: str, target: str, reason: str) -> int:
     until `dlion trust restore`.
 
     The site whose worker it is decides for all sites. Elsewhere it acts at this site alone: give
-    --contexts with all sites to shut out a worker of a site that you do not trust.
+    --contexts with all sites to revoke a worker of a site that you do not trust.
 
     \b
     dlion trust revoke cifar10 plant-b/large-0 --reason "stolen on Monday"

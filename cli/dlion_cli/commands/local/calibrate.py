@@ -130,13 +130,13 @@ def _step(
     builtin: str | None,
     assignments: tuple[str, ...],
     data_root: Path,
-    most_samples: int,
+    max_samples: int,
 ) -> tuple[str, Callable[[int], None]]:
     from dlion_simulator.calibration import timed_steps
 
     if file is None:
         name = builtin or DEFAULT_BUILTIN
-        return name, timed_steps.builtin_step(name, most_samples=most_samples)
+        return name, timed_steps.builtin_step(name, max_samples=max_samples)
     job = read_job(file, assignments)
     root = find_program_root(job, file, None)
     fetch_downloads(job)

@@ -38,7 +38,7 @@ A, B, C = Rank(0), Rank(1), Rank(2)
 class HaltedWorker:
     """The quorum gate of one worker, and its instructions."""
 
-    def __init__(self, workers: list[int], least_sites: int) -> None:
+    def __init__(self, workers: list[int], min_sites: int) -> None:
         self.now_s = 0.0
         self.events: list[tuple[float, EventReason]] = []
         self.done: list[Instruction] = []
@@ -46,7 +46,7 @@ class HaltedWorker:
             rank=A, incarnation=1, now_s=lambda: self.now_s,
             event=lambda reason, words, **_: self.events.append((self.now_s, reason)),
         )  # fmt: skip
-        parts = SimpleNamespace(job=job(workers, least_sites), reporter=reporter)
+        parts = SimpleNamespace(job=job(workers, min_sites), reporter=reporter)
         instructions: Any = SimpleNamespace(
             parts=parts, progress=JobProgress(), carry_out=self.done.extend
         )

@@ -37,7 +37,7 @@ from dlion_operator.served_runs.remote_sites import NO_REMOTE_AUTHORITY
 from dlion_operator.served_runs.site_runs import SiteRuns
 from dlion_worker.security.credentials import WorkerKey
 from given_authorities import GivenAuthority
-from operator_world import World, dlion_job, ready_reason, truths
+from operator_world import World, condition_statuses, dlion_job, ready_reason
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 TLS = {"mode": "Secret", "secretName": "plant-ca"}
@@ -66,11 +66,11 @@ def test_nothing_starts_without_the_authority() -> None:
     world = World(dlion_job(tls=TLS))
     decision = world.look(authority=MISSING)
     assert ready_reason(decision) == ("NoAuthority", MISSING.problem)
-    assert truths(decision)["Reconciling"] == "True"
+    assert condition_statuses(decision)["Reconciling"] == "True"
     assert [type(action) for action in decision.actions] == [OpenRun]
     assert [(n.reason, n.type) for n in decision.events] == [("NoAuthority", "Normal")]
     late = world.look(authority=NamedAuthority(None, MISSING.problem, missing_s=60.0))
-    assert truths(late)["Stalled"] == "True"
+    assert condition_statuses(late)["Stalled"] == "True"
     found = world.look(authority=named())
     assert {"Job", "ConfigMap"} <= {
         action.document["kind"] for action in found.actions if isinstance(action, Create | Apply)
@@ -106,7 +106,7 @@ def test_a_run_that_trains_continues_without_it_and_reports_it_once() -> None:
     world.look(authority=named())
     decision = world.look(authority=MISSING)
     reason, message = ready_reason(decision)
-    assert (reason, truths(decision)["Ready"]) == ("Training", "True")
+    assert (reason, condition_statuses(decision)["Ready"]) == ("Training", "True")
     assert MISSING.problem in message
     assert [(n.reason, n.type) for n in decision.events] == [("NoAuthority", "Warning")]
     assert world.look(authority=MISSING).events == ()

@@ -30,7 +30,7 @@ from dlion_operator.plan.decisions import (
     StopRun,
 )
 from dlion_operator.plan.observed import RejectedObject, RunView
-from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
+from operator_world import SETTINGS, World, condition_statuses, dlion_job, ready_reason, stamp
 
 CREATED = "2026-01-31T12:00:00Z"
 
@@ -40,7 +40,7 @@ def training(groups: dict[str, int] | None = None, **spec: object) -> World:
     world.look()
     world.make_jobs()
     world.train()
-    assert truths(world.look())["Ready"] == "True"
+    assert condition_statuses(world.look())["Ready"] == "True"
     return world
 
 
@@ -61,7 +61,7 @@ def test_a_new_job_gets_its_objects_and_then_its_workers() -> None:
     ]
     assert all(name.startswith("digits-") for _, _, name in made)
     assert isinstance(decision.actions[0], OpenRun)
-    conditions = truths(decision)
+    conditions = condition_statuses(decision)
     assert conditions["Ready"] == "False"
     assert conditions["Reconciling"] == "True"
     assert conditions["Succeeded"] == "Unknown"
@@ -82,7 +82,7 @@ def test_every_child_is_owned_and_ends_with_its_job() -> None:
 def test_workers_that_train_are_ready() -> None:
     world = training()
     decision = world.look()
-    assert truths(decision) == {
+    assert condition_statuses(decision) == {
         "Ready": "True",
         "Reconciling": "False",
         "Stalled": "False",
@@ -101,7 +101,7 @@ def test_workers_that_train_are_ready() -> None:
 def test_a_second_look_gives_the_same_decision() -> None:
     world = training()
     first = world.look()
-    world.pass_by(300)
+    world.advance(300)
     second = world.look()
     assert first.status == second.status
     assert second.events == ()
@@ -111,7 +111,9 @@ def test_a_lost_worker_degrades_the_job() -> None:
     world = training({"small": 3})
     world.train(ready=2)
     decision = world.look()
-    assert truths(decision)["Ready"] == truths(decision)["Degraded"] == "True"
+    assert (
+        condition_statuses(decision)["Ready"] == condition_statuses(decision)["Degraded"] == "True"
+    )
     assert ready_reason(decision)[0] == "PeersLost"
     assert [notice.type for notice in decision.events] == ["Warning"]
 
@@ -127,7 +129,7 @@ def test_below_its_quorum_a_job_waits() -> None:
     world.make_jobs()
     world.train()
     decision = world.look()
-    assert truths(decision)["Ready"] == "False"
+    assert condition_statuses(decision)["Ready"] == "False"
     assert ready_reason(decision)[0] == "BelowQuorum"
 
 
@@ -161,11 +163,11 @@ def test_a_job_that_creates_no_pods_is_stalled() -> None:
     world.make_jobs()
     world.pods.clear()
     world.make_keeper()
-    assert truths(world.look())["Stalled"] == "False"
-    world.pass_by(61)
+    assert condition_statuses(world.look())["Stalled"] == "False"
+    world.advance(61)
     decision = world.look()
     assert ready_reason(decision)[0] == "PodsRefused"
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
 
 
 def test_failed_pods_that_are_not_replaced_are_reported() -> None:
@@ -176,9 +178,9 @@ def test_failed_pods_that_are_not_replaced_are_reported() -> None:
         world.fail("small", index, 1)
     world.run = RunView(open_s=3600.0)
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.pass_by(69)  # Kubernetes waits ten seconds of this before it replaces a pod
+    world.advance(69)  # Kubernetes waits ten seconds of this before it replaces a pod
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.pass_by(1)
+    world.advance(1)
     reason, message = ready_reason(world.look())
     assert reason == "PodsRefused"
     assert "creates no pods for small-0, small-1: see `kubectl describe job" in message
@@ -192,9 +194,9 @@ def test_a_pod_that_kubernetes_replaces_later_is_waited_for() -> None:
     counted = {"batch.kubernetes.io/job-index-failure-count": "5"}
     world.pods["small-0"]["metadata"]["annotations"] = counted
     world.look()
-    world.pass_by(379)  # 60 s, and 10 s doubled five times
+    world.advance(379)  # 60 s, and 10 s doubled five times
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.pass_by(1)
+    world.advance(1)
     assert ready_reason(world.look())[0] == "PodsRefused"
 
 
@@ -207,7 +209,7 @@ def test_a_permanently_failed_worker_is_not_missing() -> None:
     del world.pods["small-1"]
     world.run = RunView(open_s=99.0)
     world.look()
-    world.pass_by(600)
+    world.advance(600)
     assert ready_reason(world.look())[0] == "WorkersStarting"
 
 
@@ -219,7 +221,7 @@ def test_a_job_that_never_starts_is_stalled() -> None:
     world.make_keeper()
     del world.jobs["small"]["status"]["startTime"]  # no controller handles Jobs
     world.look()
-    world.pass_by(60)
+    world.advance(60)
     assert ready_reason(world.look())[0] == "PodsRefused"
 
 
@@ -229,15 +231,18 @@ def test_a_keeper_without_a_pod_is_reported() -> None:
     world.make_jobs()
     del world.pods["keeper"]
     world.look()
-    world.pass_by(60)
+    world.advance(60)
     conditions = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}]
     decision = world.look(keeper={"status": {"conditions": conditions}})
     reason, message = ready_reason(decision)
-    assert (reason, truths(decision)["Stalled"]) == ("PodsRefused", "True")
+    assert (reason, condition_statuses(decision)["Stalled"]) == ("PodsRefused", "True")
     assert "creates no pod for the keeper: exceeded quota: q; see `kubectl describe dep" in message
     world.train()
     decision = world.look()
-    assert (ready_reason(decision)[0], truths(decision)["Ready"]) == ("KeeperUnavailable", "True")
+    assert (ready_reason(decision)[0], condition_statuses(decision)["Ready"]) == (
+        "KeeperUnavailable",
+        "True",
+    )
 
 
 def test_a_run_that_grows_after_a_long_wait_is_not_stalled_immediately() -> None:
@@ -250,15 +255,21 @@ def test_a_run_that_grows_after_a_long_wait_is_not_stalled_immediately() -> None
     world.make_jobs()
     report_age_s = {"plant-a/small-0": 0.0, "plant-a/small-1": 0.0}
     world.run = RunView(open_s=3600.0, ready={SiteName("plant-a"): 2}, report_age_s=report_age_s)
-    world.pass_by(3600)
+    world.advance(3600)
     assert ready_reason(world.look())[0] == "WaitingForPeers"
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = 3
     decision = world.look()
-    assert (ready_reason(decision)[0], truths(decision)["Stalled"]) == ("WorkersStarting", "False")
+    assert (ready_reason(decision)[0], condition_statuses(decision)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
     world.jobs["small"]["spec"] |= {"parallelism": 3, "completions": 3}
     decision = world.look()
-    assert (ready_reason(decision)[0], truths(decision)["Stalled"]) == ("WorkersStarting", "False")
-    world.pass_by(60)
+    assert (ready_reason(decision)[0], condition_statuses(decision)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
+    world.advance(60)
     reason, message = ready_reason(world.look())
     assert reason == "PodsRefused"
     assert "for small-2: see" in message
@@ -278,15 +289,15 @@ def test_a_pod_that_cannot_start_is_soon_stalled(waiting: str, reason: str) -> N
     world.make_jobs()
     world.wait_for("small", 1, waiting, "no such thing")
     early = world.look()
-    assert truths(early)["Stalled"] == "False"
-    world.pass_by(61)
+    assert condition_statuses(early)["Stalled"] == "False"
+    world.advance(61)
     late = world.look()
-    assert truths(late)["Stalled"] == "True"
-    assert truths(late)["Reconciling"] == truths(late)["Failed"] == "False"
+    assert condition_statuses(late)["Stalled"] == "True"
+    assert condition_statuses(late)["Reconciling"] == condition_statuses(late)["Failed"] == "False"
     assert ready_reason(late) == (reason, f"small-1, container trainer: {waiting}: no such thing")
     world.pods["small-1"]["status"] = {"phase": "Running"}
     world.train()
-    assert truths(world.look())["Stalled"] == "False"
+    assert condition_statuses(world.look())["Stalled"] == "False"
 
 
 def test_a_pod_that_fits_on_no_node_is_reported() -> None:
@@ -305,7 +316,7 @@ def test_a_pod_that_fits_on_no_node_is_reported() -> None:
             }
         ],
     }
-    world.pass_by(61)
+    world.advance(61)
     assert ready_reason(world.look()) == ("Unschedulable", f"small-0: {message}")
 
 
@@ -317,7 +328,7 @@ def test_a_suspended_job_stops_its_workers_and_keeps_their_state() -> None:
     assert [p.patch["spec"] for p in patches] == [{"suspend": True}] * 2
     assert [p.patch["metadata"]["uid"] for p in patches] == ["job-small", "job-large"]
     assert not [a for a in decision.actions if isinstance(a, Delete)]
-    conditions = truths(decision)
+    conditions = condition_statuses(decision)
     assert conditions["Ready"] == conditions["Suspended"] == "True"
     for job in world.jobs.values():
         job["spec"]["suspend"] = True
@@ -334,7 +345,7 @@ def test_a_suspended_job_stops_its_workers_and_keeps_their_state() -> None:
 def test_a_job_created_suspended_gets_no_objects() -> None:
     decision = World(dlion_job(suspend=True)).look()
     assert [type(a) for a in decision.actions] == [CloseRun]
-    assert truths(decision)["Suspended"] == "True"
+    assert condition_statuses(decision)["Suspended"] == "True"
 
 
 def test_a_job_for_other_sites_is_not_selected() -> None:
@@ -343,7 +354,7 @@ def test_a_job_for_other_sites_is_not_selected() -> None:
     decision = World(document).look()
     assert [type(a) for a in decision.actions] == [CloseRun]
     assert ready_reason(decision)[0] == "NotSelected"
-    assert truths(decision)["Ready"] == "True"
+    assert condition_statuses(decision)["Ready"] == "True"
 
 
 def test_another_controllers_job_is_ignored() -> None:
@@ -367,7 +378,10 @@ def test_an_unreadable_manifest_is_reported_and_ends_nothing() -> None:
     reason, message = ready_reason(decision)
     assert reason == "InvalidSpec"
     assert "spec.trainer.optimizer.learningRate" in message
-    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
+    assert (condition_statuses(decision)["Stalled"], condition_statuses(decision)["Failed"]) == (
+        "True",
+        "False",
+    )
 
 
 def test_a_pod_template_must_comply_with_pod_security() -> None:
@@ -409,18 +423,23 @@ def test_a_refusal_by_the_api_server_is_named_and_retried(
 ) -> None:
     decision = World(dlion_job()).look(rejected=RejectedObject(message, code))
     assert ready_reason(decision) == (reason, message)
-    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
+    assert (condition_statuses(decision)["Stalled"], condition_statuses(decision)["Failed"]) == (
+        "True",
+        "False",
+    )
     assert [a for a in decision.actions if isinstance(a, Create)]
 
 
 def test_a_job_succeeds_once_all_workers_have_trained_to_the_end() -> None:
     world = training({"small": 2, "large": 1})
     world.end("small")
-    assert truths(world.look())["Succeeded"] == "Unknown"
+    assert condition_statuses(world.look())["Succeeded"] == "Unknown"
     world.end("large")
     world.run = RunView(open_s=99.0, stop_reason="maxSteps 100 reached")
     decision = world.look()
-    assert truths(decision)["Succeeded"] == truths(decision)["Ready"] == "True"
+    assert (
+        condition_statuses(decision)["Succeeded"] == condition_statuses(decision)["Ready"] == "True"
+    )
     assert ready_reason(decision) == ("Completed", "maxSteps 100 reached")
     assert FinishRun("maxSteps 100 reached", succeeded=True) in decision.actions
     assert decision.status is not None
@@ -438,12 +457,12 @@ def test_a_broken_keeper_degrades_a_job_that_trains() -> None:
         "containerStatuses": [{"name": "keeper", "state": {"waiting": waiting}}],
     }
     assert ready_reason(world.look())[0] == "Training"
-    world.pass_by(60)
+    world.advance(60)
     decision = world.look()
     reason, message = ready_reason(decision)
     assert reason == "KeeperUnavailable"
     assert "container keeper: CrashLoopBackOff: back-off 5m0s" in message
-    is_true = {name for name, status in truths(decision).items() if status == "True"}
+    is_true = {name for name, status in condition_statuses(decision).items() if status == "True"}
     assert is_true == {"Ready", "Degraded", "PeersConnected"}
     assert [(n.reason, n.type) for n in decision.events] == [("KeeperUnavailable", "Warning")]
     running = {
@@ -466,8 +485,8 @@ def test_a_run_whose_model_is_lost_has_failed(workers: int) -> None:
     world.end("small", failed="0", exit_code=73)
     decision = world.look()
     reason, message = ready_reason(decision)
-    assert (reason, truths(decision)["Succeeded"]) == ("ModelLost", "False")
-    assert truths(decision)["Failed"] == "True"
+    assert (reason, condition_statuses(decision)["Succeeded"]) == ("ModelLost", "False")
+    assert condition_statuses(decision)["Failed"] == "True"
     assert "the site's model is lost" in message
     assert "small-0: trainer ended with 73 (MODEL_LOST)" in message
 
@@ -486,7 +505,7 @@ def test_a_run_that_has_ended_stays_ended() -> None:
     world = training()
     world.end("small")
     first = world.look()
-    world.pass_by(700)
+    world.advance(700)
     world.jobs.clear()  # the user deleted them
     world.pods.clear()
     world.run = None
@@ -500,7 +519,10 @@ def test_a_model_without_a_worker_that_failed_is_partial() -> None:
     world = training({"small": 3})
     world.end("small", failed="1", exit_code=67)
     decision = world.look()
-    assert (truths(decision)["Succeeded"], truths(decision)["Failed"]) == ("False", "True")
+    assert (condition_statuses(decision)["Succeeded"], condition_statuses(decision)["Failed"]) == (
+        "False",
+        "True",
+    )
     reason, message = ready_reason(decision)
     assert reason == "Partial"
     assert message.startswith("the model lacks small-1: failed for good")
@@ -518,7 +540,10 @@ def test_the_job_fails_if_no_worker_succeeded(exit_code: int, reason: str) -> No
     found_reason, message = ready_reason(decision)
     assert found_reason == reason
     assert "ValueError: no such file" in message
-    assert truths(decision) | {"Failed": "True", "Stalled": "True"} == truths(decision)
+    assert condition_statuses(decision) | {
+        "Failed": "True",
+        "Stalled": "True",
+    } == condition_statuses(decision)
 
 
 def test_a_killed_trainer_is_reported_to_need_memory() -> None:
@@ -534,9 +559,9 @@ def test_one_failure_ends_the_run_under_the_policy_fail() -> None:
     decision = world.look()
     stops = [a.reason for a in decision.actions if isinstance(a, StopRun)]
     assert stops == ["small-2 failed for good, and failurePolicy is Fail"]
-    assert truths(decision)["Failed"] == "False"  # the others save their state first
+    assert condition_statuses(decision)["Failed"] == "False"  # the others save their state first
     world.end("small", failed="2", exit_code=67)
-    assert truths(world.look())["Failed"] == "True"
+    assert condition_statuses(world.look())["Failed"] == "True"
 
 
 def test_workers_do_not_wait_for_a_failed_one_without_end() -> None:
@@ -547,24 +572,24 @@ def test_workers_do_not_wait_for_a_failed_one_without_end() -> None:
     world.jobs["small"]["status"]["failedIndexes"] = "1"
     world.fail("small", 1, 66)
     decision = world.look()
-    assert truths(decision)["Failed"] == "True"
+    assert condition_statuses(decision)["Failed"] == "True"
     assert not [a for a in decision.actions if isinstance(a, Patch)]  # the status is written first
     assert spec_patches(world.look()) == [{"suspend": True}]
 
 
 def test_a_run_over_its_deadline_is_stopped_and_then_fails() -> None:
     world = training(activeDeadlineSeconds=600)
-    world.pass_by(601)
+    world.advance(601)
     decision = world.look()
     assert [type(a) for a in decision.actions if isinstance(a, StopRun)] == [StopRun]
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     world.end("small")
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
 
 def test_workers_that_do_not_stop_at_the_deadline_are_ended() -> None:
     world = training(activeDeadlineSeconds=600)
-    world.pass_by(661)
+    world.advance(661)
     decision = world.look()
     assert ready_reason(decision)[0] == "DeadlineExceeded"
     assert spec_patches(world.look()) == [{"suspend": True}]
@@ -580,10 +605,10 @@ def test_a_suspension_does_not_count_against_the_deadline() -> None:
     world.jobs["small"]["spec"]["suspend"] = True
     world.document["spec"]["suspend"] = True
     world.look()
-    world.pass_by(36000)
+    world.advance(36000)
     world.document["spec"]["suspend"] = False
     decision = world.look()
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     assert spec_patches(decision) == [{"suspend": False}]
 
 
@@ -603,18 +628,18 @@ def test_a_new_run_deletes_the_objects_of_the_previous_one() -> None:
     assert [a for a in decision.actions if isinstance(a, Create)]
     assert decision.status is not None
     assert decision.status["runId"] == "2" != old.run_id
-    assert truths(decision)["Succeeded"] == "Unknown"
+    assert condition_statuses(decision)["Succeeded"] == "Unknown"
 
 
 def test_children_are_deleted_after_their_time_to_live_and_the_job_stays() -> None:
     world = training(ttlSecondsAfterFinished=3600)
     world.end("small")
     world.look()
-    world.pass_by(1000)
+    world.advance(1000)
     waiting = world.look()
     assert not [a for a in waiting.actions if isinstance(a, Delete)]
     assert waiting.requeue_after_s == pytest.approx(2600)
-    world.pass_by(2600)
+    world.advance(2600)
     kinds = {a.kind for a in world.look().actions if isinstance(a, Delete)}
     assert kinds == {
         Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP, Kind.NETWORK_POLICY
@@ -626,9 +651,9 @@ def test_children_stay_for_a_minute_even_with_no_time_to_live() -> None:
     world = training(ttlSecondsAfterFinished=0)
     world.end("small")
     world.look()
-    world.pass_by(59)
+    world.advance(59)
     assert not [a for a in world.look().actions if isinstance(a, Delete)]
-    world.pass_by(1)
+    world.advance(1)
     assert Kind.DEPLOYMENT in {a.kind for a in world.look().actions if isinstance(a, Delete)}
 
 
@@ -636,18 +661,18 @@ def test_a_run_that_is_over_is_served_for_ten_minutes() -> None:
     world = training()
     world.end("small")
     world.look()
-    world.pass_by(599)
+    world.advance(599)
     decision = world.look()
     assert CloseRun() not in decision.actions
     assert decision.requeue_after_s == pytest.approx(1)
-    world.pass_by(1)
+    world.advance(1)
     assert CloseRun() in world.look().actions
 
 
 def test_a_restarted_operator_revokes_nothing() -> None:
     world = training({"small": 3})
     before = dict(world.document["status"])
-    world.pass_by(30)
+    world.advance(30)
     world.run = RunView(open_s=1.0, ready={SiteName("plant-a"): 1})
     decision = world.look()
     assert decision.status is None
@@ -668,9 +693,9 @@ def test_a_lasting_problem_is_not_reported_again_by_a_restarted_operator(why: st
             "phase": "Running",
             "containerStatuses": [{"name": "keeper", "state": {"waiting": {"reason": why}}}],
         }
-    world.pass_by(3600)
+    world.advance(3600)
     world.train(ready=2)
-    assert truths(world.look())["Degraded"] == "True"
+    assert condition_statuses(world.look())["Degraded"] == "True"
     before = dict(world.document["status"])
     ready = {SiteName("plant-a"): 2}
     for run in (None, RunView(open_s=0.0), RunView(open_s=44.0, ready=ready)):
@@ -679,7 +704,7 @@ def test_a_lasting_problem_is_not_reported_again_by_a_restarted_operator(why: st
         assert (decision.status, decision.events) == (None, ())
         assert world.document["status"] == before
     world.run = RunView(open_s=45.0, ready=ready)  # they do not train
-    assert (ready_reason(world.look())[0], truths(world.look())["Stalled"]) == (
+    assert (ready_reason(world.look())[0], condition_statuses(world.look())["Stalled"]) == (
         "Unschedulable" if why == "Unschedulable" else "ContainerBroken", "True"
     )  # fmt: skip
 
@@ -687,7 +712,7 @@ def test_a_lasting_problem_is_not_reported_again_by_a_restarted_operator(why: st
 def test_a_loss_soon_after_the_start_is_reported_immediately() -> None:
     """The operator has served the run from its start: a worker that is absent is lost."""
     world = training({"small": 3})
-    world.pass_by(20)
+    world.advance(20)
     world.run = RunView(open_s=20.0, ready={SiteName("plant-a"): 2}, training=True)
     assert ready_reason(world.look())[0] == "PeersLost"
 
@@ -722,7 +747,7 @@ def test_a_pod_whose_node_answers_is_not_released() -> None:
     world = training({"small": 2})
     dying(world, "small-0", node_answers=True)
     world.look()
-    world.pass_by(30 + 600)  # its grace period, and the time that a node may need for the rest
+    world.advance(30 + 600)  # its grace period, and the time that a node may need for the rest
     assert not [a for a in world.look().actions if isinstance(a, Delete)]
     world.pods["small-0"]["status"]["phase"] = "Failed"  # and its node failed then
     (gone,) = [a for a in world.look().actions if isinstance(a, Delete)]
@@ -734,9 +759,9 @@ def test_a_pod_is_released_if_its_node_dies_after_the_containers_end() -> None:
     world = training({"small": 2})
     dying(world, "small-0", node_answers=True)
     world.look()
-    world.pass_by(30 + 600)
+    world.advance(30 + 600)
     assert not [a for a in world.look().actions if isinstance(a, Patch | Delete)]
-    world.pass_by(1)
+    world.advance(1)
     patch, deletion = [a for a in world.look().actions if isinstance(a, Patch | Delete)]
     assert isinstance(patch, Patch)
     assert patch.patch["status"]["phase"] == "Failed"
@@ -809,21 +834,21 @@ def test_a_suspension_of_a_queued_run_does_not_count_against_the_deadline(
     job["spec"] |= {"parallelism": 0, "suspend": not is_admitted}
     job["status"]["startTime"] = stamp(world.now)
     world.pods.clear()
-    world.pass_by(3600)
+    world.advance(3600)
     world.run = None
     world.document["spec"]["suspend"] = False
     decision = world.look()
     # In one request: no pod starts before Kueue has counted it, and `startTime` is set again.
     assert spec_patches(decision) == [{"suspend": True, "parallelism": 2, "completions": 2}]
     assert not [a for a in decision.actions if isinstance(a, FinishRun | StopRun)]
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     job["spec"] |= {"parallelism": 2, "suspend": True}
     assert ready_reason(world.look())[0] == "Queued"
     job["spec"]["suspend"] = False
     job["status"] = {"startTime": stamp(world.now)}
-    world.pass_by(599)
-    assert truths(world.look())["Failed"] == "False"
-    world.pass_by(62)
+    world.advance(599)
+    assert condition_statuses(world.look())["Failed"] == "False"
+    world.advance(62)
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
 
 
@@ -837,7 +862,7 @@ def test_a_waiting_job_leaves_its_queue_while_suspended() -> None:
 def test_a_finished_queued_run_ends_without_a_conflict() -> None:
     world = admitted()
     world.document["spec"]["activeDeadlineSeconds"] = 60
-    world.pass_by(3600)
+    world.advance(3600)
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
     assert spec_patches(world.look()) == [{"parallelism": 0}]
 
@@ -845,7 +870,7 @@ def test_a_finished_queued_run_ends_without_a_conflict() -> None:
 def test_transition_times_change_with_the_status_only() -> None:
     world = training()
     began = {c["type"]: c["lastTransitionTime"] for c in world.document["status"]["conditions"]}
-    world.pass_by(100)
+    world.advance(100)
     world.train(ready=1)
     decision = world.look()
     assert decision.status is not None

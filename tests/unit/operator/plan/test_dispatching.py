@@ -31,7 +31,7 @@ from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL, QUEUE_PREBUILT_LABE
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decisions import Apply, CloseRun, Create, Decision
-from operator_world import START, World, ready_reason, stamp, truths
+from operator_world import START, World, condition_statuses, ready_reason, stamp
 from queued_world import (
     admit,
     by_type,
@@ -144,7 +144,7 @@ def test_an_evicted_job_returns_its_quota_after_the_copys_workers() -> None:
     assert status["admission"] is None
     assert by_type(status)["Requeued"] == ("True", "Preempted")
     copied(world, "2/2")
-    world.pass_by(61)  # the worker cluster does not answer
+    world.advance(61)  # the worker cluster does not answer
     assert by_type(workload_status(world.look()))["QuotaReserved"] == ("False", "Pending")
     say(world, "QuotaReserved", "False", "Pending", "to make room")
     assert ready_reason(world.look())[0] == "Queued"
@@ -157,7 +157,7 @@ def test_a_suspended_job_loses_its_workload_and_with_it_the_copy() -> None:
     assert deleted(world.look(), Kind.WORKLOAD) == [NAME]
     world.queue = QueueState()
     decision = world.look()
-    assert truths(decision)["Suspended"] == "True"
+    assert condition_statuses(decision)["Suspended"] == "True"
     assert created_kinds(decision) == []
     world.document["spec"]["suspend"] = False
     assert created_kinds(world.look()) == ["Workload"]
@@ -207,7 +207,7 @@ def test_a_job_that_cannot_be_dispatched_reports_it() -> None:
     assert created_kinds(decision) == []
     world = dispatched(podTemplate={"spec": {"hostNetwork": True}})
     decision = world.look()
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
     assert created_kinds(decision) == []
     world = dispatched()
     world.document["spec"]["trainer"] = 7
@@ -230,9 +230,9 @@ def test_an_eviction_right_after_the_end_returns_the_quota(end: str) -> None:
     decision = world.look()
     assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 90)
     evict(world)
-    world.pass_by(89)
+    world.advance(89)
     assert world.look().requeue_after_s == 1, "the copy's own report comes first"
-    world.pass_by(1)
+    world.advance(1)
     decision = world.look()
     assert by_type(workload_status(decision))["Finished"] == ("True", end)
     assert decision.status is None
@@ -419,11 +419,11 @@ def test_a_copy_reports_its_end_once_the_keeper_has_recorded_it() -> None:
     running(world)
     say(world, "PodsReady", "True", "Started")
     world.end("small")
-    assert truths(world.look())["Succeeded"] == "True"
+    assert condition_statuses(world.look())["Succeeded"] == "True"
     decision = world.look()
     assert patches(decision, Kind.WORKLOAD) == []
     assert decision.requeue_after_s == 60
-    world.pass_by(60)
+    world.advance(60)
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
 
 
@@ -467,11 +467,11 @@ def test_an_ended_copy_with_an_unreadable_manifest_reports_its_end() -> None:
     world = admitted_copy()
     running(world)
     world.end("small")
-    assert truths(world.look())["Succeeded"] == "True"
+    assert condition_statuses(world.look())["Succeeded"] == "True"
     world.document["spec"]["trainer"] = 7
     decision = world.look()
     assert (patches(decision, Kind.WORKLOAD), decision.requeue_after_s) == ([], 60)
-    world.pass_by(60)
+    world.advance(60)
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Succeeded")
 
 
@@ -482,11 +482,11 @@ def test_a_copy_that_has_ended_reports_it_once_its_workload_is_known() -> None:
     world.end("small")
     world.look()
     world.document["spec"]["trainer"] = 7
-    world.pass_by(60)
+    world.advance(60)
     workload, world.queue = world.queue, QueueState(problem="cannot be read")
     for _ in range(20):
         assert patches(world.look(), Kind.WORKLOAD) == []
-        world.pass_by(60)
+        world.advance(60)
     world.queue = workload
     decision = world.look()
     assert by_type(workload_status(decision))["Finished"] == ("True", "Succeeded")

@@ -34,7 +34,7 @@ from dlion_operator.plan.decisions import Apply, Decision, Delete, OpenRun
 from dlion_operator.plan.objects.exposure import Addresses, WorkerAddresses, advertised_members
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.site_runs import SiteRuns
-from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
+from operator_world import SETTINGS, World, condition_statuses, dlion_job, ready_reason, stamp
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 NODE = "192.0.2.7"
@@ -310,7 +310,7 @@ def test_an_advertised_address_replaces_every_node(advertised: str, host: str, p
 
 def test_a_worker_that_moves_is_published_at_its_new_node() -> None:
     at = running(workers=1)
-    at.pass_by(60)
+    at.advance(60)
     at.pods["old"] = at.pods["small-0"] | {
         "status": {"phase": "Running", "hostIP": NODE},
         "metadata": {**at.pods["small-0"]["metadata"], "name": "old", "uid": "old"},
@@ -378,9 +378,9 @@ def test_the_obstacle_between_other_sites_and_workers_is_reported() -> None:
     reason, message = ready_reason(at.look())
     assert reason == "NotExposed"
     assert "small-1: unreachable from other sites: Service digits-small-" in message
-    assert truths(at.look())["Reconciling"] == "True"
-    at.pass_by(301)
-    assert truths(at.look())["Stalled"] == "True"
+    assert condition_statuses(at.look())["Reconciling"] == "True"
+    at.advance(301)
+    assert condition_statuses(at.look())["Stalled"] == "True"
     at.run = RunView(open_s=3600.0, ready={A: 2, B: 1}, training=True)
     reason, message = ready_reason(at.look())
     assert reason == "Training"
@@ -393,17 +393,17 @@ def test_load_balancers_have_their_full_time_after_a_suspension() -> None:
     at = balanced()
     job = at.jobs["small"]
     at.run = RunView(open_s=3600.0, ready={A: 2})
-    at.pass_by(301)
-    assert truths(at.look())["Stalled"] == "True"
+    at.advance(301)
+    assert condition_statuses(at.look())["Stalled"] == "True"
     at.document["spec"]["suspend"] = job["spec"]["suspend"] = True
     at.look()
     at.document["spec"]["suspend"] = job["spec"]["suspend"] = False
     job["status"]["startTime"] = stamp(at.now)
     resumed = at.look()
     assert ready_reason(resumed)[0] == "NotExposed"
-    assert truths(resumed)["Stalled"] == "False"
-    at.pass_by(301)
-    assert truths(at.look())["Stalled"] == "True"
+    assert condition_statuses(resumed)["Stalled"] == "False"
+    at.advance(301)
+    assert condition_statuses(at.look())["Stalled"] == "True"
 
 
 # ---- deletion ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import pytest
 from dlion_operator.model.download_progress import DownloadProgress
 from dlion_operator.plan.decisions import Decision
 from dlion_operator.plan.observed import RunView
-from operator_world import World, dlion_job, ready_reason, stamp, truths
+from operator_world import World, condition_statuses, dlion_job, ready_reason, stamp
 
 DOWNLOAD = {"url": "https://example.com/d.zip", "sha256": "0" * 64}
 TRAINER = {
@@ -65,14 +65,17 @@ def test_a_job_waits_for_a_download_of_any_duration(seconds: float) -> None:
     world = world_of()
     report(world, "small-0", RUNNING, WAITING)
     report(world, "small-1", ended(0), RUNNING)
-    world.pass_by(seconds)
+    world.advance(seconds)
     decision = world.look()
     reason, message = ready_reason(decision)
     assert reason == "Initializing"
     assert "2 of 2 workers download" in message
     assert "small-0 (dataset-initializer), small-1 (model-initializer)" in message
     assert "-c dataset-initializer`" in message
-    assert (truths(decision)["Reconciling"], truths(decision)["Stalled"]) == ("True", "False")
+    assert (
+        condition_statuses(decision)["Reconciling"],
+        condition_statuses(decision)["Stalled"],
+    ) == ("True", "False")
 
 
 def test_the_progress_is_that_of_the_current_download() -> None:
@@ -104,24 +107,24 @@ def test_a_job_between_two_downloads_is_initializing() -> None:
     world = world_of()
     for pod in ("small-0", "small-1"):
         report(world, pod, ended(0), WAITING)
-    world.pass_by(3600)
+    world.advance(3600)
     assert ready_reason(world.look())[0] == "Initializing"
 
 
 def test_a_pending_image_is_not_a_download() -> None:
     world = world_of()
     report(world, "small-0", {"waiting": {"reason": "ImagePullBackOff"}}, WAITING)
-    world.pass_by(61)
+    world.advance(61)
     assert ready_reason(world.look())[0] == "ImageUnavailable"
 
 
 def test_the_time_to_start_counts_from_the_last_download() -> None:
     world = world_of()
-    world.pass_by(3600)
+    world.advance(3600)
     for pod in ("small-0", "small-1"):
         report(world, pod, ended(0), ended(0, at=stamp(world.now)))
     assert ready_reason(world.look())[0] == "WorkersStarting"
-    world.pass_by(601)
+    world.advance(601)
     reason, message = ready_reason(world.look())
     assert reason == "ContainerBroken"
     assert "its node has not started it in 10 minutes" in message
@@ -147,7 +150,7 @@ def failed(world: World, code: int, message: str) -> Decision:
 
 def test_an_unavailable_download_fails_the_job() -> None:
     decision = failed(world_of(maxRetries=3), 66, MESSAGE)
-    assert truths(decision)["Failed"] == "True"
+    assert condition_statuses(decision)["Failed"] == "True"
     reason, message = ready_reason(decision)
     assert reason == "InitializerFailed"
     assert f"small-0: dataset-initializer ended with 66 (DATA): {MESSAGE}" in message

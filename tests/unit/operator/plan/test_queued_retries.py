@@ -60,7 +60,7 @@ def between_attempts(**changes: Any) -> World:
 
 def begin(world: World) -> Decision:
     """Advance to the start of the next attempt, whose Jobs are then created."""
-    world.pass_by(11)
+    world.advance(11)
     world.look()
     world.jobs.clear()
     world.pods = {name: pod for name, pod in world.pods.items() if name == "keeper"}

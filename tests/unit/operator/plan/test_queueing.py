@@ -24,7 +24,7 @@ from dlion_api.spec import load_job
 from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.workload_view import PriorityOfQueue, QueueState
-from operator_world import ready_reason, truths
+from operator_world import condition_statuses, ready_reason
 from queued_world import (
     QUEUE,
     admit,
@@ -184,7 +184,7 @@ def test_a_flavor_that_contradicts_the_pods_starts_nothing() -> None:
     assert reason == "QueueUnusable"
     assert "'amd64'" in message
     assert "'arm64'" in message
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
     assert job_patches(decision) == []
     assert created(decision, "Deployment") == []
 
@@ -311,7 +311,7 @@ def test_a_deactivated_run_reports_it_and_stays_inactive() -> None:
     workload["spec"]["active"] = False
     decision = world.look()
     assert ready_reason(decision)[0] == "QueueInactive"
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
     say(world, "Evicted", "True", "Deactivated", "exceeding the number of retries")
     assert "exceeding the number of retries" in ready_reason(world.look())[1]
     decision = world.look()
@@ -349,7 +349,7 @@ def test_an_unreadable_workload_neither_starts_nor_stops_pods() -> None:
     world.queue = QueueState(problem="this cluster serves no Workload")
     decision = world.look()
     assert ready_reason(decision) == ("QueueUnusable", "this cluster serves no Workload")
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
     assert job_patches(decision) == []
     submitted_again = queued()
     submitted(submitted_again)
@@ -439,7 +439,7 @@ def test_a_finished_run_reports_its_end_to_kueue() -> None:
     admit(world)
     running(world)
     world.end("small")
-    assert truths(world.look())["Succeeded"] == "True"
+    assert condition_statuses(world.look())["Succeeded"] == "True"
     status = workload_status(world.look())
     assert by_type(status)["Finished"] == ("True", "Succeeded")
     assert "admission" not in status
@@ -452,8 +452,8 @@ def test_a_failed_run_is_finished_after_its_last_pod() -> None:
     submitted(world)
     admit(world)
     running(world)
-    world.pass_by(3600)
-    assert truths(world.look())["Failed"] == "True"
+    world.advance(3600)
+    assert condition_statuses(world.look())["Failed"] == "True"
     assert patches(world.look(), Kind.WORKLOAD) == []
     world.pods = {"keeper": world.pods["keeper"]}
     assert by_type(workload_status(world.look()))["Finished"] == ("True", "Failed")

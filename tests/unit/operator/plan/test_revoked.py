@@ -20,7 +20,7 @@ from dlion_api.names import SiteName
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect
 from dlion_api.status import MAX_REVOKED
 from dlion_operator.plan.decisions import Decision, OpenRun, Patch, StopRun
-from operator_world import STAGED, World, dlion_job, ready_reason, truths
+from operator_world import STAGED, World, condition_statuses, dlion_job, ready_reason
 
 STOLEN = {"name": "plant-a/small-1", "reason": "stolen"}
 A, B = SiteName("plant-a"), SiteName("plant-b")
@@ -86,7 +86,9 @@ def test_a_job_that_lacks_a_revoked_worker_is_degraded_with_the_reason() -> None
     made.train(ready=2)
     revoke(made, STOLEN)
     decision = made.look()
-    assert truths(decision)["Ready"] == truths(decision)["Degraded"] == "True"
+    assert (
+        condition_statuses(decision)["Ready"] == condition_statuses(decision)["Degraded"] == "True"
+    )
     reason, message = ready_reason(decision)
     assert reason == "WorkersRevoked"
     assert message.startswith("plant-a/small-1 is revoked at plant-a: stolen; 2 workers train")
@@ -148,7 +150,7 @@ def test_the_waiting_pod_of_a_revoked_worker_is_not_a_problem() -> None:
     made = world()
     made.train(ready=2)
     revoke(made, STOLEN)
-    made.pass_by(3600)
+    made.advance(3600)
     assert ready_reason(made.look())[0] == "WorkersRevoked"
 
 
@@ -161,10 +163,10 @@ def test_the_run_ends_without_the_revoked_worker() -> None:
     job = made.jobs["small"]
     job["status"]["completedIndexes"] = "0"
     del job["status"]["conditions"]
-    assert truths(made.look())["Succeeded"] == "Unknown"  # another one still trains
+    assert condition_statuses(made.look())["Succeeded"] == "Unknown"  # another one still trains
     job["status"]["completedIndexes"] = "0,2"
     decision = made.look()
-    assert truths(decision)["Succeeded"] == "True"
+    assert condition_statuses(decision)["Succeeded"] == "True"
     assert [each for each in made.look().actions if isinstance(each, Patch)]  # its pod is stopped
 
 
@@ -173,11 +175,11 @@ def test_a_revoked_site_ends_no_run_before_the_others_have_ended() -> None:
     made.train(ready=0)
     revoke(made, {"name": "plant-a"})
     decision = made.look()
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     assert "plant-a is revoked" in ready_reason(decision)[1]
     assert made.run is not None
     made.run = replace(made.run, stop_reason="it is over at plant-b: 1 sites are left (minSites 2)")
-    assert truths(made.look())["Failed"] == "True"
+    assert condition_statuses(made.look())["Failed"] == "True"
 
 
 def test_sensors_end_if_the_only_training_worker_is_revoked() -> None:

@@ -22,7 +22,7 @@ from dlion_operator.plan.decisions import CloseRun, Create, Decision, Delete, Op
 from dlion_operator.plan.observed import RejectedObject, RunView
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED
 from dlion_operator.plan.outcome.run_outcome import A_WORKER_FINISHED
-from operator_world import STAGED, World, dlion_job, ready_reason, stamp, truths
+from operator_world import STAGED, World, condition_statuses, dlion_job, ready_reason, stamp
 
 MET = "maxSteps 100 reached"
 HERE = SiteName("plant-a")
@@ -41,7 +41,7 @@ def training(groups: dict[str, int] | None = None, **spec: Any) -> World:
     world = running(groups, **spec)
     world.train()
     assert world.look().status["trainingStartTime"]  # type: ignore[index]
-    world.pass_by(600)
+    world.advance(600)
     return world
 
 
@@ -66,7 +66,7 @@ def ends(decision: Decision) -> list[str]:
     closed = ["close"] if CloseRun() in decision.actions else []
     over = []
     if decision.status is not None:
-        over = [t for t in ("Succeeded", "Failed") if truths(decision)[t] == "True"]
+        over = [t for t in ("Succeeded", "Failed") if condition_statuses(decision)[t] == "True"]
     return [*stops, *kinds, *closed, *over]
 
 
@@ -145,7 +145,7 @@ def test_no_event_other_than_an_end_ends_a_run(state: Any, event: Any) -> None:
     event(world)
     for _ in range(3):  # at once, and after an operator has read all objects
         assert not [each for each in ends(world.look()) if each not in ALLOWED[state.__name__]]
-        world.pass_by(10)
+        world.advance(10)
 
 
 ALLOWED = {
@@ -181,22 +181,25 @@ def test_progress_in_a_status_without_a_start_time_means_training() -> None:
 def test_an_untrained_run_without_a_worker_fails_once_all_others_have_called() -> None:
     world = running({"small": 2})
     fails(world, 1)
-    world.pass_by(600)
+    world.advance(600)
     world.run = RunView(open_s=1.0)
     assert ends(world.look()) == []
     world.run = RunView(open_s=60.0)
     decision = world.look()
-    assert (truths(decision)["Failed"], ready_reason(decision)[0]) == ("True", "ProgramFailed")
+    assert (condition_statuses(decision)["Failed"], ready_reason(decision)[0]) == (
+        "True",
+        "ProgramFailed",
+    )
 
 
 def test_a_deadline_that_passed_without_an_operator_leaves_workers_time_to_save() -> None:
     world = training({"small": 2}, activeDeadlineSeconds=600)
-    world.pass_by(3600)
+    world.advance(3600)
     world.restart()
     assert [type(a) for a in world.look().actions if isinstance(a, StopRun)] == [StopRun]
     world.run = RunView(open_s=59.0, ready={HERE: 2}, training=True)
     decision = world.look()
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     assert [type(a) for a in decision.actions if isinstance(a, StopRun)] == [StopRun]
     world.run = RunView(open_s=60.0, ready={HERE: 2}, training=True)
     assert ready_reason(world.look())[0] == "DeadlineExceeded"
@@ -220,7 +223,7 @@ def test_the_start_of_training_is_kept_for_its_run_only() -> None:
     world = training()
     started = world.document["status"]["trainingStartTime"]
     world.restart()
-    world.pass_by(600)
+    world.advance(600)
     world.run = RunView(open_s=600.0, ready={HERE: 2}, training=True)
     assert world.look().status["trainingStartTime"] == started  # type: ignore[index]
     world.end("small")
@@ -316,11 +319,11 @@ def test_an_unreadable_manifest_keeps_the_time_to_live_of_an_ended_run() -> None
     world.end("small")
     world.look()
     unreadable_manifest(world)
-    world.pass_by(3599)
+    world.advance(3599)
     decision = world.look()
     assert [type(action) for action in decision.actions] == [CloseRun]
     assert decision.requeue_after_s == pytest.approx(1)
-    world.pass_by(1)
+    world.advance(1)
     kinds = {action.kind for action in world.look().actions if isinstance(action, Delete)}
     assert kinds == {
         Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE, Kind.NETWORK_POLICY
@@ -334,7 +337,7 @@ def test_a_time_to_live_that_is_not_a_number_deletes_nothing(kept: object) -> No
     world.look()
     unreadable_manifest(world)
     world.document["spec"]["ttlSecondsAfterFinished"] = kept
-    world.pass_by(86400)
+    world.advance(86400)
     assert [type(action) for action in world.look().actions] == [CloseRun]
 
 
@@ -348,7 +351,7 @@ def test_a_manifest_corrected_before_training_recreates_its_objects() -> None:
         Kind.JOB, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE, Kind.NETWORK_POLICY
     }  # fmt: skip
     assert CloseRun() in decision.actions
-    assert truths(decision)["Failed"] == "False"
+    assert condition_statuses(decision)["Failed"] == "False"
     world.jobs.clear()
     world.pods.clear()
     decision = world.look()
@@ -396,7 +399,7 @@ def test_a_refused_job_of_one_group_stops_no_other() -> None:
     )
     decision = world.look(rejected=denied)
     assert ends(decision) == []
-    assert truths(decision)["Ready"] == "True"
+    assert condition_statuses(decision)["Ready"] == "True"
     assert denied.message in ready_reason(decision)[1]
 
 
@@ -440,7 +443,10 @@ def test_a_run_that_was_stopped_before_its_stop_rule_ended_early() -> None:
     world.look()
     why = "it is over at plant-b: 1 sites are left (minSites 2)"
     decision = ended(world, EndReport(why, 12, (Rank(0), Rank(1))), EndReport(why, 12))
-    assert (truths(decision)["Succeeded"], truths(decision)["Failed"]) == ("False", "True")
+    assert (condition_statuses(decision)["Succeeded"], condition_statuses(decision)["Failed"]) == (
+        "False",
+        "True",
+    )
     early = f"ended at iteration 12 (12 %), before its stop rule was met: {why}"
     assert ready_reason(decision) == ("EndedEarly", early)
     assert decision.status is not None
@@ -471,7 +477,7 @@ def test_the_success_of_a_removed_worker_does_not_count() -> None:
     scale(world, 1)
     decision = ended(world, None, EndReport(MET, 100, (Rank(0), Rank(1))), failed="0")
     assert ready_reason(decision)[0] == "ProgramFailed"
-    assert truths(decision)["Failed"] == "True"
+    assert condition_statuses(decision)["Failed"] == "True"
 
 
 def test_an_unknown_end_claims_no_progress() -> None:

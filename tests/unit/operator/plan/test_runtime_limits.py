@@ -28,7 +28,7 @@ from dlion_operator.model.workload_view import QueueState
 from dlion_operator.plan.decisions import Create, Decision, OpenRun, Patch
 from dlion_operator.plan.observed import RunView
 from dlion_operator.plan.runs import Run
-from operator_world import SETTINGS, World, dlion_job, ready_reason, truths
+from operator_world import SETTINGS, World, condition_statuses, dlion_job, ready_reason
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "site", "pool": "edge"}, "annotations": {"note": "site"}},
@@ -73,7 +73,7 @@ def refused(decision: Decision) -> str:
     assert not created(decision, "Deployment")
     reason, message = ready_reason(decision)
     assert reason == "RuntimeLimitExceeded"
-    assert truths(decision)["Stalled"] == "True"
+    assert condition_statuses(decision)["Stalled"] == "True"
     return message
 
 
@@ -174,10 +174,10 @@ def test_a_run_waits_for_its_runtime_and_then_starts() -> None:
     missing = "DLionRuntime dlion-system/edge does not exist at this site"
     early = made.look(runtime=RuntimeState(problem=missing, missing_s=1.0))
     assert ready_reason(early) == ("RuntimeUnavailable", missing)
-    assert truths(early)["Reconciling"] == "True"
+    assert condition_statuses(early)["Reconciling"] == "True"
     assert not [a for a in early.actions if isinstance(a, Create | OpenRun)]
     late = made.look(runtime=RuntimeState(problem=missing, missing_s=60.0))
-    assert truths(late)["Stalled"] == "True"
+    assert condition_statuses(late)["Stalled"] == "True"
     assert late.requeue_after_s is not None
     assert created(made.look(runtime=RuntimeState(runtime())), "Job")
 

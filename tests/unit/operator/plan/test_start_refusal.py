@@ -23,7 +23,15 @@ from dlion_operator.model.settings import Settings
 from dlion_operator.model.tenancy import SYSTEM_NAMESPACES, Tenancy
 from dlion_operator.plan.decisions import Apply, Create, Decision
 from dlion_operator.plan.objects.manifest_changes import POLICY_SETTLE_TIME
-from operator_world import SETTINGS, START, World, dlion_job, ready_reason, stamp, truths
+from operator_world import (
+    SETTINGS,
+    START,
+    World,
+    condition_statuses,
+    dlion_job,
+    ready_reason,
+    stamp,
+)
 
 SECRET = {"spec": {"volumes": [{"name": "key", "secret": {"secretName": "db"}}]}}
 ACCOUNT = {"spec": {"serviceAccountName": "admin", "automountServiceAccountToken": True}}
@@ -50,7 +58,10 @@ def test_a_job_over_the_limits_gets_no_object(template: Any) -> None:
     assert "tenancy.podTemplate." in message
     assert "Remove it" in message
     assert written(decision) == []
-    assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
+    assert (condition_statuses(decision)["Stalled"], condition_statuses(decision)["Failed"]) == (
+        "True",
+        "False",
+    )
     assert [event.reason for event in decision.events] == ["TemplateNotAllowed"]
     assert decision.events[0].type == "Warning"
     job.document["spec"]["podTemplate"] = None

@@ -23,7 +23,7 @@ import pytest
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus
 from dlion_operator.plan.observed import RunView
-from operator_world import World, dlion_job, ready_reason, stamp, truths
+from operator_world import World, condition_statuses, dlion_job, ready_reason, stamp
 
 PLACED = {"type": "PodScheduled", "status": "True"}
 NO_SANDBOX = {"type": "PodReadyToStartContainers", "status": "False"}
@@ -57,13 +57,20 @@ def test_no_pod_stays_starting_without_end(
             {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
         ],
     }
-    world.pass_by(after_s - 1)
+    world.advance(after_s - 1)
     early = world.look()
-    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
-    world.pass_by(1)
+    assert (ready_reason(early)[0], condition_statuses(early)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
+    world.advance(1)
     late = world.look()
     found_reason, message = ready_reason(late)
-    assert (found_reason, truths(late)["Stalled"], truths(late)["Failed"]) == (
+    assert (
+        found_reason,
+        condition_statuses(late)["Stalled"],
+        condition_statuses(late)["Failed"],
+    ) == (
         reason,
         "True",
         "False",
@@ -75,20 +82,23 @@ def test_a_pod_that_a_user_holds_back_is_not_stalled() -> None:
     world = world_of()
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     world.pods["small-1"]["status"] = {"phase": "Pending", "conditions": [gated]}
-    world.pass_by(3600)
-    assert truths(world.look())["Stalled"] == "False"
+    world.advance(3600)
+    assert condition_statuses(world.look())["Stalled"] == "False"
 
 
 def test_workers_that_do_not_join_are_reported_whatever_the_cause() -> None:
     world = world_of()  # the pods are Running, without container states
     world.run = RunView(open_s=3600.0)
-    world.pass_by(899)
+    world.advance(899)
     early = world.look()
-    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
-    world.pass_by(1)
+    assert (ready_reason(early)[0], condition_statuses(early)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
+    world.advance(1)
     late = world.look()
     reason, message = ready_reason(late)
-    assert (reason, truths(late)["Stalled"]) == ("NotJoining", "True")
+    assert (reason, condition_statuses(late)["Stalled"]) == ("NotJoining", "True")
     assert message == (
         "0 of 2 workers have joined, 2 pods run, 15 minutes after they were made;"
         " see `kubectl describe jobs,pods -l dlion.dev/job-name=digits` and the logs"
@@ -105,10 +115,13 @@ def test_joined_workers_that_do_not_begin_are_reported() -> None:
     both, up = ("small-0", "small-1"), LinkStatus(connected=1, expected=2)
     world.run = joined(*both, all_joined_s=299.0, links=up)
     early = world.look()
-    assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
+    assert (ready_reason(early)[0], condition_statuses(early)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
     world.run = joined(*both, all_joined_s=300.0, links=up)
     late = world.look()
-    assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("NotLinked", "True")
+    assert (ready_reason(late)[0], condition_statuses(late)["Stalled"]) == ("NotLinked", "True")
     assert ready_reason(late)[1] == (
         "all 2 workers have joined, and none has begun to train in 5 minutes; 1 of 2 links between"
         " them are up; see events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits"
@@ -136,21 +149,21 @@ def test_a_worker_that_runs_and_never_joins_is_named() -> None:
     world = world_of()
     run_in_containers(world)
     world.run = joined("small-0")
-    world.pass_by(299)
-    assert truths(world.look())["Stalled"] == "False"
-    world.pass_by(1)
+    world.advance(299)
+    assert condition_statuses(world.look())["Stalled"] == "False"
+    world.advance(1)
     stuck = world.look()
     reason, message = ready_reason(stuck)
-    assert (reason, truths(stuck)["Stalled"]) == ("NotJoining", "True")
+    assert (reason, condition_statuses(stuck)["Stalled"]) == ("NotJoining", "True")
     assert message.startswith(f"small-1: runs and does not join; see `kubectl logs {POD}")
     world.run = joined("small-0", open_s=299.0)  # the operator has just started
-    assert truths(world.look())["Stalled"] == "False"
+    assert condition_statuses(world.look())["Stalled"] == "False"
 
 
 def test_a_worker_that_does_not_join_is_named_while_others_train() -> None:
     world = world_of()
     run_in_containers(world)
-    world.pass_by(600)
+    world.advance(600)
     world.run = joined("small-0", training=True)
     reason, message = ready_reason(world.look())
     assert reason == "PeersLost"
@@ -169,23 +182,29 @@ def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
         "conditions": [unready],
         "containerStatuses": [{"name": "keeper", "state": running}],
     }
-    world.pass_by(600)  # and no operator looks
+    world.advance(600)  # and no operator looks
     world.run = joined("small-0", open_s=0.0)
     first = world.look()
-    assert (ready_reason(first)[0], truths(first)["Stalled"]) == ("WorkersStarting", "False")
-    world.pass_by(59)
-    assert truths(world.look())["Stalled"] == "False"
+    assert (ready_reason(first)[0], condition_statuses(first)["Stalled"]) == (
+        "WorkersStarting",
+        "False",
+    )
+    world.advance(59)
+    assert condition_statuses(world.look())["Stalled"] == "False"
     world.train()
     assert ready_reason(world.look())[0] == "Training"
-    world.pass_by(1)
+    world.advance(1)
     reason, message = ready_reason(world.look())
     assert reason == "KeeperUnavailable"
     assert "runs and does not become ready; see `kubectl logs" in message
     world.run = joined("small-0")
     late = world.look()
-    assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("ContainerBroken", "True")
+    assert (ready_reason(late)[0], condition_statuses(late)["Stalled"]) == (
+        "ContainerBroken",
+        "True",
+    )
     unready["lastTransitionTime"] = stamp(world.now)  # it was ready for a moment
-    assert truths(world.look())["Stalled"] == "False"
+    assert condition_statuses(world.look())["Stalled"] == "False"
 
 
 def test_exhausted_restarts_are_reported_with_the_trainers_last_output() -> None:

@@ -34,7 +34,7 @@ from dlion_operator.plan.decisions import Decision
 from dlion_operator.plan.observed import RemoteView, RunView
 from dlion_operator.served_runs.remote_sites import RemoteReports
 from federated import JOB, member, report, worker
-from operator_world import STAGED, World, dlion_job, ready_reason, truths
+from operator_world import STAGED, World, condition_statuses, dlion_job, ready_reason
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 HEARD = RemoteView(is_reachable=True, heartbeat_age_s=1.0, has_run=True, spec_hash="h", workers=2)
@@ -72,8 +72,8 @@ def test_the_status_shows_the_state_of_each_site() -> None:
     assert decision.status is not None
     assert decision.status["readyWorkers"] == "4/4"
     assert decision.status["readySites"] == "2/2"
-    assert truths(decision)["SpecConsistent"] == "True"
-    assert truths(decision)["Degraded"] == "False"
+    assert condition_statuses(decision)["SpecConsistent"] == "True"
+    assert condition_statuses(decision)["Degraded"] == "False"
     own, there = decision.status["sites"]
     assert (own["iteration"], own["samplesPerSecond"]) == (9, "12.35")
     assert there == {
@@ -163,7 +163,7 @@ def test_a_suspended_site_shows_the_states_of_the_others() -> None:
     shown = site(decision)
     assert (shown["state"], shown["readyWorkers"], shown["workers"]) == ("Ready", 3, 3)
     assert (shown["iteration"], shown["message"]) == (7, "")
-    assert truths(decision)["Suspended"] == "True"
+    assert condition_statuses(decision)["Suspended"] == "True"
     assert decision.requeue_after_s is not None
     silent = RemoteView(heartbeat_age_s=99.0, problem="nothing for long", has_run=True)
     gone = site(at.look(remote_view=RunView(open_s=0.0, remote={B: silent})))
@@ -196,10 +196,10 @@ def test_drift_is_a_condition_with_an_event_once() -> None:
         DRIFT,
     )
     assert [n.reason for n in decision.events if n.type == "Warning"] == ["SpecDiffers"]
-    assert truths(decision)["Ready"] == "True"  # workers that have joined continue
+    assert condition_statuses(decision)["Ready"] == "True"  # workers that have joined continue
     assert not look(at, HEARD, training=True, ready=2, drift=DRIFT).events
     unheard = look(at, RemoteView(), training=True)
-    assert truths(unheard)["SpecConsistent"] == "Unknown"
+    assert condition_statuses(unheard)["SpecConsistent"] == "Unknown"
 
 
 def test_a_silent_site_takes_part_while_its_links_exist() -> None:
@@ -216,7 +216,7 @@ def test_a_silent_site_takes_part_while_its_links_exist() -> None:
         "PeersLost",
         "2 of 2 workers train here, 0 of 2 elsewhere; plant-b: silent for 50 s",
     )
-    assert truths(alone)["Degraded"] == "True"
+    assert condition_statuses(alone)["Degraded"] == "True"
 
 
 def test_links_count_while_no_operator_knows_the_workers() -> None:
@@ -240,9 +240,9 @@ def test_heartbeats_alone_write_no_status() -> None:
     at = world()
     first = look(at, HEARD).status
     for _ in range(11):
-        at.pass_by(5.0)
+        at.advance(5.0)
         assert look(at, HEARD).status == first
-    at.pass_by(10.0)
+    at.advance(10.0)
     later = look(at, HEARD).status
     assert first is not None
     assert later is not None

@@ -35,7 +35,7 @@ class HostileServer:
     part_bytes: int = 1
     pause_s: float = 0.001
     port: int = 0
-    most_sent: int = 0
+    max_sent_bytes: int = 0
     """Bytes of the rest that one request got."""
 
     def answer(self, connection: socket.socket, is_over: threading.Event) -> None:
@@ -43,7 +43,7 @@ class HostileServer:
         connection.sendall(self.first)
         for end in range(self.part_bytes, len(self.rest) + 1, self.part_bytes):
             connection.sendall(self.rest[end - self.part_bytes : end])
-            self.most_sent = max(self.most_sent, end)
+            self.max_sent_bytes = max(self.max_sent_bytes, end)
             is_over.wait(self.pause_s)
 
 
@@ -93,7 +93,7 @@ def test_single_bytes_at_intervals_do_not_hold_a_request(tmp_path: Path, first: 
     server = HostileServer(first, b"0" * DRIPPED_BYTES)
     with serving(server) as file, pytest.raises(UnavailableError, match=r"only \d+ bytes in 6"):
         save(file, tmp_path)
-    assert 0 < server.most_sent < DRIPPED_BYTES
+    assert 0 < server.max_sent_bytes < DRIPPED_BYTES
 
 
 def test_a_slow_refusal_ends_the_download(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_slow_refusal_ends_the_download(tmp_path: Path) -> None:
     server = HostileServer(first, b"0" * DRIPPED_BYTES)
     with serving(server) as file, pytest.raises(DataError, match="HTTP 403 Forbidden"):
         save(file, tmp_path)
-    assert 0 < server.most_sent < DRIPPED_BYTES
+    assert 0 < server.max_sent_bytes < DRIPPED_BYTES
 
 
 def test_the_body_of_a_redirect_is_not_read(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path: Path) -> None:
         with serving(server) as file:
             save(file, tmp_path)
     assert (tmp_path / "part").read_bytes() == b"content"
-    assert server.most_sent < 32 * MIB, "at most the buffers of sockets"
+    assert server.max_sent_bytes < 32 * MIB, "at most the buffers of sockets"
 
 
 def test_a_loop_of_redirects_ends_the_download(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
         context.layout.size,
         context.coding,
         partitions=parameters.partitions,
-        most_partitions=parameters.most_partitions,
+        max_partitions=parameters.max_partitions,
     )
     return gradient_machine(context, selector)
 
@@ -49,12 +49,12 @@ class Ako(GradientSelector):
     """The current partition, and what each has accumulated since it was last sent."""
 
     def __init__(
-        self, size: int, codec: AnyCoding, *, partitions: int, most_partitions: int
+        self, size: int, codec: AnyCoding, *, partitions: int, max_partitions: int
     ) -> None:
         self._size = size
         self._codec = codec
         self._fixed = min(partitions, size)
-        self._most = min(most_partitions, size)
+        self._max_partitions = min(max_partitions, size)
         self._gathered = Residual.zeros(size)
         self._partitions = 1
         self._turn = 0
@@ -84,7 +84,7 @@ class Ako(GradientSelector):
         if not self._room_bytes:
             return 1
         fits = max_range_length(min(self._room_bytes.values()), self._size, self._codec)
-        return min(self._most, -(-self._size // fits) if fits else 2 * self._partitions)
+        return min(self._max_partitions, -(-self._size // fits) if fits else 2 * self._partitions)
 
     def _partition(self, turn: int) -> slice:
         """Partitions differ in size by at most one."""

@@ -7,7 +7,7 @@ the gradient's outer product replaces the Hessian:
     g + lambda * g * g * (w_now - w_then)
 
 w_then is a copy of the local weights per peer, taken when it read them. The state contains the
-staleness of gradients in updates as `staleness_count`, `staleness_sum` and `staleness_most`.
+staleness of gradients in updates as `staleness_count`, `staleness_sum` and `staleness_max`.
 
 Source: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", ICML 2017
 (constant lambda; without the variant that follows a running mean square). Ours: peer to peer.

@@ -87,7 +87,7 @@ class WeightReads:
         self.updates = 0
         self._read_at: dict[Rank, int] = {}
         self._kept: set[Rank] = set()  # from a checkpoint, not rejoined yet
-        self._aged = self._age_sum = self._age_most = 0
+        self._aged = self._age_sum = self._age_max = 0
 
     def read(self, rank: Rank) -> None:
         """The peer has the current weights."""
@@ -110,14 +110,14 @@ class WeightReads:
         age = self.updates - self._read_at.get(sender, 0)
         self._aged += 1
         self._age_sum += age
-        self._age_most = max(self._age_most, age)
+        self._age_max = max(self._age_max, age)
 
     def state(self) -> dict[str, Value]:
         return {
             "updates": self.updates,
             "staleness_count": self._aged,
             "staleness_sum": self._age_sum,
-            "staleness_most": self._age_most,
+            "staleness_max": self._age_max,
             **{f"{_READ_AT}{rank}": at for rank, at in self._read_at.items()},
         }
 
@@ -125,7 +125,7 @@ class WeightReads:
         self.updates = int(state["updates"])
         self._aged = int(state["staleness_count"])
         self._age_sum = int(state["staleness_sum"])
-        self._age_most = int(state["staleness_most"])
+        self._age_max = int(state["staleness_max"])
         self._read_at = ints_by_rank(state, _READ_AT)
         self._kept = set(self._read_at)
 

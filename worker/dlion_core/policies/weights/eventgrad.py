@@ -100,7 +100,7 @@ class NormTrigger:
         wide = [weights_D[where].astype(np.float64) for where in self._slices]
         norm_L = np.array([float(np.sqrt(np.dot(part, part))) for part in wide])
         change_L, since_L = np.abs(norm_L - self._norm_L), self._steps - self._sent_at_L
-        fixed, silent = self._parameters.threshold, self._parameters.most_silent_steps
+        fixed, silent = self._parameters.threshold, self._parameters.max_silent_steps
         if fixed is None:
             self.threshold_L *= self._parameters.horizon
         else:

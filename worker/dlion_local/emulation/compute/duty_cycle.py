@@ -45,16 +45,16 @@ class CpuBudget:
 
     def update(self, passed_s: float, used_s: float, processors: int) -> float:
         """Account for used CPU and set `running`. Return the seconds until the next update."""
-        most_s = self.quota_cores * CYCLE_S
-        self.credit_s = min(most_s, self.credit_s + self.quota_cores * passed_s - used_s)
+        max_s = self.quota_cores * CYCLE_S
+        self.credit_s = min(max_s, self.credit_s + self.quota_cores * passed_s - used_s)
         if self.running and self.credit_s <= 0:
             self.running = False
-        elif not self.running and self.credit_s >= most_s / 2:
+        elif not self.running and self.credit_s >= max_s / 2:
             self.running = True
         if self.running:
             # The earliest time at which the credit is used up, with every processor busy.
             return self.credit_s / max(processors - self.quota_cores, 0.1)
-        return (most_s / 2 - self.credit_s) / self.quota_cores
+        return (max_s / 2 - self.credit_s) / self.quota_cores
 
 
 @dataclass

@@ -61,10 +61,10 @@ def read_pipeline(
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise ProgramError(f"{what} does not end. {advice}")
-    least_bytes = max(0, count) * sum(map(_least_bytes, parts.values()))
-    if count > max_samples or least_bytes > max_bytes:
+    min_bytes = max(0, count) * sum(map(_min_bytes, parts.values()))
+    if count > max_samples or min_bytes > max_bytes:
         raise ProgramError(
-            f"{what} is too large (given: {count:,} elements of at least {least_bytes:,} bytes). "
+            f"{what} is too large (given: {count:,} elements of at least {min_bytes:,} bytes). "
             f"{advice}"
         )
     if not _has_batches(parts, what):
@@ -138,7 +138,7 @@ def _has_batches(parts: Mapping[_Name, Any], what: str) -> bool:
     )
 
 
-def _least_bytes(part: Any) -> int:
+def _min_bytes(part: Any) -> int:
     """Bytes of that part; an axis of unknown length counts as 1."""
     sizes = [1 if size is None else size for size in part.shape]
     return int(part.dtype.size * np.prod(sizes, dtype=np.int64))
