@@ -145,6 +145,8 @@ def test_a_suspended_run_continues_from_the_keepers_checkpoints(tmp_path: Path) 
         assert len(run.events("Resumed")) == len(run.events("KeeperAway")) == 2, run.story()
         made = [(step.rank, step.iteration) for step in run.steps()]
         assert len(made) == len(set(made))
+        steps = [*whole.steps(), *run.steps()]
+        assert {step.local_batch_size for step in steps} == {16}, run.story()
         for iteration, known in hashes(run.steps()).items():
             stories = f"unbroken:\n{whole_story}\nsuspended:\n{run.story()}"
             assert known.items() <= expected[iteration].items(), f"{iteration} differs. {stories}"

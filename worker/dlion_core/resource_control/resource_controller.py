@@ -19,7 +19,7 @@ from dlion_api.protocol.measurements import (
     SpeedProbe,
     StepTiming,
 )
-from dlion_api.protocol.membership import Member, Membership
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import TrainerRecord
 from dlion_api.spec import Job
 from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
@@ -331,14 +331,14 @@ class ResourceController:
 
     def _active(self) -> list[Rank]:
         """The workers that share the batch: before the first step all that may still join, later
-        those present."""
+        those present. When a suspended run resumes, all are lost until they join, in any order."""
         if self._membership is None:
             return []
         if self._iteration > 0:
             return [self._rank, *(member.identity.rank for member in self.peers)]
-        there = {member.identity.rank for member in self._membership.ready()}
-        gone = {member.identity.rank for member in self._membership.members} - there
-        return sorted(self._all_ranks - gone | there | {self._rank})
+        states = {member.identity.rank: member.state for member in self._membership.members}
+        ended = {rank for rank, state in states.items() if state is MemberState.FINISHED}
+        return sorted((self._all_ranks | states.keys()) - ended | {self._rank})
 
     def _published(self) -> PublishedCapacities:
         membership, latest = self._membership, self._latest

@@ -258,8 +258,8 @@ class Worker:
         self._reporter.event(EventReason.WORKER_READY, text)
 
     def _members_changed(self, _: Membership) -> None:
+        self._companions.send_peers()  # first: steps with a new peer begin once it is linked
         self._peer_selection.update()
-        self._companions.send_peers()
 
     def _start_training(self) -> None:
         snapshot = self._join_run()

@@ -3,8 +3,9 @@
 Batch shares follow hard quotas within 10 % in ten iterations, and again after the quotas are
 permuted. If speeds were probed, they do so from the first iteration. All controllers agree on
 shares that sum to the global batch. Each directive has a reason. The share of a lost worker is
-spread. Budgets follow deliveries; without a change there is no directive. A restarted sidecar
-continues from the last directive. Idle links are probed one at a time.
+spread, but not before the first step. Budgets follow deliveries; without a change there is no
+directive. A restarted sidecar continues from the last directive. Idle links are probed one at a
+time.
 
 The amount of data is reported before any speed, and few more samples make no directive. Under a
 heat budget, capacity and batch shrink to the mean share, and the directive has the present share.
@@ -16,6 +17,7 @@ Left out: sockets (tests/local).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -299,6 +301,8 @@ def test_a_worker_lost_before_the_sidecar_started_counts_with_the_mean_of_others
     controller.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
     controller.handle_capacity(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
     assert controller.directive is not None
+    assert controller.directive.training_set_samples == 0, "it may return with the first step"
+    controller.handle(StepTiming(1, 64, 1.0, 1.0, 1.0), 1.0)
     assert controller.directive.training_set_samples == 1536
     controller.handle_capacity(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
     controller.handle(Peers(membership_of(job), 72, 24), 1.0)
@@ -384,6 +388,32 @@ def test_before_the_first_step_workers_that_may_still_join_keep_their_share() ->
     directive = controller.handle(Peers(alone, 1000), 0.0)
     assert directive is not None
     assert directive.local_batch_size == GLOBAL // 4
+
+
+def test_the_first_batch_after_a_suspension_does_not_depend_on_who_returns_first() -> None:
+    """All are lost for the coordinator until they return. A worker that has left the manifest does
+    not return; one that came later than the manifest does.
+    """
+    job = job_of(2, policy="even")
+    later, former = (replace(job.workers()[0], rank=Rank(rank), index=rank) for rank in (2, 3))
+    members = (
+        *membership_of(job, gone=(0, 1)).members,
+        Member(later, 1, MemberState.LOST, ""),
+        Member(former, 1, MemberState.FINISHED, ""),
+    )
+    before = replace(membership_of(job), members=members)
+    for order in itertools.permutations(range(3)):
+        controller, membership = ResourceController(job, Rank(order[0])), before
+        for rank in order:
+            back = replace(members[rank], state=MemberState.READY)
+            known = [back if m.identity.rank == rank else m for m in membership.members]
+            membership = replace(membership, members=tuple(known))
+            controller.handle(Peers(membership, 1000), 0.0)
+            assert controller.directive is not None
+            assert controller.directive.local_batch_size == GLOBAL // 3, order
+        controller.handle(StepTiming(11, 64, 1.0, 1.0, 1.0), 1.0)
+        assert controller.directive is not None
+        assert controller.directive.local_batch_size == GLOBAL // 3
 
 
 def test_the_global_batch_grows_with_the_iterations() -> None:
