@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from dlion_api.names import Rank
-from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.spec import Job
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.catch_up import MAX_BUFFERED_BYTES
@@ -81,6 +81,9 @@ TRANSITIONS = {
 RETRY_S = 0.1
 """Delay before the next attempt after a state that was not given or not suitable."""
 
+REPORT_WAIT_S = 5.0
+"""Longest wait for the coordinator's report of linked peers: it may be away."""
+
 CLOCK_RESOLUTION_S = 1e-6
 
 
@@ -133,6 +136,8 @@ class Admission:
         """When to call `advance` although nothing arrived; None: not before."""
         self._links_by_s: float | None = None
         """Time until which links with all ready workers are awaited."""
+        self._reported_by_s: float | None = None
+        """Time until which the coordinator's report of linked peers is awaited."""
         self._barrier: join_barrier.JoinBarrier | None = None
         self._pull: _Pull | None = None
 
@@ -219,7 +224,7 @@ class Admission:
         if any(answer.lacks_quorum for answer in answers.values()):
             return False
         if self._all_are_linked():
-            return True
+            return self._are_reported(linked, now_s)
         if self._deadline_s is None or not self._has_come(self._deadline_s, now_s):
             return False
         return self._enough_sites()  # after startDeadlineSeconds, minSites sites are enough
@@ -231,6 +236,21 @@ class Admission:
             return len(linked) >= workers - 1
         joined = 0 if membership is None else len(membership.members)
         return joined >= workers and linked >= set(self._neighbours())
+
+    def _are_reported(self, linked: Collection[Rank], now_s: float) -> bool:
+        """Whether the coordinator has reported the return of these peers, or is late with it.
+
+        A link may come up before the report. From the first step on, the sidecar divides the batch
+        among the reported workers only. A rejoining worker has made that step.
+        """
+        membership = self._membership()
+        members = () if membership is None else membership.members
+        lost = {m.identity.rank for m in members if m.state is MemberState.LOST}
+        if self._is_rejoin or lost.isdisjoint(linked):
+            return True
+        if self._reported_by_s is None:
+            self._reported_by_s = now_s + REPORT_WAIT_S
+        return self._has_come(self._reported_by_s, now_s)
 
     def _enough_sites(self) -> bool:
         membership, ranks = self._membership(), self._inbox.linked

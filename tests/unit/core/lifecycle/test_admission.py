@@ -3,7 +3,8 @@
 A peer names an iteration to the latecomer. Then the only worker that trained vanishes, and all
 three start again. The latecomer waits for that peer from the first iteration on. It does not start
 again beside a peer that already has the state of the vanished worker. If a worker starts while
-another joins late at a peer that has just started, it keeps the named iteration.
+another joins late at a peer that has just started, it keeps the named iteration. A linked peer that
+the coordinator reports as lost is awaited for a few seconds.
 
 Left out: real loops, other orders of loss and return (`test_loop_cluster.py`).
 """
@@ -19,7 +20,8 @@ import pytest
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle import join_barrier
-from dlion_core.lifecycle.admission import Admission
+from dlion_core.lifecycle.admission import REPORT_WAIT_S, Admission, KeepOwnState
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.links.events import LinkDown, LinkUp
 from dlion_core.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from dlion_core.links.events import StateSnapshot
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
+BOTH = (ONLY, OWN)
 
 
 def out(peer: Rank) -> MessageArrived:
@@ -131,3 +134,26 @@ def test_no_iteration_is_named_before_all_present_peers_are_linked(state: Member
         with pytest.raises(Interrupted):
             entrance()
         assert sent == expected
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_linked_peer_is_awaited_at_the_coordinator_for_a_while(is_reported: bool) -> None:
+    """It was lost with all others, and its link is up before the coordinator reports its return."""
+    job, states = synchronous_job(2, 100), dict.fromkeys(BOTH, MemberState.LOST)
+
+    def membership() -> Membership:
+        members = tuple(Member(job.worker(rank), 1, has, "a:1") for rank, has in states.items())
+        return Membership(1, job.key, 2, members)
+
+    inbox = EventInbox(lambda peer, message, epoch: None, clock_s=float)
+    for arrival in (LinkUp(ONLY, 1, 7), out(ONLY)):
+        inbox.put(arrival)
+    inbox.drain()
+    admission = Admission(job, OWN, inbox, membership=membership, now_s=0.0, state_bytes=8)
+    assert admission.advance(1.0) == []
+    assert admission.wake_at_s == 1.0 + REPORT_WAIT_S
+    if is_reported:
+        states[ONLY] = MemberState.READY
+        assert admission.advance(1.1) == [KeepOwnState()]
+    else:
+        assert admission.advance(1.0 + REPORT_WAIT_S) == [KeepOwnState()]
