@@ -27,6 +27,7 @@ from dlion_core.policies.interface import (
     LocalStepDone,
 )
 from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.resource_control.batching import shares
 from dlion_core.topology.topology import STAGED
 
 MAX_AWAITED = 8
@@ -132,7 +133,6 @@ class StepCycle:
         self.dispatcher, self._links, self._undo = dispatcher, links, undo
         self._parts, self.progress = dispatcher.parts, dispatcher.progress
         self._norms = dispatcher.instructions.norms
-        self._worker_count = len(self._parts.job.workers())
         self.phase = StepPhase.IDLE
         self.directive: Directive | None = None
         self._iteration = 0
@@ -281,7 +281,13 @@ class StepCycle:
             return self.global_batch_size()  # one worker trains
         if self.directive is not None:
             return self.directive.local_batch_size
-        return max(1, self.global_batch_size() // self._worker_count)
+        return self._equal_share()
+
+    def _equal_share(self) -> int:
+        """As in the sidecar's first directive, which may come after the first step has begun."""
+        own, workers = self._parts.rank, self._parts.job.workers()
+        ranks = {own, *(worker.rank for worker in workers)}
+        return shares(self.global_batch_size(), dict.fromkeys(ranks, 1.0))[own]
 
     def global_batch_size(self) -> int:
         """Samples of all workers per iteration: the sidecar's value, at first the initial one."""

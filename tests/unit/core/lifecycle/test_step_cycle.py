@@ -3,7 +3,8 @@
 A worker begins no step while its policy waits for a peer. It finishes a step after the end of the
 run, unless the awaited peers no longer answer or it does not train. A step abandoned at a barrier
 does not count; elsewhere it does. A directive takes effect from the next step, its budgets before
-the selection. A gradient that is not finite ends training with advice.
+the selection. The first batch is the same before and after the first directive. A gradient that is
+not finite ends training with advice.
 
 Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`); real loops
 (`test_loop_cluster.py`).
@@ -20,7 +21,8 @@ import pytest
 
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import Directive
+from dlion_api.protocol.measurements import Directive, Peers
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
@@ -34,6 +36,7 @@ from dlion_core.lifecycle.step_cycle import (
 )
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.policies.interface import BudgetsChanged, LocalStepDone
+from dlion_core.resource_control.resource_controller import ResourceController
 from loop_cluster import synchronous_job
 
 if TYPE_CHECKING:
@@ -68,7 +71,9 @@ class Machine:
 class Worker:
     """A cycle of steps with links and a sidecar that the test moves by hand."""
 
-    def __init__(self, *, has_barrier: bool = True, is_sensor: bool = False) -> None:
+    def __init__(
+        self, *, workers: int = 2, has_barrier: bool = True, is_sensor: bool = False
+    ) -> None:
         self.log: list[Any] = []
         self.directive: Directive | None = None
         self.progress, before = JobProgress(), JobProgress()
@@ -86,7 +91,7 @@ class Worker:
             undo_step=lambda: self.progress.take(before),
         )  # fmt: skip
         nothing = lambda *_, **__: None  # noqa: E731
-        job = synchronous_job(2, 100, mode="synchronous" if has_barrier else "asynchronous")
+        job = synchronous_job(workers, 100, mode="synchronous" if has_barrier else "asynchronous")
         if is_sensor:
             exchange = replace(job.spec.exchange, topology="staged", policy="staged")
             job = replace(job, spec=replace(job.spec, exchange=exchange))
@@ -96,6 +101,7 @@ class Worker:
                 rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
             ),
         )  # fmt: skip
+        self.job = job
         inbox = EventInbox(nothing, clock_s=float)
         instructions = InstructionExecutor(
             cast("Any", parts), self.progress, send=nothing, refuse=nothing
@@ -191,3 +197,13 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice() -> None:
     worker.next()
     with pytest.raises(DivergedError, match=r"iteration 1 of worker 0.*learningRate"):
         worker.compute(loss=np.inf)
+
+
+def test_the_first_batch_is_the_same_before_and_after_the_first_directive() -> None:
+    """The remainder of 192 samples over five workers goes to the first two."""
+    early, late = Worker(workers=5), Worker(workers=5)
+    own = Member(late.job.workers()[0], 1, MemberState.READY, "")
+    peers = Peers(Membership(1, late.job.key, 5, (own,)), 0)
+    late.directive = ResourceController(late.job, Rank(0)).handle(peers, 0.0)
+    assert late.directive is not None
+    assert early.next() == late.next() == ComputeStep(1, 39)
