@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dlion_results.summary.awaited_link import LinkKind, LinkUse
+from dlion_results.summary.awaited_link import LinkKind, LinkMedium, LinkUse
 from dlion_results.summary.culprit import (
     AwaitedPeer,
     CulpritKind,
@@ -216,6 +216,29 @@ def figure(latency_ms: float | None) -> dict[str, Any]:
             "(20 Mbit/s)", "give the awaited workers more cores in the environment", RAISE,
         ),
         (
+            late(environment("simulate", document={**CORES, "insideSites": {"lossPercent": 5.0}})),
+            "(20 Mbit/s)", "give link w-1 → w-0 less packet loss in the environment", "cores",
+        ),
+        (  # packets are lost in virtual time only
+            late(environment("run", document={**CORES, "insideSites": {"lossPercent": 5.0}})),
+            "(20 Mbit/s)", f"{MACHINE}, which", "environment",
+        ),
+        (
+            late(environment("simulate", document={**CORES, "changes": [{"cutWorkers": [0]}]})),
+            "(20 Mbit/s)", "give link w-1 → w-0 fewer or shorter cuts in the environment", "cores",
+        ),
+        (
+            late(environment("run", document={**CORES, "changes": [{"cutSites": ["b"]}]})),
+            "(20 Mbit/s)", f"{MACHINE}, or give link w-1 → w-0 fewer or shorter cuts", "latency",
+        ),
+        (
+            late(environment(
+                "simulate", document={**SITES, "changes": [{"betweenSitesLossPercent": 9.0}]}
+            )),
+            "(20 Mbit/s, latency 50 ms)", "a higher rate, less latency or less packet loss in the",
+            "preflight",
+        ),
+        (
             late(environment("run", document={**CORES, "changes": [{"mbitPerS": [9.0, 9.0]}]})),
             "(20 Mbit/s)", RAISE, "preflight",
         ),
@@ -276,11 +299,21 @@ def test_no_link_is_waited_for_where_the_waiting_worker_is_unknown(
     assert "measure the links" in culprit.advice
 
 
-def test_a_busy_link_of_an_environment_is_raised_there() -> None:
-    given = replace(use(peer(BUSY), wait=0.72), links=LinkKind.EMULATED)
+@pytest.mark.parametrize(
+    ("medium", "advice"),
+    [
+        (LinkMedium(LinkKind.EMULATED), "more bandwidth in the environment"),
+        (
+            LinkMedium(LinkKind.SIMULATED, ("less packet loss",)),
+            "less packet loss in the environment",
+        ),
+    ],
+)
+def test_a_busy_link_of_an_environment_is_raised_there(medium: LinkMedium, advice: str) -> None:
+    given = replace(use(peer(BUSY), wait=0.72), links=medium)
     culprit = find_culprit(given)
     assert culprit is not None
-    assert culprit.advice.endswith("give link hospital → factory more bandwidth in the environment")
+    assert culprit.advice.endswith(f"give link hospital → factory {advice}")
 
 
 def test_a_peer_without_steps_is_named_by_its_rank() -> None:

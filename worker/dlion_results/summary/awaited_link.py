@@ -15,7 +15,6 @@ from dlion_results.run_folder.stored_values import number_of
 BUSY_LINK: Final = 0.6
 """Share of the waiting in which a link that is the reason for it carries bytes at least. While
 synchronous workers compute it may rest."""
-_FASTER: Final = "a higher rate or less latency in the environment"
 _BITS: Final = 8 / 1e6
 _MAX_LATENCY_MS: Final = 1e6
 
@@ -25,11 +24,34 @@ class LinkKind(StrEnum):
 
     CLUSTER = "cluster"
     MACHINE = "machine"
-    """The memory of this machine: `dlion run` without rates or latencies of links."""
+    """The memory of this machine: `dlion run` with links that nothing limits."""
     EMULATED = "emulated"
     SIMULATED = "simulated"
     UNLIMITED = "unlimited"
-    """Simulated links without rates or latencies."""
+    """Simulated links that nothing limits."""
+
+
+@dataclass(frozen=True)
+class LinkMedium:
+    """What carries the exchange of a run, and what limits it there."""
+
+    kind: LinkKind
+    remedies: tuple[str, ...] = ("a higher rate", "less latency")
+    """What would make links faster in the environment."""
+
+    @property
+    def faster(self) -> str:
+        """The remedies in a sentence.
+
+        >>> LinkMedium(LinkKind.SIMULATED, ("a higher rate", "less latency", "less loss")).faster
+        'a higher rate, less latency or less loss in the environment'
+        """
+        *others, last = self.remedies
+        parts = [*([", ".join(others)] if others else []), last]
+        return f"{' or '.join(parts)} in the environment"
+
+
+CLUSTER_LINKS: Final = LinkMedium(LinkKind.CLUSTER)
 
 
 @dataclass(frozen=True)
@@ -73,15 +95,15 @@ class LinkUse:
         return "" if self.latency_ms is None else f"{before}{self.latency_ms:.3g} ms"
 
 
-def late_link_advice(kind: LinkKind, link: LinkUse | None) -> str:
+def late_link_advice(medium: LinkMedium, link: LinkUse | None) -> str:
     """How to find out why messages on that link arrive late.
 
-    >>> late_link_advice(LinkKind.CLUSTER, None)
+    >>> late_link_advice(CLUSTER_LINKS, None)
     'measure the links (dlion preflight FILE --contexts A,B --bandwidth)'
     """
     which = "the links" if link is None else f"link {link.name}"
-    machine, faster = "see what else runs on this machine", f"give {which} {_FASTER}"
-    match kind:
+    machine, faster = "see what else runs on this machine", f"give {which} {medium.faster}"
+    match medium.kind:
         case LinkKind.CLUSTER:
             return f"measure {which} (dlion preflight FILE --contexts A,B --bandwidth)"
         case LinkKind.MACHINE:
@@ -94,38 +116,55 @@ def late_link_advice(kind: LinkKind, link: LinkUse | None) -> str:
             return "give the awaited workers more cores in the environment"
 
 
-def slow_link_advice(kind: LinkKind, link: LinkUse | None) -> str:
+def slow_link_advice(medium: LinkMedium, link: LinkUse | None) -> str:
     """How to raise the rate of a link that is busy."""
     which = "the link" if link is None else f"link {link.name}"
-    is_of_file = kind in (LinkKind.EMULATED, LinkKind.SIMULATED)
-    return f"give {which} more bandwidth{' in the environment' if is_of_file else ''}"
+    if medium.kind not in (LinkKind.EMULATED, LinkKind.SIMULATED):
+        return f"give {which} more bandwidth"
+    has_rate = "a higher rate" in medium.remedies
+    return f"give {which} {'more bandwidth in the environment' if has_rate else medium.faster}"
 
 
-def link_kind(environment: Mapping[str, Any] | None) -> LinkKind:
+def link_medium(environment: Mapping[str, Any] | None) -> LinkMedium:
     """What carries the exchange of a run with that environment in its summary."""
     if environment is None:
-        return LinkKind.CLUSTER
-    command, shapes_links = environment.get(COMMAND_FIELD), _shapes_links(environment)
+        return CLUSTER_LINKS
+    command = environment.get(COMMAND_FIELD)
     if command == LocalCommand.REPLAY:  # of recorded rates
-        return LinkKind.SIMULATED
-    if command == LocalCommand.SIMULATE:
-        return LinkKind.SIMULATED if shapes_links else LinkKind.UNLIMITED
-    return LinkKind.EMULATED if shapes_links else LinkKind.MACHINE
+        return LinkMedium(LinkKind.SIMULATED)
+    is_simulated = command == LocalCommand.SIMULATE
+    if remedies := _remedies(environment, has_loss=is_simulated):
+        return LinkMedium(LinkKind.SIMULATED if is_simulated else LinkKind.EMULATED, remedies)
+    return LinkMedium(LinkKind.UNLIMITED if is_simulated else LinkKind.MACHINE)
 
 
-def _shapes_links(environment: Mapping[str, Any]) -> bool:
-    """Whether its file has a rate or a latency: of workers, sites, the radio or a change."""
+_LIMITS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
+    ("mbitpers", "latencyms"): ("a higher rate", "less latency"),
+    ("losspercent",): ("less packet loss",),
+    ("cutworkers", "cutsites", "cutlinks"): ("fewer or shorter cuts",),
+}
+"""Ends of names of an environment's fields, and what to ask for where one is set."""
+
+
+def _remedies(environment: Mapping[str, Any], *, has_loss: bool) -> tuple[str, ...]:
+    """What would make links faster, by the file's limits: of workers, sites, the radio or a change.
+
+    `has_loss`: whether packets are lost, as in virtual time only. Empty: nothing limits a link.
+    """
     document = environment.get("document")
     if not isinstance(document, Mapping):
-        return False
+        return ()
     parts = [document.get(name) for name in ("insideSites", "betweenSites", "radio")]
     for name in ("workers", "changes"):
         parts += _mappings(document.get(name))
-    return any(
-        value and str(name).lower().endswith(("mbitpers", "latencyms"))
-        for part in _mappings(parts)
-        for name, value in part.items()
-    )
+    given = {
+        str(name).lower() for part in _mappings(parts) for name, value in part.items() if value
+    }
+    found: list[str] = []
+    for ends, remedies in _LIMITS.items():
+        if any(name.endswith(ends) for name in given) and (has_loss or ends != ("losspercent",)):
+            found += remedies
+    return tuple(found)
 
 
 def link_between(

@@ -15,11 +15,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from dlion_results.summary.awaited_link import (
-    LinkKind,
+    CLUSTER_LINKS,
+    LinkMedium,
     LinkUse,
     late_link_advice,
     link_between,
-    link_kind,
+    link_medium,
     slow_link_advice,
 )
 
@@ -161,7 +162,7 @@ class RunUse:
     """Batch size over that at the start, by worker."""
     policy: str = ""
     """Policy of the exchange."""
-    links: LinkKind = LinkKind.CLUSTER
+    links: LinkMedium = CLUSTER_LINKS
 
 
 def find_culprit(use: RunUse) -> Culprit | None:
@@ -251,7 +252,7 @@ def run_use(summary: Mapping[str, Any], policy: str = "") -> RunUse:
         pace_changes=changes,
         batch_changes=batch_changes,
         policy=policy,
-        links=link_kind(environment),
+        links=link_medium(environment),
     )
 
 
