@@ -86,6 +86,10 @@ class EventReason(StrEnum):
         "WorkerQuarantined",
         "the others agree that a worker sends wrong values, and shut it out; the message has why",
     )
+    EXCHANGE_TOO_LONG = (
+        "ExchangeTooLong",
+        "an exchange over the slowest link of the environment takes longer than the run",
+    )
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     PROGRAM_PART_UNUSED = (
         "ProgramPartUnused",

@@ -3,7 +3,7 @@
 The target uses the workers that can still join. A run is as long as its last step. Links are
 reported to the last byte. A run without possible progress has not succeeded. An interruption waits
 for no gradient that has not started, and states what is kept. A failure before the first step
-leaves no folder.
+leaves no folder. A run in which no exchange ends is warned of at its start.
 
 Left out: crashes and cuts (test_faults.py).
 """
@@ -73,6 +73,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
         "long": Case(four_workers(), settings({"maxSteps": 9})),
         "epochs": Case(four_workers(), settings({"maxEpochs": 1})),
         "far": Case(one_is_slower(), settings({"maxSteps": 5})),
+        "unmerged": Case(
+            four_workers(betweenSites={"mbitPerS": 0.001}), settings({"maxSeconds": 2})
+        ),
     }
     return simulate_all(tmp_path_factory.mktemp("ends"), cases)
 
@@ -102,6 +105,20 @@ def test_records_have_the_passes_through_the_data(runs: dict[str, Simulated]) ->
     for steps in run.steps.values():
         *_, before, last = [step["epochs"] for step in steps]
         assert before < 1 <= last
+
+
+def test_a_run_in_which_no_exchange_ends_is_warned_of_before_its_first_step(
+    runs: dict[str, Simulated],
+) -> None:
+    run = runs["unmerged"]
+    (warning,) = run.events("ExchangeTooLong")
+    assert "(0.001 Mbit/s) takes" in warning["message"]
+    assert "longer than the run: 2 s" in warning["message"]
+    assert warning["warning"]
+    assert run.records.index(warning) < min(
+        index for index, record in enumerate(run.records) if record["kind"] == "step"
+    )
+    assert runs["short"].events("ExchangeTooLong") == []
 
 
 def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:

@@ -31,6 +31,7 @@ from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_core.topology.regrouping import LOOK_S
 from dlion_core.topology.topology import CLUSTERED, neighbours_of
 from dlion_environments.plan import Conditions, ConditionsChange, Plan
+from dlion_environments.slow_exchange import report_slow_exchange, slowest_link
 from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
@@ -221,17 +222,19 @@ class Simulation:
         parts.reporter.near_duplicates(data.near_duplicates_left_out, kept=data.samples)
         self._link(parts)
         if identity == self._job.workers()[0] and incarnation == 1:
-            self._report_unused(parts.reporter)
+            self._report_notes(parts.reporter)
         return VirtualWorker(parts, self._context)
 
-    def _report_unused(self, reporter: Reporter) -> None:
-        """Report what of the program has no effect."""
+    def _report_notes(self, reporter: Reporter) -> None:
+        """Report what has no effect: a part of the program, or the exchange."""
         program = self._template_model.program
         notes = [unused_optimizer(program, self._job.spec.trainer.optimizer)]
         if program.callbacks is not None:
             notes.append("callbacks() is not called in virtual time; `dlion run` calls it")
         for note in filter(None, notes):
             reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
+        size, link = self._template_model.layout.size, slowest_link(self._job, self._plan)
+        report_slow_exchange(self._job.spec, size, link, reporter)
 
     def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
         return datasets.load(

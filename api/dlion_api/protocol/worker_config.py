@@ -47,6 +47,12 @@ def _are_links(value: Any) -> bool:
     )
 
 
+def _are_rates(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and _is_finite(rate) and rate > 0 for name, rate in value.items()
+    )
+
+
 def _is_a(kind: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
@@ -81,6 +87,7 @@ Port = Annotated[int, (_is_integer(0, 65535), "an integer from 0 to 65535")]
 HostPort = Annotated[str, (_is_address, _HOST_PORT)]
 OptionalHostPort = Annotated[str, (lambda value: value == "" or _is_address(value), _HOST_PORT)]
 LinkAddresses = Annotated[Mapping[str, str], (_are_links, _LINKS)]
+Rates = Annotated[Mapping[str, float], (_are_rates, "an object from text to numbers above 0")]
 SocketPath = Annotated[str, (_fits_socket, _SOCKET_PATH)]
 Seconds = Annotated[float | None, (_or_null(_is_finite), "seconds, or null")]
 Cores = Annotated[
@@ -124,6 +131,8 @@ class WorkerConfig:
     """The hard CPU quota, if the process cannot read it; None: read the cgroup."""
     link_addresses: LinkAddresses = field(default_factory=dict)
     """`<rank>/exchange` or `<rank>/measuring` → address to use instead of the advertised one."""
+    slowest_link: Rates = field(default_factory=dict)
+    """Name → bytes/s of the environment's slowest link; empty: not known."""
     start_time_monotonic_s: Seconds = None
     """`time.monotonic()` at the start of the run, if all share one clock; None: from the
     coordinator."""

@@ -57,6 +57,7 @@ _WARNING_ADVICE: Final[Mapping[str, str]] = {
     EventReason.RECORDS_DROPPED: "Figures lack these records; training is not concerned",
     EventReason.DATA_SKIPPED: "Correct or remove the file",
     EventReason.EVALUATION_FAILED: "The accuracy stays at its last value; the log has the error",
+    EventReason.EXCHANGE_TOO_LONG: "Choose a policy with fewer bytes, or a longer run",
     EventReason.PROGRAM_PART_UNUSED: "Nothing, or remove that part of the program",
 }
 

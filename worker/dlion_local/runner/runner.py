@@ -25,6 +25,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.failures import end_of_exit, fail_run_cause
 from dlion_environments.change_description import describe_change
 from dlion_environments.plan import ConditionsChange, Plan
+from dlion_environments.slow_exchange import slowest_link
 from dlion_local.emulation.emulation import EmulatedEnvironment
 from dlion_local.runner.auxiliary_processes import AuxiliaryProcess, AuxiliaryProcesses
 from dlion_local.runner.deferred_signals import DeferredSignals
@@ -218,8 +219,7 @@ class LocalRunner:
         token_path = folder / "token"
         token_path.touch(mode=0o600)
         token_path.write_text(self.coordinator.token(worker))
-        authority = self.coordinator.authority_pem()
-        if authority is not None:
+        if (authority := self.coordinator.authority_pem()) is not None:
             (folder / "ca.pem").write_bytes(authority)
         state_dir = self._state_dir(rank)
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -243,6 +243,7 @@ class LocalRunner:
             snapshots_dir=str(self._evaluator.folder or ""),
             cpu_quota_cores=self.plan.initial.worker(rank).quota_cores,
             link_addresses=network.link_addresses(rank),
+            slowest_link=slowest_link(self.job, self.plan),
             start_time_monotonic_s=self._start_s,
             resume=self.resume,
         )

@@ -10,6 +10,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
+from dlion_environments.slow_exchange import report_slow_exchange
 from dlion_worker.initializers.folders import model_root
 from dlion_worker.training import datasets
 from dlion_worker.training.datasets import BatchStream, DataSet
@@ -23,11 +24,14 @@ FOLDER = "callbacks"
 """Name in the folder of results: one folder for each worker, which callbacks write into."""
 
 
-def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart: bool) -> None:
-    """Report once for the job, not at a worker's restarts, what of the program has no effect."""
-    note = unused_optimizer(model.program, job.spec.trainer.optimizer)
-    if note and not is_restart and reporter.rank == job.workers()[0].rank:
+def report_notes(job: Job, config: WorkerConfig, model: FlatModel, reporter: Reporter) -> None:
+    """Report once for the job what has no effect in this run: a part of the program, or the
+    exchange."""
+    if reporter.rank != job.workers()[0].rank:
+        return
+    if note := unused_optimizer(model.program, job.spec.trainer.optimizer):
         reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
+    report_slow_exchange(job.spec, model.layout.size, config.slowest_link, reporter)
 
 
 def load_data(

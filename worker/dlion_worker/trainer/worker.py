@@ -160,7 +160,8 @@ class Worker:
         )
         self._stream = local_stream(self._job, self._rank, self._data, self._config.state_dir)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
-        program_parts.report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
+        if not self._is_restart:
+            program_parts.report_notes(self._job, self._config, model, self._reporter)
         self._callbacks = program_parts.make_callbacks(
             model, self._config, self._identity, stream=self._stream, progress=self._progress
         )
@@ -197,14 +198,13 @@ class Worker:
         self._closing.callback(self._evaluator.close)
 
     def _open_links(self, credentials: WorkerCredentials) -> None:
-        layout = self._replica.model.layout
         self._exchange = PeerExchange(
             PeerExchangeConfig.of(
                 self._config,
                 self._job,
                 incarnation=self._incarnation,
                 credentials=credentials,
-                max_message_bytes=factory.max_message_bytes(self._job, layout),
+                max_message_bytes=factory.max_message_bytes(self._job, self._replica.model.layout),
             ),
             on_event=self._refusals.filtered(self._inbox.put),
             state_provider=self._replica.snapshot_for,

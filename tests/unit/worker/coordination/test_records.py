@@ -173,6 +173,7 @@ CONFIG = WorkerConfig(
     program_root="project",
     cpu_quota_cores=0.5,
     link_addresses={"0/exchange": "[::1]:90", "11/measuring": "relay:91"},
+    slowest_link={"a → b": 12.5},
     start_time_monotonic_s=-3.5,
     resume=True,
 )
@@ -196,6 +197,9 @@ def test_a_program_is_found_in_the_data_root_by_default() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"slowest_link": {"a → b": 0}},
+        {"slowest_link": {"a → b": "fast"}},
+        {"slowest_link": ["a → b"]},
         {"rank": -1},
         {"rank": True},
         {"job_document": []},
