@@ -42,6 +42,9 @@ NAMESPACES = pytest.param(
 )
 SITES = "aabbc"
 BETWEEN, INSIDE, SLOWER = 20.0, 60.0, 5.0
+LONG_S = 30.0
+SILENCE_S = 0.3
+"""How long to listen for a message that must not arrive."""
 CHANGES = [
     {"at": {"seconds": 1}, "betweenSitesMbitPerS": SLOWER},
     {"at": {"seconds": 2}, "cutSites": ["b"]},
@@ -112,9 +115,8 @@ def test_workers_of_a_site_share_the_rate_of_one(
 
     def is_shared(measured: tuple[float, list[float]]) -> bool:
         alone, beside = measured
-        assert alone <= 1.05 * BETWEEN
         is_like_one = 0.85 <= sum(beside) / alone <= 1.1 and max(beside) <= 1.4 * min(beside)
-        return alone >= 0.85 * BETWEEN and is_like_one
+        return 0.85 <= alone / BETWEEN <= 1.05 and is_like_one
 
     first_that_holds(alone_and_beside, is_shared, attempts=8)
 
@@ -171,7 +173,7 @@ def test_a_cut_site_is_silent_and_continues_when_restored(network: UnshapedNetwo
             port = listener.getsockname()[1]
             sending = network.dial(Rank(sender), Rank(receiver), port)
             receiving, _ = listener.accept()
-        receiving.settimeout(0.3)
+        receiving.settimeout(LONG_S)
         connections.append((sending, receiving))
     try:
         network.apply(PLAN.changes[1].conditions)
@@ -179,10 +181,11 @@ def test_a_cut_site_is_silent_and_continues_when_restored(network: UnshapedNetwo
             sending.sendall(b"word")
         (_, cut), *others = connections
         assert [receiving.recv(4) for _, receiving in others] == [b"word", b"word"]
+        cut.settimeout(SILENCE_S)
         with pytest.raises(TimeoutError):
             cut.recv(4)
         network.apply(PLAN.changes[0].conditions)
-        cut.settimeout(5)  # TCP retries after its own delay
+        cut.settimeout(LONG_S)  # TCP retries after its own delay
         assert cut.recv(4) == b"word"
     finally:
         for one in (one for pair in connections for one in pair):
@@ -209,7 +212,8 @@ def test_a_sites_rate_does_not_limit_traffic_to_the_runner() -> None:
         with socket.create_server((network.coordinator_host(), 0)) as server:
             address = server.getsockname()
             worker = in_namespace(
-                network.namespace(Rank(0)), lambda: socket.create_connection(address, timeout=3)
+                network.namespace(Rank(0)),
+                lambda: socket.create_connection(address, timeout=LONG_S),
             )
             accepted, _ = server.accept()
         with worker, accepted:

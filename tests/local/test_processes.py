@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shell_children
+from child_states import alive
 from dlion_local.runner.processes import ProcessGroup
 from shell_children import SHELL, shell_group
 
@@ -31,20 +32,12 @@ LONG_S = 20.0
 SUPPORT = Path(shell_children.__file__).parent
 
 
-def wait_until(true: Callable[[], object], what: str, within_s: float = LONG_S) -> None:
+def wait_until(true: Callable[[], object], what: str) -> None:
     """Return as soon as the condition holds; fail if it never does."""
     began_s = time.monotonic()
     while not true():
-        assert time.monotonic() - began_s < within_s, f"never: {what}"
+        assert time.monotonic() - began_s < LONG_S, f"never: {what}"
         time.sleep(0.005)
-
-
-def alive(pid: int) -> bool:
-    """Report whether that process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +85,11 @@ def test_a_name_is_reusable_only_after_the_end_of_its_child(group: ProcessGroup)
 def test_all_children_end_within_the_bound_and_stubborn_ones_are_reported(
     group: ProcessGroup,
 ) -> None:
-    mild = start(group, "mild", "exec sleep 60")
+    mild = start(group, "mild", "echo on; exec sleep 60")
     stubborn = start(group, "stubborn", "trap '' TERM; echo on; while :; do sleep 0.05; done")
-    wait_until(lambda: group.log_path("stubborn").read_text(), "trap set")
-    assert group.terminate(grace_s=0.5) == ("stubborn",)
+    for name in ("mild", "stubborn"):
+        wait_until(lambda name=name: group.log_path(name).read_text(), f"{name} runs")  # type: ignore[misc]
+    assert group.terminate(grace_s=2.0) == ("stubborn",)
     assert not alive(mild)
     assert not alive(stubborn)
     codes = group.poll()
@@ -148,4 +142,4 @@ def test_a_killed_runner_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.2)
         assert all(map(alive, pids))
         runner.kill()
-    wait_until(lambda: not any(map(alive, pids)), "all gone", within_s=3)
+    wait_until(lambda: not any(map(alive, pids)), "all gone")

@@ -1,7 +1,8 @@
 """Measurements on a shared machine: a measurement spoilt by other load is repeated.
 
-For lower bounds only: a starved process cannot reach its rate. Upper bounds are asserted on every
-attempt, by the caller's `measure`.
+For bounds that other load can break: a starved process cannot reach its rate, and reads late, so
+that a window contains more bytes. Bounds that no load can break are asserted on every attempt, by
+the caller's `measure`.
 """
 
 from __future__ import annotations

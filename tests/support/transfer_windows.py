@@ -1,4 +1,4 @@
-"""Rates of a measured transfer over sliding windows, for limits on the rate in any second."""
+"""Rates of a measured transfer, for limits on the rate in any second and from its start."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def windows_bytes_per_s(
         rates.append((inside[-1] - inside[0]) / window_s)
         start_s += step_s
     return rates
+
+
+def most_bytes_per_s(one: TransferMeasurement, began_s: float, after_s: float = 1.0) -> float:
+    """The maximum mean rate from `began_s`, before the transfer, to any arrival `after_s` later.
+
+    A reader without a core for a moment finds more bytes in the next window. Here it finds fewer.
+    """
+    return max((n / (t - began_s) for t, n in one.arrivals if t >= began_s + after_s), default=0.0)
