@@ -11,6 +11,9 @@ from typing import Final
 OPERATOR_METRICS: Final = frozenset({
     "loss", "accuracy", "drift", "globalBatchSize", "iteration", "secondsToTarget", "waitedForRank",
 })  # fmt: skip
+ACCURACY: Final = "accuracy"
+R_SQUARED: Final = "R²"
+"""The coefficient of determination, which is the accuracy of targets by default."""
 SHARE_SUFFIX: Final = "Fraction"
 """Suffix of the operator's shares of the workers' time."""
 PROGRAM_PREFIX: Final = "metric_"

@@ -231,9 +231,10 @@ class Client:
 
         Columns: `time_s` since the run began, `iteration`, `worker` (rank), `site`, `loss`,
         `batch_size` and `learning_rate` of steps, `accuracy` and `evaluation_loss` of evaluations,
-        `samples` of this worker so far, then one for each other metric of `compile()`. NaN where a
-        row has no such value. On Kubernetes they are those of this site's workers, which its keeper
-        has, also after their pods are gone.
+        `samples` of this worker so far, then one for each other metric of `compile()`. With R² of
+        targets `accuracy` is named `R²`, the job's `accuracy_name`. NaN where a row has no such
+        value. On Kubernetes they are those of this site's workers, which its keeper has, also after
+        their pods are gone.
 
         Raises: UnavailableError without pandas, without a keeper, or if that has no records.
         """

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Final, Literal
 
-from dlion_api.status_names import State
-from dlion_results.summary.accuracy_name import ACCURACY
+from dlion_api.status_names import ACCURACY, State
+from dlion_results.summary.accuracy_name import accuracy_text
 
 BackendName = Literal["local", "simulated", "kubernetes"]
 ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})
@@ -50,7 +50,7 @@ class JobSnapshot:
     accuracy: float | None = None
     """Mean over replicas on held-out data, 0 to 1; None before the first evaluation."""
     accuracy_name: str = ACCURACY
-    """What people read for it: "accuracy", or R² of targets. On Kubernetes always the former."""
+    """What people read for it: "accuracy", or R² of targets."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Other metrics of `compile()` by name, as `accuracy`. On Kubernetes of this site's
     replicas, at most 16; else empty in lists."""
@@ -74,7 +74,7 @@ class JobSnapshot:
             "state": f"{self.state} {f'({self.reason})' if self.reason else ''}",
             "progress": _percent(self.progress),
             "ETA": "" if self.eta_s is None else f"{self.eta_s:.0f} s",
-            self.accuracy_name: _percent(self.accuracy),
+            self.accuracy_name: self._accuracy_text(),
             **{name[:60]: f"{value:.4g}" for name, value in [*self.metrics.items()][:16]},
             "loss": "" if self.loss is None else f"{self.loss:.4g}",
             "workers": ", ".join(f"{each.name} {each.state}" for each in self.workers[:16])
@@ -88,14 +88,19 @@ class JobSnapshot:
             if value.strip()
         )
         title = escape(f"{self.name} ({self.backend})")
-        return f"<div><b>{title}</b><table>{cells}</table>{_drawing(self.curve)}</div>"
+        drawing = _drawing(self.curve, self.accuracy_name)
+        return f"<div><b>{title}</b><table>{cells}</table>{drawing}</div>"
+
+    def _accuracy_text(self) -> str:
+        known = self.accuracy is not None
+        return accuracy_text(self.accuracy, self.accuracy_name) if known else ""
 
 
 def _percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:.1f} %"
 
 
-def _drawing(curve: tuple[tuple[float, float], ...]) -> str:
+def _drawing(curve: tuple[tuple[float, float], ...], name: str) -> str:
     """An SVG of the accuracy, 0 to 1, against time; empty with fewer than two points."""
     if len(curve) < 2 or curve[-1][0] <= curve[0][0]:
         return ""
@@ -107,7 +112,7 @@ def _drawing(curve: tuple[tuple[float, float], ...]) -> str:
     )
     return (
         f"<svg width='{_WIDTH}' height='{_HEIGHT}' role='img' "
-        f"aria-label='accuracy, 0 to 1, from {begin_s:.0f} to {end_s:.0f} s'>"
+        f"aria-label='{escape(name)}, 0 to 1, from {begin_s:.0f} to {end_s:.0f} s'>"
         f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='none' stroke='#ccc'/>"
         f"<polyline points='{points}' fill='none' stroke='#1f77b4' stroke-width='2'/></svg>"
     )

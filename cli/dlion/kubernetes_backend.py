@@ -23,7 +23,7 @@ from dlion_api.errors import (
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import load_job
-from dlion_api.status_names import ConditionType, State
+from dlion_api.status_names import ACCURACY, ConditionType, State
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.connection_settings import ConnectionSettings
@@ -262,6 +262,7 @@ def _snapshot(status: JobStatus) -> JobSnapshot:
         progress=None if progress is None else progress / 100,
         eta_s=None if outcome or not is_current else _seconds(status.remaining_s),
         accuracy=_number(metrics.get("accuracy")),
+        accuracy_name=status.accuracy_name if is_current else ACCURACY,
         loss=_number(metrics.get("loss")),
         metrics=_numbers(status.program_metrics) if is_current else {},
         workers=_workers(status, outcome is not None),

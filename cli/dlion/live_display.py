@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dlion.job import JobSnapshot
+from dlion_results.summary.accuracy_name import accuracy_text
 
 _HTML_INTERVAL_S: Final = 1.0
 _LINE_INTERVAL_S: Final = 10.0
@@ -57,7 +58,7 @@ def job_line(job: JobSnapshot) -> str:
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4g}")
     if job.accuracy is not None:
-        parts.append(f"{job.accuracy_name} {100 * job.accuracy:.1f} %")
+        parts.append(f"{job.accuracy_name} {accuracy_text(job.accuracy, job.accuracy_name)}")
     return ", ".join(parts)
 
 

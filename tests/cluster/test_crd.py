@@ -235,7 +235,7 @@ def test_columns_show_the_status(kubectl: Kubectl, jobs: Jobs, running: dict[str
         "stepsPerSecond": "3.5",
         "trainerStatus": {
             "progressPercentage": 42, "estimatedRemainingSeconds": 90,
-            "metrics": [{"name": "accuracy", "value": "0.9000"}],
+            "metrics": [{"name": "accuracy", "value": "0.9000"}], "accuracyName": "R²",
         },
         "conditions": [
             {"type": "Failed", "status": "False", "reason": "Training",

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from dlion_api.status_names import ACCURACY
 from dlion_results.report.runs import LoadedRun
+from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.curves import at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import samples_at, sent_bytes_at
@@ -63,6 +65,8 @@ class VariantRun:
     partial: bool = False
     """Whether the environment removed a worker whose replica the model lacks."""
     samples_to_target: float | None = None
+    accuracy_name: str = ACCURACY
+    """What people read for it: R² of targets."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,12 @@ class RelativeResult:
     """Lower bound of the speed-up if only the other never reached the target."""
 
 
+def accuracy_name_of(rows: Sequence[VariantRow]) -> str:
+    """The common name of the accuracy in all runs that have one."""
+    runs = (run for row in rows for run in row.figures)
+    return common_name(run.accuracy_name for run in runs if run.accuracy is not None)
+
+
 def relative_result(row: VariantRow, other: VariantRow, goal: Goal) -> RelativeResult:
     """Compare two rows by medians over seeds."""
     own_s, its_s = (one.spread("time_to_target_s").median for one in (row, other))
@@ -146,7 +156,11 @@ def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:
     if len(ranked) < 2 or ranked[0].spread("accuracy").median is None:
         return None
     first, second = ranked[:2]
+    name = accuracy_name_of(rows)
+    is_accuracy = name == ACCURACY
     target = f"{100 * goal.target_accuracy:g} %"
+    if not is_accuracy:
+        target = f"{name} {goal.target_accuracy:g}"
     against = relative_result(first, second, goal)
     if against.speed_up is not None:
         pairs = _pairs(first, second, "time_to_target_s")
@@ -160,13 +174,17 @@ def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:
     if against.at_least is not None:
         by = f"over {against.at_least:.2f} times as soon as {second.variant}, which never is there"
         return Verdict(first.variant, f"{first.variant} is first at {target}: {by}")
-    points = [100 * (own - its) for own, its in _pairs(first, second, "accuracy")]
-    doubt = bool(points) and min(points) < 0
-    by = f"{against.points or 0.0:.1f} points above {second.variant}"
+    unit, form, best = ("points ", "{:.1f}", "is the most accurate")
+    if not is_accuracy:
+        unit, form, best = "", "{:.2f}", f"has the highest {name}"
+    scale = 100 if is_accuracy else 1
+    gains = [scale * (own - its) for own, its in _pairs(first, second, "accuracy")]
+    doubt = bool(gains) and min(gains) < 0
+    gain = form.format((against.points or 0.0) * scale / 100)
     return Verdict(
         first.variant,
-        f"no column reaches {target}; {first.variant} is the most accurate: "
-        f"{by}{_range(points, '{:.1f}', doubt)}",
+        f"no column reaches {target}; {first.variant} {best}: "
+        f"{gain} {unit}above {second.variant}{_range(gains, form, doubt)}",
     )
 
 
@@ -225,6 +243,7 @@ def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
         ),
         curve=_curve(run, goal),
         partial=run.summary["ending"]["reason"] == EndReason.PARTIAL,
+        accuracy_name=run.accuracy_name,
     )
 
 

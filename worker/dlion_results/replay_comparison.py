@@ -10,6 +10,8 @@ from typing import Any
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import LinkRecord, ProgressRecord
+from dlion_api.status_names import ACCURACY
+from dlion_results.summary.accuracy_name import common_name, goal_text
 from dlion_results.summary.curves import mean_over_replicas
 from dlion_results.summary.summary import LEVELS, level_reached
 from dlion_results.summary.tally import RunTally, training_s
@@ -30,6 +32,7 @@ class RunFigures:
     """By (sender, receiver), over the sender's steps for which the link was reported."""
     batch: dict[int, float]
     """Mean local batch size by rank."""
+    accuracy_name: str = ACCURACY
 
 
 @dataclass(frozen=True)
@@ -76,26 +79,30 @@ def replay_figures(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> 
         time_to_s={level: level_reached(workers, level)["training_time_s"] for level in LEVELS},
         bytes_per_step={link: sent[link] / count for link, count in counted.items() if count},
         batch={worker.rank: worker.samples / worker.steps for worker in workers if worker.steps},
+        accuracy_name=common_name(
+            worker.last_evaluation.accuracy_name for worker in workers if worker.last_evaluation
+        ),
     )
 
 
 def compare_figures(recorded: RunFigures, replayed: RunFigures) -> list[ReplayFigure]:
     """All figures of both runs, in display order."""
+    name = recorded.accuracy_name
     rows = [
         ReplayFigure("time of training", "s", recorded.seconds, replayed.seconds),
         ReplayFigure("iterations/s", "", recorded.steps_per_s, replayed.steps_per_s),
-        ReplayFigure("accuracy at the end", "accuracy", recorded.accuracy, replayed.accuracy),
+        ReplayFigure(f"{name} at the end", name, recorded.accuracy, replayed.accuracy),
     ]
     for level in LEVELS:
         times = (recorded.time_to_s.get(level), replayed.time_to_s.get(level))
         if times != (None, None):
-            rows.append(ReplayFigure(f"time to {level:.0%}", "s", *times))
+            rows.append(ReplayFigure(f"time to {goal_text(level, name)}", "s", *times))
     for rank in sorted({*recorded.batch, *replayed.batch}):
         sizes = (recorded.batch.get(rank), replayed.batch.get(rank))
         rows.append(ReplayFigure(f"batch of worker {rank}", "", *sizes))
     links = sorted({*recorded.bytes_per_step, *replayed.bytes_per_step})
     for link in links:
         sizes = (recorded.bytes_per_step.get(link, 0.0), replayed.bytes_per_step.get(link, 0.0))
-        name = f"sent per iteration, {link[0]} to {link[1]}"
-        rows.append(ReplayFigure(name, "kB", *(size / KILO for size in sizes)))
+        sent = f"sent per iteration, {link[0]} to {link[1]}"
+        rows.append(ReplayFigure(sent, "kB", *(size / KILO for size in sizes)))
     return rows

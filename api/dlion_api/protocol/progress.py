@@ -13,8 +13,6 @@ from dlion_api.reasons import EventReason
 
 MAX_METRICS = 64
 """Figures of a program that are recorded beside accuracy and loss."""
-R_SQUARED = "R²"
-"""The coefficient of determination, which is the accuracy of targets by default."""
 START_PHASES = ("import_s", "data_s", "model_s", "join_s", "speed_s")
 END_PHASES = ("final_wait_s", "gather_s", "evaluate_s", "save_s", "close_s")
 """Fields of `ProcessRecord` before the first step and after the last, in order."""
@@ -131,7 +129,7 @@ class EvaluationRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Other figures of the program's, by their names."""
     accuracy_name: str = ""
-    """`R_SQUARED`; empty: it is an accuracy."""
+    """`status_names.R_SQUARED`; empty: it is an accuracy."""
 
 
 @dataclass(frozen=True)

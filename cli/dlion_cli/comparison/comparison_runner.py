@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
+from dlion_api.status_names import ACCURACY
 from dlion_cli.__main__ import main
 from dlion_cli.comparison.child_processes import ChildProcesses, subprocess_error
 from dlion_cli.comparison.comparison_folder import (
@@ -29,6 +30,7 @@ from dlion_cli.comparison.run_identity import identity
 from dlion_environments.aggregate_machine import single_machine_document
 from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun, diverged, variant_run
+from dlion_results.summary.accuracy_name import accuracy_text
 
 
 class ComparisonRunner:
@@ -172,7 +174,10 @@ class ComparisonRunner:
         with self._lock:
             self._done += 1
             number = f"{self._done}/{self._count}"
-        accuracy = "—" if figures.accuracy is None else f"{figures.accuracy:.1%}"
+        name = figures.accuracy_name
+        accuracy = accuracy_text(figures.accuracy, name)
+        if name != ACCURACY and figures.accuracy is not None:
+            accuracy = f"{name} {accuracy}"
         accuracy = "diverged" if figures.diverged else accuracy
         accuracy += " (partial: its model lacks a worker)" if figures.partial else ""
         self._console.print(f"{number} {planned.folder}: {accuracy}", highlight=False)

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from dlion_api.status_names import ACCURACY
 from dlion_cli.comparison.comparison_matrix import Matrix
 from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent
-from dlion_results.comparison import RelativeResult, Spread, VariantRow
+from dlion_results.comparison import RelativeResult, Spread, VariantRow, accuracy_name_of
+from dlion_results.summary.accuracy_name import accuracy_text, goal_text
 
 
 def comparison_table(
@@ -17,8 +19,10 @@ def comparison_table(
     seeds = f"{len(matrix.seeds)} seed{'s' * (len(matrix.seeds) > 1)}"
     title = f"{environment}: {seeds}, {matrix.seconds:g} virtual seconds"
     table = Table(show_lines=True, title=Text(title, style="bold"), title_justify="left")
-    for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "samples\nto it",
-                 "bytes\nto it", "accuracy\nat the end", "last\ndrift", "rate"):  # fmt: skip
+    accuracy = accuracy_name_of(rows)
+    goal = goal_text(matrix.target_accuracy, accuracy)
+    for name in ("", f"seconds\nto {goal}", "of\nideal", "samples\nto it", "bytes\nto it",
+                 f"{accuracy}\nat the end", "last\ndrift", "rate"):  # fmt: skip
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     best = next((row for row in rows if row.variant == ideal), None)
     ideal_s = None if best is None else best.spread("time_to_target_s").median
@@ -31,26 +35,34 @@ def comparison_table(
             of_ideal,
             format_spread(row.spread("samples_to_target"), lambda value: f"{value:,.0f}"),
             format_spread(row.spread("bytes_to_target"), format_bytes),
-            format_spread(row.spread("accuracy"), lambda value: f"{value * 100:.1f}"),
+            format_spread(
+                row.spread("accuracy"), lambda value: accuracy_text(value, accuracy).rstrip(" %")
+            ),
             format_spread(row.spread("drift"), lambda value: f"{value:.3f}"),
             f"{row.learning_rate:g}",
         )
     return table
 
 
-def against_table(subject: str, others: Sequence[RelativeResult]) -> Table:
-    """Speed-up and accuracy gain of the subject over each other column."""
+def against_table(subject: str, others: Sequence[RelativeResult], accuracy: str) -> Table:
+    """Speed-up and gain of the subject over each other column; `accuracy`: that figure's name."""
+    in_points = accuracy == ACCURACY
+    gain = f"{accuracy}\nabove{', points' if in_points else ''}"
     table = Table(title=Text(f"{subject} against", style="bold"), title_justify="left")
-    for name in ("", "times as soon\nat the target", "accuracy\nabove, points", "relative"):
+    for name in ("", "times as soon\nat the target", gain, "relative"):
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     for other in others:
         table.add_row(
             other.variant,
             format_speed_up(other),
-            UNKNOWN if other.points is None else f"{other.points:+.1f}",
+            UNKNOWN if other.points is None else _gain(other.points, in_points=in_points),
             UNKNOWN if other.relative is None else f"{other.relative:+.1%}",
         )
     return table
+
+
+def _gain(points: float, *, in_points: bool) -> str:
+    return f"{points:+.1f}" if in_points else f"{points / 100:+.2f}"
 
 
 def format_speed_up(one: RelativeResult) -> str:

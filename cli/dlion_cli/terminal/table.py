@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dlion_api.status_names import ACCURACY
 from dlion_cli.terminal.formatting import (
     format_bytes,
     format_duration,
@@ -18,7 +19,7 @@ from dlion_cli.terminal.formatting import (
 )
 from dlion_cli.terminal.sent_bytes import links_parts, sent_sentences
 from dlion_results.run_folder.stored_values import UNREADABLE
-from dlion_results.summary.accuracy_name import ACCURACY, accuracy_name
+from dlion_results.summary.accuracy_name import accuracy_name, accuracy_text
 from dlion_results.summary.privacy import privacy_sentence
 from dlion_results.summary.time_use import time_sentences
 
@@ -75,25 +76,26 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 def result_table(summary: Mapping[str, Any], width: int) -> Table:
     """One row per replica and one for all of them, at most `width` characters wide."""
+    name = accuracy_name(summary)
     style = "bold" if summary["ending"]["succeeded"] else "bold red"
     table = Table(title=Text(_title(summary), style=style))
     table.add_column("replica", no_wrap=True)
-    left_out = {name for least, name in NARROW.items() if width < least}
+    left_out = {column for least, column in NARROW.items() if width < least}
     for column in COLUMNS:
         if column not in left_out:
-            title = accuracy_name(summary) if column == ACCURACY else column
+            title = name if column == ACCURACY else column
             table.add_column(title, justify="right", no_wrap=True)
 
-    def add(name: str, cells: Mapping[str, str], style: str | None = None) -> None:
+    def add(replica: str, cells: Mapping[str, str], style: str | None = None) -> None:
         shown = (cells.get(column, "") for column in COLUMNS if column not in left_out)
-        table.add_row(name, *shown, style=style)
+        table.add_row(replica, *shown, style=style)
 
     for worker in summary["workers"]:
-        add(printable(worker["name"]), _worker_cells(worker))
+        add(printable(worker["name"]), _worker_cells(worker, name))
     accuracy = summary["accuracy"]
     table.add_section()
     totals = {
-        "accuracy": format_percent(accuracy["mean"]),
+        "accuracy": accuracy_text(accuracy["mean"], name),
         "steps": f"{summary['steps']:,}",
         "samples": f"{summary['samples']:,}",
         "samples/s": format_rate(summary["samples_per_s"]),
@@ -103,7 +105,7 @@ def result_table(summary: Mapping[str, Any], width: int) -> Table:
     if accuracy["averaged_model"] is not None and any(
         len(m["ranks"]) > 1 for m in summary["models"]
     ):
-        add("averaged model", {"accuracy": format_percent(accuracy["averaged_model"])}, "bold")
+        add("averaged model", {"accuracy": accuracy_text(accuracy["averaged_model"], name)}, "bold")
     return table
 
 
@@ -119,12 +121,12 @@ def _headline(ending: Mapping[str, Any]) -> str:
     return f"{printable(ending['reason'])}: {stop_reason}{lacks if missing else ''}"
 
 
-def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
+def _worker_cells(worker: Mapping[str, Any], name: str) -> dict[str, str]:
     batch = worker["batch_size"]
     classes = [value for value in worker["accuracy"]["classes"] if value is not None]
     one_size = batch["min"] == batch["max"]
     return {
-        "accuracy": format_percent(worker["accuracy"]["final"]),
+        "accuracy": accuracy_text(worker["accuracy"]["final"], name),
         "worst class": format_percent(min(classes, default=None)),
         "steps": f"{worker['steps']:,}",
         "samples": f"{worker['samples']:,}",
@@ -155,7 +157,7 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
     lines = []
     target = summary["target"]
     if target is not None:
-        goal = format_percent(target["accuracy"])
+        goal = accuracy_text(target["accuracy"], accuracy_name(summary))
         if target["time_s"] is None:
             lines.append(f"Target of {goal} (mean over replicas): not reached")
         else:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dlion_api.cluster_names import MULTIKUEUE, QUEUE_LABEL
 from dlion_api.exit_codes import ExitCode
-from dlion_api.status_names import ConditionType, Reason, is_of_program
+from dlion_api.status_names import ACCURACY, R_SQUARED, ConditionType, Reason, is_of_program
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, format_remaining, printable
 
@@ -122,6 +122,19 @@ class JobStatus:
             name: value
             for name, value in self._all_metrics.items()
             if name != TO_TARGET and not _TIME_FIGURE.fullmatch(name)
+        }
+
+    @property
+    def accuracy_name(self) -> str:
+        """What the metric `accuracy` is; empty or unknown: an accuracy."""
+        return R_SQUARED if self._trainer.get("accuracyName") == R_SQUARED else ACCURACY
+
+    @property
+    def named_metrics(self) -> dict[str, str]:
+        """As `metrics`, with R² by that name."""
+        return {
+            self.accuracy_name if name == ACCURACY else name: value
+            for name, value in self.metrics.items()
         }
 
     @property

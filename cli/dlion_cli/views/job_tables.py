@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dlion_api.status_names import ConditionType
+from dlion_api.status_names import ACCURACY, ConditionType
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.terminal.formatting import UNKNOWN
 from dlion_cli.terminal.plain_table import plain_table
@@ -72,13 +72,14 @@ def _list_cells(job: JobStatus, now: datetime) -> list[str]:
 
 
 def _wide_cells(job: JobStatus) -> list[str]:
-    metrics = job.metrics
+    metrics, name = job.metrics, job.accuracy_name
+    accuracy = metrics.get(ACCURACY, UNKNOWN)
     ready = job.outcome or job.condition(ConditionType.READY)
     return [
         job.run_id,
         job.eta(),
         metrics.get("loss", UNKNOWN),
-        metrics.get("accuracy", UNKNOWN),
+        accuracy if name == ACCURACY or accuracy == UNKNOWN else f"{name} {accuracy}",
         job.links,
         ready.reason if ready else UNKNOWN,
     ]
@@ -106,7 +107,7 @@ def figures_line(job: JobStatus) -> str:
     """Run, metrics and links in one line."""
     attempt = f", attempt {job.attempt}" if job.attempt > 1 else ""
     parts = [f"run {job.run_id}{attempt}"]
-    parts += [f"{name} {value}" for name, value in job.metrics.items()]
+    parts += [f"{name} {value}" for name, value in job.named_metrics.items()]
     return "  ·  ".join([*parts, f"links {job.links}"])
 
 

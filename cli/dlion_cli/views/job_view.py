@@ -96,7 +96,7 @@ class JobProgressView(TerminalView):
             f"sites {job.ready_sites}",
             f"workers {job.ready_workers}",
             f"{job.steps_per_second} steps/s",
-            *(f"{name} {value}" for name, value in job.metrics.items()),
+            *(f"{name} {value}" for name, value in job.named_metrics.items()),
         ]
         return ", ".join(parts)
 

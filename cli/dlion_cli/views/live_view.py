@@ -21,7 +21,6 @@ from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
     format_duration,
-    format_percent,
     format_rate,
     format_remaining,
     format_way,
@@ -31,7 +30,7 @@ from dlion_cli.views.link_table import link_table, links_cell, links_columns, sp
 from dlion_cli.views.terminal_view import TerminalView
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_results.run_folder.description import worker_name
-from dlion_results.summary.accuracy_name import common_name
+from dlion_results.summary.accuracy_name import accuracy_text, common_name
 
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is not a terminal."""
@@ -202,7 +201,8 @@ class LiveView(TerminalView):
         header.append(f"  ·  {self._way()}")
         header.append(f"  ·  {self._accuracy()}")
         if self._stop.target_accuracy:
-            header.append(f" of {format_percent(self._stop.target_accuracy)}")
+            goal = accuracy_text(self._stop.target_accuracy, self._accuracy_name())
+            header.append(f" of {goal}")
         return header
 
     def remaining(self) -> str:
@@ -231,11 +231,12 @@ class LiveView(TerminalView):
     def _accuracy(self) -> str:
         counted = [row.accuracy for row in self._rows.values() if not row.is_quarantined]
         known = [accuracy for accuracy in counted if accuracy is not None]
+        name = self._accuracy_name()
         if not known:
-            return f"{self._accuracy_name()} {UNKNOWN}"
-        mean = format_percent(sum(known) / len(known))
-        span = f" ({format_percent(min(known))} to {format_percent(max(known))})"
-        return f"{self._accuracy_name()} {mean}{span if len(known) > 1 else ''}"
+            return f"{name} {UNKNOWN}"
+        values = (sum(known) / len(known), min(known), max(known))
+        mean, least, most = (accuracy_text(value, name) for value in values)
+        return f"{name} {mean}{f' ({least} to {most})' if len(known) > 1 else ''}"
 
     def _accuracy_name(self) -> str:
         evaluated = [row for row in self._rows.values() if row.accuracy is not None]
@@ -273,7 +274,7 @@ class LiveView(TerminalView):
             Text(state.value, style=_STYLES[state]),
             Text(f"{row.iteration:,}" if started else UNKNOWN),
             Text(_mean_text([row.loss])),
-            Text(format_percent(row.accuracy)),
+            Text(accuracy_text(row.accuracy, self._accuracy_name())),
             Text(f"{row.batch:,}" if started else UNKNOWN),
             Text(format_rate(row.samples_per_s)),
             Text(format_bytes(row.bytes_per_s)),

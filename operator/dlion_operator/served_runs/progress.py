@@ -22,7 +22,7 @@ from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus
 from dlion_api.status.model import SHORT
-from dlion_api.status_names import program_metric_name
+from dlion_api.status_names import R_SQUARED, program_metric_name
 from dlion_operator.federation.reports import LinksTo
 
 PACE_STEPS = 32
@@ -60,6 +60,7 @@ class _WorkerProgress:
     """The latest ones."""
     loss: float = math.nan
     accuracy: float = math.nan
+    accuracy_name: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of `compile()` of its newest evaluation."""
     global_batch_size: int = 0
@@ -111,7 +112,7 @@ class RunProgress:
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
-                worker.accuracy = record.accuracy
+                worker.accuracy, worker.accuracy_name = record.accuracy, record.accuracy_name
                 worker.metrics = record.metrics
                 self._remaining.take(record)
                 if (compared := self._drifting.add(record)) is not None:
@@ -216,6 +217,7 @@ class RunProgress:
                 *self._time_metrics(),
                 *self._program_metrics(),
             ),
+            accuracy_name=self._accuracy_name(),
             last_updated_time=now,
         )
 
@@ -231,6 +233,12 @@ class RunProgress:
             ("iteration", self.iteration(), "{:d}"),
         ]
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
+
+    def _accuracy_name(self) -> str:
+        """Records are not trusted: any other name than R² counts as none."""
+        evaluated = [w for w in self._workers.values() if math.isfinite(w.accuracy)]
+        names = {worker.accuracy_name for worker in evaluated}
+        return R_SQUARED if names == {R_SQUARED} else ""
 
     def _program_metrics(self) -> Iterator[Metric]:
         """Metrics of `compile()`: means over the workers here that have a finite value."""

@@ -10,19 +10,20 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlion_results.comparison import Goal, VariantRow
+from dlion_results.comparison import Goal, VariantRow, accuracy_name_of
 from dlion_results.report.drawing import (
     FAINT,
     INK,
     Chart,
+    accuracy_axis,
     chart,
     colour,
     draw_message,
-    percent_axis,
     time_axis,
 )
 from dlion_results.report.picture import assemble_svg
 from dlion_results.run_folder.storage import write_whole
+from dlion_results.summary.accuracy_name import as_title, goal_text
 
 
 def write_comparison(rows: Sequence[VariantRow], goal: Goal, out: Path, *, title: str = "") -> Path:
@@ -43,17 +44,21 @@ def comparison_picture(rows: Sequence[VariantRow], goal: Goal, *, title: str = "
     for environment in dict.fromkeys(row.environment for row in rows):
         own = [row for row in rows if row.environment == environment]
         charts += [_accuracy(environment, own, goal, marks), _times(environment, own, goal, marks)]
-    heading = title or f"Accuracy, and time to {goal.target_accuracy:.0%}: medians and ranges"
+    name = accuracy_name_of(rows)
+    target = goal_text(goal.target_accuracy, name)
+    heading = title or f"{as_title(name)}, and time to {target}: medians and ranges"
     return assemble_svg(charts, legend, title=heading)
 
 
 def _accuracy(
     environment: str, rows: Sequence[VariantRow], goal: Goal, marks: dict[str, str]
 ) -> Chart:
+    name = accuracy_name_of(rows)
+
     def draw(axes: Axes) -> None:
         known = [(row, [run.curve for run in row.figures if run.curve]) for row in rows]
         if not any(curves for _, curves in known):
-            draw_message(axes, "no accuracy was measured")
+            draw_message(axes, f"no {name} was measured")
             return
         for row, curves in known:
             if not curves:
@@ -67,9 +72,9 @@ def _accuracy(
             axes.plot(times_s, np.median(values, axis=0), color=mark)
         axes.axhline(goal.target_accuracy, color=FAINT, lw=0.8, ls=":")
         time_axis(axes, goal.at_s)
-        percent_axis(axes, "accuracy, mean over replicas")
+        accuracy_axis(axes, name, f"{name}, mean over replicas")
 
-    return chart(f"{environment}: accuracy", "Median over seeds, and their range", draw)
+    return chart(f"{environment}: {name}", "Median over seeds, and their range", draw)
 
 
 def _times(
@@ -89,6 +94,7 @@ def _times(
         time_axis(axes, goal.at_s)
         axes.set_xlabel(axes.get_xlabel().replace("since the start", "to the target"))
 
-    heading = f"Median over seeds to {goal.target_accuracy:.0%}, and their range"
+    target = goal_text(goal.target_accuracy, accuracy_name_of(rows))
+    heading = f"Median over seeds to {target}, and their range"
     height = max(3.1, 0.32 * len(rows) + 0.8)
-    return chart(f"{environment}: time to {goal.target_accuracy:.0%}", heading, draw, height=height)
+    return chart(f"{environment}: time to {target}", heading, draw, height=height)

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dlion_results.report.formats import duration, rough_percent, shortened
+from dlion_api.status_names import ACCURACY
+from dlion_results.report.formats import duration, rough_accuracy, shortened
 from dlion_results.report.palette import WorkerGroup, coloured_groups, row_groups
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.accuracy_name import as_title, common_name
@@ -62,7 +63,9 @@ def accuracy_over_time(runs: Sequence[LoadedRun]) -> PageChart:
         return PageChart("accuracy", title, "", "No replica was evaluated.")
     for one in means:
         one["m"] = "ended" if several and one["x"][-1] < _ENDED * end_s else "end"
-    ends = ", ".join(f"{one['n']} ends at {rough_percent(one['y'][-1] / 100)}" for one in means)
+    ends = ", ".join(
+        f"{one['n']} ends at {rough_accuracy(one['y'][-1] / _scale(runs), name)}" for one in means
+    )
     caption = "Held-out samples; time from the first step of any worker." + _chosen(runs)
     if several:
         caption += " Thick: mean over replicas; thin: each replica."
@@ -73,7 +76,7 @@ def accuracy_over_time(runs: Sequence[LoadedRun]) -> PageChart:
         title,
         caption,
         f"{title} over {duration(end_s)}: {ends}.",
-        _lines(series, "time", end_s, "percent", f"{name}, %", rule=_target(runs), tall=True),
+        _lines(series, "time", end_s, *_accuracy_axis(name), rule=_target(runs), tall=True),
     )
 
 
@@ -91,7 +94,7 @@ def accuracy_over_bytes(runs: Sequence[LoadedRun]) -> PageChart:
     if silent:
         names = ", ".join(shortened(name, 40) for name in silent)
         caption += f" Not drawn, as next to nothing was sent: {names}."
-    spec = _lines(series, "bytes", most, "percent", f"{name}, %", rule=_target(runs))
+    spec = _lines(series, "bytes", most, *_accuracy_axis(name), rule=_target(runs))
     return PageChart("bytes", title, caption, f"{title}: {len(series)} lines.", spec)
 
 
@@ -243,7 +246,7 @@ def _accuracies(
         mean = subsampled(run.mean_accuracy(), count)
         *xs, mean_x = axis(run, [*(points for _, points in curves), mean])
         curves = [
-            (worker, np.column_stack((x, 100 * points[:, 1])))
+            (worker, np.column_stack((x, _scale(runs) * points[:, 1])))
             for x, (worker, points) in zip(xs, curves, strict=True)
         ]
         if len(runs) == 1:
@@ -256,7 +259,7 @@ def _accuracies(
                 for w, p in curves
             ]
         if len(mean):
-            x, y = mean_x, 100 * mean[:, 1]
+            x, y = mean_x, _scale(runs) * mean[:, 1]
             if len(runs) == 1:  # below the replicas, which it would cover
                 series.insert(0, {**_series("mean", "mean", INK, x, y, width=3), "m": "end"})
             else:
@@ -380,4 +383,14 @@ def _end_s(runs: Sequence[LoadedRun]) -> float:
 
 def _target(runs: Sequence[LoadedRun]) -> float | None:
     target = runs[0].job.spec.trainer.stop.target_accuracy
-    return 100 * target if target else None
+    return _scale(runs) * target if target else None
+
+
+def _scale(runs: Sequence[LoadedRun]) -> float:
+    """What accuracies are drawn with: in per cent, R² as it is."""
+    return 100 if common_name(run.accuracy_name for run in runs) == ACCURACY else 1
+
+
+def _accuracy_axis(name: str) -> tuple[str, str]:
+    """Kind and label of the axis."""
+    return ("percent", f"{name}, %") if name == ACCURACY else ("number", name)

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dlion_api.status_names import ACCURACY
 from dlion_results.report.palette import LIGHT
 
 # Placeholder colours for Matplotlib; in the SVG the page's CSS variables replace them.
@@ -159,6 +160,14 @@ def percent_axis(axes: Axes, label: str) -> None:
     """Label the vertical axis of a fraction in per cent."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g}"))
     axes.set_ylabel(f"{label} [%]")
+
+
+def accuracy_axis(axes: Axes, name: str, label: str) -> None:
+    """Label the vertical axis of an accuracy, in per cent, or of what stands for it."""
+    if name == ACCURACY:
+        percent_axis(axes, label)
+    else:
+        axes.set_ylabel(label)
 
 
 def draw_message(axes: Axes, text: str) -> None:

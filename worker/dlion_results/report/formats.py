@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+from dlion_api.status_names import ACCURACY
 
 UNKNOWN: Final = "—"
 _MAX_WHOLE: Final = 1e15
@@ -27,6 +29,20 @@ def rough_percent(value: float) -> str:
     ('98 %', '99.7 %', '100 %')
     """
     return percent(value, 1 if 0.985 <= value < 1 else 0)
+
+
+def accuracy(value: float, name: str, digits: int = 1) -> str:
+    """An accuracy in per cent, or what stands for it as a number.
+
+    >>> accuracy(0.8349, "accuracy"), accuracy(0.8349, "R²")
+    ('83.5 %', '0.83')
+    """
+    return percent(value, digits) if name == ACCURACY else _fixed(value, ".2f")
+
+
+def rough_accuracy(value: float, name: str) -> str:
+    """As `rough_percent`, or what stands for an accuracy as a number."""
+    return rough_percent(value) if name == ACCURACY else accuracy(value, name)
 
 
 def size(count: float) -> str:
@@ -79,7 +95,7 @@ def _fixed(value: float, spelling: str) -> str:
     return format(value, spelling if abs(value) < _MAX_WHOLE else ".3g")
 
 
-def or_unknown(spell: Callable[..., str], value: float | None, *options: int) -> str:
+def or_unknown(spell: Callable[..., str], value: float | None, *options: Any) -> str:
     """The spelt value; a dash where there is none."""
     return UNKNOWN if value is None else spell(value, *options)
 

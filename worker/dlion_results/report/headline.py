@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dlion_api.spec import Job
-from dlion_results.report.formats import duration, rough_percent, shortened, without_queries
+from dlion_api.status_names import ACCURACY
+from dlion_results.report.formats import duration, rough_accuracy, shortened, without_queries
 from dlion_results.report.runs import LoadedRun
 from dlion_results.report.stored_files import UNFINISHED
-from dlion_results.summary.accuracy_name import ACCURACY
+from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.judgement import EndReason
 
 MAX_LISTED_RUNS: Final = 3
@@ -74,7 +75,9 @@ def result(run: LoadedRun, *, short: bool = False) -> str:
     accuracy, target = run.summary["accuracy"], run.summary["target"]
     if accuracy["mean"] is None:
         return "no replica was evaluated"
-    mean, least, most = (rough_percent(accuracy[name]) for name in ("mean", "min", "max"))
+    mean, least, most = (
+        rough_accuracy(accuracy[each], run.accuracy_name) for each in ("mean", "min", "max")
+    )
     if run.accuracy_name != ACCURACY:
         mean = f"{run.accuracy_name} {mean}"
     if accuracy["replicas"] == 1:
@@ -85,13 +88,14 @@ def result(run: LoadedRun, *, short: bool = False) -> str:
         text = f"{mean} on average ({least} to {most})"
     reached = target and target["training_time_s"]
     if reached:
-        goal = rough_percent(target["accuracy"])
+        goal = rough_accuracy(target["accuracy"], run.accuracy_name)
         return f"{goal} reached after {duration(reached)}, {text} at the end"
     if not short or target:
         text += f" after {duration(run.summary['training_s'])}"
-    return (
-        f"{text}; the target of {rough_percent(target['accuracy'])} was missed" if target else text
-    )
+    if not target:
+        return text
+    goal = rough_accuracy(target["accuracy"], run.accuracy_name)
+    return f"{text}; the target of {goal} was missed"
 
 
 def ending_words(run: LoadedRun) -> str:
@@ -140,7 +144,8 @@ def _range_of(runs: Sequence[LoadedRun]) -> str:
             chosen(known, key=lambda run: float(run.summary["accuracy"]["mean"]))
             for chosen in (min, max)
         )
-        low, high = (rough_percent(run.summary["accuracy"]["mean"]) for run in (worst, best))
+        name = common_name(run.accuracy_name for run in known)
+        low, high = (rough_accuracy(run.summary["accuracy"]["mean"], name) for run in (worst, best))
         text = f"{count}: from {low} ({_label(worst)}) to {high} ({_label(best)})."
     return f"{text} {_capitalised(_number(failed))} did not succeed." if failed else text
 

@@ -180,7 +180,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    spelt = (formats.percent, formats.size, formats.duration, formats.figure, formats.whole)
+    spelt = (
+        formats.percent, formats.accuracy, formats.size, formats.duration, formats.figure,
+        formats.whole,
+    )  # fmt: skip
     spellings: dict[str, Callable[..., str]] = {
         each.__name__: partial(formats.or_unknown, each) for each in spelt
     }

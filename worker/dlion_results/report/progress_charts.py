@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from dlion_results.report.drawing import (
     INK,
     Chart,
+    accuracy_axis,
     chart,
     colour,
     draw_message,
-    percent_axis,
     time_axis,
 )
 from dlion_results.report.runs import LoadedRun
@@ -130,7 +130,7 @@ def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
         axes.axhline(target, color=INK, linestyle=(0, (5, 4)), linewidth=0.9, alpha=0.6)
     top = max(points[:, 1].max() for run in runs for points in _replicas(run))
     axes.set_ylim(0, min(1.02, max(top, target or 0) * 1.08))
-    percent_axis(axes, _name(runs))
+    accuracy_axis(axes, _name(runs), _name(runs))
 
 
 def _name(runs: Sequence[LoadedRun]) -> str:

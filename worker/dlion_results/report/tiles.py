@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
+from dlion_results.report.formats import accuracy as accuracy_text
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.link_use import bytes_by_kind
@@ -60,17 +62,17 @@ def shares(run: LoadedRun) -> tuple[float, ...]:
 
 def _accuracy(run: LoadedRun) -> TileValue:
     accuracy = run.summary["accuracy"]
-    count = accuracy["replicas"]
+    count, spell = accuracy["replicas"], partial(accuracy_text, name=run.accuracy_name)
     if not count:
         return TileValue(UNKNOWN, "no replica was evaluated")
     notes = []
     if count > 1:
-        least, most = percent(accuracy["min"]), percent(accuracy["max"])
+        least, most = spell(accuracy["min"]), spell(accuracy["max"])
         among = f"at all {count} replicas" if least == most else f"{least} to {most}"
         notes.append(among)
     if worst := worst_class(run):
         notes.append(f"worst class {percent(worst)}")
-    return TileValue(percent(accuracy["mean"]), ", ".join(notes))
+    return TileValue(spell(accuracy["mean"]), ", ".join(notes))
 
 
 def worst_class(run: LoadedRun) -> float | None:
@@ -83,7 +85,7 @@ def _time(run: LoadedRun) -> TileValue:
     target, trained = run.summary["target"], duration(run.summary["training_s"])
     if not target:
         return TileValue(trained, f"{duration(run.summary['time_s'])} with the start")
-    goal = percent(target["accuracy"], 0)
+    goal = accuracy_text(target["accuracy"], run.accuracy_name, 0)
     if target["training_time_s"] is None:
         return TileValue("missed", f"{goal} not reached in {trained}")
     sent = size(target["sent_bytes"])

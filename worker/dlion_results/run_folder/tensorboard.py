@@ -15,6 +15,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, LinkRecord, ProgressRecord, StepRecord
 from dlion_results.run_folder.storage import AppendedFile, writing
+from dlion_results.summary.accuracy_name import common_name
 
 STEP_INTERVAL_S = 1.0
 """At most one point per second of steps and links: TensorBoard shows only a thousand points."""
@@ -42,7 +43,8 @@ class TensorBoardLogs:
             case StepRecord() if self._due(record.rank, None, record.time_s):
                 self._write(record, record.iteration, _step_scalars(record))
             case EvaluationRecord():
-                scalars = {"held-out/accuracy": record.accuracy, "held-out/loss": record.loss}
+                name = common_name([record.accuracy_name])
+                scalars = {f"held-out/{name}": record.accuracy, "held-out/loss": record.loss}
                 scalars |= {f"held-out/{name}": value for name, value in record.metrics.items()}
                 self._write(record, record.iteration, scalars)
             case LinkRecord():

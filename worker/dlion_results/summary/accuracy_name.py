@@ -3,12 +3,11 @@
 Records and summaries may be of anyone: any other name counts as "accuracy".
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from dlion_api.protocol.progress import R_SQUARED
-
-ACCURACY: Final = "accuracy"
+from dlion_api.status_names import ACCURACY, R_SQUARED
 
 
 def accuracy_name(summary: Mapping[str, Any]) -> str:
@@ -28,6 +27,26 @@ def common_name(names: Iterable[object]) -> str:
     """
     found = [name == R_SQUARED for name in names]
     return R_SQUARED if found and all(found) else ACCURACY
+
+
+def accuracy_text(value: float | None, name: str, digits: int = 1) -> str:
+    """An accuracy in per cent with that many digits, or another figure as a number.
+
+    >>> accuracy_text(0.8349, "accuracy"), accuracy_text(0.8349, "R²"), accuracy_text(None, "R²")
+    ('83.5 %', '0.83', '—')
+    """
+    if value is None or not math.isfinite(value):
+        return "—"
+    return f"{100 * value:.{digits}f} %" if name == ACCURACY else f"{value:.2f}"
+
+
+def goal_text(value: float, name: str) -> str:
+    """A target in whole per cent, or another figure with its name.
+
+    >>> goal_text(0.8, "accuracy"), goal_text(0.8, "R²")
+    ('80%', 'R² 0.80')
+    """
+    return f"{value:.0%}" if name == ACCURACY else f"{name} {accuracy_text(value, name)}"
 
 
 def as_title(name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ProgramError
-from dlion_api.protocol.progress import R_SQUARED
+from dlion_api.status_names import R_SQUARED
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.training.building import BuiltModel
 from dlion_worker.training.framework import tf

@@ -35,7 +35,7 @@ from dlion_cli.inputs.manifests import STDIN, read_document
 from dlion_cli.terminal import options
 from dlion_cli.terminal.completion import complete_environments, complete_policies
 from dlion_cli.terminal.interruption import interruptible
-from dlion_results.comparison import VariantRow, Verdict, relative_result, verdict
+from dlion_results.comparison import VariantRow, Verdict, accuracy_name_of, relative_result, verdict
 from dlion_results.run_folder.layout import COMPARISON, REPORT
 from dlion_simulator.calibration.calibration import read_costs
 
@@ -254,7 +254,8 @@ def _show(
         console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
         if subject is not None:
             places = [(environment, row.variant) for row in own if row.variant != subject]
-            console.print(against_table(subject, [compared[place] for place in places]))
+            others = [compared[place] for place in places]
+            console.print(against_table(subject, others, accuracy_name_of(own)))
         if environment in verdicts:
             click.echo(f"{environment}: {verdicts[environment].text}")
     click.echo(f"Figures: {out / COMPARISON}")

@@ -12,18 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_api.errors import DataError
+from dlion_api.status_names import ACCURACY
 from dlion_cli.inputs.named_folder import run_document
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
     format_duration,
-    format_percent,
     printable,
 )
 from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import age
 from dlion_results.run_folder.listing import MAX_FOLDERS, ResultFinder, StoredRun, StoredState
-from dlion_results.summary.accuracy_name import ACCURACY, common_name
+from dlion_results.summary.accuracy_name import accuracy_text, common_name
 
 _PIPE_COLUMNS: Final = 500
 """Width of output that is not a terminal, so that nothing is cut."""
@@ -113,7 +113,7 @@ def _table(runs: Sequence[StoredRun], folder: Path, now: datetime, *, wide: bool
 def _accuracy(run: StoredRun) -> str:
     """The accuracy, or with its name what stands for it."""
     name = common_name([run.accuracy_name])
-    text = format_percent(run.accuracy)
+    text = accuracy_text(run.accuracy, name)
     return text if name == ACCURACY or run.accuracy is None else f"{name} {text}"
 
 

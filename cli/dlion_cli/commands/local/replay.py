@@ -13,6 +13,7 @@ from rich.table import Table
 from dlion_api.errors import DataError
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
+from dlion_api.status_names import ACCURACY, R_SQUARED
 from dlion_cli.commands.local.simulate import (
     FinishedSimulation,
     SimulationRequest,
@@ -29,12 +30,13 @@ from dlion_cli.inputs.manifests import apply_set, load_manifest, reject_suspende
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import check_can_simulate
 from dlion_cli.terminal import options
-from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
+from dlion_cli.terminal.formatting import UNKNOWN, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS, JOB, REPLAY, SUMMARY
 from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.storage import write_whole
+from dlion_results.summary.accuracy_name import accuracy_text
 from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
 from dlion_results.summary.summary import SCHEMA_VERSION
 from dlion_simulator.calibration.recorded_run import RecordedConditions, recorded_plan
@@ -220,6 +222,6 @@ def _show(
 def _cell(figure: ReplayFigure, value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    if figure.unit == "accuracy":
-        return format_percent(value)
+    if figure.unit in (ACCURACY, R_SQUARED):
+        return accuracy_text(value, figure.unit)
     return f"{format_rate(value)} {figure.unit}".rstrip()
