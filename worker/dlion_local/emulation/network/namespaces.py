@@ -12,12 +12,15 @@ latency: netem is missing from too many kernels. `emulation.measurement` records
 were not emulated.
 """
 
+import fcntl
 import itertools
 import json
 import logging
 import os
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Network, ip_network
@@ -91,9 +94,10 @@ class NamespaceNetwork(UnshapedNetwork):
             ])  # fmt: skip
         remove_stale()
         self._prefix = ResourceOwner.of_this_process().next_prefix()
-        self._subnet = free_subnet()
         try:
-            self._make_links()
+            with _subnet_lock():
+                self._subnet = free_subnet()
+                self._make_links()
             self._shape_links()
             self.apply(self._plan.initial)
         except BaseException:
@@ -232,6 +236,20 @@ def remove(prefix: str, runner_interface: str) -> None:
         run_batch("ip", None, [f"link del {runner_interface}"], check=False)
     names = [name for name in _namespaces() if name.startswith(f"{prefix}-")]
     run_batch("ip", None, [f"netns del {name}" for name in names], check=False)
+
+
+@contextmanager
+def _subnet_lock() -> Iterator[None]:
+    """Keep other runs from choosing the same subnet before its route exists.
+
+    Locks the folder of `/run/netns`, so that no file stays behind.
+    """
+    descriptor = os.open("/run", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def free_subnet() -> IPv4Network:
