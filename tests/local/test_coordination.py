@@ -405,18 +405,18 @@ def test_closing_is_bounded_without_a_coordinator(site: Site) -> None:
     client.report([event(0, "lost")])
     began_s = time.monotonic()
     assert not client.close(finished=True, flush_s=0.5)
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 5
 
 
 def test_a_finished_worker_waits_for_a_slow_coordinator(site: Site) -> None:
     """Its last records report the saved model. A worker that is restarted does not wait."""
-    busy = threading.Event()
+    busy, goes_on = threading.Event(), threading.Event()
 
     def take(record: ProgressRecord) -> None:
         site.records.append(record)
         if isinstance(record, EventRecord) and record.message == "slow":
             busy.set()
-            time.sleep(1.5)  # in the event loop, as on a machine without a free core
+            goes_on.wait(LONG_S)  # in the event loop, as on a machine without a free core
 
     site.coordinator.close()
     site.take = take
@@ -434,6 +434,7 @@ def test_a_finished_worker_waits_for_a_slow_coordinator(site: Site) -> None:
     restarted.report([event(0, "none")])
     assert not restarted.close(finished=False, flush_s=0.2)
     assert "last" not in messages(site)
+    threading.Timer(1.0, goes_on.set).start()
     assert finished.close(finished=True, flush_s=0.2)
     assert "last" in messages(site)
 
@@ -482,7 +483,7 @@ def test_a_silent_coordinator_does_not_block_a_worker(tmp_path: Path) -> None:
             client.sign(csr_pem=csr_pem(), wait_s=0.5)
         began_s = time.monotonic()
         assert not client.close(finished=True, flush_s=0.5)
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 5
 
 
 def test_an_old_incarnation_is_refused_and_a_lost_counter_is_accepted(site: Site) -> None:
@@ -614,7 +615,7 @@ def test_a_bad_record_rejects_only_its_report(site: Site) -> None:
 
 
 def test_a_revoked_worker_ends_and_waits_until_it_is_trusted_again(
-    site: Site,
+    site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its peers are informed. The files that would let it start without the coordinator are
     removed.
@@ -641,7 +642,7 @@ def test_a_revoked_worker_ends_and_waits_until_it_is_trusted_again(
     began_s = time.monotonic()
     site.coordinator._loop.call_soon_threadsafe(run.revoke, [stolen], workers)
     wait_until(lambda: memberships[-1].members[1].revoked, "the peer is informed")
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 5
     wait_until(client.failure, "it ends")
     assert isinstance(client.failure(), UnavailableError)  # its supervisor restarts it
     assert "stolen" in str(client.failure())
@@ -649,8 +650,9 @@ def test_a_revoked_worker_ends_and_waits_until_it_is_trusted_again(
     assert load_membership(state_dir, site.job.key) is None
     client.close()
     again = site.client(1)
+    caplog.clear()
     with pytest.raises(UnavailableError, match="is revoked: stolen"):
-        again.sign(csr_pem=csr_pem(), wait_s=1.0)
+        again.sign(csr_pem=csr_pem(), stopped=lambda: "is revoked: stolen" in caplog.text)
     site.coordinator._loop.call_soon_threadsafe(run.revoke, [], workers)
     again.sign(csr_pem=csr_pem(), wait_s=LONG_S)
     again.join("127.0.0.1:2", "", lambda _: None)

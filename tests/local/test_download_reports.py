@@ -138,7 +138,7 @@ def test_a_download_is_reported(site: Site, file: ServedFile) -> None:
 
 
 def set_when_reported(site: Site, event: threading.Event) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while not site.reported() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     event.set()

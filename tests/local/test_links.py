@@ -76,7 +76,7 @@ def start(authorities: dict[SiteName, CertificateAuthority]) -> Iterator[Start]:
     began_s = time.monotonic()
     for worker in workers:
         worker.exchange.close()
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 5
     ours = [t for t in set(threading.enumerate()) - before if t.name == "exchange"]
     assert not ours
 
@@ -492,15 +492,23 @@ def test_newer_gradients_replace_those_that_wait_for_a_slow_receiver(
     assert [arrived(b).iteration, arrived(b).iteration] == [1, 20]
 
 
-def test_gradients_are_sent_during_a_transfer_of_weights(start: Start) -> None:
+def test_gradients_are_sent_during_a_transfer_of_weights(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
     a.wait_for(LinkUp)
     b.wait_for(LinkUp)
+    gate = asyncio.Event()
+    slow_down(b, monkeypatch, gate)  # the transfer does not end before the gradients are sent
     a.exchange.set_budgets({TO_B: 100_000})
     a.exchange.send(TO_B, Message(MessageKind.WEIGHTS, 1, payload=os.urandom(4_000_000)))
+    until(lambda: a.exchange.link_counters()[TO_B].sent_total > 0)
     for iteration in range(2, 12):
         a.exchange.send(TO_B, gradient(iteration, 100_000))
+    loop = b.exchange._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(gate.set)
     kinds = [arrived(b).kind for _ in range(11)]
     assert kinds == [MessageKind.GRADIENT] * 10 + [MessageKind.WEIGHTS]
 

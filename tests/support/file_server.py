@@ -128,7 +128,7 @@ def _answer(request: BaseHTTPRequestHandler, file: ServedFile) -> None:
     request.end_headers()
     request.wfile.write(sent[: _sent_bytes(str(failure), len(sent))])
     if failure == "reset":
-        file.received.wait(5)
+        file.received.wait(60)
         reset = struct.pack("ii", 1, 0)
         request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
         os.close(request.connection.detach())  # before the server shuts it down in order

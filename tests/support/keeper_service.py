@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -96,8 +96,11 @@ class Keeper:
 
     def waiting_files(self, path: str) -> list[int]:
         """The lengths of files that have not replaced that one yet."""
-        partial = (self.folder / path).parent.glob(".arriving-*")
-        return [each.stat().st_size for each in partial]
+        lengths = []
+        for partial in (self.folder / path).parent.glob(".arriving-*"):
+            with suppress(FileNotFoundError):  # it has replaced that file, or was discarded
+                lengths.append(partial.stat().st_size)
+        return lengths
 
     @contextmanager
     def storing(self, folder: str) -> Iterator[None]:

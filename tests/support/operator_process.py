@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
 START_TIMEOUT_S = 60.0
+_PORTS = range(20_000, 30_000)
+_CHANCE = random.SystemRandom()
 _AS_IN_A_POD = """
 mount -t tmpfs none /var/run
 mkdir -p /var/run/secrets/kubernetes.io
@@ -279,12 +282,15 @@ def proxied_operator(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return this number of free ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return this number of free ports.
+
+    The kernel gives none of them to a socket that asks for any port, which might be faster.
+    """
+    found: list[int] = []
+    with contextlib.ExitStack() as closing:
+        while len(found) < count:
+            each, port = closing.enter_context(socket.socket()), _CHANCE.choice(_PORTS)
+            with contextlib.suppress(OSError):  # it is in use
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
