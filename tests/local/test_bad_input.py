@@ -168,7 +168,10 @@ def test_a_peer_that_sends_nan_is_quarantined(tmp_path: Path, mode: str) -> None
     trainer = {"program": blobs(tmp_path, more=NAN_AT_ONE_PEER), "stop": {"maxSteps": 60}}
     job = job_document(3, trainer=trainer, synchronization={"mode": mode})
     with LocalRun(tmp_path, job) as run:
-        run.wait_for_step(55)
+        run.wait_until(
+            lambda: {0, 1} <= {step.rank for step in run.steps() if step.iteration >= 55},
+            "both have trained",
+        )
         run.process.terminate()
         run.finish()
     refused = [e for rank in (0, 1) for e in run.events("MessageRefused", rank)]
@@ -194,10 +197,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill_the_disk(path: Path) -> None:
     """Write a file that takes all remaining space."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(65536)):
-            pass
-    assert shutil.disk_usage(path.parent).free == 0
+    with path.open("wb", buffering=0) as file:
+        while shutil.disk_usage(path.parent).free:  # others may remove a file meanwhile
+            with contextlib.suppress(OSError):
+                file.write(bytes(65536))
 
 
 def saved_iterations(run: LocalRun) -> list[int]:
@@ -253,13 +256,14 @@ def test_a_run_continues_from_its_last_checkpoint_after_a_full_disk(
 
 
 @pytest.mark.timeout(200)
-def test_a_result_folder_that_is_removed_ends_the_run_within_seconds(tmp_path: Path) -> None:
+def test_a_result_folder_that_is_removed_ends_the_run(tmp_path: Path) -> None:
     job = document(tmp_path, "")
     job["spec"]["trainer"]["stop"] = {"maxSteps": 100_000}
     with LocalRun(tmp_path, job) as run:
         run.wait_for_step(5)
-        shutil.rmtree(run.folder)
-        assert run.finish(20) == ExitCode.STORAGE, run.terminal()
+        gone = run.folder.rename(tmp_path / "gone")  # at once: no process adds a file meanwhile
+        shutil.rmtree(gone)
+        assert run.finish() == ExitCode.STORAGE, run.terminal()
     terminal = " ".join(run.terminal().split())
     assert "the result folder is gone: it was removed or moved during the run" in terminal
     assert str(run.folder) in terminal

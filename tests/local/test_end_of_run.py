@@ -21,7 +21,7 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.provenance import PROVENANCE_FILE, ProvenanceStatement, stated_digests
 from dlion_worker.training.framework import keras
-from local_run import IMPATIENT, LocalRun, blobs, job_document
+from local_run import IMPATIENT, MUCH_TO_EVALUATE, LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -74,11 +74,12 @@ def test_a_worker_with_little_data_does_not_end_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_lead_lost_at_the_end_is_replaced(tmp_path: Path) -> None:
-    trainer = {"program": blobs(tmp_path, evaluation_nap_s=0.5), "stop": {"maxSteps": 20}}
+    program = blobs(tmp_path, evaluation_nap_s=0.5, more=MUCH_TO_EVALUATE)
+    trainer = {"program": program, "stop": {"maxSteps": 20}}
     with LocalRun(tmp_path, job_document(SITES, trainer=trainer, maxRestarts=0)) as run:
-        run.wait_until(lambda: run.events("TrainingStopped"), "the end begins")
+        run.wait_until(lambda: run.events("TrainingStopped", 0), "the end begins")
         run.kill_trainer(0)
-        assert run.finish(60) == ExitCode.PARTIAL, run.terminal()
+        assert run.finish() == ExitCode.PARTIAL, run.terminal()
     assert {event.rank for event in run.events("WorkerFailed")} == {0}
     models = [
         json.loads((run.folder / "models" / site / "model.json").read_text()) for site in SITES

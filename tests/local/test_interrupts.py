@@ -27,7 +27,7 @@ import yaml
 from dlion_api.protocol.progress import LinkRecord
 from dlion_local.emulation.compute.quotas import control_groups_unavailable
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
-from local_run import LocalRun, blobs, job_document, run_command
+from local_run import MUCH_TO_EVALUATE, LocalRun, blobs, job_document, run_command
 
 WITHIN_S = 5.0
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
@@ -127,7 +127,7 @@ MOMENTS = [
     (importing, signal.SIGINT, "", {"maxSteps": 10_000}),
     (waiting, signal.SIGTERM, ONE_IS_LATE, {"maxSteps": 10_000}),
     (training, signal.SIGTERM, "", {"maxSteps": 10_000}),
-    (finishing, signal.SIGINT, "", {"maxSteps": 10}),
+    (finishing, signal.SIGINT, MUCH_TO_EVALUATE, {"maxSteps": 10}),
 ]
 SLOW_MOMENTS = [(training, signal.SIGINT, "", {"maxSteps": 10_000})]
 

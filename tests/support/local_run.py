@@ -79,6 +79,16 @@ def nap(nap_s):
 """
 """More code for `blobs`: sleeps until that file exists. This keeps the rest of the run short."""
 
+MUCH_TO_EVALUATE = """
+_load = load_data
+
+
+def load_data(split, site, worker_index):
+    x, y = _load(split, site, worker_index)
+    return (x, y) if split == "train" else (np.tile(x, (10, 1)), np.tile(y, 10))
+"""
+"""More code for `blobs`: an evaluation has ten batches and pauses, so a test can act during it."""
+
 IMPATIENT = """
 from dlion_worker.trainer import peer_selection
 
