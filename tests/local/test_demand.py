@@ -37,13 +37,15 @@ def document(folder: Path, prediction: str = "auto") -> dict[str, Any]:
 
 
 def sidecar_log(run: LocalRun, rank: int) -> str:
-    (path,) = (run.folder / "logs").glob(f"sidecar-{rank}.log")
-    return path.read_text(errors="replace")
+    path = run.folder / "logs" / f"sidecar-{rank}.log"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def metrics(run: LocalRun, rank: int) -> dict[str, float]:
-    """Return the demand metrics of one sidecar by name."""
-    match = re.search(r"metrics at (http://\S+)", sidecar_log(run, rank))
+    """Return the demand metrics of one sidecar by name, once it serves them."""
+    address = re.compile(r"metrics at (http://\S+)\n")
+    run.wait_until(lambda: address.search(sidecar_log(run, rank)), "the sidecar serves metrics")
+    match = address.search(sidecar_log(run, rank))
     assert match
     with urllib.request.urlopen(match[1], timeout=30) as answer:
         text = answer.read().decode()
@@ -76,7 +78,11 @@ def test_unreadable_proc_files_cause_one_warning(
     monkeypatch.setenv("DLION_MACHINE_ROOT", str(tmp_path / "no-such-machine"))
     with LocalRun(tmp_path, document(tmp_path)) as run:
         run.wait_for_step(30)
-        run.wait_until(lambda: metrics(run, 0).get("dlion_demand_blind_count") == 1.0, "blindness")
+        for rank in (0, 1):
+            run.wait_until(
+                lambda rank=rank: metrics(run, rank).get("dlion_demand_blind_count") == 1.0,
+                "blindness",
+            )
         run.end(signal.SIGINT)
         for rank in (0, 1):
             assert sidecar_log(run, rank).count("only what holds up the trainer's own steps") == 1
