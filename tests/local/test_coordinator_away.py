@@ -32,7 +32,7 @@ from local_run import LONG_S, UNTIL_THERE, blobs, job_document
 pytestmark = pytest.mark.patient
 
 WORKERS, STEPS = 2, 200
-"""With their pauses the steps last 50 s, or until the killed trainer is back."""
+"""With their pauses the steps last 100 s, or until the killed trainer is back."""
 
 
 def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
@@ -52,7 +52,7 @@ def started(folder: Path, rank: int) -> list[int]:
 @pytest.mark.parametrize("mode", [pytest.param("bounded", marks=pytest.mark.slow), "synchronous"])
 def test_a_killed_trainer_returns_without_the_coordinator(tmp_path: Path, mode: str) -> None:
     back = tmp_path / "back"
-    program = blobs(tmp_path, nap_s=0.25, more=UNTIL_THERE.format(path=str(back)))
+    program = blobs(tmp_path, nap_s=0.5, more=UNTIL_THERE.format(path=str(back)))
     trainer = {"program": program, "stop": {"maxSteps": STEPS}}
     synchronization, checkpoint = {"mode": mode}, {"everySeconds": 1}
     job = load_job(

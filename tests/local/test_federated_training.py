@@ -82,7 +82,7 @@ def test_a_site_joins_late_and_leaves_early(tmp_path: Path) -> None:
         trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 10**6}},
         runId="r1",
         minSites=1,
-        startDeadlineSeconds=3,
+        startDeadlineSeconds=8,
     )
     with two_sites(tmp_path, document, subnet=47) as (a, b):
         b.operator.close()
@@ -93,7 +93,7 @@ def test_a_site_joins_late_and_leaves_early(tmp_path: Path) -> None:
         a.wait_until(lambda: len(a.steps(0)) > 20, "one site trains alone")
 
         b.start_coordinator()
-        # On a busy machine the sites may connect later than the three seconds for which a worker
+        # On a busy machine the sites may connect later than the eight seconds for which a worker
         # waits for other sites. The worker then begins alone, at iteration 1.
         b.wait_until(lambda: b.operator.view(b.job).ready.get(a.site), "it sees the other's worker")
         b.start_keeper()

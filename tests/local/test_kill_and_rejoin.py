@@ -35,6 +35,11 @@ def document(folder: Path, mode: dict[str, Any], **spec: Any) -> dict[str, Any]:
     )
 
 
+def wait_for_all(run: LocalRun) -> None:
+    run.wait_until(lambda: len({step.rank for step in run.steps()}) == WORKERS, "all train")
+    run.wait_for_step(20)
+
+
 def incarnation(run: LocalRun, rank: int) -> int:
     return max(step.incarnation for step in run.steps(rank))
 
@@ -76,7 +81,7 @@ def test_killed_workers_rejoin_at_a_barrier(
 ) -> None:
     killed = {rank for ranks in kills for rank in ranks}
     with LocalRun(tmp_path, document(tmp_path, {"mode": "synchronous"})) as run:
-        run.wait_for_step(20)
+        wait_for_all(run)
         for ranks in kills:
             kill_and_wait(run, ranks)
         assert {event.rank for event in run.events("WorkerRejoined")} == killed
@@ -103,7 +108,7 @@ def test_killed_workers_rejoin_at_a_barrier(
 def test_killed_workers_rejoin_without_a_barrier(tmp_path: Path, mode: dict[str, Any]) -> None:
     spec = {"exchange": {"policy": "dlion", "codec": "float16"}}
     with LocalRun(tmp_path, document(tmp_path, mode, **spec)) as run:
-        run.wait_for_step(20)
+        wait_for_all(run)
         kill_and_wait(run, (0,))
         kill_and_wait(run, (1, 3))
         run.wait_for_step(300)  # a return takes 20 iterations, too few to learn
