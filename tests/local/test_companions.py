@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -120,9 +120,12 @@ def pid_of(run: LocalRun, module: str, worker: int) -> int | None:
 
 def niceness(run: LocalRun, module: str) -> set[int]:
     """Return the values of all threads, those of TensorFlow's pools among them."""
-    tasks = [*Path(f"/proc/{pid_of(run, module, 0)}/task").iterdir()]
-    assert len(tasks) > 1
-    return {os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in tasks}
+    found = []
+    for task in Path(f"/proc/{pid_of(run, module, 0)}/task").iterdir():
+        with suppress(ProcessLookupError):  # a thread may end meanwhile
+            found.append(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    assert len(found) > 1
+    return {*found}
 
 
 def kill(run: LocalRun, module: str, worker: int) -> int:

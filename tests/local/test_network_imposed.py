@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -64,13 +64,19 @@ def plan(latency_ms: float = 0) -> Plan:
     return parse(Environment, document).plan(WORKERS, 2)
 
 
-def children() -> list[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+def children(word: str) -> list[int]:
+    """Return the child processes whose command line has that word."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread may end meanwhile
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+    return [pid for pid in found if word in command_line(pid)]
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 @pytest.mark.parametrize("privileged", PRIVILEGED)
@@ -149,7 +155,7 @@ def test_a_quota_after_the_end_of_the_duty_cycle_is_a_failure(tmp_path: Path) ->
     environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=False)
     with closing(environment):
         environment.start()
-        (duty_cycle,) = (pid for pid in children() if "duty_cycle" in command_line(pid))
+        (duty_cycle,) = children("duty_cycle")
         os.kill(duty_cycle, signal.SIGKILL)
         environment.remove_quota(Rank(0))  # at once, before a check for failures
         environment.apply_quota(Rank(1))

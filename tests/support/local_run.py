@@ -292,7 +292,7 @@ class LocalRun:
         """Send the command a signal; return the seconds until all its processes are gone."""
         began_s = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=LONG_S)
         while self.left_behind() and time.monotonic() < began_s + 30:
             time.sleep(0.02)
         return time.monotonic() - began_s
