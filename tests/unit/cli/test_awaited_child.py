@@ -33,16 +33,16 @@ def shown_for(code: str, *, quiet_s: float, is_terminal: bool = True) -> tuple[i
         return ended, screen.getvalue(), output.read().decode()
 
 
-SLOW = "import sys, time; print(sys.stdin.read()); time.sleep(0.15); sys.exit(3)"
+SLOW = "import sys, time; print(sys.stdin.read()); time.sleep({}); sys.exit(3)"
 
 
 def test_a_slow_child_is_named_on_a_terminal_and_gets_its_input() -> None:
-    ended, screen, printed = shown_for(SLOW, quiet_s=0.01)
+    ended, screen, printed = shown_for(SLOW.format(1), quiet_s=0.01)
     assert (ended, printed) == (3, "question\n")
     assert WAITS_FOR in screen
 
 
 @pytest.mark.parametrize(("quiet_s", "is_terminal"), [(30.0, True), (0.01, False)])
 def test_nothing_is_shown_for_a_quick_child_or_in_a_pipe(quiet_s: float, is_terminal: bool) -> None:
-    ended, screen, _ = shown_for(SLOW, quiet_s=quiet_s, is_terminal=is_terminal)
+    ended, screen, _ = shown_for(SLOW.format(0.15), quiet_s=quiet_s, is_terminal=is_terminal)
     assert (ended, screen) == (3, "")

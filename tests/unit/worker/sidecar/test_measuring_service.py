@@ -137,7 +137,7 @@ def test_a_peer_without_a_renewal_is_served_until_its_certificate_ends() -> None
 
 def test_a_peer_of_a_site_that_is_no_longer_trusted_is_refused() -> None:
     async def body() -> None:
-        served = ServedSidecar()
+        served = ServedSidecar(life=timedelta(minutes=5))
         port = await served.service.start("127.0.0.1", preferred_port=0)
         async with served.connection(port) as open_connection:
             first = await share(open_connection, 10.0)
