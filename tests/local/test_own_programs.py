@@ -20,7 +20,7 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
-from local_run import LocalRun, run_command
+from local_run import LONG_S, LocalRun, run_command
 from own_programs import FROZEN, KERAS_SCRIPT, OWN_PROGRAMS, SITES, TWO_INPUTS, OwnProgram
 
 pytestmark = pytest.mark.patient
@@ -42,7 +42,7 @@ def test_a_program_of_each_shape_trains_and_its_model_predicts(
 ) -> None:
     own.project(tmp_path)
     with LocalRun(tmp_path, None) as run:
-        assert run.finish(within_s=200) == ExitCode.OK
+        assert run.finish(within_s=2 * LONG_S) == ExitCode.OK
         assert run.summary()["accuracy"]["min"] > own.min_accuracy
         model = next(iter(sorted(run.folder.glob("models/*/model.keras"))))
     own.judge(tmp_path, model)
@@ -53,6 +53,11 @@ def max_samples(steps: list[StepRecord]) -> dict[int, int]:
     return {rank: max(s.samples for s in steps if s.rank == rank) for rank in (0, 1)}
 
 
+def log_of_failed(run: LocalRun) -> str:
+    """Return the log of the worker that failed first; the other may have been stopped before."""
+    return run.worker_log(run.events("WorkerFailed")[0].rank)
+
+
 @pytest.mark.timeout(300)
 def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
     """It trains with its optimizer, metrics and callbacks; a resumed run continues with all of
@@ -61,7 +66,7 @@ def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
     KERAS_SCRIPT.project(tmp_path, steps=60)
     often = ("--set", "checkpoint.everySeconds=5", "--set", "trainer.evaluation.everySamples=400")
     with LocalRun(tmp_path, None, *often) as run:
-        assert run.finish(within_s=200) == ExitCode.OK, run.terminal()
+        assert run.finish(within_s=2 * LONG_S) == ExitCode.OK, run.terminal()
         steps = run.steps()
         evaluations = [each for each in run.records() if isinstance(each, EvaluationRecord)]
     assert {round(step.learning_rate, 6) for step in steps} == {0.02}
@@ -72,7 +77,7 @@ def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
         assert len(each.class_accuracy) == 3
     more = ("--resume", str(run.folder), *often, "--set", "trainer.stop.maxSteps=90")
     with LocalRun(tmp_path, None, *more) as again:
-        assert again.finish(within_s=200) == ExitCode.OK, again.terminal()
+        assert again.finish(within_s=2 * LONG_S) == ExitCode.OK, again.terminal()
     before, after = max_samples(steps), max_samples(again.steps())
     for rank, site in enumerate(SITES):
         folder = run.folder / "callbacks" / f"{site}.small-0"
@@ -92,9 +97,10 @@ def test_a_callback_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> Non
     line = next(n for n, each in enumerate(text.splitlines(), start=1) if "no/such" in each)
     with LocalRun(tmp_path, None) as failing:
         assert failing.finish() == ExitCode.PROGRAM
+        log = log_of_failed(failing)
     wanted = f"Kernels.on_epoch_end() failed at {program}:{line}: FileNotFoundError"
     assert wanted in failing.terminal().replace("\n", " ")
-    assert wanted in failing.worker_log(0)
+    assert wanted in log
 
 
 @pytest.mark.timeout(300)
@@ -106,10 +112,10 @@ def test_a_run_is_resumed_and_replayed_with_the_package_beside_its_program(
     monkeypatch.chdir(elsewhere)
     FROZEN.project(tmp_path, steps=40)
     with LocalRun(tmp_path, None, "--set", "checkpoint.everySeconds=5") as run:
-        assert run.finish(within_s=200) == ExitCode.OK
+        assert run.finish(within_s=2 * LONG_S) == ExitCode.OK
     more = ("--resume", str(run.folder), "--set", "checkpoint.everySeconds=5")
     with LocalRun(tmp_path, None, *more, "--set", "trainer.stop.maxSteps=60") as again:
-        assert again.finish(within_s=200) == ExitCode.OK, again.terminal()
+        assert again.finish(within_s=2 * LONG_S) == ExitCode.OK, again.terminal()
         assert max(step.iteration for step in again.steps()) == 60
     replay = ["replay", str(run.folder), "--no-report", "--out", str(elsewhere / "replayed")]
     ended = run_command(elsewhere, *replay)
@@ -121,7 +127,8 @@ def test_a_package_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> None
     (tmp_path / "parts" / "sampling.py").write_text("\nraise OSError('no samples today')\n")
     with LocalRun(tmp_path, None) as failing:
         assert failing.finish() == ExitCode.PROGRAM
+        log = log_of_failed(failing)
     line = "parts/sampling.py:2: OSError: no samples today"
     assert line in failing.terminal()
-    assert line in failing.worker_log(0)
-    assert "in <module>\n    from parts import LEARNED, samples" in failing.worker_log(0)
+    assert line in log
+    assert "in <module>\n    from parts import LEARNED, samples" in log

@@ -147,7 +147,10 @@ def test_a_worker_stays_joined_across_renewals(renewed: Renewed) -> None:
     assert lost_before == 0
 
 
-def test_a_missing_coordinator_is_reported_and_awaited(renewed: Renewed) -> None:
+def test_a_missing_coordinator_is_reported_and_awaited(
+    renewed: Renewed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 3.0)
     run = renewed.run
     run.coordinator.close()
     renewed.renewing.start()

@@ -67,7 +67,7 @@ def test_each_restart_is_reported_at_once(
     trainer = {"program": blobs(tmp_path, more=ENDS.format(how=how)), "stop": {"maxSteps": 60}}
     with LocalRun(tmp_path, job_document(1, trainer=trainer, maxRestarts=2)) as run:
         run.wait_until(lambda: run.events("TrainerEnded"), "the first restart is reported")
-        run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal", 5)
+        run.wait_until(lambda: "TrainerEnded" in run.terminal(), "and on the terminal")
         assert run.process.poll() is None, "during the run"
         assert run.finish() == code, run.terminal()
     (failed,) = run.events("WorkerFailed")

@@ -26,7 +26,9 @@ from local_run import LocalRun, blobs, hashes, job_document
 
 pytestmark = pytest.mark.patient
 
-WORKERS, STEPS, BREAK = 2, 30, 10
+WORKERS, STEPS, BREAK = 2, 50, 10
+"""Four seconds are left after the break: a busy machine acts on Ctrl-C, and on a second command,
+later."""
 
 
 EXCHANGES: dict[str, dict[str, Any]] = {

@@ -139,7 +139,7 @@ class Worker:
             self.client.close()
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=LONG_S)
 
 
 @dataclass
@@ -277,12 +277,13 @@ def test_a_killed_sidecar_is_found_again_and_restores_its_state(
     )
     worker = run.workers[0]
     assert worker.process is not None
-    before, endpoint = worker.directive(), worker.trainer.endpoint()
-    assert before is not None
+    endpoint = worker.trainer.endpoint()
     worker.process.send_signal(signal.SIGKILL)
-    worker.process.wait(timeout=10)
+    worker.process.wait(timeout=LONG_S)
     wait_until(lambda: not is_connected(worker.trainer), "client sees the end")
-    assert worker.directive() == before, "training continues with the last directive"
+    before = worker.directive()  # the last one, which may have come just before the end
+    assert before is not None, "training continues with the last directive"
+    assert before.local_batch_size == 160
     worker.start()
     began_s = time.monotonic()
     wait_until(lambda: is_connected(worker.trainer), "client connects again")
@@ -307,6 +308,10 @@ def test_six_sidecars_use_little_memory_and_cpu(run_of: Callable[..., Run]) -> N
     rates = [240.0, 240.0, 120.0, 120.0, 40.0, 40.0]
     for iteration in range(1, 10):
         run.step_all(iteration, rates, pause_s=0.3)
+    wait_until(
+        lambda: all((d := w.directive()) and len(d.budget_bytes) == 5 for w in run.workers),
+        "all links are measured: the start is over",
+    )
     cpu_s = [worker.cpu_s() for worker in run.workers]
     began_s = time.monotonic()
     iteration = 10
@@ -475,7 +480,7 @@ def test_a_sidecar_without_a_coordinator_serves_its_trainer(
         wait_until(client.latest_directive, "an even share")
         assert worker.process is not None
         worker.process.send_signal(signal.SIGINT)
-        assert worker.process.wait(timeout=5) == ExitCode.OK
+        assert worker.process.wait(timeout=LONG_S) == ExitCode.OK
 
 
 def test_metrics_are_served_on_the_logged_port(run_of: Callable[..., Run]) -> None:

@@ -3,7 +3,7 @@
 Phases lie within the steps and do not overlap. With computing and waiting they add up to at most
 the wall time, and the parts of the summary to all of it. Every phase and the exchange's thread take
 time. Kinds of bytes add up to the sent bytes, and equal those of the links' records. The phases of
-each trainer's process add up to its wall time at the supervisor, within a second.
+each trainer's process add up to its wall time at the supervisor, but for start and end.
 
 Left out: the cost of measuring (benchmarks/phase_cost.py).
 """
@@ -28,8 +28,9 @@ PROCESS = (
     "import", "data", "model", "join", "speed", "train", "final_wait", "gather", "evaluate",
     "save", "close",
 )  # fmt: skip
-EXIT_S = 1.0
-"""Allowed for start and end of a process outside its phases."""
+EXIT_S, EXIT_FRACTION = 1.0, 0.2
+"""Allowed for start and end of a process outside its phases: the fraction on a busy machine, where
+all of it takes longer."""
 
 
 def test_the_phases_of_a_real_worker_add_up(tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_the_phases_of_a_real_worker_add_up(tmp_path: Path) -> None:
         parts_s = sum(process[f"{name}_s"] for name in PROCESS)
         assert parts_s == pytest.approx(process["process_s"])
         (lived_s,) = map(float, re.findall(r'"lived_s": ?([\d.]+)', run.worker_log(rank)))
-        assert lived_s - EXIT_S < parts_s <= lived_s + EXIT_S
-        assert process["train_s"] == pytest.approx(worker["wall_s"], abs=0.2)
+        assert parts_s == pytest.approx(lived_s, abs=EXIT_S, rel=EXIT_FRACTION)
+        assert process["train_s"] == pytest.approx(worker["wall_s"], abs=0.2, rel=0.1)
         assert min(process["model_s"], process["join_s"], process["close_s"]) > 0
     assert summary["ending"]["command_s"] > 0
     # The lead gathers and saves; the other waits.

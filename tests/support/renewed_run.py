@@ -21,6 +21,8 @@ from federated_pods import NAMES, SitePods, two_sites
 from iteration_losses import IterationLoss, iteration_losses
 from local_run import hashes, job_document
 
+MIN_ITERATIONS = 100
+"""A busy machine makes fewer while all connections are renewed: too few to judge."""
 NEAR_S = 2.0
 """An iteration within this time of a trainer's report about renewed connections counts as beside a
 renewal."""
@@ -56,8 +58,9 @@ class RenewedRun:
     warnings: tuple[str, ...]
     dropped_messages: int
     lines_down: int
-    """Link records with state down, from before the workers were asked to stop: later, the first
-    worker to leave breaks its link."""
+    """Link records with state down, from a worker's first step until the workers were asked to
+    stop. Before, a worker may wait for its peer. Later, the first worker to leave breaks its
+    link."""
 
 
 def renewed_run(
@@ -101,7 +104,8 @@ def renewed_run(
 
         def all_remade() -> bool:
             remade.update(_remade(*sites))
-            return min(remade.values()) >= times
+            iterations = min(len(site.steps()) for site in sites)
+            return min(remade.values()) >= times and iterations >= MIN_ITERATIONS
 
         within_s = (times + 2) * life.total_seconds() + 60
         try:
@@ -109,16 +113,19 @@ def renewed_run(
         except AssertionError as error:
             raise AssertionError(f"{remade}\n{error}\n{sites[1].story()}") from None
         seconds = time.monotonic() - began_s
-        lines_down = sum(
-            isinstance(record, LinkRecord) and not record.connected
-            for site in sites
-            for record in site.records()
-        )
+        lines_down = sum(_lines_down(site.records()) for site in sites)
         sites[0].operator.stop(sites[0].job, "enough")
         for rank, site in enumerate(sites):
             assert site.wait(f"trainer-{rank}") == 0, site.story()
         records = [*sites[0].records(), *sites[1].records()]
         return _judged(seconds, remade, records, lines_down)
+
+
+def _lines_down(records: list[ProgressRecord]) -> int:
+    """The records of one worker's links with state down, after its first step."""
+    kinds = [isinstance(record, StepRecord) for record in records]
+    trained = records[kinds.index(True) :]
+    return sum(isinstance(record, LinkRecord) and not record.connected for record in trained)
 
 
 def _judged(
