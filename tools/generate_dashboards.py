@@ -57,6 +57,15 @@ TRAINING = (
     Panel("Link budget per iteration",
           f"sum by (site, peer_site) (dlion_link_budget_bytes{{{OURS}}})",
           "{{site}} to {{peer_site}}", "bytes"),
+    Panel("Round trip between sites",
+          f"max by (site, peer_site) (dlion_link_round_trip_seconds{{{OURS}}})",
+          "{{site}} to {{peer_site}}", "s"),
+    Panel("Fraction of TCP segments sent again",
+          "sum by (site, peer_site)"
+          f" (rate(dlion_link_retransmitted_segments_total{{{OURS}}}[$__rate_interval]))"
+          " / sum by (site, peer_site)"
+          f" (rate(dlion_link_sent_segments_total{{{OURS}}}[$__rate_interval]))",
+          "{{site}} to {{peer_site}}", "percentunit"),
     Panel("Fraction of time that trainers are throttled",
           f"rate(dlion_trainer_throttled_seconds_total{{{OURS}}}[$__rate_interval])",
           "{{site}} {{pod}}", "percentunit"),

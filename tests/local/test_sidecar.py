@@ -495,6 +495,34 @@ def test_metrics_are_served_on_the_logged_port(run_of: Callable[..., Run]) -> No
     )
 
 
+def test_metrics_have_the_round_trip_of_the_trainers_connection(
+    run_of: Callable[..., Run],
+) -> None:
+    run = run_of(2, "Disabled")
+    worker, peer = run.workers[0], run.job.workers()[1]
+    wait_until(lambda: "metrics at" in worker.log(), "metrics")
+    match = re.search(r"metrics at (http://\S+)", worker.log())
+    assert match
+
+    def of_links(name: str) -> dict[str, float]:
+        text = urllib.request.urlopen(match[1]).read().decode()
+        rows = re.findall(
+            rf'^dlion_link_{name}{{.*peer_site="(.*?)".*}} (\S+)$', text, re.MULTILINE
+        )
+        return {site: float(value) for site, value in rows}
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        member = Member(peer, 1, MemberState.READY, "{}:{}".format(*address), "127.0.0.1:1")
+        worker.trainer.send(Peers(Membership(2, run.job.key, 2, (member,)), 1500))
+        with socket.create_connection(address) as sending, listener.accept()[0] as receiving:
+            for _ in range(3):
+                sending.sendall(b"a frame")
+                receiving.recv(100)
+            wait_until(lambda: of_links("sent_segments_total") == {"plant-b": 3.0}, "segments")
+            assert 0 < of_links("round_trip_seconds")["plant-b"] < 1
+
+
 def test_an_idle_trainer_counts_as_alive_and_a_stopped_one_as_silent(
     run_of: Callable[..., Run],
 ) -> None:

@@ -18,7 +18,10 @@ MAX_VALUE: Final = 1e15
 MAX_PEER_SITES: Final = 256
 PREFIX: Final = "dlion_"
 _SENT_METRIC: Final = "link_sent_bytes_total"
-_LINK_METRICS: Final = ("link_budget_bytes", "link_bandwidth_bytes_per_second")
+_LINK_METRICS: Final = (
+    "link_budget_bytes", "link_bandwidth_bytes_per_second", "link_round_trip_seconds",
+    "link_min_round_trip_seconds", "link_sent_segments_total", "link_retransmitted_segments_total",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

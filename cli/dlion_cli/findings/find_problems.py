@@ -14,7 +14,7 @@ from dlion_cli.findings.load_problems import load_problems
 from dlion_cli.findings.pod_problems import pod_problems
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.pod_status import PodStatus, pods_of_run
-from dlion_cli.views.worker_load import WorkerLoad
+from dlion_cli.views.worker_load import JobLoad
 
 Documents = Sequence[Mapping[str, Any]]
 
@@ -24,7 +24,7 @@ def find_problems(
     pods: Documents | None,
     events: Documents | None,
     now: datetime,
-    loads: Sequence[WorkerLoad] = (),
+    load: JobLoad | None = None,
     cluster: str = "",
 ) -> list[JobProblem]:
     """The problems of a job, worst first. Pods and events are None if they may not be read.
@@ -42,7 +42,8 @@ def find_problems(
     if status.outcome is None:
         below += owner_event_problems(ordered, run_pods, scope)
         below += job_event_problems(ordered, status.name, scope)
-        below += load_problems(loads, scope)
+        if load is not None:
+            below += load_problems(load, scope)
     if any(each.severity is Severity.ERROR for each in below):
         # Their message repeats what the pods' problems explain.
         found = [each for each in found if each.reason not in EXPLAINED_BY_PODS]

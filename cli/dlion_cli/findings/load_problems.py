@@ -1,10 +1,10 @@
 """What the load of a job's workers tells is wrong, from their sidecars' metrics. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
-from dlion_cli.views.worker_load import SILENT_AFTER_S, WorkerLoad
+from dlion_cli.views.worker_load import SILENT_AFTER_S, JobLoad, SiteLoad, WorkerLoad
 
 THROTTLED_FRACTION: Final = 0.25
 PRESSURE_FRACTION: Final = 0.5
@@ -14,10 +14,15 @@ where the queue is short: then the queue is what to mend."""
 MIN_LOST_SEGMENTS: Final = 10.0
 """A connection to a peer that is gone repeats three within two seconds, by TCP's growing pauses."""
 
+_LOSS_ADVICE: Final = (
+    "Check the links from its node: cables, radio, MTU, a policer, or a full queue "
+    "(where hosts use BBR, make it longer)"
+)
 
-def load_problems(loads: Sequence[WorkerLoad], scope: JobScope) -> Iterator[JobProblem]:
-    """The problems that the load of each worker shows."""
-    for load in loads:
+
+def load_problems(job: JobLoad, scope: JobScope) -> Iterator[JobProblem]:
+    """The problems that the load of the workers and of their links shows."""
+    for load in job.workers:
         if (load.silent_seconds or 0.0) > SILENT_AFTER_S:
             yield JobProblem(
                 Severity.ERROR,
@@ -29,9 +34,16 @@ def load_problems(loads: Sequence[WorkerLoad], scope: JobScope) -> Iterator[JobP
                 scope.command(f"kubectl delete pod {load.pod}"),
             )
         for reason, message, advice in _causes_of_slowness(load):
-            command = scope.command(f"dlion top {scope.name}")
-            about = f"pod/{load.pod}"
-            yield JobProblem(Severity.WARNING, reason, about, message, advice, command)
+            yield _warning(reason, f"pod/{load.pod}", message, advice, scope)
+    for site in job.sites:
+        if _loses_packets(site):
+            message = f"the links to it lose packets: {_lost(site)}"
+            yield _warning("PacketsLost", f"site/{site.site}", message, _LOSS_ADVICE, scope)
+
+
+def _warning(reason: str, about: str, message: str, advice: str, scope: JobScope) -> JobProblem:
+    command = scope.command(f"dlion top {scope.name}")
+    return JobProblem(Severity.WARNING, reason, about, message, advice, command)
 
 
 def _causes_of_slowness(load: WorkerLoad) -> Iterator[tuple[str, str, str]]:
@@ -61,16 +73,17 @@ def _causes_of_slowness(load: WorkerLoad) -> Iterator[tuple[str, str, str]]:
                 "checkpoint.everySeconds"
             ),
         )
-    lost = load.retransmitted_fraction or 0.0
-    if lost >= LOST_FRACTION and lost * (load.sent_segments or 0.0) >= MIN_LOST_SEGMENTS:
-        yield (
-            "PacketsLost",
-            f"its links lose packets: {_percent(lost)} of its TCP segments repeat lost ones",
-            (
-                "Check the links from its node: cables, radio, MTU, a policer, or a full queue "
-                "(where hosts use BBR, make it longer)"
-            ),
-        )
+    if _loses_packets(load):
+        yield "PacketsLost", f"its links lose packets: {_lost(load)}", _LOSS_ADVICE
+
+
+def _loses_packets(load: WorkerLoad | SiteLoad) -> bool:
+    fraction = load.retransmitted_fraction or 0.0
+    return fraction >= LOST_FRACTION and fraction * (load.sent_segments or 0.0) >= MIN_LOST_SEGMENTS
+
+
+def _lost(load: WorkerLoad | SiteLoad) -> str:
+    return f"{_percent(load.retransmitted_fraction or 0.0)} of the TCP segments repeat lost ones"
 
 
 def _percent(fraction: float) -> str:

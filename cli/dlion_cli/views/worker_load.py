@@ -77,6 +77,14 @@ class SiteLoad:
     are counted at its end."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes sent since the sidecars started, by kind; empty: not counted."""
+    round_trip_seconds: float | None = None
+    """The longest one of its connections, with the time in queues."""
+    min_round_trip_seconds: float | None = None
+    """The shortest one of the last five minutes."""
+    retransmitted_fraction: float | None = None
+    """Share of the TCP segments sent between the readings that repeat lost ones."""
+    sent_segments: float | None = None
+    """TCP segments with data sent between the readings, repeated ones included."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,22 @@ def site_loads(
         counted = [each.sent[site] for each in metrics if site in each.sent]
         by_kind = {kind: sum(each.get(kind, 0.0) for each in counted)
                    for kind in KINDS if counted}  # fmt: skip
-        loads.append(SiteLoad(text(site), budget, bandwidth, sent, used, by_kind))
+        segments = _grown(site, "link_sent_segments_total", before, now)
+        again = _grown(site, "link_retransmitted_segments_total", before, now)
+        loads.append(
+            SiteLoad(
+                text(site),
+                budget,
+                bandwidth,
+                sent,
+                used,
+                by_kind,
+                max(_of_links(metrics, site, "link_round_trip_seconds"), default=None),
+                min(_of_links(metrics, site, "link_min_round_trip_seconds"), default=None),
+                again / segments if segments and again is not None else None,
+                segments,
+            )
+        )
     return loads
 
 
@@ -220,9 +243,26 @@ def _bandwidth(site: str, now: WorkerMetrics) -> float | None:
     return now.by_site.get(site, {}).get("link_bandwidth_bytes_per_second")
 
 
+def _of_links(metrics: Sequence[WorkerMetrics], site: str, name: str) -> list[float]:
+    return [each.by_site[site][name] for each in metrics if name in each.by_site.get(site, {})]
+
+
 def _sum(metrics: Sequence[WorkerMetrics], site: str, name: str) -> float | None:
-    found = [each.by_site[site][name] for each in metrics if name in each.by_site.get(site, {})]
+    found = _of_links(metrics, site, name)
     return sum(found) if found else None
+
+
+def _grown(
+    site: str, name: str, before: Mapping[str, WorkerMetrics], now: Mapping[str, WorkerMetrics]
+) -> float | None:
+    """Growth of a counter of the links to a site, of the workers that were read twice."""
+    pairs = ((before[pod].by_site, now[pod].by_site) for pod in now if pod in before)
+    grown = [
+        later[site][name] - earlier.get(site, {}).get(name, 0.0)
+        for earlier, later in pairs
+        if name in later.get(site, {})
+    ]
+    return sum(grown) if grown and min(grown) >= 0 else None
 
 
 _OPTIONAL: Final = (
@@ -240,7 +280,10 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
         "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
         "TEMP", "OTHERS", folded="NOTE", left_out=_OPTIONAL,
     )  # fmt: skip
-    sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S", "SENT MBIT/S", "USED")
+    sites = plain_table(
+        *first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S", "SENT MBIT/S", "USED", "ROUND TRIP",
+        "LOST",
+    )  # fmt: skip
     for context, load in loads.items():
         before = (context,) if first else ()
         for worker in load.workers:
@@ -249,8 +292,9 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
             rates = site.bandwidth_bytes_per_second, site.sent_bytes_per_second
             mbits = (None if rate is None else rate / _BYTES_PER_MBIT for rate in rates)
             budget, used = format_bytes(site.budget_bytes_per_iteration), site.used_fraction
+            lost = format_percent(site.retransmitted_fraction)
             cells = (site.site, budget, *map(format_rate, mbits), format_percent(used))
-            sites.add_row(*map(Text, (*before, *cells)))
+            sites.add_row(*map(Text, (*before, *cells, _round_trip(site), lost)))
     return [workers, sites] if sites.row_count else [workers]
 
 
@@ -276,6 +320,13 @@ def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
         _others(load),
         load.problem,
     )
+
+
+def _round_trip(site: SiteLoad) -> str:
+    """The shortest and the longest one, such as `41 to 180 ms`."""
+    times = site.min_round_trip_seconds, site.round_trip_seconds
+    known = [f"{1000 * each_s:.3g}" for each_s in times if each_s is not None]
+    return f"{' to '.join(dict.fromkeys(known))} ms" if known else UNKNOWN
 
 
 def _others(load: WorkerLoad) -> str:

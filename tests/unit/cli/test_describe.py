@@ -209,7 +209,7 @@ def test_sent_bytes_of_a_running_job_are_shown_by_site_and_kind(
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("LINKS")
     assert lines[at + 1].split()[:2] == ["LINKS", "TO"]
-    assert lines[at + 2].split() == ["plant-b", "—", "—", "0", "—"]
+    assert lines[at + 2].split() == ["plant-b", "—", "—", "0", "—", "—", "—"]
     heading = "Bytes on links since the sidecars started"
     assert lines[at + 3] == f"{heading}: 1 kB: sent 750 B (gradient 750 B), state 250 B"
     budget = 'dlion_link_budget_bytes{peer_site="plant-b"} 1000\n'  # nothing is counted yet

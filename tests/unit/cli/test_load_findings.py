@@ -21,7 +21,7 @@ from dlion_cli.__main__ import main
 from dlion_cli.commands.cluster.describe import MAX_LOADS
 from dlion_cli.findings.job_problem import JobScope, sorted_problems
 from dlion_cli.findings.load_problems import load_problems
-from dlion_cli.views.worker_load import WorkerLoad
+from dlion_cli.views.worker_load import JobLoad, SiteLoad, WorkerLoad
 from manifest_table import changed, smallest
 from scripted_servers import Server, served
 
@@ -48,13 +48,13 @@ def load(**fields: Any) -> WorkerLoad:
         ({"memory_pressure_fraction": 0.625}, "warning", "MemoryPressure", "memory 62.5 %", "top"),
         ({"io_pressure_fraction": 0.91}, "warning", "DiskSlow", "waited for the disk 91 %", "top"),
         ({"retransmitted_fraction": 0.052, "sent_segments": 600.0}, "warning", "PacketsLost",
-         "lose packets: 5.2 % of its TCP segments", "top"),
+         "lose packets: 5.2 % of the TCP segments", "top"),
     ],
 )  # fmt: skip
 def test_each_cause_has_its_reason_advice_and_command(
     fields: dict[str, float], severity: str, reason: str, message: str, command: str
 ) -> None:
-    (problem,) = sorted_problems(load_problems([load(**fields)], SCOPE))
+    (problem,) = sorted_problems(load_problems(JobLoad([load(**fields)], []), SCOPE))
     assert (problem.severity, problem.reason) == (severity, reason)
     assert problem.object == "pod/digits-small-1-0-x2x7k"
     assert message in problem.message
@@ -74,12 +74,24 @@ def test_each_cause_has_its_reason_advice_and_command(
     ],
 )  # fmt: skip
 def test_normal_or_unknown_figures_are_not_a_problem(fields: dict[str, Any]) -> None:
-    assert list(load_problems([load(**fields)], SCOPE)) == []
+    assert list(load_problems(JobLoad([load(**fields)], []), SCOPE)) == []
+
+
+@pytest.mark.parametrize(("fraction", "segments"), [(0.019, 1e6), (0.5, 18.0), (0.5, None)])
+def test_the_site_with_links_that_lose_packets_is_named(
+    fraction: float, segments: float | None
+) -> None:
+    few = SiteLoad("a", None, None, retransmitted_fraction=fraction, sent_segments=segments)
+    many = SiteLoad("plant-b", None, None, retransmitted_fraction=0.052, sent_segments=600.0)
+    (problem,) = load_problems(JobLoad([], [few, many, SiteLoad("c", None, None)]), SCOPE)
+    assert (problem.severity, problem.reason) == ("warning", "PacketsLost")
+    assert problem.object == "site/plant-b"
+    assert "links to it lose packets: 5.2 % of the TCP segments" in problem.message
 
 
 def test_a_name_with_shell_characters_has_no_command() -> None:
     odd = WorkerLoad("x;`id`", "small-0", 0, silent_seconds=99.0)
-    (problem,) = sorted_problems(load_problems([odd], SCOPE))
+    (problem,) = sorted_problems(load_problems(JobLoad([odd], []), SCOPE))
     assert problem.command == ""
 
 

@@ -40,6 +40,7 @@ from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_results.summary.link_use import KINDS
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
+from dlion_worker.sidecar.tcp_connections import SiteConnections
 from manifest_table import changed, smallest
 from scripted_servers import Server, served
 
@@ -75,6 +76,7 @@ def exported(
         demand=DemandDecision(813.25, DemandState.PREDICTED, 0.25, 2.0, 4.0, "level"),
         step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
         exchange_thread_seconds={"send": 99.0 * steps},
+        connections={SiteName("plant-b"): SiteConnections(steps * 20, steps, 0.18, 0.041)},
         link_bytes=((Rank(3), "gradient", 40_000 * steps), (Rank(3), "state", 500_000)),
         node=NodeFacts(
             cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, io_pressure_ratio=0.75,
@@ -154,12 +156,15 @@ def test_a_worker_has_the_figures_of_its_sidecar(
     near, far = found["sites"]
     assert near == {
         "site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None,
-        "sentBytesPerSecond": None, "usedFraction": None, "sentBytes": {},
+        "sentBytesPerSecond": None, "usedFraction": None, "sentBytes": {}, "sentSegments": None,
+        "roundTripSeconds": None, "minRoundTripSeconds": None, "retransmittedFraction": None,
     }  # fmt: skip
     sent_rate, used = far.pop("sentBytesPerSecond"), far.pop("usedFraction")
     assert far == {
         "site": "plant-b", "budgetBytesPerIteration": 2e6, "bandwidthBytesPerSecond": 1.25e6,
         "sentBytes": dict.fromkeys(KINDS, 0.0) | {"gradient": 800_000.0, "state": 500_000.0},
+        "roundTripSeconds": 0.18, "minRoundTripSeconds": 0.041, "sentSegments": 400.0,
+        "retransmittedFraction": 0.05,
     }  # fmt: skip
     assert sent_rate == pytest.approx(40_000 * rates["stepsPerSecond"])
     assert used == pytest.approx(sent_rate / 1.25e6)
@@ -187,9 +192,10 @@ def test_the_tables_have_rows_for_workers_and_sites(
     assert lines[1][-5:] == ["62", "°C", "0.2", "→", "2.0"]
     assert lines[2][:3] == ["small-1", "2", "—"]
     assert lines[2][-6:] == ["Pending:", "the", "pod", "does", "not", "run"]
-    assert " ".join(lines[4]) == "LINKS TO BUDGET/ITERATION MBIT/S SENT MBIT/S USED"
-    assert lines[5] == ["plant-a", "1.5", "kB", "—", "—", "—"]
+    assert " ".join(lines[4]) == "LINKS TO BUDGET/ITERATION MBIT/S SENT MBIT/S USED ROUND TRIP LOST"
+    assert lines[5] == ["plant-a", "1.5", "kB", "—", "—", "—", "—", "—"]
     assert lines[6][:4] == ["plant-b", "2", "MB", "10"]
+    assert lines[6][-6:] == ["41", "to", "180", "ms", "5.0", "%"]
     assert float(lines[6][4]) == pytest.approx(float(lines[6][5]) / 10, rel=0.01, abs=0.06)
 
 
@@ -333,6 +339,31 @@ def test_a_quota_withholds_at_most_the_demand_of_all_threads() -> None:
     for before, now, withheld in zip(readings, readings[1:], (0.5 / 16.5, 0.5), strict=False):
         found = worker_load("p", "w", 0, before, now).throttled_fraction
         assert found == pytest.approx(withheld)
+
+
+def test_loss_and_round_trips_are_those_of_all_workers_links() -> None:
+    def reading(time_s: float, sent: float, again: float, round_trip_s: float) -> WorkerMetrics:
+        values = {
+            "link_sent_segments_total": sent, "link_retransmitted_segments_total": again,
+            "link_round_trip_seconds": round_trip_s,
+            "link_min_round_trip_seconds": 0.5 * round_trip_s,
+        }  # fmt: skip
+        return WorkerMetrics(time_s, by_site={"b": values})
+
+    before = {"w-0": reading(0, 100, 10, 9.0), "w-1": reading(0, 500, 0, 9.0)}
+    now = {
+        "w-0": reading(2, 200, 40, 0.1),
+        "w-1": reading(2, 700, 0, 0.4),
+        "w-2": reading(2, 9000, 9000, 0.2),  # was not read before
+    }
+    (load,) = site_loads(before, now)
+    assert (load.sent_segments, load.retransmitted_fraction) == (300.0, 0.1)
+    assert (load.min_round_trip_seconds, load.round_trip_seconds) == (0.05, 0.4)
+    restarted = {**now, "w-1": reading(2, 10, 0, 0.4)}
+    (load,) = site_loads(before, restarted)
+    assert (load.sent_segments, load.retransmitted_fraction) == (None, None)
+    (load,) = site_loads({}, {"w-2": WorkerMetrics(2, by_site={"b": {"link_budget_bytes": 1.0}})})
+    assert (load.min_round_trip_seconds, load.round_trip_seconds) == (None, None)
 
 
 def test_the_fraction_of_resent_segments_is_at_most_one() -> None:

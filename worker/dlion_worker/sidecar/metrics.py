@@ -6,6 +6,8 @@ server's thread, from objects that are replaced as a whole.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,6 +18,7 @@ from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
+from dlion_worker.sidecar.tcp_connections import SiteConnections
 
 MAX_LABELLED_PEERS = 63
 """A worker that has sent to more has sent bytes by site, so that a sidecar has some 400 series at
@@ -50,6 +53,8 @@ class MetricsReading:
     exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
     link_bytes: Sequence[tuple[Rank, str, int]] = ()
     """Peer, kind and bytes sent so far."""
+    connections: Mapping[SiteName, SiteConnections] = field(default_factory=dict)
+    """The TCP connections to each site; empty: unknown."""
 
 
 class SidecarMetrics(Collector):
@@ -97,6 +102,7 @@ class SidecarMetrics(Collector):
             refusals.add_metric([*self._labels.values(), *place], count)
         yield refusals
         yield self._sent_bytes(reading.link_bytes)
+        yield from self._of_connections(reading.connections)
         if (directive := reading.directive) is not None:
             yield self._per_site(
                 "dlion_link_budget_bytes",
@@ -131,6 +137,14 @@ class SidecarMetrics(Collector):
             family.add_metric([*self._labels.values(), *place], total)
         return family
 
+    def _of_connections(self, by_site: Mapping[SiteName, SiteConnections]) -> Iterator[Metric]:
+        for name, family, meaning, value_of in _CONNECTION_METRICS:
+            made = family(f"dlion_link_{name}", meaning, labels=[*self._labels, "peer_site"])
+            for site, connections in sorted(by_site.items()):
+                if (value := value_of(connections)) is not None:
+                    made.add_metric([*self._labels.values(), str(site)], value)
+            yield made
+
     def _per_site(self, name: str, meaning: str, values: Mapping[Rank, float]) -> Metric:
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])
         totals: dict[str, float] = {}
@@ -147,6 +161,17 @@ class SidecarMetrics(Collector):
         except LookupError:  # a wrong record must not end all metrics
             return None
 
+
+_CONNECTION_METRICS: Final = (
+    ("round_trip_seconds", GaugeMetricFamily,
+     "Longest round trip of the TCP connections to a site, smoothed.", attrgetter("round_trip_s")),
+    ("min_round_trip_seconds", GaugeMetricFamily,
+     "Shortest round trip to a site in the last five minutes.", attrgetter("min_round_trip_s")),
+    ("sent_segments", CounterMetricFamily,
+     "TCP segments with data sent to a site, repeated ones included.", attrgetter("sent_segments")),
+    ("retransmitted_segments", CounterMetricFamily,
+     "Those of them that were sent again.", attrgetter("retransmitted_segments")),
+)  # fmt: skip
 
 _Row = tuple[str, str, float | None]
 """Name without its prefix, meaning, and value; None: left out."""

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.measurements import (
     Capacity,
     CpuAllowance,
@@ -27,6 +27,7 @@ from dlion_api.protocol.measurements import (
     StreamRefusals,
     TrainerAlive,
 )
+from dlion_api.protocol.membership import Member
 from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
@@ -47,6 +48,7 @@ from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
 from dlion_worker.sidecar.step_seconds import StepSeconds
+from dlion_worker.sidecar.tcp_connections import LinkConnections
 from dlion_worker.sidecar.trainer_socket import TrainerSocket
 
 _LOG = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class SidecarProcess:
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self.is_revoked = self._controller.is_revoked
         self._step_seconds, self._link_bytes = StepSeconds(), LinkBytes()
+        self._connections = LinkConnections()
         self._unreported_bytes: Counter[Rank] = Counter()
         """What went to peers' sidecars since the trainer's last step."""
         self._members: frozenset[Rank] = frozenset()
@@ -169,11 +172,16 @@ class SidecarProcess:
         if isinstance(record, Peers):
             self._trust = record.trust
             self._members = frozenset(each.identity.rank for each in record.membership.members)
+            self._connections.set_addresses(map(self._exchange_address, self._controller.peers))
         if self._caller is None:
             return
         if isinstance(record, Peers):
             self._caller.set_peers(self._controller.peers)
         self._notify_peers()
+
+    def _exchange_address(self, peer: Member) -> tuple[str, SiteName]:
+        dialled = self._config.link_address(peer.identity.rank, "exchange")
+        return dialled or peer.exchange_address, peer.identity.site
 
     def _notify_peers(self) -> None:
         if self._caller is not None and self.own() != self._last_shared:
@@ -377,6 +385,7 @@ class SidecarProcess:
             step_seconds=self._step_seconds.main,
             exchange_thread_seconds=self._step_seconds.thread,
             link_bytes=tuple(self._link_bytes.rows()),
+            connections=self._connections.sample(),
             refused=self._refusals.messages(),
             refusals=self._refusals.counts(),
             renewals=self._credentials.renewals,

@@ -64,8 +64,7 @@ class JobFacts:
     @property
     def problems(self) -> list[JobProblem]:
         """What is wrong, worst first."""
-        loads = () if self.load is None else self.load.workers
-        return find_problems(self.job, self.pods, self.events, self.now, loads, self.cluster)
+        return find_problems(self.job, self.pods, self.events, self.now, self.load, self.cluster)
 
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""

@@ -164,7 +164,8 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     without waiting, shares of the time for waiting and for the exchange, CPU and its quota, share
     of the CPU time that the quota withheld, pressure of CPU, memory and disk, share of repeated TCP
     segments, temperature. A row per site: bytes that the links to it may carry per iteration, their
-    measured rate, what was sent per second, and the share of the rate that this is.
+    measured rate, what was sent per second, the share of the rate that this is, round trips, and
+    share of repeated TCP segments.
 
     Reads each sidecar's metrics (docs/metrics.md) twice within 2 seconds, which needs the right
     `get` on `pods/proxy`.

@@ -33,6 +33,7 @@ from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.metrics import MAX_LABELLED_PEERS, MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.step_seconds import StepSeconds
+from dlion_worker.sidecar.tcp_connections import SiteConnections
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 MANY = tuple((rank, "c", rank) for rank in range(4, 4 + MAX_LABELLED_PEERS))
@@ -77,6 +78,7 @@ def reading(*, full: bool) -> MetricsReading:
         step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
         exchange_thread_seconds={"send": 0.5} if full else {},
         link_bytes=((Rank(1), "gradient", 9),) if full else (),
+        connections={SiteName("b"): SiteConnections(200, 5, 0.25, 0.04)} if full else {},
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)
         if full
         else NodeFacts(),
@@ -146,10 +148,20 @@ def test_an_impossible_rank_does_not_end_the_metrics() -> None:
     assert re.findall(r"^dlion_link_budget_bytes{.*} (.*)$", text, re.MULTILINE) == ["5.0"]
 
 
+def test_a_site_without_a_connection_keeps_its_counts_and_has_no_round_trip() -> None:
+    connections = {SiteName("b"): SiteConnections(200, 5)}
+    text = exported(replace(reading(full=True), connections=connections))
+    labels = 'job="cifar10",namespace="default",peer_site="b",site="a"'
+    assert f"dlion_link_sent_segments_total{{{labels}}} 200.0" in text
+    assert f"dlion_link_retransmitted_segments_total{{{labels}}} 5.0" in text
+    assert "round_trip_seconds{" not in text
+
+
 def test_unreadable_facts_are_left_out() -> None:
     text = exported(reading(full=False))
     assert "dlion_node" not in text
     assert "dlion_capacity" not in text
     assert "dlion_link_b" not in text
     assert "dlion_link_sent_bytes_total{" not in text
+    assert "_segments_total{" not in text
     assert "dlion_steps_total" in text
