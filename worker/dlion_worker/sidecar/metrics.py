@@ -222,6 +222,7 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
          node.memory_pressure_ratio),
         ("node_io_pressure_ratio", "Time some task waited for a disk.", node.io_pressure_ratio),
         ("node_frequency_hertz", "Mean CPU frequency.", node.frequency_hertz),
+        ("node_clock_limit_ratio", "Allowed clock over the greatest one.", node.clock_limit_ratio),
         ("node_temperature_celsius", "Hottest sensor.", node.temperature_celsius),
         ("node_memory_total_bytes", "Memory of the machine.", node.memory_total_bytes),
         ("node_memory_available_bytes", "Memory not in use.", node.memory_available_bytes),

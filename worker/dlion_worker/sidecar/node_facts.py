@@ -33,6 +33,8 @@ class NodeFacts:
     """Segments sent from this network namespace since its creation. All containers of a pod share
     it."""
     tcp_retransmitted_segments: float | None = None
+    clock_limit_ratio: float | None = None
+    """The clock that the kernel allows over the greatest one, of the most limited processors."""
 
 
 def read_node_facts(root: Path = Path("/")) -> NodeFacts:
@@ -53,6 +55,7 @@ def read_node_facts(root: Path = Path("/")) -> NodeFacts:
         io_pressure_ratio=_pressure(root, "io"),
         tcp_sent_segments=tcp.get("OutSegs"),
         tcp_retransmitted_segments=tcp.get("RetransSegs"),
+        clock_limit_ratio=_clock_limit(root),
     )
 
 
@@ -158,6 +161,22 @@ def read_frequency(root: Path) -> float | None:
         return 1e3 * sum(values) / len(values)
     megahertz = re.findall(r"cpu MHz\s*:\s*([\d.]+)", _text(root / "proc/cpuinfo") or "")
     return 1e6 * sum(map(float, megahertz)) / len(megahertz) if megahertz else None
+
+
+def _clock_limit(root: Path) -> float | None:
+    """The least over all cpufreq policies, each of the processors that share a clock.
+
+    A board with fast and slow cores has a policy of each, and may slow down one of them. Unlike the
+    current clock, which falls on idle processors, the allowed one falls only if it is limited.
+    """
+    ratios = []
+    for policy in (root / "sys/devices/system/cpu/cpufreq").glob("policy[0-9]*"):
+        allowed, greatest = (
+            _number(policy / name) for name in ("scaling_max_freq", "cpuinfo_max_freq")
+        )
+        if allowed is not None and greatest is not None and 0 < allowed <= greatest:
+            ratios.append(allowed / greatest)
+    return min(ratios, default=None)
 
 
 def read_temperature(root: Path) -> float | None:

@@ -79,7 +79,7 @@ def reading(*, full: bool) -> MetricsReading:
         exchange_thread_seconds={"send": 0.5} if full else {},
         link_bytes=((Rank(1), "gradient", 9),) if full else (),
         connections={SiteName("b"): SiteConnections(200, 5, 0.25, 0.04)} if full else {},
-        node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)
+        node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0, 0.5)
         if full
         else NodeFacts(),
     )

@@ -87,6 +87,31 @@ def test_a_machine_without_facts_gives_none(tmp_path: Path) -> None:
     assert read_node_facts(tmp_path) == NodeFacts()
 
 
+CPUFREQ = "sys/devices/system/cpu/cpufreq/policy"
+
+
+@pytest.mark.parametrize(
+    ("clocks", "ratio"),
+    [
+        # current, allowed and greatest kHz of each policy
+        ({0: (408000, 1800000, 1800000), 4: (408000, 2208000, 2208000)}, 1.0),  # idle
+        ({0: (1800000, 1800000, 1800000), 4: (1104000, 1104000, 2208000)}, 0.5),  # fast cores
+        ({0: (600000, 600000, 1800000), 4: (2208000, 2208000, 2208000)}, 1 / 3),  # slow cores
+        ({0: (1, 2, 0), 4: (1, -5, 10), 8: (1, 20, 10), 12: (1, 0, 10)}, None),
+    ],
+)
+def test_the_clock_limit_is_that_of_the_most_limited_cores(
+    tmp_path: Path, clocks: dict[int, tuple[int, int, int]], ratio: float | None
+) -> None:
+    files = {"sys/devices/system/cpu/cpufreq/policy12/cpuinfo_max_freq": "<unsupported>\n"}
+    for first, values in clocks.items():
+        names = "scaling_cur_freq", "scaling_max_freq", "cpuinfo_max_freq"
+        for name, kilohertz in zip(names, values, strict=True):
+            files[f"{CPUFREQ}{first}/{name}"] = f"{kilohertz}\n"
+    limit = read_node_facts(tree(tmp_path, files)).clock_limit_ratio
+    assert limit == (None if ratio is None else pytest.approx(ratio))
+
+
 @pytest.mark.parametrize("garbage", ["", "max", "lots of cores", "-1 100000", "100 0"])
 def test_a_limit_that_is_not_a_number_is_ignored(tmp_path: Path, garbage: str) -> None:
     tree(tmp_path, VERSION_2 | {"sys/fs/cgroup/cpu.max": garbage})
