@@ -20,7 +20,7 @@ def windows_bytes_per_s(
     return rates
 
 
-def most_bytes_per_s(one: TransferMeasurement, began_s: float, after_s: float = 1.0) -> float:
+def max_mean_bytes_per_s(one: TransferMeasurement, began_s: float, after_s: float = 1.0) -> float:
     """The maximum mean rate from `began_s`, before the transfer, to any arrival `after_s` later.
 
     A reader without a core for a moment finds more bytes in the next window. Here it finds fewer.
