@@ -24,7 +24,7 @@ from dlion_api.spec import load_job
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
-from local_run import LocalRun, hashes, job_document
+from local_run import LONG_S, LocalRun, hashes, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -148,12 +148,12 @@ def test_three_processes_equal_one_with_their_joint_batches(tmp_path: Path, name
         batching={"policy": "weighted", "globalBatchSize": {"initial": 50, "max": 50}},
     )
     with LocalRun(tmp_path, document) as run:
-        assert run.finish(within_s=180) == 0, run.terminal()
+        assert run.finish(within_s=2 * LONG_S) == 0, run.terminal()
     learning_rate = OPTIMIZERS[name]["learningRate"]
     first_D = checkpoint(run, 0, "optimizer.momentum") / -learning_rate
     document["spec"]["trainer"]["stop"] = {"maxSteps": STEPS}
     with LocalRun(tmp_path, document, "--resume", str(run.folder)) as run:
-        assert run.finish(within_s=180) == 0, run.terminal()
+        assert run.finish(within_s=2 * LONG_S) == 0, run.terminal()
 
     by_iteration = hashes(run.steps())
     assert sorted(by_iteration) == list(range(1, STEPS + 1))
