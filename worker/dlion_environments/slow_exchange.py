@@ -66,8 +66,9 @@ def slow_exchange(spec: Spec, size: int, link: Mapping[str, float]) -> str:
             return (
                 f"one exchange of policy {spec.exchange.policy} has {message_bytes / 1e6:.3g} MB. "
                 f"Link {name} ({bytes_per_s / BYTES_PER_MBIT:.3g} Mbit/s) takes {seconds:.0f} s "
-                f"for it, longer than the run: {limit_s:g} s (trainer.stop.maxSeconds). So the "
-                "workers at its ends train without each other. Choose a policy with fewer bytes "
+                f"for it, longer than the run: {limit_s:g} s (trainer.stop.maxSeconds). "
+                "So the workers at its ends wait for it beyond that limit or, if they are "
+                "asynchronous, train without each other. Choose a policy with fewer bytes "
                 f"(exchange.policy: {Exchange().policy}), or raise trainer.stop.maxSeconds"
             )
     return ""

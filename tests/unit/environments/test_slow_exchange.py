@@ -49,9 +49,9 @@ def warning(of: Job, workers: Any = RATES, **environment: Any) -> str:
 def test_the_warning_has_all_figures_and_the_remedy() -> None:
     assert warning(job()) == (
         f"one exchange of policy full has 4 MB. Link {LINK} (0.4 Mbit/s) takes 80 s for it, "
-        "longer than the run: 60 s (trainer.stop.maxSeconds). So the workers at its ends train "
-        "without each other. Choose a policy with fewer bytes (exchange.policy: adaptive), or "
-        "raise trainer.stop.maxSeconds"
+        "longer than the run: 60 s (trainer.stop.maxSeconds). So the workers at its ends wait for "
+        "it beyond that limit or, if they are asynchronous, train without each other. Choose a "
+        "policy with fewer bytes (exchange.policy: adaptive), or raise trainer.stop.maxSeconds"
     )
 
 
