@@ -88,9 +88,9 @@ class ResourceController:
         self._membership: Membership | None = None
         self.peers: tuple[Member, ...] = ()
         """The other present workers."""
-        self._training_set_samples = self._own_samples = 0
-        self._iteration = 0
-        self._version = 0
+        self._training_set_samples = self._own_samples = self._iteration = self._version = 0
+        self._has_begun = False
+        """Whether this worker or a peer is known to have made a step of this run."""
         self._published_s = float("-inf")
         self._compute_share = self._capacity_share = 1.0
         self._measured_at_s: dict[Rank, float] = {}
@@ -138,6 +138,7 @@ class ResourceController:
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> Directive | None:
         """Handle the capacity that a peer's sidecar sent. Raises: ContractError if its grouping is
         invalid."""
+        self._has_begun |= capacity.iteration > 0
         is_news = self._update_groups(capacity)
         is_news |= self.capacities.update(capacity, incarnation)
         if self._goodput is not None and capacity.batch_choice is not None:
@@ -234,7 +235,7 @@ class ResourceController:
     # ---- internal --------------------------------------------------------------------------------
 
     def _step(self, step: StepTiming, now_s: float) -> None:
-        self._iteration = step.iteration
+        self._iteration, self._has_begun = step.iteration, True
         self.steps_total += 1
         self.samples_total += step.samples
         self._estimator.add_step(step)
@@ -319,8 +320,7 @@ class ResourceController:
         """Continue from the last directive of an earlier sidecar, which the trainer reports."""
         if directive.version <= self._version:
             return
-        self._version = directive.version
-        self.directive = directive
+        self._version, self.directive, self._has_begun = directive.version, directive, True
         self._compute_share = self._capacity_share = directive.compute_share
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
@@ -334,7 +334,7 @@ class ResourceController:
         those present. When a suspended run resumes, all are lost until they join, in any order."""
         if self._membership is None:
             return []
-        if self._iteration > 0:
+        if self._has_begun:
             return [self._rank, *(member.identity.rank for member in self.peers)]
         states = {member.identity.rank: member.state for member in self._membership.members}
         ended = {rank for rank, state in states.items() if state is MemberState.FINISHED}
@@ -342,7 +342,7 @@ class ResourceController:
 
     def _published(self) -> PublishedCapacities:
         membership, latest = self._membership, self._latest
-        ranks_version = membership, self._iteration > 0
+        ranks_version = membership, self._has_begun
         if latest is None or latest.ranks_version != ranks_version:
             members = [] if membership is None else [m.identity.rank for m in membership.members]
             latest = self.capacities.published(self._active(), members, ranks_version)

@@ -5,6 +5,7 @@ with its `tcp_info`; no privilege is needed. All containers of a pod share the n
 sidecar sees the trainer's connections. Measures only: no decision depends on it.
 """
 
+import errno
 import ipaddress
 import socket
 import struct
@@ -34,6 +35,7 @@ _REQUEST: Final = struct.Struct("=BBBxI48x")
 _SOCKET: Final = struct.Struct("=B5xH16x16s4xQ20x")
 """inet_diag_msg: family, port (big endian) and address of the other end, cookie."""
 _ATTRIBUTE: Final = struct.Struct("=HH")
+_ERROR_CODE: Final = struct.Struct("=i")
 _ROUND_TRIP_AT, _RETRANSMITTED_AT, _MIN_ROUND_TRIP_AT, _SENT_AT = 68, 100, 148, 156
 """Offsets in tcp_info of tcpi_rtt, tcpi_total_retrans, tcpi_min_rtt and tcpi_data_segs_out."""
 _NEVER: Final = 0xFFFFFFFF
@@ -79,9 +81,10 @@ class LinkConnections:
 
     _sites: Mapping[Endpoint, SiteName] = field(default_factory=dict)
     _counted: Mapping[int, TcpConnection] = field(default_factory=dict)
-    """The connections at the last sample, by cookie."""
+    """All connections at the last sample, by cookie: an address may become known later."""
     _by_site: Mapping[SiteName, SiteConnections] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    """From the reading on: an older sample added after a newer one would look like a new start."""
 
     def set_addresses(self, addresses: Iterable[tuple[str, SiteName]]) -> None:
         """Set where the peers' workers are reached. Those reached by a host name are left out: the
@@ -91,10 +94,11 @@ class LinkConnections:
 
     def sample(self) -> Mapping[SiteName, SiteConnections]:
         """Read the kernel's counters; without sock_diag nothing is known."""
-        try:
-            return self.add(tcp_connections())
-        except OSError:
-            return {}
+        with self._lock:
+            try:
+                return self.add(tcp_connections())
+            except OSError:
+                return {}
 
     def add(self, connections: Iterable[TcpConnection]) -> Mapping[SiteName, SiteConnections]:
         """Add what these connections have sent since the last sample."""
@@ -103,12 +107,11 @@ class LinkConnections:
                 site: replace(known, round_trip_s=None, min_round_trip_s=None)
                 for site, known in self._by_site.items()
             }
-            counted = {}
-            for each in connections:
+            counted = {each.cookie: each for each in connections}
+            for each in counted.values():
                 if (site := self._sites.get(each.remote)) is not None:
                     known = totals.get(site, SiteConnections())
                     totals[site] = _sum(known, each, self._counted.get(each.cookie))
-                    counted[each.cookie] = each
             self._by_site, self._counted = totals, counted
             return totals
 
@@ -143,32 +146,45 @@ def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def tcp_connections() -> list[TcpConnection]:
     """Return the established connections. Raises: OSError if the kernel does not list them."""
-    found: list[TcpConnection] = []
+    found, errors = list[TcpConnection](), list[OSError]()
     for family in (socket.AF_INET, socket.AF_INET6):
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-            kernel.settimeout(_WITHIN_S)
-            wanted = 1 << (_INFO - 1), 1 << _ESTABLISHED
-            request = _REQUEST.pack(family, socket.IPPROTO_TCP, *wanted)
-            size = _HEADER.size + len(request)
-            kernel.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
-            while _read_messages(kernel.recv(_BUFFER_BYTES), found):
-                pass
+        try:
+            found += _connections_of(family)
+        except OSError as error:  # this kernel may lack one of both
+            errors.append(error)
+    if len(errors) == 2:
+        raise errors[0]
+    return found
+
+
+def _connections_of(family: int) -> list[TcpConnection]:
+    found: list[TcpConnection] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(_WITHIN_S)
+        wanted = 1 << (_INFO - 1), 1 << _ESTABLISHED
+        request = _REQUEST.pack(family, socket.IPPROTO_TCP, *wanted)
+        size = _HEADER.size + len(request)
+        kernel.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
+        while _read_messages(kernel.recv(_BUFFER_BYTES), found):
+            pass
     return found
 
 
 def _read_messages(data: bytes, found: list[TcpConnection]) -> bool:
     """Append the connections in what one `recv` returned; return whether more follow.
 
-    Raises: OSError if the kernel reports an error.
+    Raises: OSError if the kernel reports an error, or if a message is no such message.
     """
     start = 0
     while start + _HEADER.size <= len(data):
         size, kind, *_ = _HEADER.unpack_from(data, start)
         body = data[start + _HEADER.size : start + size]
-        if kind == _ERROR:
-            raise OSError(-struct.unpack_from("=i", body)[0], "the kernel lists no connections")
         if kind == _DONE:
             return False
+        if kind == _ERROR and len(body) >= _ERROR_CODE.size:
+            raise OSError(-_ERROR_CODE.unpack_from(body)[0], "the kernel lists no connections")
+        if kind == _ERROR or size < _HEADER.size:
+            raise OSError(errno.EBADMSG, "the kernel's list of connections is not valid")
         if (connection := _connection(body)) is not None:
             found.append(connection)
         start += _aligned(size)
@@ -177,6 +193,8 @@ def _read_messages(data: bytes, found: list[TcpConnection]) -> bool:
 
 def _connection(message: bytes) -> TcpConnection | None:
     """None without a `tcp_info` that has all fields: before Linux 4.6."""
+    if len(message) < _SOCKET.size:
+        return None
     family, port, address, cookie = _SOCKET.unpack_from(message)
     info = next((body for kind, body in _attributes(message) if kind == _INFO), b"")
     if len(info) < _SENT_AT + 4:

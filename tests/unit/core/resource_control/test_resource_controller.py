@@ -301,8 +301,6 @@ def test_a_worker_lost_before_the_sidecar_started_counts_with_the_mean_of_others
     controller.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
     controller.handle_capacity(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
     assert controller.directive is not None
-    assert controller.directive.training_set_samples == 0, "it may return with the first step"
-    controller.handle(StepTiming(1, 64, 1.0, 1.0, 1.0), 1.0)
     assert controller.directive.training_set_samples == 1536
     controller.handle_capacity(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
     controller.handle(Peers(membership_of(job), 72, 24), 1.0)
@@ -511,6 +509,24 @@ def test_a_restarted_sidecar_continues_from_the_last_directive() -> None:
     assert directive.version >= 41
     assert directive.local_batch_size == 160
     assert directive.budget_bytes[Rank(1)] > 0
+
+
+def test_a_restarted_sidecar_knows_that_lost_workers_have_no_share() -> None:
+    """The run has begun: the trainer has a directive."""
+    controller = ResourceController(job_of(3, policy="even"), Rank(0))
+    controller.handle(Directive(41, GLOBAL // 2, GLOBAL), 0.0)
+    controller.handle(Peers(membership_of(job_of(3), gone=(2,)), 1000), 0.0)
+    assert controller.directive is not None
+    assert controller.directive.local_batch_size == GLOBAL // 2
+
+
+def test_a_worker_that_returns_to_a_run_knows_that_lost_workers_have_no_share() -> None:
+    controller = ResourceController(job_of(3, policy="even"), Rank(0))
+    controller.handle(Peers(membership_of(job_of(3), gone=(2,)), 1000), 0.0)
+    assert controller.directive is not None
+    assert controller.directive.local_batch_size == GLOBAL // 3, "all may have returned"
+    controller.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 500), 1)
+    assert controller.directive.local_batch_size == GLOBAL // 2
 
 
 def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_been_added() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,39 @@ def test_what_is_no_address_is_left_out(address: str) -> None:
     assert links((address, A)).add([connection(1, 5)]) == {}
 
 
+def test_a_connection_is_counted_once_although_its_peer_was_away() -> None:
+    """A peer is lost for the coordinator while its link stays up."""
+    found = links(("10.0.0.7:7440", A))
+    found.add([connection(1, 1_000_000, 500)])
+    found.set_addresses(())
+    found.add([connection(1, 1_000_005, 500)])
+    found.set_addresses([("10.0.0.7:7440", A)])
+    now = found.add([connection(1, 1_000_010, 501)])[A]
+    assert (now.sent_segments, now.retransmitted_segments) == (1_000_005, 501)
+
+
+def test_samples_of_several_threads_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus and `dlion top` may read at once. The first reader is the slower one."""
+    sent, is_read, is_over = iter(range(1, 3)), threading.Event(), threading.Event()
+
+    def read() -> list[TcpConnection]:
+        segments = next(sent)
+        if not is_read.is_set():
+            is_read.set()
+            is_over.wait(0.2)
+        return [connection(1, segments)]
+
+    monkeypatch.setattr(tcp_connections, "tcp_connections", read)
+    found = links(("10.0.0.7:7440", A))
+    slower = threading.Thread(target=found.sample)
+    slower.start()
+    is_read.wait()
+    assert found.sample()[A].sent_segments == 2
+    is_over.set()
+    slower.join()
+    assert found.add([connection(1, 2)])[A].sent_segments == 2
+
+
 def test_a_kernel_that_lists_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> list[TcpConnection]:
         raise OSError(2, "No such file or directory")
@@ -146,3 +180,15 @@ def test_messages_of_the_kernel_are_read_up_to_the_last_one() -> None:
     with pytest.raises(OSError, match="no connections") as error:
         _read_messages(message(2, struct.pack("=i", -13)), found)
     assert error.value.errno == 13
+
+
+@pytest.mark.parametrize("wrong", [message(2, b""), struct.pack("=IHHII", 0, 20, 0, 1, 0)])
+def test_an_invalid_list_is_an_error(wrong: bytes) -> None:
+    with pytest.raises(OSError, match="not valid"):
+        _read_messages(wrong, [])
+
+
+def test_a_message_without_a_socket_is_left_out() -> None:
+    found: list[TcpConnection] = []
+    assert _read_messages(message(20, bytes(8)), found)
+    assert found == []
