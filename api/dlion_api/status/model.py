@@ -95,9 +95,8 @@ class TrainerStatus:
     metrics: tuple[Metric, ...] = setting(
         "loss, accuracy and the like.", default=(), key="name", max_items=32
     )
-    accuracy_name: str = setting(
+    accuracy_name: str | None = optional(
         "what the metric `accuracy` is, if it is not an accuracy: `R²` for targets.",
-        default="",
         max_length=SHORT,
     )
     last_updated_time: str | None = optional("when this was written.", **TIME)

@@ -234,11 +234,11 @@ class RunProgress:
         ]
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
 
-    def _accuracy_name(self) -> str:
+    def _accuracy_name(self) -> str | None:
         """Records are not trusted: any other name than R² counts as none."""
         evaluated = [w for w in self._workers.values() if math.isfinite(w.accuracy)]
         names = {worker.accuracy_name for worker in evaluated}
-        return R_SQUARED if names == {R_SQUARED} else ""
+        return R_SQUARED if names == {R_SQUARED} else None
 
     def _program_metrics(self) -> Iterator[Metric]:
         """Metrics of `compile()`: means over the workers here that have a finite value."""

@@ -438,6 +438,9 @@ def test_time_alone_is_not_progress() -> None:
     trains("1", 20)
     assert site.cluster.writes() == []
     assert site.status()["trainerStatus"]["lastUpdatedTime"] == "2026-01-31T12:00:00Z"
+    assert set(site.status()["trainerStatus"]) == {"metrics", "lastUpdatedTime"}, (
+        "a CRD of an earlier release prunes unknown fields: one that is always set is always news"
+    )
     trains("0.9", 40)
     assert site.cluster.writes() == [("patch", "status")]
     assert site.status()["trainerStatus"]["lastUpdatedTime"] == "2026-01-31T12:00:40Z"
