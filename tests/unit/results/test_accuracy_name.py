@@ -47,6 +47,7 @@ from dlion_results.report.page import render
 from dlion_results.report.runs import LoadedRun, load_run
 from dlion_results.report.tiles import tiles
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.accuracy_name import accuracy_text
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 
@@ -95,6 +96,22 @@ def test_the_table_and_the_report_have_its_name(run: LoadedRun) -> None:
     assert curve_charts.accuracy_over_bytes([run]).title == "R² over bytes sent"
     assert progress_charts.accuracy_against_time([run]).title == "R² against time"
     assert '<th scope="col">R²</th>' in render([run])
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "share"),
+    [(-0.001, "0.00", "-0.1 %"), (-1e-6, "0.00", "0.0 %"), (-1e30, "-1e+30", "-1e+32 %"),
+     (float("nan"), "—", "—"), (float("-inf"), "—", "—"), (-2.504, "-2.50", "-250.4 %")],
+)  # fmt: skip
+def test_the_table_and_the_report_spell_a_value_alike(
+    run: LoadedRun, value: float, number: str, share: str
+) -> None:
+    assert (accuracy_text(value, R_SQUARED), accuracy_text(value, ACCURACY)) == (number, share)
+    accuracy = {**run.summary["accuracy"], "mean": value}
+    found = dataclasses.replace(run, summary={**run.summary, "accuracy": accuracy})
+    assert tiles([found])[0].values[0].text == number
+    assert f"R² {number} on average" in headline([found])
+    assert f"<td>{number}</td>" in render([found, found])
 
 
 def test_the_live_view_has_its_name() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from dlion_api.status_names import ACCURACY
+from dlion_results.summary.accuracy_name import accuracy_text
 
 UNKNOWN: Final = "—"
 _MAX_WHOLE: Final = 1e15
@@ -22,27 +22,14 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{_fixed(value * 100, f'.{digits}f')} %"
 
 
-def rough_percent(value: float) -> str:
-    """A fraction in whole per cent, with a digit more where that would hide the last errors.
-
-    >>> rough_percent(0.983), rough_percent(0.9967), rough_percent(1.0)
-    ('98 %', '99.7 %', '100 %')
-    """
-    return percent(value, 1 if 0.985 <= value < 1 else 0)
-
-
-def accuracy(value: float, name: str, digits: int = 1) -> str:
-    """An accuracy in per cent, or what stands for it as a number.
-
-    >>> accuracy(0.8349, "accuracy"), accuracy(0.8349, "R²")
-    ('83.5 %', '0.83')
-    """
-    return percent(value, digits) if name == ACCURACY else _fixed(value, ".2f")
-
-
 def rough_accuracy(value: float, name: str) -> str:
-    """As `rough_percent`, or what stands for an accuracy as a number."""
-    return rough_percent(value) if name == ACCURACY else accuracy(value, name)
+    """An accuracy in whole per cent, with a digit more where that would hide the last errors, or
+    what stands for an accuracy as a number.
+
+    >>> [rough_accuracy(value, "accuracy") for value in (0.983, 0.9967, 1.0)]
+    ['98 %', '99.7 %', '100 %']
+    """
+    return accuracy_text(value, name, 1 if 0.985 <= value < 1 else 0)
 
 
 def size(count: float) -> str:

@@ -37,7 +37,7 @@ from dlion_results.report.tiles import shares, tiles
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.run_folder.stored_values import text_of
-from dlion_results.summary.accuracy_name import common_name
+from dlion_results.summary.accuracy_name import accuracy_text, common_name
 from dlion_results.summary.time_use import start_and_end_s, time_sentences
 
 PAGE_BYTES: Final = 1_900_000
@@ -181,13 +181,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     spelt = (
-        formats.percent, formats.accuracy, formats.size, formats.duration, formats.figure,
-        formats.whole,
+        formats.percent, formats.size, formats.duration, formats.figure, formats.whole,
     )  # fmt: skip
     spellings: dict[str, Callable[..., str]] = {
         each.__name__: partial(formats.or_unknown, each) for each in spelt
     }
-    environment.filters.update(spellings, shortened=formats.shortened)
+    environment.filters.update(spellings, accuracy=accuracy_text, shortened=formats.shortened)
     return environment
 
 

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Final
 
 from dlion_results.report.formats import UNKNOWN, duration, figure, or_unknown, percent, size, whole
-from dlion_results.report.formats import accuracy as accuracy_text
 from dlion_results.report.runs import LoadedRun
-from dlion_results.summary.accuracy_name import as_title, common_name
+from dlion_results.summary.accuracy_name import accuracy_text, as_title, common_name
 from dlion_results.summary.link_use import bytes_by_kind
 from dlion_results.summary.privacy import max_spent, unknown_privacy
 

@@ -5,9 +5,12 @@ Records and summaries may be of anyone: any other name counts as "accuracy".
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from dlion_api.status_names import ACCURACY, R_SQUARED
+
+_MAX_WHOLE: Final = 1e15
+"""Larger numbers, which diverged runs have, are spelt with an exponent."""
 
 
 def accuracy_name(summary: Mapping[str, Any]) -> str:
@@ -34,10 +37,16 @@ def accuracy_text(value: float | None, name: str, digits: int = 1) -> str:
 
     >>> accuracy_text(0.8349, "accuracy"), accuracy_text(0.8349, "R²"), accuracy_text(None, "R²")
     ('83.5 %', '0.83', '—')
+    >>> accuracy_text(-0.001, "R²"), accuracy_text(-1e30, "R²")
+    ('0.00', '-1e+30')
     """
     if value is None or not math.isfinite(value):
         return "—"
-    return f"{100 * value:.{digits}f} %" if name == ACCURACY else f"{value:.2f}"
+    shown, unit = (100 * value, " %") if name == ACCURACY else (value, "")
+    digits = digits if unit else 2
+    if abs(shown) >= _MAX_WHOLE:
+        return f"{shown:.3g}{unit}"
+    return f"{round(shown, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no "-0.00"
 
 
 def goal_text(value: float, name: str) -> str:
