@@ -113,7 +113,7 @@ class RelativeResult:
     points: float | None
     """Difference of accuracies at the goal's time, in percentage points."""
     relative: float | None
-    """The same, relative to the other's accuracy."""
+    """The same, relative to the other's accuracy; None for R², which may be 0 or negative."""
     at_least: float | None = None
     """Lower bound of the speed-up if only the other never reached the target."""
 
@@ -128,11 +128,13 @@ def relative_result(row: VariantRow, other: VariantRow, goal: Goal) -> RelativeR
     """Compare two rows by medians over seeds."""
     own_s, its_s = (one.spread("time_to_target_s").median for one in (row, other))
     own, its = (one.spread("accuracy").median for one in (row, other))
+    gain = own - its if own is not None and its is not None else None
+    has_ratio = its is not None and its > 0 and accuracy_name_of([row, other]) == ACCURACY
     return RelativeResult(
         other.variant,
         speed_up=its_s / own_s if own_s and its_s else None,
-        points=100 * (own - its) if own is not None and its is not None else None,
-        relative=(own - its) / its if own is not None and its is not None and its else None,
+        points=None if gain is None else 100 * gain,
+        relative=gain / its if has_ratio and gain is not None and its else None,
         at_least=goal.at_s / own_s if own_s and its_s is None else None,
     )
 

@@ -49,14 +49,15 @@ def against_table(subject: str, others: Sequence[RelativeResult], accuracy: str)
     in_points = accuracy == ACCURACY
     gain = f"{accuracy}\nabove{', points' if in_points else ''}"
     table = Table(title=Text(f"{subject} against", style="bold"), title_justify="left")
-    for name in ("", "times as soon\nat the target", gain, "relative"):
+    for name in ("", "times as soon\nat the target", gain, *["relative"] * in_points):
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     for other in others:
+        relative = UNKNOWN if other.relative is None else f"{other.relative:+.1%}"
         table.add_row(
             other.variant,
             format_speed_up(other),
             UNKNOWN if other.points is None else _gain(other.points, in_points=in_points),
-            UNKNOWN if other.relative is None else f"{other.relative:+.1%}",
+            *[relative] * in_points,
         )
     return table
 

@@ -203,6 +203,10 @@ def test_a_comparison_has_its_name(run: LoadedRun) -> None:
     for words in ("to R² 0.90", "R²", "0.83", "+0.12"):
         assert words in shown, words
     assert "accuracy" not in shown
+    assert "relative" not in shown
+    for other in (-0.5, 0.0, 0.05):
+        gain = relative_result(*compared(R_SQUARED, 0.1, other), goal)
+        assert (gain.points, gain.relative) == (pytest.approx(100 * (0.1 - other)), None)
     picture = comparison_picture(rows, goal)
     assert "R², and time to R² 0.90" in picture
     assert "accuracy" not in picture
