@@ -64,9 +64,21 @@ def named(name: str) -> list[object]:
     ]  # fmt: skip
 
 
-def make(path: Path, name: str, *, ends: bool = True) -> LoadedRun:
-    with ResultFolder.create(path, JOB, now=NOW) as folder:
+def make(
+    path: Path,
+    name: str,
+    *,
+    ends: bool = True,
+    between: tuple[float, float] | None = None,
+    target: float | None = None,
+) -> LoadedRun:
+    """A run; `between`: its first and last accuracy, in place of the story's."""
+    with ResultFolder.create(path, description(STORY, target=target), now=NOW) as folder:
         for record in named(name):
+            if between is not None and isinstance(record, EvaluationRecord):
+                done = record.time_s / STORY.seconds
+                accuracy = between[0] + done * (between[1] - between[0])
+                record = dataclasses.replace(record, accuracy=accuracy)
             folder.append(record)
         if ends:
             folder.finish(Ending("maxSeconds"))
@@ -96,6 +108,30 @@ def test_the_table_and_the_report_have_its_name(run: LoadedRun) -> None:
     assert curve_charts.accuracy_over_bytes([run]).title == "R² over bytes sent"
     assert progress_charts.accuracy_against_time([run]).title == "R² against time"
     assert '<th scope="col">R²</th>' in render([run])
+
+
+def ticks_and_heights(svg: str) -> dict[float, float]:
+    """The heights at which a chart has the numbers of its vertical axis."""
+    axis = svg[svg.index('id="matplotlib.axis_2"') :]
+    found = re.findall(r'<text [^>]*?y="([0-9.]+)"[^>]*>(\u2212?[0-9.]+)</text>', axis)
+    return {float(text.replace("\u2212", "-")): -float(y) for y, text in found}
+
+
+@pytest.mark.parametrize(
+    ("between", "target"), [((-3.0, -0.4), None), ((-3.0, 0.5), 0.9), ((0.1, 0.5), 0.9)]
+)
+def test_charts_of_it_have_all_values_and_the_target(
+    tmp_path: Path, between: tuple[float, float], target: float | None
+) -> None:
+    run = make(tmp_path / "run", R_SQUARED, between=between, target=target)
+    for chart in (curve_charts.accuracy_over_time([run]), curve_charts.accuracy_over_bytes([run])):
+        values = [y for one in chart.spec["series"] for y in one["y"]] + [target or 0.0]
+        assert chart.spec["bottom"] <= min(values) < max(values) <= chart.spec["top"]
+    ticks = ticks_and_heights(progress_charts.accuracy_against_time([run]).svg)
+    assert len(ticks) >= 3
+    assert [*ticks] == sorted(ticks, key=ticks.__getitem__) == sorted(ticks)
+    assert min(ticks) <= min(0.0, between[0] + 0.5)
+    assert max(ticks) >= max(0.0, (target or 0.0) - 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,25 @@
 """Tests of the report's page in headless Chromium.
 
 The page draws all its charts without an error or a request, on a desktop and on a phone, light and
-dark. Each metric has a panel. The time of a worker is a bar of its parts. The legend switches
-lines. A pointer shows values. A run's details are drawn when they are opened.
+dark. R² has no per cent. Each metric has a panel. The time of a worker is a bar of its parts. The
+legend switches lines. A pointer shows values. A run's details are drawn when they are opened.
 
 Skipped without Chromium, which users do not need. In `make slow` this is a failure.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.status_names import R_SQUARED
 from dlion_results.report.page import write_report
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
@@ -41,19 +45,34 @@ def make(path: Path, story: Story) -> Path:
     return path
 
 
+def make_r_squared(path: Path, best: float) -> Path:
+    """A run whose R² rises from -3, and does not reach its target of 0.9."""
+    story = Story(workers=2, seconds=20, killed=None)
+    with ResultFolder.create(path, description(story, target=0.9), now=NOW) as folder:
+        for record in records(story):
+            if isinstance(record, EvaluationRecord):
+                value = best if record.time_s > 10 else -3.0
+                record = replace(record, accuracy=value, accuracy_name=R_SQUARED, class_accuracy=())
+            folder.append(record)
+        folder.finish(Ending("maxSeconds"))
+    return path
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run, two of unequal length, and one of 96 workers."""
+    """One run, two of unequal length, one of 96 workers, and two of targets (R²)."""
     root = tmp_path_factory.mktemp("pages")
     six = make(
         root / "six", Story(seconds=90, killed=(4, 40.0, 10.0), metric_names=METRICS, phases=PHASES)
     )
     none = make(root / "none", Story(seconds=40, exchange=False, killed=None))
     wide = make(root / "wide", Story(workers=96, seconds=9, step_s=3.0, killed=None))
+    targets = [make_r_squared(root / str(best), best) for best in (0.5, 0.45)]
     return {
         "one": write_report([six], root / "one.html", title=HOSTILE),
         "two": write_report([six, none], root / "two.html", labels=["six", HOSTILE]),
         "wide": write_report([wide], root / "wide.html"),
+        "targets": write_report(targets, root / "targets.html"),
     }
 
 
@@ -224,6 +243,30 @@ def test_a_pointer_over_a_line_shows_its_values(browser, pages):
     tip_text = page.evaluate(tip).strip("\u200b")
     assert "% at" in tip_text
     assert tip_text.startswith(("six", "plant-", "</script>"))
+
+
+def test_r_squared_is_drawn_without_per_cent_and_with_its_target_and_negative_values(
+    browser, pages
+):
+    page = loaded(browser, pages["targets"])
+    assert page.problems == []
+    texts = page.evaluate(
+        "[...document.querySelector('.plot svg').querySelectorAll('text')].map(e => {"
+        " const b = e.getBoundingClientRect(); return [e.textContent, b.y + b.height / 2] })"
+    )
+    assert not [text for text, _ in texts if "%" in text]
+    heights = dict(texts)
+    labels = [heights[label] for label in ("target 0.9", "0.5 0.5", "0.45 0.45")]
+    assert min(low - high for high, low in itertools.pairwise(labels)) > 10
+    top, bottom, lowest = page.evaluate(
+        "(() => { const svg = document.querySelector('.plot svg');"
+        " const lines = [...svg.querySelectorAll('g[aria-label=line] path')];"
+        " const frame = svg.getBoundingClientRect();"
+        " return [frame.top, frame.bottom,"
+        " Math.max(...lines.map(e => e.getBoundingClientRect().bottom))] })()"
+    )
+    assert top < labels[0]
+    assert lowest < bottom - 30, "the values below 0 are above the horizontal axis"
 
 
 def test_the_details_of_a_run_are_drawn_when_they_are_opened(browser, pages):

@@ -130,10 +130,7 @@ def metrics_over_time(runs: Sequence[LoadedRun]) -> PageChart | None:
     title, shown, panels, ends = "Metrics", [*names][:MAX_METRIC_PANELS], [], []
     for name in shown:
         series = _metric(runs, name, sum(len(run.workers) + 1 for run in runs) * len(shown))
-        values = [0.0, *(value for one in series for value in one["y"])]
-        bottom, top = 1.06 * min(values), max(1.06 * max(values), -0.06 * min(values))
-        spec = _lines(series, "time", _end_s(runs), "number", "", top=top)
-        panels.append({"n": name, "spec": {**spec, "bottom": bottom}})
+        panels.append({"n": name, "spec": _lines(series, "time", _end_s(runs), "number", "")})
         ends += [f"{shortened(name, 60)} {one['y'][-1]:.4g} ({one['n']})" for one in series[:8]]
     caption = "Of compile(), on held-out samples." + _chosen(runs)
     if len(runs) > 1:
@@ -362,11 +359,14 @@ def _lines(
     rule: float | None = None,
     tall: bool = False,
 ) -> dict[str, Any]:
-    known = (y for one in series for y in one["y"] if math.isfinite(y))
-    highest = max(known, default=0.0)
-    limit = 100.0 if y_kind == "percent" else 1.06 * highest if top is None else top
+    known = [0.0, rule or 0.0, *(y for one in series for y in one["y"] if math.isfinite(y))]
+    bottom, limit = 0.0, 100.0
+    if y_kind != "percent":
+        bottom = 1.06 * min(known)
+        limit = max(1.06 * max(known) if top is None else top, -0.06 * min(known))
     return {"kind": "lines", "x": x_kind, "end": end or 1.0, "y": y_kind, "label": label,
-            "top": limit or 1.0, "rule": rule, "tall": int(tall), "series": series}  # fmt: skip
+            "bottom": bottom, "top": limit or 1.0, "rule": rule, "tall": int(tall),
+            "series": series}  # fmt: skip
 
 
 def _digits(values: Points, count: int) -> list[float]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from dlion_api.status_names import ACCURACY
 from dlion_results.report.drawing import (
     INK,
     Chart,
@@ -128,8 +129,10 @@ def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
     target = runs[0].job.spec.trainer.stop.target_accuracy
     if target:
         axes.axhline(target, color=INK, linestyle=(0, (5, 4)), linewidth=0.9, alpha=0.6)
-    top = max(points[:, 1].max() for run in runs for points in _replicas(run))
-    axes.set_ylim(0, min(1.02, max(top, target or 0) * 1.08))
+    values = np.concatenate([points[:, 1] for run in runs for points in _replicas(run)])
+    least, most = min(0.0, values.min()), max(0.0, values.max(), target or 0)
+    bottom = 0.0 if _name(runs) == ACCURACY else 1.08 * least
+    axes.set_ylim(bottom, min(1.02, max(1.08 * most, -0.08 * bottom)) or 1.0)
     accuracy_axis(axes, _name(runs), _name(runs))
 
 

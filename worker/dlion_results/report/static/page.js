@@ -12,6 +12,7 @@
     if (value === null || value === undefined) return "—";
     return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
   };
+  const reading = (value, kind) => (kind === "percent" ? `${number(+value.toFixed(1))} %` : number(+value.toFixed(2)));
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const tip = (rows, options) =>
     Plot.tip(rows, Plot.pointer({ fill: "var(--paper)", stroke: "var(--line)", maxRadius: 60, className: "tip", ...options }));
@@ -31,7 +32,7 @@
     const marks = [Plot.ruleY([0], { stroke: "var(--faint)" })];
     if (spec.rule !== null) {
       marks.push(Plot.ruleY([spec.rule], { stroke: "var(--faint)", strokeDasharray: "5 4" }));
-      marks.push(Plot.text([`target ${number(spec.rule)} %`], { x: 0, y: spec.rule, dx: 4, dy: -7, textAnchor: "start", fill: "var(--faint)" }));
+      marks.push(Plot.text([`target ${reading(spec.rule, spec.y)}`], { x: 0, y: spec.rule, dx: 4, dy: -7, textAnchor: "start", fill: "var(--faint)" }));
     }
     for (const one of shown) {
       const points = rows(one);
@@ -45,7 +46,7 @@
       }
       marks.push(Plot.dot([last], { x: "x", y: "y", fill: stroke, r: 4 }));
     }
-    marks.push(...endLabels(ends, end, height - 60, spec.top));
+    marks.push(...endLabels(ends, end, height - 60, spec));
     marks.push(tip(shown.flatMap(rows), {
       x: "x", y: "y", stroke: (d) => colour(d.one.c),
       title: (d) => `${cut(d.one.n, 60)}\n${number(d.y)}${spec.y === "percent" ? " %" : ""} at ${number(d.x)} ${x.word}`,
@@ -54,7 +55,7 @@
       width, height, marks, marginLeft: 48, marginBottom: 38, marginTop: 22,
       marginRight: ends.length ? Math.min(250, 28 + 7 * Math.max(...ends.map((one) => cut(one.n, 26).length + 5))) : 14,
       x: { domain: [0, end], label: x.name, ticks: Math.max(3, Math.round(width / 95)), labelArrow: "none" },
-      y: { domain: [spec.bottom ?? 0, spec.top], label: spec.label, grid: true, ticks: 5, labelArrow: "none" },
+      y: { domain: [spec.bottom, spec.top], label: spec.label, grid: true, ticks: 5, labelArrow: "none" },
       color: { type: "identity" },
     });
   }
@@ -81,15 +82,15 @@
   }
 
   // Names at the ends of lines, pushed apart so that none covers another.
-  function endLabels(series, end, height, top) {
+  function endLabels(series, end, height, spec) {
     const labels = series.map((one) => ({ one, y: one.y[one.y.length - 1] })).sort((a, b) => b.y - a.y);
     let above = -Infinity;
     return labels.map((label) => {
-      const at = height * (1 - label.y / top);
+      const at = (height * (spec.top - label.y)) / (spec.top - spec.bottom);
       const placed = Math.max(at, above + 15);
       above = placed;
       return Plot.text([label], { x: () => end, y: "y", dx: 10, dy: placed - at, textAnchor: "start", fontWeight: 600,
-        text: (d) => `${cut(d.one.n, 26)} ${number(+d.y.toFixed(1))} %`, fill: colour(label.one.c) });
+        text: (d) => `${cut(d.one.n, 26)} ${reading(d.y, spec.y)}`, fill: colour(label.one.c) });
     });
   }
 
