@@ -12,15 +12,12 @@ latency: netem is missing from too many kernels. `emulation.measurement` records
 were not emulated.
 """
 
-import fcntl
 import itertools
 import json
 import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Network, ip_network
@@ -32,6 +29,7 @@ from dlion_environments.plan import Conditions, Pipe, Plan
 from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from dlion_local.emulation.network.in_namespace import in_namespace, run_batch, run_tool
 from dlion_local.emulation.network.relay_network import UnshapedNetwork
+from dlion_local.emulation.network.subnet_lock import subnet_lock
 from dlion_local.emulation.network.traffic_shaping import ANY, ShapedInterface, gso_bytes
 
 log = logging.getLogger(__name__)
@@ -80,7 +78,8 @@ class NamespaceNetwork(UnshapedNetwork):
     def start(self) -> None:
         """Create everything, after removing what crashed runs left.
 
-        Raises UnavailableError with the tool's error output, and SpecError for too many workers.
+        Raises UnavailableError with the tool's error output, or if other runs keep this one from
+        choosing a subnet, and SpecError for too many workers.
         """
         if len(self._plan.workers) > MAX_WORKERS:
             raise SpecError([
@@ -95,7 +94,7 @@ class NamespaceNetwork(UnshapedNetwork):
         remove_stale()
         self._prefix = ResourceOwner.of_this_process().next_prefix()
         try:
-            with _subnet_lock():
+            with subnet_lock():
                 self._subnet = free_subnet()
                 self._make_links()
             self._shape_links()
@@ -236,20 +235,6 @@ def remove(prefix: str, runner_interface: str) -> None:
         run_batch("ip", None, [f"link del {runner_interface}"], check=False)
     names = [name for name in _namespaces() if name.startswith(f"{prefix}-")]
     run_batch("ip", None, [f"netns del {name}" for name in names], check=False)
-
-
-@contextmanager
-def _subnet_lock() -> Iterator[None]:
-    """Keep other runs from choosing the same subnet before its route exists.
-
-    Locks the folder of `/run/netns`, so that no file stays behind.
-    """
-    descriptor = os.open("/run", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def free_subnet() -> IPv4Network:
