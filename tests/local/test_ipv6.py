@@ -5,26 +5,15 @@ Left out: sidecars and keeper, which format addresses by the same function (`dli
 
 from __future__ import annotations
 
-import socket
 from contextlib import ExitStack
-
-import pytest
 
 from dlion_core.links.events import LinkUp
 from dlion_operator.pki.authority import CertificateAuthority
+from ipv6 import needs_ipv6
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce
 
 
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as it:
-            it.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@needs_ipv6
 def test_workers_link_over_ipv6() -> None:
     authorities = {PLANT_A: CertificateAuthority(PLANT_A)}
     with ExitStack() as closing:

@@ -30,14 +30,14 @@ def test_drift_from_sketches_is_close_to_that_of_the_weights():
     """The reference is a dense Gaussian projection with a known error: about 1/sqrt(2 * 256)."""
     chance = np.random.default_rng(5)
     projection = chance.normal(size=(256, 3000)) / np.sqrt(256)
-    estimates, condition_statuses = [], []
+    estimates, true_drifts = [], []
     for _ in range(20):
         base = chance.normal(size=3000)
         weights = [base + 0.1 * chance.normal(size=3000) for _ in range(4)]
         norms = [float(np.linalg.norm(w)) for w in weights]
         estimates.append(drift([projection @ w for w in weights], norms))
-        condition_statuses.append(naive_drift(weights))
-    assert np.mean(estimates) == pytest.approx(np.mean(condition_statuses), rel=0.1)
+        true_drifts.append(naive_drift(weights))
+    assert np.mean(estimates) == pytest.approx(np.mean(true_drifts), rel=0.1)
 
 
 def test_equal_replicas_do_not_drift():
