@@ -24,7 +24,7 @@ from attempts import first_that_holds
 from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_local.runner.processes import ProcessGroup
-from local_run import command_line
+from local_run import LONG_S, command_line
 
 CHILD = """
 import os, random, time
@@ -68,13 +68,14 @@ def parent(pid: int) -> int:
 
 def wait_for_output(group: ProcessGroup, name: str) -> None:
     """Wait until the child has written to its log, which it makes itself."""
-    path = group.log_path(name)
+    path, deadline_s = group.log_path(name), time.monotonic() + LONG_S
     while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline_s, f"{name} has written nothing"
         time.sleep(0.02)
 
 
 def output(group: ProcessGroup, name: str) -> str:
-    deadline_s = time.monotonic() + 100
+    deadline_s = time.monotonic() + LONG_S
     while group.poll()[name] is None and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return group.log_path(name).read_text()

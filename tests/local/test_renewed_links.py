@@ -50,6 +50,8 @@ from linked_workers import (
 
 A, B = identity(0), identity(1, PLANT_B)
 TO_A, TO_B = Rank(0), Rank(1)
+NOTICED_WITHIN_S = 4.0
+"""A worker checks once a second; a busy machine delays it."""
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
@@ -288,7 +290,7 @@ def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew
         ended_s = time.monotonic()
         assert "ended at" in down.reason
         assert ended_s > began_s + 6.0 * 1.1 - 1.0  # certificates are valid for whole seconds
-        assert ended_s < signed_s + 6.0 * 2
+        assert ended_s < signed_s + 6.0 * 1.1 + NOTICED_WITHIN_S
         b.wait_for(LinkDown)
         renewed_by = b.exchange._config.credentials
         key = WorkerKey()
