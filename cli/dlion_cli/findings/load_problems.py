@@ -14,14 +14,15 @@ where the queue is short: then the queue is what to mend."""
 MIN_LOST_SEGMENTS: Final = 10.0
 """A connection to a peer that is gone repeats three within two seconds, by TCP's growing pauses."""
 
-_LOSS_ADVICE: Final = (
-    "Check the links from its node: cables, radio, MTU, a policer, or a full queue "
-    "(where hosts use BBR, make it longer)"
+_CAUSES_OF_LOSS: Final = (
+    "cables, radio, MTU, a policer, or a full queue (where hosts use BBR, make it longer)"
 )
 
 
 def load_problems(job: JobLoad, scope: JobScope) -> Iterator[JobProblem]:
     """The problems that the load of the workers and of their links shows."""
+    lossy = [site for site in job.sites if _loses_packets(site)]
+    known = [site for site in job.sites if site.retransmitted_fraction is not None]
     for load in job.workers:
         if (load.silent_seconds or 0.0) > SILENT_AFTER_S:
             yield JobProblem(
@@ -35,10 +36,15 @@ def load_problems(job: JobLoad, scope: JobScope) -> Iterator[JobProblem]:
             )
         for reason, message, advice in _causes_of_slowness(load):
             yield _warning(reason, f"pod/{load.pod}", message, advice, scope)
-    for site in job.sites:
-        if _loses_packets(site):
-            message = f"the links to it lose packets: {_lost(site)}"
-            yield _warning("PacketsLost", f"site/{site.site}", message, _LOSS_ADVICE, scope)
+        # Where links to other sites are good, the pod loses packets on the path to the lossy one.
+        if _loses_packets(load) and not 0 < len(lossy) < len(known):
+            message = f"its links lose packets: {_lost(load)}"
+            advice = f"Check the links from its node: {_CAUSES_OF_LOSS}"
+            yield _warning("PacketsLost", f"pod/{load.pod}", message, advice, scope)
+    for site in lossy:
+        message = f"the links to it lose packets: {_lost(site)}"
+        advice = f"Check the path to that site: {_CAUSES_OF_LOSS}"
+        yield _warning("PacketsLost", f"site/{site.site}", message, advice, scope)
 
 
 def _warning(reason: str, about: str, message: str, advice: str, scope: JobScope) -> JobProblem:
@@ -73,8 +79,6 @@ def _causes_of_slowness(load: WorkerLoad) -> Iterator[tuple[str, str, str]]:
                 "checkpoint.everySeconds"
             ),
         )
-    if _loses_packets(load):
-        yield "PacketsLost", f"its links lose packets: {_lost(load)}", _LOSS_ADVICE
 
 
 def _loses_packets(load: WorkerLoad | SiteLoad) -> bool:

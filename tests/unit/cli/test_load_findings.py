@@ -87,6 +87,29 @@ def test_the_site_with_links_that_lose_packets_is_named(
     assert (problem.severity, problem.reason) == ("warning", "PacketsLost")
     assert problem.object == "site/plant-b"
     assert "links to it lose packets: 5.2 % of the TCP segments" in problem.message
+    assert problem.advice.startswith("Check the path to that site: ")
+
+
+@pytest.mark.parametrize(
+    ("fractions", "named"),
+    [
+        ((0.0, 0.052), ["site/b"]),
+        ((0.052,), ["pod/digits-small-1-0-x2x7k", "site/a"]),
+        ((0.052, 0.052), ["pod/digits-small-1-0-x2x7k", "site/a", "site/b"]),
+        ((None, 0.052), ["pod/digits-small-1-0-x2x7k", "site/b"]),
+        ((0.0, 0.0), ["pod/digits-small-1-0-x2x7k"]),
+    ],
+)
+def test_a_pod_that_loses_packets_only_to_some_sites_is_not_named(
+    fractions: tuple[float | None, ...], named: list[str]
+) -> None:
+    sites = [
+        SiteLoad(name, None, None, retransmitted_fraction=each, sent_segments=600.0)
+        for name, each in zip("ab", fractions, strict=False)
+    ]
+    lossy = load(retransmitted_fraction=0.052, sent_segments=600.0)
+    found = load_problems(JobLoad([lossy], sites), SCOPE)
+    assert [problem.object for problem in found] == named
 
 
 def test_a_name_with_shell_characters_has_no_command() -> None:
