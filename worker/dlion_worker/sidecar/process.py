@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
@@ -27,7 +27,6 @@ from dlion_api.protocol.measurements import (
     StreamRefusals,
     TrainerAlive,
 )
-from dlion_api.protocol.membership import Member
 from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
@@ -172,16 +171,20 @@ class SidecarProcess:
         if isinstance(record, Peers):
             self._trust = record.trust
             self._members = frozenset(each.identity.rank for each in record.membership.members)
-            self._connections.set_addresses(map(self._exchange_address, self._controller.peers))
+            self._connections.set_addresses(self._exchange_addresses())
         if self._caller is None:
             return
         if isinstance(record, Peers):
             self._caller.set_peers(self._controller.peers)
         self._notify_peers()
 
-    def _exchange_address(self, peer: Member) -> tuple[str, SiteName]:
-        dialled = self._config.link_address(peer.identity.rank, "exchange")
-        return dialled or peer.exchange_address, peer.identity.site
+    def _exchange_addresses(self) -> Iterator[tuple[str, SiteName]]:
+        """Where links end. An address that several sites share has the figures of none of them."""
+        sites: dict[str, set[SiteName]] = {}
+        for peer in self._controller.peers:
+            dialled = self._config.link_address(peer.identity.rank, "exchange")
+            sites.setdefault(dialled or peer.exchange_address, set()).add(peer.identity.site)
+        return ((address, of.pop()) for address, of in sites.items() if len(of) == 1)
 
     def _notify_peers(self) -> None:
         if self._caller is not None and self.own() != self._last_shared:
