@@ -183,6 +183,7 @@ class LocalRunner:
 
     def _start(self, work_dir: Path) -> None:
         address = self.coordinator.start(self._environment.network.coordinator_host())
+        self._slowest_link = slowest_link(self.job, self.plan)
         configs = {
             worker.rank: str(self._write_config(worker, work_dir, address))
             for worker in self.job.workers()
@@ -210,9 +211,7 @@ class LocalRunner:
                 enter=self._environment.enter_arguments(rank),
             )
 
-    def _write_config(
-        self, worker: WorkerIdentity, work_dir: Path, coordinator_address: str
-    ) -> Path:
+    def _write_config(self, worker: WorkerIdentity, work_dir: Path, address: str) -> Path:
         rank, network = worker.rank, self._environment.network
         folder = work_dir / f"w{rank}"
         folder.mkdir()
@@ -228,7 +227,7 @@ class LocalRunner:
         config = WorkerConfig(
             job_document=self.job.to_document(),
             rank=rank,
-            coordinator_address=coordinator_address,
+            coordinator_address=address,
             authority_pem_path="" if authority is None else str(folder / "ca.pem"),
             token_path=str(token_path),
             state_dir=str(state_dir),
@@ -243,7 +242,7 @@ class LocalRunner:
             snapshots_dir=str(self._evaluator.folder or ""),
             cpu_quota_cores=self.plan.initial.worker(rank).quota_cores,
             link_addresses=network.link_addresses(rank),
-            slowest_link=slowest_link(self.job, self.plan),
+            slowest_link=self._slowest_link,
             start_time_monotonic_s=self._start_s,
             resume=self.resume,
         )
