@@ -184,7 +184,7 @@ def test_links_are_measured_on_request(
         "site": "plant-a", "check": "bandwidth", "outcome": "ok", "advice": "",
         "seen": "48.9 Mbit/s to plant-b", "figures": {"plant-b_mbit_per_s": 48.94},
     }  # fmt: skip
-    code, found = looked("--least-bandwidth", "20", **there)
+    code, found = looked("--min-bandwidth", "20", **there)
     assert code == ExitCode.UNAVAILABLE
     assert found["plant-a", "bandwidth"]["outcome"] == "ok"
     assert found["plant-b", "bandwidth"]["outcome"] == "fail"
@@ -206,7 +206,7 @@ def test_a_link_that_is_not_measured_is_unknown(
     looked: Callable[..., tuple[int, Found]], answer: Answer, words: str
 ) -> None:
     code, found = looked(
-        "--least-bandwidth", "20", a=plant("plant-a", plant_b=answer), b=plant("plant-b")
+        "--min-bandwidth", "20", a=plant("plant-a", plant_b=answer), b=plant("plant-b")
     )
     assert code == 0
     check = found["plant-a", "bandwidth"]

@@ -201,8 +201,8 @@ class DirectKnowledgeTransfer:
         period = self._period_of(message)
         loss = decode_loss(message.payload)
         if not self._is_possible(loss):
-            least = self._min_loss()
-            msg = f"loss {loss:.6g}; allowed: {least:.6g} on, by this worker's own losses"
+            min_loss = self._min_loss()
+            msg = f"loss {loss:.6g}; allowed: {min_loss:.6g} on, by this worker's own losses"
             raise CallerError(PeerRefusal.IMPLAUSIBLE, msg)
         if period >= self._latest.get(sender, (0, 0.0))[0]:
             self._latest[sender] = (period, loss)

@@ -59,7 +59,7 @@ _STYLES: Final = {
     "Needs --contexts.",
 )  # fmt: skip
 @click.option(
-    "--least-bandwidth", "min_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
+    "--min-bandwidth", "min_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
     metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
@@ -90,7 +90,7 @@ def preflight(
     \b
     dlion preflight sites.yaml
     dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
-    dlion preflight sites.yaml --contexts plant-a,plant-b --least-bandwidth 20
+    dlion preflight sites.yaml --contexts plant-a,plant-b --min-bandwidth 20
     dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'
     """
     if file == manifest == STDIN:
@@ -112,8 +112,9 @@ def preflight(
 
         clusters = Contexts(contexts, connection)
         with contextlib.closing(clusters):
-            least = (min_mbit or 0.0) if bandwidth or min_mbit else None
-            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))
+            if bandwidth and min_mbit is None:
+                min_mbit = 0.0  # any rate is sufficient
+            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, min_mbit))
     place = {site.name: index for index, site in enumerate(sites)}  # others come last
     _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)
     failed = any(check.outcome is CheckOutcome.FAIL for check in checks)  # warnings do not count
