@@ -84,7 +84,7 @@ class EventReason(StrEnum):
     )
     WORKER_QUARANTINED = (
         "WorkerQuarantined",
-        "the others agree that a worker sends wrong values, and shut it out; the message has why",
+        "the others agree that a worker sends wrong values, and quarantine it; the message has why",
     )
     EXCHANGE_TOO_LONG = (
         "ExchangeTooLong",

@@ -1,4 +1,4 @@
-"""Shuts workers out of a virtual run that most of the others have named.
+"""Quarantines workers of a virtual run that most of the others have named.
 
 The rule is that of clusters (`dlion_api.protocol.accusations`). As in `dlion run`, one coordinator
 serves all sites, so all workers count as those of one site. `churn` removes the worker.

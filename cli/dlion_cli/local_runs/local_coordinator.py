@@ -87,7 +87,7 @@ class LocalCoordinator:
             self._accuse(record)
 
     def _accuse(self, record: EventRecord) -> None:
-        """Shut a worker out once most of the others, of all sites, have named it."""
+        """Quarantine a worker once most of the others, of all sites, have named it."""
         server, thread = self._server, self._thread
         if server is None or thread is None:
             return

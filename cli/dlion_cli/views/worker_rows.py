@@ -111,7 +111,7 @@ class WorkerRow:
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether the others have shut it out: its replica does not count."""
+        """Whether it is quarantined: its replica does not count."""
         return self._state is WorkerDisplayState.QUARANTINED
 
     def state(self, now_s: float) -> WorkerDisplayState:

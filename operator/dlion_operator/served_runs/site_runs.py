@@ -387,7 +387,7 @@ class SiteRuns:
             self._trigger(ObjectName(key.namespace, key.name))
 
     def _accuse(self, run: JobKey, record: EventRecord) -> None:
-        """Shut a worker out once most of the others at this site have named it."""
+        """Quarantine a worker once most of the others at this site have named it."""
         served = self._served[run]
         ready = self._server.membership(run).ready()
         here = [m.identity.rank for m in ready if m.identity.site == self._authority.site]
