@@ -109,6 +109,13 @@ class PeerSidecarClient:
             result = await link.stub.Probe(chunks, timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(_describe(member.identity.rank, error)) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but the call, with its channel.
+            reason = f"sidecar of worker {member.identity.rank}: it left during a probe"
+            raise UnavailableError(reason) from error
         seconds = result.receiver_busy_micros / 1e6
         if not 0 < result.busy_bytes <= PROBE_BYTES or not 0 < seconds <= PROBE_TIMEOUT_S:
             raise ContractError(

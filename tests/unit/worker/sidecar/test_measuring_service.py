@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import Counter
 from datetime import timedelta
@@ -19,6 +20,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CapacitySource
 from dlion_api.protocol.membership import Member, MemberState
@@ -175,6 +177,31 @@ def test_the_caller_counts_its_capacity_and_its_probes() -> None:
         capacity = to_wire(worker.own(), JOB.key, worker.incarnation())
         found = {(Rank(0), 16 * chunk.ByteSize()), (Rank(0), capacity.ByteSize())}
         assert set(worker.sent_bytes) == found
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_a_probe_fails_if_its_peer_leaves() -> None:
+    """The membership changes while a peer does not answer: the channel is closed under the call."""
+
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            caller = PeerSidecarClient(
+                job=JOB.key,
+                rank=Rank(1),
+                worker=cast("Any", SidecarWorker(1)),
+                credentials=ServedSidecar().theirs,
+                dial=lambda _: f"127.0.0.1:{port}",
+            )
+            member = Member(HERE, 1, MemberState.READY, "h:1", "h:2")
+            caller.set_peers([member])
+            probe = asyncio.create_task(caller.probe(member))
+            await asyncio.sleep(0.1)
+            caller.set_peers([])
+            with pytest.raises(UnavailableError, match="worker 0: it left"):
+                await probe
+            await caller.close()
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
