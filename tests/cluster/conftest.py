@@ -402,7 +402,7 @@ def kubectl(api: Kubectl) -> Iterator[Kubectl]:
 
 
 @pytest.fixture(scope="module")
-def shared_operator(
+def operator_of_module(
     api: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
     """One operator for all namespaces, for a module whose tests need no other."""
@@ -410,3 +410,11 @@ def shared_operator(
     with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
         yield process
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+@pytest.fixture
+def shared_operator(operator_of_module: OperatorProcess) -> OperatorProcess:
+    """The operator of the module, running: a failed restart in one test fails no other."""
+    if not operator_of_module.is_running():
+        operator_of_module.start()
+    return operator_of_module
