@@ -79,14 +79,17 @@ def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
     with LocalRun(tmp_path, None, *more) as again:
         assert again.finish(within_s=2 * LONG_S) == ExitCode.OK, again.terminal()
     before, after = max_samples(steps), max_samples(again.steps())
+    epochs_total = 0
     for rank, site in enumerate(SITES):
         folder = run.folder / "callbacks" / f"{site}.small-0"
         with (folder / "log.csv").open() as file:
             epochs = [int(row["epoch"]) for row in csv.DictReader(file)]
         assert epochs == [*range(after[rank] // 400)]
-        assert len(epochs) > before[rank] // 400 > 0
+        epochs_total += len(epochs)
         norms = [line.split()[1] for line in (folder / "kernels.txt").read_text().splitlines()]
         assert len(norms) == len(set(norms)) == len(epochs)
+    # A slow worker has few samples, and may end no epoch before the break.
+    assert epochs_total > sum(samples // 400 for samples in before.values()) > 0
 
 
 def test_a_callback_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> None:
