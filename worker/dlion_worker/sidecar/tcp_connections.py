@@ -81,7 +81,7 @@ class LinkConnections:
 
     _sites: Mapping[Endpoint, SiteName] = field(default_factory=dict)
     _counted: Mapping[int, TcpConnection] = field(default_factory=dict)
-    """All connections at the last sample, by cookie: an address may become known later."""
+    """Up to where each connection has been counted, by cookie."""
     _by_site: Mapping[SiteName, SiteConnections] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     """From the reading on: an older sample added after a newer one would look like a new start."""
@@ -107,11 +107,14 @@ class LinkConnections:
                 site: replace(known, round_trip_s=None, min_round_trip_s=None)
                 for site, known in self._by_site.items()
             }
-            counted = {each.cookie: each for each in connections}
-            for each in counted.values():
+            counted = dict[int, TcpConnection]()
+            for each in connections:
+                before = self._counted.get(each.cookie)
                 if (site := self._sites.get(each.remote)) is not None:
-                    known = totals.get(site, SiteConnections())
-                    totals[site] = _sum(known, each, self._counted.get(each.cookie))
+                    totals[site] = _sum(totals.get(site, SiteConnections()), each, before)
+                    counted[each.cookie] = each
+                elif before is not None:  # its peer is away, and may return
+                    counted[each.cookie] = before
             self._by_site, self._counted = totals, counted
             return totals
 

@@ -120,7 +120,14 @@ def test_a_connection_is_counted_once_although_its_peer_was_away() -> None:
     found.add([connection(1, 1_000_005, 500)])
     found.set_addresses([("10.0.0.7:7440", A)])
     now = found.add([connection(1, 1_000_010, 501)])[A]
-    assert (now.sent_segments, now.retransmitted_segments) == (1_000_005, 501)
+    assert (now.sent_segments, now.retransmitted_segments) == (1_000_010, 501)
+
+
+def test_a_connection_counts_from_its_beginning_although_its_peer_is_reported_later() -> None:
+    found = links()
+    assert found.add([connection(1, 3)]) == {}
+    found.set_addresses([("10.0.0.7:7440", A)])
+    assert found.add([connection(1, 4)])[A].sent_segments == 4
 
 
 def test_samples_of_several_threads_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
