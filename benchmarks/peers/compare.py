@@ -185,7 +185,9 @@ class Trained:
     began_s: float
     """Seconds from the command to the first step."""
     noticed_s: float | None
-    """Seconds from the target to the stop."""
+    """Seconds from the target, interpolated between evaluations, to the stop."""
+    evaluated_s: float
+    """Seconds from the weights of the last evaluation before the stop to the stop."""
     saved_s: float
     """Seconds from the stop to the saved model."""
 
@@ -202,6 +204,7 @@ def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> T
     stopped_s = max(r["time_s"] for r in events if r["reason"] == "TrainingStopped")
     saved_s = max(r["time_s"] for r in events if r["reason"] == "ModelSaved")
     reached_s = summary["target"]["time_s"]
+    evaluated = [r["time_s"] for r in run.of_kind("evaluation") if not r["final"]]
     steps = run.of_kind("step", 0)
     passed_s = steps[-1]["time_s"] - steps[FIRST_STEPS]["time_s"]
     samples = sum(step["global_batch_size"] for step in steps[FIRST_STEPS + 1 :])
@@ -210,6 +213,7 @@ def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> T
         None if reached_s is None else reached_s - began_s,
         began_s,
         None if reached_s is None else stopped_s - reached_s,
+        stopped_s - max(evaluated),
         saved_s - stopped_s,
     )
 
@@ -293,6 +297,10 @@ def _sum_up(
     for what, seconds in (
         ("the first step after the command", [one.began_s for one in outcomes]),
         ("the stop after the target", [one.noticed_s for one in outcomes]),
+        (
+            "the stop after the weights that were found to reach it",
+            [one.evaluated_s for one in outcomes],
+        ),
         ("the saved model after the stop", [one.saved_s for one in outcomes]),
     ):
         known = [one for one in seconds if one is not None]

@@ -125,6 +125,10 @@ class IterationGuard:
         """Whether the weights are those of local steps that the end of a round replaces."""
         return isinstance(self.machine, LocalRounds) and self.machine.is_mid_round
 
+    def undo_round(self) -> list[Instruction]:
+        """Return to the weights of the last round, mid-round."""
+        return self.machine.undo_round() if isinstance(self.machine, LocalRounds) else []
+
     def collected_samples(self) -> Iterable[AddSamples]:
         """Return the samples of peers that the machine's state has; most policies keep none."""
         return self.machine.collected_samples() if isinstance(self.machine, Decoder) else ()

@@ -107,6 +107,36 @@ def test_workers_that_are_asked_to_stop_finish_their_round_and_are_equal(seed: i
     assert len({node.replica.weights_D.tobytes() for node in nodes}) == 1
 
 
+class StopsOnceAnotherIsFurther(Node):
+    """Both are asked to stop when it is at the end of a round, and `other` is within the next."""
+
+    other: Node
+
+    def _note(self, step: Any) -> None:
+        super()._note(step)
+        if step.iteration == 5:
+            _wait(lambda: max(self.other.hashes) > 5, "the other's next round")
+            self.ask_to_stop()
+            self.other.ask_to_stop()
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "localsgd"])
+def test_a_round_that_no_peer_finishes_is_undone(policy: str) -> None:
+    job = synchronous_job(2, 10_000_000, policy=policy, localSteps=5)
+    network = Network(random.Random(0), DELAY_S)
+    stopping = StopsOnceAnotherIsFurther(job, Rank(0), network, 1, NAP_S)
+    stopping.other = Node(job, Rank(1), network, 1, NAP_S)
+    nodes = [stopping, stopping.other]
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.thread.join(30)
+    assert [node.error for node in nodes] == [None, None]
+    assert [node.loop.progress.iteration for node in nodes] == [5, 5]
+    assert len({node.loop.progress.own_samples for node in nodes}) == 1
+    assert len({node.replica.weights_D.tobytes() for node in nodes}) == 1
+
+
 def test_a_long_round_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "FINISH_ROUND_WITHIN_S", 0.1)
     job = synchronous_job(2, 10_000_000, policy="localsgd", localSteps=10_000)

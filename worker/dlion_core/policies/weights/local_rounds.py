@@ -24,6 +24,7 @@ from dlion_core.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
+    ReplaceWeights,
     SendMessage,
     Value,
 )
@@ -103,6 +104,12 @@ class LocalRounds(PeerMachine, Generic[C]):
         """Whether this worker has made local steps since the last round, so that its weights differ
         from the others'."""
         return self.synchronizer.own != self.closed
+
+    def undo_round(self) -> list[Instruction]:
+        """Return to the anchor, as the round since then will not close: the run is over."""
+        assert self.anchor_D is not None
+        self.synchronizer.own, self.samples, self.open = self.closed, 0, None
+        return [ReplaceWeights(self.anchor_D.copy())]
 
     @property
     def first_wanted(self) -> int:
