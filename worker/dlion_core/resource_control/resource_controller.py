@@ -19,9 +19,10 @@ from dlion_api.protocol.measurements import (
     SpeedProbe,
     StepTiming,
 )
-from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.membership import Member
 from dlion_api.protocol.sidecar_protocol import TrainerRecord
 from dlion_api.spec import Job
+from dlion_core.resource_control.active_workers import ActiveWorkers
 from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
 from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
@@ -54,7 +55,7 @@ class ResourceController:
     def __init__(self, job: Job, rank: Rank, *, receiver_delay_s: float = RECEIVER_DELAY_S) -> None:
         """`receiver_delay_s` is that of `LinkBudgets`."""
         self._job, self._rank = job, rank
-        self._all_ranks = frozenset(worker.rank for worker in job.workers())
+        self._workers = ActiveWorkers(job, rank)
         self._groups = GroupingState(job, rank) if job.spec.exchange.topology == CLUSTERED else None
         self._fixed_neighbours = None if job.may_grow else neighbours_of(job, rank)
         """None: all present workers."""
@@ -85,12 +86,7 @@ class ResourceController:
         self._shared: tuple[PublishedCapacities, int] | None = None
         """What `_batches` were computed from: also the global batch size."""
         self._slowest: tuple[PublishedCapacities, Mapping[Rank, int], float] | None = None
-        self._membership: Membership | None = None
-        self.peers: tuple[Member, ...] = ()
-        """The other present workers."""
         self._training_set_samples = self._own_samples = self._iteration = self._version = 0
-        self._has_begun = False
-        """Whether this worker or a peer is known to have made a step of this run."""
         self._published_s = float("-inf")
         self._compute_share = self._capacity_share = 1.0
         self._measured_at_s: dict[Rank, float] = {}
@@ -123,9 +119,7 @@ class ResourceController:
                 self._estimator.set_allowance(record)
                 self._publish(now_s)
             case Peers():
-                self._membership = record.membership
-                ready = record.membership.ready()
-                self.peers = tuple(m for m in ready if m.identity.rank != self._rank)
+                self._workers.set_membership(record.membership)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
                 self.capacities.set_own_samples(record.own_samples)
@@ -138,8 +132,8 @@ class ResourceController:
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> Directive | None:
         """Handle the capacity that a peer's sidecar sent. Raises: ContractError if its grouping is
         invalid."""
-        self._has_begun |= capacity.iteration > 0
-        is_news = self._update_groups(capacity)
+        is_news = self._workers.report_iteration(capacity.rank, incarnation, capacity.iteration)
+        is_news |= self._update_groups(capacity)
         is_news |= self.capacities.update(capacity, incarnation)
         if self._goodput is not None and capacity.batch_choice is not None:
             is_news |= self._goodput.take(capacity.batch_choice)
@@ -180,6 +174,11 @@ class ResourceController:
 
     # ---- queries -------------------------------------------------------------------------
 
+    @property
+    def peers(self) -> tuple[Member, ...]:
+        """The other present workers."""
+        return self._workers.peers
+
     def neighbours(self) -> tuple[Member, ...]:
         """The peers that this worker has a link to."""
         ranks = self._fixed_neighbours if self._groups is None else self._groups.neighbours
@@ -206,12 +205,11 @@ class ResourceController:
         return replace(capacity, link_bytes_per_s=rates, grouping=self._groups.held)
 
     def incarnation(self) -> int:
-        """This worker's incarnation in the membership; 0 before it joined."""
-        own = None if self._membership is None else self._membership.member(self._rank)
-        return 0 if own is None else own.incarnation
+        """As of `ActiveWorkers`."""
+        return self._workers.incarnation()
 
     def is_revoked(self, rank: Rank) -> bool:
-        return self._membership is not None and self._membership.is_revoked(rank)
+        return self._workers.is_revoked(rank)
 
     def link_to_probe(self, now_s: float) -> Member | None:
         """A peer whose idle link is due for a probe; None if none is due.
@@ -235,7 +233,7 @@ class ResourceController:
     # ---- internal --------------------------------------------------------------------------------
 
     def _step(self, step: StepTiming, now_s: float) -> None:
-        self._iteration, self._has_begun = step.iteration, True
+        self._iteration, self._workers.has_begun = step.iteration, True
         self.steps_total += 1
         self.samples_total += step.samples
         self._estimator.add_step(step)
@@ -291,9 +289,9 @@ class ResourceController:
         return True
 
     def _regroup(self, now_s: float) -> bool:
-        if self._groups is None or self._membership is None:
+        if self._groups is None or self._workers.membership is None:
             return False
-        regrouped = self._groups.regroup(self._active(), now_s)
+        regrouped = self._groups.regroup(self._workers.ranks(), now_s)
         if regrouped:
             self._set_links()
         return regrouped
@@ -320,7 +318,8 @@ class ResourceController:
         """Continue from the last directive of an earlier sidecar, which the trainer reports."""
         if directive.version <= self._version:
             return
-        self._version, self.directive, self._has_begun = directive.version, directive, True
+        self._version, self.directive = directive.version, directive
+        self._workers.has_begun = True
         self._compute_share = self._capacity_share = directive.compute_share
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
@@ -329,23 +328,12 @@ class ResourceController:
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
 
-    def _active(self) -> list[Rank]:
-        """The workers that share the batch: before the first step all that may still join, later
-        those present. When a suspended run resumes, all are lost until they join, in any order."""
-        if self._membership is None:
-            return []
-        if self._has_begun:
-            return [self._rank, *(member.identity.rank for member in self.peers)]
-        states = {member.identity.rank: member.state for member in self._membership.members}
-        ended = {rank for rank, state in states.items() if state is MemberState.FINISHED}
-        return sorted((self._all_ranks | states.keys()) - ended | {self._rank})
-
     def _published(self) -> PublishedCapacities:
-        membership, latest = self._membership, self._latest
-        ranks_version = membership, self._has_begun
+        membership, latest = self._workers.membership, self._latest
+        ranks_version = membership, self._workers.has_begun
         if latest is None or latest.ranks_version != ranks_version:
             members = [] if membership is None else [m.identity.rank for m in membership.members]
-            latest = self.capacities.published(self._active(), members, ranks_version)
+            latest = self.capacities.published(self._workers.ranks(), members, ranks_version)
         elif latest.version != self.capacities.version:
             latest = self.capacities.published(latest.active, latest.members, ranks_version)
         self._latest = latest
@@ -366,7 +354,7 @@ class ResourceController:
     def _next_directive(self) -> Directive | None:
         """A new directive if it differs from the last one by more than noise."""
         published = self._published()
-        if self._membership is None or not published.active:
+        if self._workers.membership is None or not published.active:
             return None
         global_size = self._global_size(published)
         if self._shared != (published, global_size):

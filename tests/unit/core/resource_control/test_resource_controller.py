@@ -529,6 +529,49 @@ def test_a_worker_that_returns_to_a_run_knows_that_lost_workers_have_no_share() 
     assert controller.directive.local_batch_size == GLOBAL // 2
 
 
+@pytest.mark.parametrize(
+    ("state", "incarnation", "counts"),
+    [
+        (MemberState.READY, 6, False),
+        (MemberState.LOST, 7, False),
+        (MemberState.FINISHED, 7, False),
+        (MemberState.READY, 7, True),
+        (MemberState.READY, 8, True),
+    ],
+    ids=["of an earlier start", "lost", "finished", "ready", "newer than the membership"],
+)
+@pytest.mark.parametrize("is_early", [False, True], ids=["in order", "before the membership"])
+def test_only_a_ready_peer_in_its_present_start_shows_that_the_run_has_begun(
+    state: MemberState, incarnation: int, counts: bool, is_early: bool
+) -> None:
+    """Worker 2 of a suspended run has not joined again, and is about to."""
+    job = job_of(3, policy="even")
+    before = membership_of(job, gone=(2,))
+    peer = replace(before.members[1], incarnation=7, state=state)
+    peers = Peers(replace(before, members=(before.members[0], peer, before.members[2])), 1000)
+    controller = ResourceController(job, Rank(0))
+    for is_report in (is_early, not is_early):
+        if is_report:
+            report = Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 500)
+            controller.handle_capacity(report, incarnation)
+        else:
+            controller.handle(peers, 0.0)
+    assert controller.directive is not None
+    workers = 3 - (state is MemberState.FINISHED)
+    assert controller.directive.local_batch_size == GLOBAL // (2 if counts else workers)
+
+
+def test_an_old_report_does_not_hide_that_of_the_present_start() -> None:
+    job = job_of(3, policy="even")
+    controller = ResourceController(job, Rank(0))
+    for incarnation in (1, 0):
+        report = Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 500)
+        controller.handle_capacity(report, incarnation)
+    controller.handle(Peers(membership_of(job, gone=(2,)), 1000), 0.0)
+    assert controller.directive is not None
+    assert controller.directive.local_batch_size == GLOBAL // 2
+
+
 def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_been_added() -> None:
     growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 50_000}}
     job = job_of(2, **growing)
