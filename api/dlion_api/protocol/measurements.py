@@ -147,7 +147,7 @@ class CpuAllowance:
 
 @dataclass(frozen=True)
 class Peers:
-    """The trainer's membership and training set size, for the sidecar."""
+    """The trainer's membership, training set size and position, for the sidecar."""
 
     membership: Membership
     training_set_samples: int
@@ -156,6 +156,10 @@ class Peers:
     trust: str = ""
     """Fingerprint of the members' CA bundles (`dlion_api.protocol.trust`); empty: none or
     unknown."""
+    iteration: int = 0
+    """This worker's last iteration; before its first step that of its checkpoint; 0: none."""
+    global_batch_size: int = 0
+    """Samples of all workers in that iteration; 0: unknown."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,10 @@ class GlobalBatchSize:
         ),
     )
 
+    def within(self, size: int) -> int:
+        """The nearest size that this manifest allows."""
+        return max(self.initial, min(size, self.max))
+
     def grown(self, size: int, training_set_samples: int) -> int:
         """The size after one more adjustment; the same size at the end of growth."""
         warm = min(self.warmup_fraction, self.max_fraction) * training_set_samples

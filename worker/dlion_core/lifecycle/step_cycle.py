@@ -303,10 +303,12 @@ class StepCycle:
         return shares(self.global_batch_size(), dict.fromkeys(ranks, 1.0))[own]
 
     def global_batch_size(self) -> int:
-        """Samples of all workers per iteration: the sidecar's value, at first the initial one."""
+        """Samples of all workers per iteration: the sidecar's value, at first that of the
+        checkpoint or the initial one."""
         if self.directive is not None:
             return self.directive.global_batch_size
-        return self._parts.job.spec.batching.global_batch_size.initial
+        growth = self._parts.job.spec.batching.global_batch_size
+        return growth.within(self.progress.global_batch_size)
 
     def report_step(
         self,

@@ -24,12 +24,15 @@ class JobProgress:
     """Samples of all workers: each iteration counts the global batch size."""
     trained_s: float = 0.0
     """Seconds of training, including those before a resume."""
+    global_batch_size: int = 0
+    """Samples of all workers in the last iteration; 0: unknown."""
 
     def advance(self, iteration: int, *, local_batch_size: int, global_batch_size: int) -> None:
         """Count one own iteration, and those that the job made without this worker."""
         self.job_samples += (iteration - self.iteration) * global_batch_size
         self.iteration = iteration
         self.own_samples += local_batch_size
+        self.global_batch_size = global_batch_size
 
     def epochs(self, training_set_samples: int) -> float | None:
         """How often all workers together passed through that many samples; None for 0 samples."""
@@ -38,6 +41,7 @@ class JobProgress:
     def take(self, other: JobProgress) -> None:
         self.iteration, self.own_samples = other.iteration, other.own_samples
         self.job_samples, self.trained_s = other.job_samples, other.trained_s
+        self.global_batch_size = other.global_batch_size
 
 
 def own_stop(spec: Spec, rank: Rank) -> Stop:

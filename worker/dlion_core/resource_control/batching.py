@@ -27,7 +27,8 @@ class GlobalBatchController:
         self._size = growth.initial
 
     def resume(self, size: int) -> None:
-        self._size = max(self._growth.initial, min(size, self._growth.max))
+        """Continue with the size of an earlier sidecar, or of a checkpoint."""
+        self._size = self._growth.within(size)
         self._adjusted = None
 
     def at(self, iteration: int, training_set_samples: int) -> int:

@@ -150,10 +150,17 @@ class GoodputController:
         self.held: BatchChoice | None = None
         """The choice to send to other sidecars; None: no sidecar has chosen yet."""
 
-    def resume(self, size: int) -> None:
-        """Continue with an earlier sidecar's choice until the next one is due."""
+    def resume(self, size: int, iteration: int = 0) -> None:
+        """Continue with an earlier sidecar's choice until the next one is due.
+
+        `iteration`: that of the checkpoint with this size; 0: an earlier sidecar's. Workers may
+        resume from checkpoints of different times, and no sidecar holds a choice then. So each
+        sends this one.
+        """
         self._adjusted = self.held = None
-        self._size = self._within(size)
+        self._size = self._growth.within(size)
+        if period := self._period(iteration):
+            self._hold(BatchChoice(period, self._rank, self._size))
 
     def take(self, choice: BatchChoice) -> bool:
         """Accept another sidecar's choice; return whether it replaces the local one.
@@ -171,17 +178,17 @@ class GoodputController:
 
     def _hold(self, choice: BatchChoice) -> None:
         self.held, self._adjusted = choice, choice.period
-        self._size = self._within(choice.size)
+        self._size = self._growth.within(choice.size)
 
-    def _within(self, size: int) -> int:
-        return max(self._growth.initial, min(size, self._growth.max))
+    def _period(self, iteration: int) -> int:
+        return iteration // self._growth.every_steps if self._growth.growth else 0
 
     def at(
         self, iteration: int, *, scale: float | None, samples_per_s: float, fixed_s: float
     ) -> int:
         """Return the samples of that iteration over all workers; unchanged while `scale` is
         unknown."""
-        due = self._due = iteration // self._growth.every_steps if self._growth.growth else 0
+        due = self._due = self._period(iteration)
         if self._adjusted is None:
             if iteration <= 1:  # after resuming, the iteration of the run is unknown
                 return self._size

@@ -3,7 +3,6 @@
 Pure: time is an argument, and callers carry out what is returned.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,18 +22,14 @@ from dlion_api.protocol.membership import Member
 from dlion_api.protocol.sidecar_protocol import TrainerRecord
 from dlion_api.spec import Job
 from dlion_core.resource_control.active_workers import ActiveWorkers
-from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
+from dlion_core.resource_control.batching import BatchShares
 from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
 from dlion_core.resource_control.capacity_table import CapacityTable, PublishedCapacities
 from dlion_core.resource_control.directive_reasons import differs, is_complete, reason_for
 from dlion_core.resource_control.exchange_cost import ExchangeCost
-from dlion_core.resource_control.goodput import (
-    DecayingMean,
-    GoodputController,
-    NoiseEstimator,
-    noise_scale,
-)
+from dlion_core.resource_control.global_batch import GlobalBatch
+from dlion_core.resource_control.goodput import DecayingMean, NoiseEstimator
 from dlion_core.topology.grouping import GroupingState
 from dlion_core.topology.topology import CLUSTERED, neighbours_of
 
@@ -71,10 +66,7 @@ class ResourceController:
         is_limiting = exchange.policy == "dlion" and exchange.prioritization
         self._exchange_cost = ExchangeCost(exchange.cpu_fraction) if is_limiting else None
         self._is_limited = False
-        self._global_batch = GlobalBatchController(job.spec.global_batch_size)
-        self._goodput: GoodputController | None = None
-        if job.spec.batching.policy == "goodput":
-            self._goodput = GoodputController(job.spec.global_batch_size, rank)
+        self._global_batch = GlobalBatch(job, rank, self.capacities)
         self._noise, self._exchange_s = NoiseEstimator(), DecayingMean()
         self._shares = BatchShares(
             weighted=job.spec.batching.policy != "even",
@@ -123,6 +115,7 @@ class ResourceController:
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
                 self.capacities.set_own_samples(record.own_samples)
+                self._global_batch.resume_at(record.iteration, record.global_batch_size)
                 self._set_links()
                 self._regroup(now_s)
             case Directive():
@@ -135,8 +128,7 @@ class ResourceController:
         is_news = self._workers.report_iteration(capacity.rank, incarnation, capacity.iteration)
         is_news |= self._update_groups(capacity)
         is_news |= self.capacities.update(capacity, incarnation)
-        if self._goodput is not None and capacity.batch_choice is not None:
-            is_news |= self._goodput.take(capacity.batch_choice)
+        is_news |= self._global_batch.take_choice(capacity.batch_choice)
         return self._next_directive() if is_news else None
 
     def regroup_if_due(self, now_s: float) -> Directive | None:
@@ -197,8 +189,8 @@ class ResourceController:
     def own(self) -> Capacity:
         """The capacity to send to other sidecars."""
         capacity = self.capacities.own()
-        if self._goodput is not None:
-            capacity = replace(capacity, batch_choice=self._goodput.held)
+        if (choice := self._global_batch.choice) is not None:
+            capacity = replace(capacity, batch_choice=choice)
         if self._groups is None:
             return capacity
         rates = self._groups.rates.own()
@@ -234,6 +226,7 @@ class ResourceController:
 
     def _step(self, step: StepTiming, now_s: float) -> None:
         self._iteration, self._workers.has_begun = step.iteration, True
+        self._global_batch.step_done(step.iteration)
         self.steps_total += 1
         self.samples_total += step.samples
         self._estimator.add_step(step)
@@ -323,7 +316,7 @@ class ResourceController:
         self._compute_share = self._capacity_share = directive.compute_share
         if self._groups is not None and directive.grouping is not None:
             self._groups.take(directive.grouping)
-        (self._goodput or self._global_batch).resume(directive.global_batch_size)
+        self._global_batch.resume(directive.global_batch_size)
         self.capacities.resume(dict(directive.capacities), directive.training_set_samples)
         self.links.set_peers(directive.bandwidth_bytes_per_s)
         self.links.resume(directive.bandwidth_bytes_per_s)
@@ -339,24 +332,12 @@ class ResourceController:
         self._latest = latest
         return latest
 
-    def _global_size(self, published: PublishedCapacities) -> int:
-        """Computed from published values only, so that sidecars agree."""
-        if self._goodput is not None:
-            return self._goodput.at(
-                self._iteration + 1,
-                scale=noise_scale(self.capacities.gradient_noises(published.active)),
-                samples_per_s=math.fsum(published.capacities.values()),
-                fixed_s=self.capacities.exchange_s(published.active),
-            )
-        samples = published.training_set_samples or self._training_set_samples
-        return self._global_batch.at(self._iteration + 1, samples)
-
     def _next_directive(self) -> Directive | None:
         """A new directive if it differs from the last one by more than noise."""
         published = self._published()
         if self._workers.membership is None or not published.active:
             return None
-        global_size = self._global_size(published)
+        global_size = self._global_batch.next_size(published, self._training_set_samples)
         if self._shared != (published, global_size):
             self._shared = published, global_size
             self._batches = self._shares.update(

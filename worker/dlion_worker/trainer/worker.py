@@ -140,12 +140,9 @@ class Worker:
         """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
         self._times.enter(ProcessPhase.CLOSE)
         self._closing.close()
-        self._report_times()
+        self._reporter.process(self._times.seconds(), self._progress.iteration)
         self._coordination.close(finished=finished, interrupted=self._signals.is_interrupted)
         self._sidecar.close()
-
-    def _report_times(self) -> None:
-        self._reporter.process(self._times.seconds(), self._progress.iteration)
 
     def _load(self) -> None:
         self._times.enter(ProcessPhase.DATA)
@@ -232,6 +229,7 @@ class Worker:
             self._parts,
             self._config,
             data=self._data,
+            progress=self._progress,
             peer_selection=self._peer_selection,
             coordination=self._coordination,
             credentials=credentials,
@@ -297,7 +295,7 @@ class Worker:
         self._companions.start()
         self._callbacks.training_begins()
         self._times.enter(ProcessPhase.TRAIN)
-        self._report_times()
+        self._reporter.process(self._times.seconds(), self._progress.iteration)
         while (reason := self._loop.run()) is None:
             self._rejoin()
         return reason

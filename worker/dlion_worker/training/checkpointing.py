@@ -7,7 +7,7 @@ in case a peer has made the update (`adopt`).
 """
 
 import time
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +142,8 @@ class Checkpointer:
             self.machine.restore({**policies, "iteration": snapshot.iteration})
         else:
             self.machine.take_over(snapshot.iteration)
+        if self.progress.iteration != snapshot.iteration:
+            self.progress.global_batch_size = 0  # that of an earlier iteration
         self.progress.iteration = snapshot.iteration
         self.replica.samples = self.progress.own_samples
 
@@ -175,12 +177,18 @@ class Checkpointer:
 
 
 def _progress(values: Values) -> JobProgress:
-    return JobProgress(
+    """The worker's counts. Raises: ValueError for a negative one."""
+    progress = JobProgress(
         iteration=int(_array(values["iteration"])),
         own_samples=int(_array(values["own_samples"])),
         job_samples=int(_array(values["job_samples"])),
         trained_s=float(_array(values["trained_s"])),
+        # Older checkpoints lack it.
+        global_batch_size=int(_array(values.get("global_batch_size", 0))),
     )
+    if min(astuple(progress)) < 0:
+        raise ValueError(f"{progress}; allowed: no count below 0")
+    return progress
 
 
 def _prefixed(prefix: str, values: Values) -> Values:

@@ -209,3 +209,14 @@ def test_the_first_batch_is_the_same_before_and_after_the_first_directive() -> N
     late.directive = ResourceController(late.job, Rank(0)).handle(peers, 0.0)
     assert late.directive is not None
     assert early.next() == late.next() == ComputeStep(1, 39)
+
+
+def test_the_first_batch_of_a_resumed_worker_is_that_of_its_checkpoint() -> None:
+    early, late = Worker(workers=5), Worker(workers=5)
+    for worker in (early, late):
+        worker.progress.iteration, worker.progress.global_batch_size = 49, 500
+    own = Member(late.job.workers()[0], 1, MemberState.READY, "")
+    peers = Peers(Membership(1, late.job.key, 5, (own,)), 0, iteration=49, global_batch_size=500)
+    late.directive = ResourceController(late.job, Rank(0)).handle(peers, 0.0)
+    assert late.directive is not None
+    assert early.next() == late.next() == ComputeStep(1, 100)

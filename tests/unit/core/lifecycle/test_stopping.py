@@ -33,7 +33,9 @@ def test_a_condition_is_met_at_its_value(stop: Stop, before: JobProgress, met: J
 def test_iterations_made_without_this_worker_count_only_for_the_job() -> None:
     known = progress(iteration=3, own_samples=30, job_samples=90)
     known.advance(7, local_batch_size=10, global_batch_size=30)
-    assert known == progress(iteration=7, own_samples=40, job_samples=90 + 4 * 30)
+    assert known == progress(
+        iteration=7, own_samples=40, job_samples=90 + 4 * 30, global_batch_size=30
+    )
 
 
 def test_an_epoch_is_a_pass_of_all_workers_over_the_jobs_data() -> None:

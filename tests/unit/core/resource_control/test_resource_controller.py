@@ -4,8 +4,8 @@ Batch shares follow hard quotas within 10 % in ten iterations, and again after t
 permuted. If speeds were probed, they do so from the first iteration. All controllers agree on
 shares that sum to the global batch. Each directive has a reason. The share of a lost worker is
 spread, but not before the first step. Budgets follow deliveries; without a change there is no
-directive. A restarted sidecar continues from the last directive. Idle links are probed one at a
-time.
+directive. A restarted sidecar continues from the last directive, and one of a resumed worker from
+the global batch of the checkpoint. Idle links are probed one at a time.
 
 The amount of data is reported before any speed, and few more samples make no directive. Under a
 heat budget, capacity and batch shrink to the mean share, and the directive has the present share.
@@ -39,6 +39,7 @@ from dlion_api.protocol.measurements import (
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import decode, encode
 from dlion_api.spec import Job, load_job
+from dlion_core.resource_control.batching import GlobalBatchController
 from dlion_core.resource_control.resource_controller import (
     IDLE_LINK_S,
     PROBE_RETRY_S,
@@ -592,6 +593,60 @@ def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_been_adde
     assert again.directive.global_batch_size == before
     for iteration in range(76, 120):
         assert batch_at(again, iteration) == batch_at(controller, iteration)
+
+
+GROWING = {"initial": 64, "everySteps": 10, "max": 50_000, "growth": True}
+
+
+def first_batch(controller: ResourceController, *positions: tuple[int, int]) -> int:
+    """The global batch of the next directive, after positions: iteration and global batch."""
+    members = membership_of(job_of(2))
+    for iteration, size in positions:
+        peers = Peers(members, 50_000, iteration=iteration, global_batch_size=size)
+        controller.handle(peers, 0.0)
+    assert controller.directive is not None
+    return controller.directive.global_batch_size
+
+
+@pytest.mark.parametrize("iteration", [1, 95, 99, 100], ids=str)
+def test_the_first_batch_after_a_resume_is_that_of_a_run_without_a_break(iteration: int) -> None:
+    job = job_of(2, globalBatchSize=GROWING)
+    whole = GlobalBatchController(job.spec.global_batch_size)
+    saved = whole.at(iteration, 50_000)
+    controller = ResourceController(job, Rank(0))
+    resumed = [first_batch(controller, (iteration, saved))]
+    assert controller.own().iteration == 0, "no step of this run has been made yet"
+    for following in range(iteration + 1, 130):
+        step = StepTiming(following, 32, 1.0, 1.0, 1.0)
+        controller.handle(step, float(following))
+        assert controller.directive is not None
+        resumed.append(controller.directive.global_batch_size)
+    assert resumed == [whole.at(each, 50_000) for each in range(iteration + 1, 131)]
+
+
+def test_a_resumed_worker_that_adopts_a_peers_state_follows_with_its_batch() -> None:
+    """The batch that it held is of an earlier iteration. Meanwhile data may have been added."""
+    job = job_of(2, globalBatchSize=GROWING)
+    whole = GlobalBatchController(job.spec.global_batch_size)
+    saved = whole.at(35, 20_000)
+    assert first_batch(ResourceController(job, Rank(0)), (35, saved), (95, 0)) == whole.at(
+        96, 50_000
+    )
+
+
+def test_steps_and_directives_are_newer_than_a_position() -> None:
+    job = job_of(2, globalBatchSize=GROWING)
+    stepped, restarted = ResourceController(job, Rank(0)), ResourceController(job, Rank(0))
+    stepped.handle(Peers(membership_of(job), 50_000), 0.0)
+    stepped.handle(StepTiming(25, 32, 1.0, 1.0, 1.0), 1.0)
+    restarted.handle(Directive(7, 96, 192), 0.0)
+    assert [first_batch(each, (24, 500)) for each in (stepped, restarted)] == [192, 192]
+
+
+@pytest.mark.parametrize(("size", "first"), [(1, 64), (10**9, 50_000)])
+def test_a_resumed_batch_is_within_the_manifests_bounds(size: int, first: int) -> None:
+    controller = ResourceController(job_of(2, globalBatchSize=GROWING), Rank(0))
+    assert first_batch(controller, (95, size)) == first
 
 
 def test_older_capacities_and_directives_are_ignored() -> None:

@@ -68,7 +68,9 @@ def sidecar(tmp_path: Path) -> Iterator[SidecarClient]:
 def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object]) -> BackgroundTasks:
     x, y = np.zeros((OWN_SAMPLES, 8, 8, 1), np.float32), np.zeros(OWN_SAMPLES, np.int32)
     data = DataSet({"own": (x, y)}, x, y, class_count=10, training_set_samples=2 * OWN_SAMPLES)
-    others: dict[str, Any] = dict.fromkeys(("peer_selection", "coordination", "credentials"))
+    others: dict[str, Any] = dict.fromkeys(
+        ("progress", "peer_selection", "coordination", "credentials")
+    )
     stream = BatchStream(data, seed=0, rank=0)
     parts: Any = SimpleNamespace(job=job(dataset), stream=stream, sidecar=sidecar)
     return BackgroundTasks(

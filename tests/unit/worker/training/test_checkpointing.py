@@ -115,11 +115,31 @@ def test_a_resumed_worker_continues_at_its_position(tmp_path: Path) -> None:
     restored: list[dict[str, Any]] = []
     again.replica.optimizer = SimpleNamespace(state=dict, restore=restored.append)
     assert again.checkpointer.load()
-    assert again.progress == worker.progress == JobProgress(2, 16, 32)
+    assert again.progress == worker.progress == JobProgress(2, 16, 32, global_batch_size=16)
     assert (again.stream.place, again.replica.iteration, again.replica.samples) == (2, 2, 16)
     assert again.machine.next_iteration() == worker.machine.next_iteration() == 3
     assert [list(values) for values in restored] == [["moment_D"]]
     np.testing.assert_array_equal(restored[0]["moment_D"], moment_D)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(None, 0), (16, 16), (-1, None)])
+def test_only_a_negative_global_batch_is_refused(
+    tmp_path: Path, saved: int | None, loaded: int | None
+) -> None:
+    """Older checkpoints have none."""
+    worker = Worker(tmp_path)
+    worker.checkpointer.save()
+    path = tmp_path / "checkpoint.npz"
+    values = dict(np.load(path))
+    del values["global_batch_size"]
+    np.savez(path, **values, **({} if saved is None else {"global_batch_size": np.int64(saved)}))
+    again = Worker(tmp_path, peers=False)
+    if loaded is None:
+        with pytest.raises(DataError, match="no count below 0"):
+            again.checkpointer.load()
+    else:
+        assert again.checkpointer.load()
+        assert again.progress.global_batch_size == loaded
 
 
 def test_a_step_with_an_update_by_a_peer_is_not_repeated(tmp_path: Path) -> None:
@@ -134,6 +154,7 @@ def test_a_step_with_an_update_by_a_peer_is_not_repeated(tmp_path: Path) -> None
     again.checkpointer.adopt(StateSnapshot(1, 8, weights_D.tobytes()))
     assert (again.progress.iteration, again.progress.own_samples) == (1, 8)
     assert again.progress.trained_s == 45.0, "its own count of training"
+    assert again.progress.global_batch_size == 16
     assert again.stream.place == 1
     assert again.machine.next_iteration() == 2
     assert np.array_equal(again.replica.model.weights_D, weights_D)
@@ -177,8 +198,9 @@ def test_a_state_of_another_iteration_voids_the_residual_of_an_unfinished_step(
 
 def test_a_state_of_another_iteration_keeps_the_position_in_the_data(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
-    worker.stream.place = 5
+    worker.stream.place, worker.progress.global_batch_size = 5, 16
     worker.checkpointer.adopt(StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes()))
+    assert worker.progress.global_batch_size == 0, "it is that of another iteration"
     assert (worker.progress.iteration, worker.stream.place) == (9, 5)
     assert worker.machine.next_iteration() == 10
 

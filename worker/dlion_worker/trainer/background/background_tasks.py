@@ -13,6 +13,7 @@ from dlion_api.protocol.measurements import Peers
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.coordination import CoordinationClient
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.background.dataset_watcher import DatasetWatcher
@@ -36,6 +37,7 @@ class BackgroundTasks:
         config: WorkerConfig,
         *,
         data: DataSet,
+        progress: JobProgress,
         peer_selection: PeerSelection,
         coordination: CoordinationClient,
         credentials: WorkerCredentials,
@@ -45,7 +47,7 @@ class BackgroundTasks:
         """`on_saved` gets each published model."""
         self._on_saved = on_saved
         self._parts, self._job, self._config = parts, parts.job, config
-        self._data = data
+        self._data, self._progress = data, progress
         self._peer_selection = peer_selection
         self._coordination = coordination
         self._credentials = credentials
@@ -78,7 +80,8 @@ class BackgroundTasks:
         return self._data.training_set_samples
 
     def send_peers(self) -> None:
-        """Send membership and training set to the sidecar; from any thread, the latest last."""
+        """Send membership, training set and position to the sidecar; from any thread, the latest
+        last."""
         with self._sending:
             membership = self._coordination.membership()
             if membership is not None:
@@ -88,11 +91,14 @@ class BackgroundTasks:
                         self._estimated_total(),
                         self._parts.stream.samples,
                         trust_fingerprint(self._credentials.site_bundles_pem),
+                        self._progress.iteration,
+                        self._progress.global_batch_size,
                     )
                 )
 
     def start(self) -> None:
         """Start dataset watching and model publishing, as the manifest asks."""
+        self.send_peers()  # this worker may have adopted a peer's state
         trainer = self._job.spec.trainer
         if trainer.dataset.watch:
             watch = FolderWatch(
