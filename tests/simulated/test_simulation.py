@@ -210,6 +210,23 @@ def test_a_comparison_runs_every_column_once_and_is_continued(tmp_path: Path) ->
     assert all(f">{name}<" in page for name in rows)
 
 
+def test_a_comparison_warns_once_of_a_column_whose_runs_are_shorter_than_an_exchange(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("name: slow\nworkers: [{count: 4, cores: 1, mbitPerS: 0.001}]\n")
+    command = [
+        "compare", str(DIGITS), "-e", str(path), "--policies", "full,none", "--seconds", "2",
+        "--seeds", "2", "--target-accuracy", "0.3", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    for ended in run_commands(tmp_path, {"first": command, "again": command}).values():
+        assert ended.exit_code == 0, ended.stderr
+        warned = [line for line in ended.stderr.splitlines() if "takes" in line]
+        (line,) = warned
+        assert line.startswith("dlion: full in slow: one exchange of policy full has ")
+        assert "longer than the run: 2 s" in line
+
+
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "policy": (("--policies", "dlion,nonsense"), "there is no exchange policy of that name"),
     "form": (("--variant", "nothing"), "allowed: NAME:PATH=VALUE"),

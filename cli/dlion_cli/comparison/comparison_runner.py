@@ -5,15 +5,18 @@ Finished runs with the same settings are reused.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import click
 import yaml
 from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.reasons import EventReason
 from dlion_api.status_names import ACCURACY
 from dlion_cli.__main__ import main
 from dlion_cli.comparison.child_processes import ChildProcesses, subprocess_error
@@ -42,6 +45,8 @@ class ComparisonRunner:
         self._lock = threading.Lock()
         self._processes = ChildProcesses()
         self._finished_here: set[PlannedRun] = set()
+        self._slow: set[tuple[str, str]] = set()
+        """Columns and environments whose runs are shorter than an exchange."""
         self._done = self._count = 0
 
     def comparison_rows(self, matrix: Matrix) -> list[VariantRow]:
@@ -121,6 +126,7 @@ class ComparisonRunner:
         else:
             run = load_run(folder, planned.variant.name)
             figures = variant_run(run, matrix.goal, seed=planned.seed)
+            self._warn_of_slow_exchange(planned, run.tally.events)
         self._print_run(planned, figures)
         return figures
 
@@ -169,6 +175,16 @@ class ComparisonRunner:
         )
         if planned:
             self._console.print(f"{reused} of {len(planned)} runs already exist")
+
+    def _warn_of_slow_exchange(self, planned: PlannedRun, events: Iterable[EventRecord]) -> None:
+        """Print once for each column and environment what its runs report before the first step."""
+        place = planned.variant.name, Path(planned.environment).stem
+        found = [each for each in events if each.reason == EventReason.EXCHANGE_TOO_LONG]
+        with self._lock:
+            is_new = bool(found) and place not in self._slow
+            self._slow.update([place] if found else [])
+        if is_new:
+            click.echo(f"dlion: {' in '.join(place)}: {found[0].message}", err=True)
 
     def _print_run(self, planned: PlannedRun, figures: VariantRun) -> None:
         with self._lock:

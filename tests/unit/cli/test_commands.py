@@ -313,6 +313,21 @@ def test_validate_accepts_environments(tmp_path: Path, capsys: pytest.CaptureFix
     }
 
 
+def test_validate_checks_that_a_job_fits_an_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "--no-run", DIGITS, "-e", "quickstart"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["validate", DIGITS, "-e", "homo-a", "-o", "json"]) == ExitCode.SPEC
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["job"] == "default/digits#1"
+    (problem,) = result["problems"]
+    assert problem["path"].startswith("environment homo-a: ")
+    assert "6 workers" in problem["message"]
+    assert main(["validate", DIGITS, "-e", "nowhere"]) == ExitCode.SPEC
+    assert "there is no environment of that name (given: nowhere)" in capsys.readouterr().err
+
+
 def test_validate_refuses_an_environment_that_is_not_alone_in_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

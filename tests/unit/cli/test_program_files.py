@@ -116,6 +116,31 @@ def test_a_program_runs_on_one_batch(
     assert list(tmp_path.glob("*.keras")) == []
 
 
+def test_an_exchange_that_takes_longer_than_the_run_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The size of the model is known from the trial only. A built-in program is tried for it."""
+    environment = tmp_path / "slow.yaml"
+    workers = [{"count": 2, "cores": 1, "mbitPerS": 0.001}]
+    environment.write_text(yaml.safe_dump({"name": "slow", "workers": workers}))
+    stop = {"stop": {"maxSeconds": 2}}
+    manifests = [own_job(tmp_path, PROBABILITIES.text, **stop)]
+    for policy in ("full", "none"):
+        path = tmp_path / f"{policy}.yaml"
+        path.write_text(yaml.safe_dump(job_document(2, trainer=stop, exchange={"policy": policy})))
+        manifests.append(str(path))
+    words = [*manifests, "-e", str(environment)]
+    assert main(["validate", *words, "-o", "json"]) == 0
+    *warned, silent = json.loads(capsys.readouterr().out)
+    for result in warned:
+        assert result["note"].startswith("its program trains: ")
+        assert "(0.001 Mbit/s) takes" in result["warning"]
+        assert "longer than the run: 2 s" in result["warning"]
+    assert (silent["note"], silent["warning"]) == ("", "")
+    assert main(["validate", "--no-run", *words]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_a_program_whose_data_fail_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,20 @@ MAX_BATCH, MAX_EVALUATED = 32, 64
 """Samples: enough to call everything, few enough to take no time."""
 
 
-def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
+@dataclass(frozen=True)
+class ProgramTrial:
+    """What a trial has found."""
+
+    text: str
+    parameters: int
+    """Trained entries of the model."""
+
+
+def try_program(job: Job, *, data_root: Path, program_root: Path) -> ProgramTrial:
     """Train the first worker's model on one batch of its data, evaluate and save it.
 
     The program's functions are called in the order of a run: `load_data` may set what `build_model`
-    reads. Return what was found. Raises: ProgramError, DataError.
+    reads. Raises: ProgramError, DataError.
     """
     trainer, worker = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
@@ -48,10 +58,11 @@ def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
     size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
     note = unused_optimizer(model.program, trainer.optimizer)
     found = "" if math.isnan(loss) else f": loss {loss:.4g}"
-    return (
+    text = (
         f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
         f"samples with {kind}; one batch trained{found}{note and f'. Note: {note}'}"
     )
+    return ProgramTrial(text, size)
 
 
 def _train_one_batch(
@@ -96,7 +107,7 @@ def main() -> None:
             data_root=Path(request["dataRoot"]),
             program_root=Path(request["programRoot"]),
         )
-        answer = {"exitCode": 0, "text": found}
+        answer = {"exitCode": 0, "text": found.text, "parameters": found.parameters}
     except (DLionError, OSError) as error:
         if isinstance(error, ProgramError) and error.__cause__ is not None:
             sys.stderr.write(f"{program_traceback(error.__cause__)}\n")

@@ -5,7 +5,8 @@ import json
 import re
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from dlion_cli.inputs.default_limits import refused_by_default
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root, require_data
+from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.terminal import options
 from dlion_cli.terminal.awaited_child import run_child
+from dlion_cli.terminal.completion import complete_environments
+from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
 from dlion_worker.supervisor.parent_death import bound_to_parent
@@ -31,8 +35,36 @@ from dlion_worker.supervisor.parent_death import bound_to_parent
 ENVIRONMENT = "environment"
 
 
+@dataclass(frozen=True)
+class DocumentChecks:
+    """What is checked beyond the documents themselves."""
+
+    data_root: Path | None
+    """For programs' data; None: programs are not run."""
+    environment: Environment | None
+    """What jobs must fit; None: any environment."""
+    console: Console | None
+    """For progress."""
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """What running a program on one batch has shown."""
+
+    note: str = ""
+    problems: tuple[Problem, ...] = ()
+    code: ExitCode = ExitCode.OK
+    parameters: int | None = None
+    """Trained entries of its model; None: it was not run, or failed."""
+
+
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option(
+    "--environment", "-e", metavar="NAME|FILE", shell_complete=complete_environments,
+    help="Check that the jobs fit this environment, and that an exchange over its slowest link "
+    "ends within the run (not with --no-run, as the model's size is unknown then).",
+)  # fmt: skip
 @click.option(
     "--run/--no-run",
     "runs_programs",
@@ -42,7 +74,13 @@ ENVIRONMENT = "environment"
 )
 @options.data_root
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, output: str) -> int:
+def validate(
+    files: tuple[str, ...],
+    environment: str | None,
+    runs_programs: bool,
+    data_root: Path,
+    output: str,
+) -> int:
     """Validate manifests and environment files; `-` reads standard input.
 
     Reports all problems of every document. A program of your own beside the manifest is run on one
@@ -52,9 +90,12 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
     the program is missing, has no build_model(), or fails.
     """
-    base = data_root if runs_programs else None
-    console = None if output == "json" else Console(stderr=True)
-    results = [result for file in files for result in _check_file(file, base, console)]
+    checks = DocumentChecks(
+        data_root=data_root if runs_programs else None,
+        environment=None if environment is None else load_environment(environment),
+        console=None if output == "json" else Console(stderr=True),
+    )
+    results = [result for file in files for result in _check_file(file, checks)]
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
@@ -64,8 +105,7 @@ def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, outpu
     return next((code for code in first if code in codes), max(codes))
 
 
-def _check_file(file: str, data_root: Path | None, console: Console | None) -> list[dict[str, Any]]:
-    """`data_root`: for programs' data; None: programs are not run. `console`: for progress."""
+def _check_file(file: str, checks: DocumentChecks) -> list[dict[str, Any]]:
     source = source_of(file)
     root = None if file == STDIN else Path(file)
     try:
@@ -76,11 +116,9 @@ def _check_file(file: str, data_root: Path | None, console: Console | None) -> l
         problem = Problem("(file)", str(error).removeprefix(f"{source}: "))
         return [_result(source, problems=(problem,), code=ExitCode.DATA)]
     if len(documents) == 1:
-        return [_check_document(documents[0], source, root, data_root, console)]
+        return [_check_document(documents[0], source, root, checks)]
     return [
-        _check_document(
-            document, f"{source}#{number}", root, data_root, console, is_alone=file == STDIN
-        )
+        _check_document(document, f"{source}#{number}", root, checks, is_alone=file == STDIN)
         for number, document in enumerate(documents, start=1)
     ]
 
@@ -89,8 +127,7 @@ def _check_document(
     document: YamlDocument,
     source: str,
     path: Path | None,
-    data_root: Path | None,
-    console: Console | None,
+    checks: DocumentChecks,
     *,
     is_alone: bool = True,
 ) -> dict[str, Any]:
@@ -101,17 +138,23 @@ def _check_document(
         job = load_manifest(document.value, source=source, lines=document.lines)
     except SpecError as error:
         return _result(source, problems=error.problems)
+    misfits, link = _slowest_link(job, checks.environment)
+    if misfits:
+        return _result(source, name=str(job.key), problems=misfits)
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
-    note, code = "", ExitCode.PROGRAM
-    warning = "" if problems else _missing_data(job, data_root)  # `dlion run` tells problems first
+    tried = ProgramOutcome(problems=tuple(problems), code=ExitCode.PROGRAM)
+    # `dlion run` tells problems first.
+    warning = "" if problems else _missing_data(job, checks.data_root)
     if root is None and job.spec.trainer.program.file:
-        note = "its program not looked at: its folder is unknown"
-    if data_root is not None and root is not None and not problems:
-        note, problems, code = _try_program(job, root, data_root, console, has_data=not warning)
-    note = ", ".join(filter(None, (note, refused_by_default(job))))
+        tried = ProgramOutcome("its program not looked at: its folder is unknown")
+    if root is not None and not problems:
+        tried = _try_program(job, root, checks, has_data=not warning, needs_size=bool(link))
+    if tried.parameters is not None and link:
+        warning = _slow_exchange(job, tried.parameters, link)
+    note = ", ".join(filter(None, (tried.note, refused_by_default(job))))
     lines = document.lines
-    located = tuple(replace(one, line=lines.get(one.path)) for one in problems)
+    located = tuple(replace(one, line=lines.get(one.path)) for one in tried.problems)
     return _result(
         source,
         name=str(job.key),
@@ -119,8 +162,36 @@ def _check_document(
         note=note,
         warning=warning,
         problems=located,
-        code=code,
+        code=tried.code,
     )
+
+
+def _slowest_link(
+    job: Job, environment: Environment | None
+) -> tuple[tuple[Problem, ...], Mapping[str, float]]:
+    """Why the job does not fit the environment; if it does, its slowest link, if that counts."""
+    if environment is None:
+        return (), {}
+    from dlion_environments.slow_exchange import slowest_link  # with NumPy, which takes long
+
+    seconds = job.spec.trainer.stop.max_seconds
+    try:
+        plan = environment.plan(job.workers(), machine_cores=None, duration_s=seconds)
+        environment.check(job)
+    except SpecError as error:
+        place = f"environment {environment.name}"
+        misfits = (
+            replace(each, path=f"{place}: {each.path}", line=None) for each in error.problems
+        )
+        return tuple(misfits), {}
+    warn_unreached(environment, seconds)
+    return (), slowest_link(job, plan)
+
+
+def _slow_exchange(job: Job, parameters: int, link: Mapping[str, float]) -> str:
+    from dlion_environments.slow_exchange import slow_exchange
+
+    return slow_exchange(job.spec, parameters, link)
 
 
 def _missing_data(job: Job, data_root: Path | None) -> str:
@@ -138,25 +209,25 @@ def _missing_data(job: Job, data_root: Path | None) -> str:
 
 
 def _try_program(
-    job: Job, root: Path, data_root: Path, console: Console | None, *, has_data: bool
-) -> tuple[str, list[Problem], ExitCode]:
-    """Run a user's program on one batch, in a separate process.
+    job: Job, root: Path, checks: DocumentChecks, *, has_data: bool, needs_size: bool
+) -> ProgramOutcome:
+    """Run a user's program on one batch, in a separate process, unless `checks` excludes it.
 
-    Return a note, and the problem with its exit code if the program or its data fail.
+    `needs_size`: a built-in program, too, of which nothing but the size is in doubt.
     """
     program = job.spec.trainer.program
-    given = program.file or program.module
-    if not given or job.spec.trainer.image:
-        return "", [], ExitCode.OK
+    given = program.file or program.module or (program.builtin if needs_size else "")
+    if checks.data_root is None or not given or job.spec.trainer.image:
+        return ProgramOutcome()
     if importlib.util.find_spec("tensorflow") is None:
-        return "its program not run: TensorFlow is not installed here", [], ExitCode.OK
+        return ProgramOutcome("its program not run: TensorFlow is not installed here")
     if not has_data:
-        return "its program not run: its data are not here", [], ExitCode.OK
+        return ProgramOutcome("its program not run: its data are not here")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         request = {
             "job": job.to_document(),
-            "dataRoot": str(data_root.resolve()),
+            "dataRoot": str(checks.data_root.resolve()),
             "programRoot": str(root),
             "answer": str(answer),
         }
@@ -168,7 +239,7 @@ def _try_program(
                 output=printed,
                 waits_for=f"{escape(given)}: importing TensorFlow, loading data and training one "
                 "batch (--no-run skips this)",
-                console=console,
+                console=checks.console,
             )
             printed.seek(0)
             if text := printed.read().decode(errors="replace").rstrip():
@@ -180,14 +251,16 @@ def _try_program(
             found = {"exitCode": ExitCode.PROGRAM, "text": text}
     text, code = found["text"], ExitCode(found["exitCode"])
     if code is ExitCode.OK:
-        return f"its program trains: {text}", [], code
+        return ProgramOutcome(f"its program trains: {text}", parameters=found["parameters"])
     is_of_data = re.search(r"load_data\(.*failed", text)
     advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
-    field = f"program.{'file' if program.file else 'module'}"
+    field = next(each for each in ("file", "module", "builtin") if getattr(program, each))
+    field = f"program.{field}"
     is_of_program = text.startswith("program ")  # such as a batch that its loss rejects
     if code is ExitCode.DATA and job.spec.trainer.dataset.path and not is_of_program:
         field = "dataset.path"
-    return "", [Problem(f"spec.trainer.{field}", text, advice=advice)], code
+    problem = Problem(f"spec.trainer.{field}", text, advice=advice)
+    return ProgramOutcome(problems=(problem,), code=code)
 
 
 def _is_environment(value: object) -> bool:

@@ -32,7 +32,7 @@ def tried(
     trainer = {"program": {"file": "mine.py"}, "dataset": {}, "optimizer": {"name": optimizer}}
     trainer["privacy"] = privacy
     job = make_job(trainer=trainer, spec={"knowledgeTransfer": {"policy": "none"}})
-    return try_program(job, data_root=folder, program_root=folder)
+    return try_program(job, data_root=folder, program_root=folder).text
 
 
 @pytest.mark.parametrize("own", OWN_PROGRAMS, ids=lambda own: own.name)
