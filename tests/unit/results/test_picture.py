@@ -15,8 +15,12 @@ from xml.etree import ElementTree
 import pytest
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import StepRecord
 from dlion_cli.__main__ import main
+from dlion_results.report.curve_charts import loss_over_time
 from dlion_results.report.picture import picture
+from dlion_results.report.progress_charts import loss_against_time
 from dlion_results.report.runs import load_runs
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
@@ -24,6 +28,9 @@ from synthetic_run import Story, description, records
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{1}{0}$ ]]> --> {{ 7*7 }}"
+MINUS = chr(0x2212)
+REST = (8, 8, 0.1, 1.0, 1.0, 1.0, 0.0, 0.0, 8)
+"""The fields of a step after its loss."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -60,6 +67,25 @@ def test_several_runs_are_distinguished_by_their_labels(folder):
         element.text for element in ElementTree.fromstring(text).findall(f"{SVG}text")
     }
     assert "Training loss" in words(text)
+
+
+@pytest.mark.parametrize("losses", [(2.0, -3.0), (-1.0, -3.0), (0.0, 0.0)])
+def test_the_axis_of_a_negative_loss_shows_all_of_it(tmp_path, losses):
+    """A custom loss may be a log-likelihood or a similarity. One of 0 has an axis, too."""
+    first, last = losses
+    path = tmp_path / "run"
+    with ResultFolder.create(path, description(Story(workers=1)), now=NOW) as folder:
+        for second in range(1, 201):
+            loss = first + (last - first) * second / 200
+            folder.append(StepRecord(float(second), Rank(0), 1, second, loss, *REST))
+        folder.finish(Ending("maxSeconds"))
+    runs = load_runs([path])
+    spec = loss_over_time(runs).spec
+    assert spec["bottom"] <= min(last, 0) <= max(first, 0) <= spec["top"]
+    assert spec["bottom"] < spec["top"]
+    ticks = re.findall(rf">([{MINUS}\d.]+)</text>", loss_against_time(runs).svg)
+    values = [float(each.replace(MINUS, "-")) for each in ticks]
+    assert (min(values) <= -2.5) == (last == -3.0)
 
 
 def test_a_picture_needs_no_resources_and_shows_hostile_names_as_text(folder):

@@ -91,7 +91,9 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
         if not losses:
             draw_message(axes, "no training loss was reported")
             return
-        axes.set_ylim(0, float(np.quantile(losses, 0.99)) * 1.1)
+        bottom = 1.06 * min(0.0, *losses)  # a custom loss may be negative
+        top = max(1.1 * float(np.quantile(losses, 0.99)), -0.06 * bottom)
+        axes.set_ylim(bottom, top or 1.0)
         axes.set_ylabel("training loss")
         _time_axis(axes, runs)
 
