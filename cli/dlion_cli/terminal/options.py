@@ -63,6 +63,11 @@ threads: Final = click.option(
 
 no_report: Final = click.option("--no-report", is_flag=True, help="Do not create report.html.")
 
+wide_output: Final = click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table",
+    help="Output format; wide has all columns, whatever the terminal's width.",
+)  # fmt: skip
+
 output: Final = click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table",
     help="Output format.",

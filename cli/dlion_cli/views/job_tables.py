@@ -86,10 +86,10 @@ def _wide_cells(job: JobStatus) -> list[str]:
 
 
 def one_job(
-    job: JobStatus, events: Sequence[Mapping[str, Any]], now: datetime
+    job: JobStatus, events: Sequence[Mapping[str, Any]], now: datetime, *, wide: bool = False
 ) -> list[RenderableType]:
     """One job: its row, figures, sites, conditions and newest events."""
-    parts: list[RenderableType] = [list_table([job], now, wide=False, everywhere=False), Text("")]
+    parts: list[RenderableType] = [list_table([job], now, wide=wide, everywhere=False), Text("")]
     if not job.was_ever_observed:
         parts += [Text(NOT_OBSERVED, style="yellow"), Text("")]
     figures = f"ETA {job.eta()}  ·  {figures_line(job)}"

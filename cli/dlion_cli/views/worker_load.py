@@ -1,19 +1,13 @@
-"""Rows of `dlion top`: the load of each worker and of the links to each site, from metrics."""
+"""The load of each worker and of the links to each site, from sidecars' metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rich.table import Table
-from rich.text import Text
-
 from dlion_cli.cluster.worker_metrics import WorkerMetrics
-from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent, format_rate
-from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import text
 from dlion_results.summary.link_use import KINDS
 
-_BYTES_PER_MBIT = 125_000.0
 _EXCHANGE_PARTS = frozenset({"select", "encode", "send", "decode", "apply"})
 SILENT_AFTER_S: Final = 10.0
 """A trainer reports every two seconds that it runs; a small quota delays that."""
@@ -59,6 +53,18 @@ class WorkerLoad:
     """Cores that other work is expected to use in the next steps."""
     follows_forecast: bool | None = None
     """Whether the capacity follows that forecast."""
+    heat_compute_share_fraction: float | None = None
+    """Share of the time that its heat budget leaves to compute."""
+    heat_target_celsius: float | None = None
+    heat_is_blind: bool | None = None
+    """Whether the heat budget has no usable temperature."""
+    link_group: int | None = None
+    """Its group by links, from 1 (topology `clustered`)."""
+    link_groups: int | None = None
+    """How many groups there are."""
+    link_grouping_version: int | None = None
+    """How often groups were made by rates of links; 0: they are the sites."""
+    is_gateway: bool | None = None
     problem: str = ""
     """Why figures are missing."""
 
@@ -136,12 +142,23 @@ def worker_load(
         other_work_cores=values.get("demand_taken_cores"),
         expected_other_work_cores=values.get("demand_expected_cores"),
         follows_forecast=_flag(values.get("demand_predicted_count")),
+        heat_compute_share_fraction=values.get("heat_compute_share_ratio"),
+        heat_target_celsius=values.get("heat_target_celsius"),
+        heat_is_blind=_flag(values.get("heat_blind_count")),
+        link_group=_count(values.get("link_group_number")),
+        link_groups=_count(values.get("link_groups_count")),
+        link_grouping_version=_count(values.get("link_grouping_version")),
+        is_gateway=_flag(values.get("link_gateway_count")),
         problem=_problem(values),
     )
 
 
 def _flag(value: float | None) -> bool | None:
     return None if value is None else value > 0
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def _problem(values: Mapping[str, float]) -> str:
@@ -263,82 +280,6 @@ def _grown(
         if name in later.get(site, {})
     ]
     return sum(grown) if grown and min(grown) >= 0 else None
-
-
-_OPTIONAL: Final = (
-    "OTHERS", "TEMP", "LOST", "DISK WAIT", "MEM WAIT", "CPU WAIT", "RANK", "QUOTA", "CPU",
-    "ITERATION", "THROTTLED", "SHARE", "EXCHANGE", "STEPS/S",
-)  # fmt: skip
-"""Columns of workers that a narrow terminal lacks, the first one first."""
-
-
-def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
-    """A table of workers and one of sites; several contexts have a column with their names."""
-    first = ("CONTEXT",) if any(loads) else ()
-    workers = plain_table(
-        *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "WAIT",
-        "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
-        "TEMP", "OTHERS", folded="NOTE", left_out=_OPTIONAL,
-    )  # fmt: skip
-    sites = plain_table(
-        *first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S", "SENT MBIT/S", "USED", "ROUND TRIP",
-        "LOST",
-    )  # fmt: skip
-    for context, load in loads.items():
-        before = (context,) if first else ()
-        for worker in load.workers:
-            workers.add_row(*map(Text, (*before, *_worker_cells(worker))))
-        for site in load.sites:
-            rates = site.bandwidth_bytes_per_second, site.sent_bytes_per_second
-            mbits = (None if rate is None else rate / _BYTES_PER_MBIT for rate in rates)
-            budget, used = format_bytes(site.budget_bytes_per_iteration), site.used_fraction
-            lost = format_percent(site.retransmitted_fraction)
-            cells = (site.site, budget, *map(format_rate, mbits), format_percent(used))
-            sites.add_row(*map(Text, (*before, *cells, _round_trip(site), lost)))
-    return [workers, sites] if sites.row_count else [workers]
-
-
-def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
-    return (
-        load.worker,
-        text(load.rank),
-        format_rate(load.samples_per_second),
-        _format(load.batch_samples, "{:.0f}"),
-        format_percent(load.share_fraction),
-        format_rate(load.steps_per_second),
-        _format(load.iteration_seconds, "{:.3g} s"),
-        format_percent(load.wait_fraction),
-        format_percent(load.exchange_fraction),
-        _format(load.cpu_cores, "{:.2f}"),
-        _format(load.quota_cores, "{:.3g}"),
-        format_percent(load.throttled_fraction),
-        format_percent(load.cpu_pressure_fraction),
-        format_percent(load.memory_pressure_fraction),
-        format_percent(load.io_pressure_fraction),
-        format_percent(load.retransmitted_fraction),
-        _format(load.temperature_celsius, "{:.0f} °C"),
-        _others(load),
-        load.problem,
-    )
-
-
-def _round_trip(site: SiteLoad) -> str:
-    """The shortest and the longest one, such as `41 to 180 ms`."""
-    times = site.min_round_trip_seconds, site.round_trip_seconds
-    known = [f"{1000 * each_s:.3g}" for each_s in times if each_s is not None]
-    return f"{' to '.join(dict.fromkeys(known))} ms" if known else UNKNOWN
-
-
-def _others(load: WorkerLoad) -> str:
-    """Text with the cores of other work and, if the capacity follows it, the forecast."""
-    now = _format(load.other_work_cores, "{:.1f}")
-    if not load.follows_forecast or load.expected_other_work_cores is None:
-        return now
-    return f"{now} → {load.expected_other_work_cores:.1f}"
-
-
-def _format(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else form.format(value)
 
 
 def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:

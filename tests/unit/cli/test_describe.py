@@ -14,6 +14,7 @@ Left out: which problem has which message (test_pod_findings.py, test_job_findin
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,26 @@ def test_sent_bytes_of_a_running_job_are_shown_by_site_and_kind(
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("LINKS") + 2].split() == ["plant-b", "1", "kB", *5 * ["—"]]
     assert not any(heading in line for line in lines)
+
+
+def test_wide_has_the_load_of_each_worker_and_all_columns_on_any_terminal(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dlion_cli.commands.cluster.describe.INTERVAL_S", 0.01)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    scripted = server(job(TRAINS), pods=listed(RUNNING), metrics=(200, "dlion_x 1\n"))
+    command = ["describe", "digits", "--kubeconfig", kubeconfig(a=scripted)]
+    for more, is_wide in ([], False), (["-o", "wide"], True):
+        assert main([*command, *more]) == 0
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        assert ("LOAD" in lines) == is_wide
+        assert any(line.startswith("POD") and "NODE" in line for line in lines) == is_wide
+        assert any(line.split()[-1:] == ["WHY"] for line in lines) == is_wide
+        assert any("GROUP" in line for line in lines) == is_wide
+        assert (max(map(len, lines)) > 80) == is_wide
 
 
 def test_describe_as_json(

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from dlion_cli.commands.local.ls import _table
 from dlion_cli.terminal.plain_table import plain_table
-from dlion_cli.views.worker_load import JobLoad, WorkerLoad, load_tables
+from dlion_cli.views.load_tables import load_tables
+from dlion_cli.views.worker_load import JobLoad, WorkerLoad
 from dlion_results.run_folder.listing import StoredRun, StoredState
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -4,7 +4,8 @@
   readings; after a restart there is none. Links are summed by site.
 - A worker that does not answer has a row with the reason, and hides no other. Without the right to
   pods/proxy the message names it. Invalid, overlong or hostile text is an error of that worker.
-- Several contexts have a column. A watch prints each reading.
+- Several contexts have a column. A watch prints each reading. `-o wide` has all columns on any
+  terminal, and those of heat and groups by links.
 
 The oracle of the format is the sidecar's own exporter.
 
@@ -14,6 +15,7 @@ Left out: a real pod proxy (tests/cluster/test_cli_pods.py).
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,17 +28,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dlion_api.errors import DataError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
+from dlion_api.protocol.measurements import (
+    Capacity,
+    CapacitySource,
+    CpuAllowance,
+    Directive,
+    Grouping,
+)
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
-from dlion_cli.views.worker_load import (
-    JobLoad,
-    WorkerLoad,
-    load_tables,
-    site_loads,
-    worker_load,
-)
+from dlion_cli.views.load_tables import load_tables
+from dlion_cli.views.worker_load import JobLoad, WorkerLoad, site_loads, worker_load
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
+from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_results.summary.link_use import KINDS
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
@@ -69,10 +73,12 @@ def exported(
             version=3, local_batch_size=48, global_batch_size=192,
             budget_bytes={Rank(1): 1000, Rank(2): 500, Rank(3): 2_000_000},
             bandwidth_bytes_per_s={Rank(3): 1.25e6},
+            grouping=Grouping(2, Rank(1), ((Rank(0), Rank(1)), (Rank(2), Rank(3))), (0, 3)),
         ),
         allowance=CpuAllowance(quota_cores=1.5, cpu_s=cpu_s, throttled_s=throttled_s),
         steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, trainer_silent_s=0.5,
         refused=0, refusals={}, renewals=0,
+        heat=HeatDecision(0.625, HeatState.LIMITED, 0.625, 61.7, 73.0),
         demand=DemandDecision(813.25, DemandState.PREDICTED, 0.25, 2.0, 4.0, "level"),
         step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
         exchange_thread_seconds={"send": 99.0 * steps},
@@ -149,6 +155,8 @@ def test_a_worker_has_the_figures_of_its_sidecar(
         "temperatureCelsius": 61.7, "silentSeconds": 0.5, "sentSegments": 220.0,
         "retransmittedFraction": pytest.approx(1 / 11), "problem": "",
         "otherWorkCores": 0.25, "expectedOtherWorkCores": 2.0, "followsForecast": True,
+        "heatComputeShareFraction": 0.625, "heatTargetCelsius": 73.0, "heatIsBlind": False,
+        "linkGroup": 1, "linkGroups": 2, "linkGroupingVersion": 2, "isGateway": True,
     }  # fmt: skip
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
     assert rates["throttledFraction"] == pytest.approx(1 / 11)
@@ -197,6 +205,46 @@ def test_the_tables_have_rows_for_workers_and_sites(
     assert lines[6][:4] == ["plant-b", "2", "MB", "10"]
     assert lines[6][-6:] == ["41", "to", "180", "ms", "5.0", "%"]
     assert float(lines[6][4]) == pytest.approx(float(lines[6][5]) / 10, rel=0.01, abs=0.06)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_a_wide_table_has_all_columns_on_a_narrow_terminal(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    command = ["top", "digits", "--kubeconfig", kubeconfig(a=server())]
+    assert main(command) == 0
+    narrow = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert "TEMP" not in narrow[0]
+    assert main([*command, "-o", "wide"]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert re.split(r" {2,}", lines[0].strip())[-5:] == ["TEMP", "OTHERS", "HEAT", "GROUP", "NOTE"]
+    assert re.split(r" {2,}", lines[1].strip())[-4:] == [
+        "62 °C", "0.2 → 2.0", "62.5 % for 73 °C", "1 of 2 by links, gateway",
+    ]  # fmt: skip
+    assert "ROUND TRIP" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("figures", "heat", "group"),
+    [
+        ({}, "—", "—"),
+        ({"heat_compute_share_ratio": 0.1, "heat_blind_count": 1.0},
+         "10.0 % without a sensor", "—"),
+        ({"link_group_number": 2.0, "link_groups_count": 3.0, "link_grouping_version": 0.0},
+         "—", "2 of 3 by site"),
+    ],
+    ids=["neither", "no temperature", "at the start"],
+)  # fmt: skip
+def test_a_wide_row_has_the_reasons(figures: dict[str, float], heat: str, group: str) -> None:
+    load = worker_load("w-0", "w", 0, None, WorkerMetrics(1.0, figures))
+    (table,) = load_tables({"": JobLoad([load], [])}, wide=True)
+    cells = {str(each.header): str(next(iter(each.cells))) for each in table.columns}
+    assert (cells["HEAT"], cells["GROUP"]) == (heat, group)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class SidecarMetrics(Collector):
         reading = self._read()
         for family, rows in (
             (GaugeMetricFamily, _gauges(reading)),
+            (GaugeMetricFamily, _group_gauges(reading)),
             (CounterMetricFamily, _counters(reading)),
         ):
             for name, meaning, value in rows:
@@ -227,6 +228,22 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
         ("node_memory_total_bytes", "Memory of the machine.", node.memory_total_bytes),
         ("node_memory_available_bytes", "Memory not in use.", node.memory_available_bytes),
         ("node_memory_limit_bytes", "Memory limit of this container.", node.memory_limit_bytes),
+    )  # fmt: skip
+
+
+def _group_gauges(reading: MetricsReading) -> Sequence[_Row]:
+    grouping = reading.directive.grouping if reading.directive else None
+    if grouping is None:
+        return ()
+    rank = reading.capacity.rank
+    number = next((place for place, own in enumerate(grouping.groups, 1) if rank in own), None)
+    return (
+        ("link_group_number", "This worker's group by links, from 1.", number),
+        ("link_groups_count", "Groups by links.", len(grouping.groups)),
+        ("link_grouping_version", "How often groups were made; 0: they are the sites.",
+         grouping.version),
+        ("link_gateway_count", "1 while this worker is its group's gateway, else 0.",
+         float(rank in grouping.gateways)),
     )  # fmt: skip
 
 

@@ -33,8 +33,9 @@ from dlion_cli.terminal.table import summary_parts
 from dlion_cli.views.event_table import events_table
 from dlion_cli.views.job_status import JobStatus, text
 from dlion_cli.views.job_tables import one_job
+from dlion_cli.views.load_tables import load_tables
 from dlion_cli.views.pod_status import pods_of_run, pods_table
-from dlion_cli.views.worker_load import JobLoad, load_tables
+from dlion_cli.views.worker_load import JobLoad
 from dlion_results.summary.link_use import KINDS
 
 MAX_EVENTS: Final = 20
@@ -92,19 +93,20 @@ def describe_from_contexts(contexts: Contexts, name: str, output: str) -> int:
         ]
         click.echo(json.dumps(items, indent=2, ensure_ascii=False))
         return contexts.report_errors()
-    console = output_console()
+    wide = output == "wide"
+    console = output_console(wide=wide)
     for place, (context, facts) in enumerate(results.items()):
         if place:
             console.print()
         console.print(Text(f"CONTEXT {context}", style="bold reverse"))
-        for part in describe_parts(facts):
+        for part in describe_parts(facts, wide=wide):
             console.print(part)
     return contexts.report_errors()
 
 
 @click.command()
 @name_argument()
-@options.output
+@options.wide_output
 @contexts_option(describe_from_contexts)
 @connecting_options
 def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
@@ -112,8 +114,8 @@ def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
 
     PROBLEMS lists what is wrong, worst first, each with a command that helps. Then follow what
     `dlion get NAME` shows, what holds the workers up, the pods of this site and the newest events.
-    Reading the load of up to 32 workers takes two seconds. Of a run that has ended it shows the
-    figures that the site's keeper has.
+    Reading the load of up to 32 workers takes two seconds; `-o wide` shows it as `dlion top -o
+    wide`. Of a run that has ended it shows the figures that the site's keeper has.
 
     NAME may be a result folder: a path with a slash, or an existing one where no option selects a
     cluster. Then it shows how the run ended or how far it is, missing replicas, warnings, what the
@@ -130,14 +132,15 @@ def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     if (folder := local_folder(name, is_of_cluster=selects_cluster())) is not None:
         from dlion_cli.findings.folder_description import describe_folder
 
-        describe_folder(folder, output_console(), output)
+        describe_folder(folder, output_console(wide=output == "wide"), output)
         return
     facts = read_facts(connect(), name)
     if output == "json":
         click.echo(json.dumps(facts.as_json(), indent=2, ensure_ascii=False))
         return
-    console = output_console()
-    for part in describe_parts(facts):
+    wide = output == "wide"
+    console = output_console(wide=wide)
+    for part in describe_parts(facts, wide=wide):
         console.print(part)
 
 
@@ -214,11 +217,11 @@ def _clean(documents: list[Document] | None) -> list[Document] | None:
     return None if documents is None else [without_managed_fields(each) for each in documents]
 
 
-def describe_parts(facts: JobFacts) -> list[RenderableType]:
-    """The sections, from problems to events."""
+def describe_parts(facts: JobFacts, *, wide: bool = False) -> list[RenderableType]:
+    """The sections, from problems to events; `wide` adds columns, and the load of each worker."""
     job = JobStatus(facts.job)
     parts = problem_parts(facts.problems, facts.notes)
-    parts += one_job(job, [], facts.now)
+    parts += one_job(job, [], facts.now, wide=wide)
     if facts.summary is None:  # it has the same figures, of the whole run
         parts += time_parts(job)
     if facts.pods:
@@ -228,6 +231,9 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
         parts += [pods_table(job, pods, why, facts.now), Text("")]
     elif facts.pods is not None:
         parts += [Text(f"Run {job.run_id} has no pods at this site."), Text("")]
+    if wide and facts.load is not None:
+        load, *_ = load_tables({"": facts.load}, wide=True)
+        parts += [Text("LOAD", style="bold"), load, Text("")]
     parts += [*_links(facts.load), *_figures(facts)]
     if facts.events:
         hidden = len(facts.events) - MAX_EVENTS

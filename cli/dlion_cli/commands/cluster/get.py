@@ -44,7 +44,7 @@ def get_from_contexts(
             context_names, jobs = zip(*rows, strict=True)
             wide, now = output == "wide", datetime.now(UTC)
             table = list_table(jobs, now, wide=wide, everywhere=everywhere, contexts=context_names)
-            output_console().print(table)
+            output_console(wide=wide).print(table)
         elif results:
             click.echo(f"dlion: there are no {KIND}s in {', '.join(results)}", err=True)
     return contexts.report_errors()
@@ -108,7 +108,7 @@ def _text(document: Document | list[Document], output: str) -> str:
 def _show(
     jobs: JobClient, documents: list[Document], *, single: bool, wide: bool, everywhere: bool
 ) -> None:
-    console = output_console()
+    console = output_console(wide=wide)
     now = datetime.now(UTC)
     statuses = [JobStatus(document) for document in documents]
     if not single or wide:
@@ -119,7 +119,11 @@ def _show(
         console.print(part)
 
 
-def output_console() -> Console:
-    """A console as wide as the terminal, or wide enough for any line if output is a pipe."""
+def output_console(*, wide: bool = False) -> Console:
+    """A console as wide as the terminal, or wide enough for any line if output is a pipe.
+
+    `wide`: as for a pipe, so that the terminal folds long lines, as those of `kubectl -o wide`.
+    """
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+    fits = console.is_terminal and not wide
+    return console if fits else Console(highlight=False, width=_PIPE_COLUMNS)

@@ -24,9 +24,10 @@ from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.load_tables import load_tables
 from dlion_cli.views.pod_status import PodStatus, pods_of_run, worker_ranks
 from dlion_cli.views.terminal_view import TerminalView
-from dlion_cli.views.worker_load import JobLoad, WorkerLoad, load_tables, site_loads, worker_load
+from dlion_cli.views.worker_load import JobLoad, WorkerLoad, site_loads, worker_load
 
 INTERVAL_S: Final = 2.0
 """Between two readings, of which rates are the difference."""
@@ -110,8 +111,8 @@ def _read(jobs: JobClient, pod: PodStatus) -> WorkerMetrics | DLionError:
 class LoadView(TerminalView):
     """The tables, redrawn in place on a terminal."""
 
-    def __init__(self, console: Console, name: str) -> None:
-        self._name = name
+    def __init__(self, console: Console, name: str, *, wide: bool) -> None:
+        self._name, self._wide = name, wide
         self._loads: Mapping[str, JobLoad] = {}
         self._trouble = ""
         self._at = ""
@@ -129,7 +130,7 @@ class LoadView(TerminalView):
         if not self._loads and not self._trouble:
             return Text(f"{self._name}: reading metrics")
         parts: list[RenderableType] = [Text(f"{self._name}  {self._at}", style="bold")]
-        for table in load_tables(self._loads) if self._loads else ():
+        for table in load_tables(self._loads, wide=self._wide) if self._loads else ():
             parts += [table, Text("")]
         if self._trouble:
             parts.append(Text(self._trouble, style="bold yellow"))
@@ -154,7 +155,7 @@ def top_of_contexts(contexts: Contexts, name: str, watch: bool, output: str) -> 
 @click.command()
 @name_argument()
 @click.option("-w", "--watch", is_flag=True, help="Refresh every 2 seconds until Ctrl-C.")
-@options.output
+@options.wide_output
 @contexts_option(top_of_contexts)
 @cluster_options
 def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
@@ -165,13 +166,15 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     of the CPU time that the quota withheld, pressure of CPU, memory and disk, share of repeated TCP
     segments, temperature. A row per site: bytes that the links to it may carry per iteration, their
     measured rate, what was sent per second, the share of the rate that this is, round trips, and
-    share of repeated TCP segments.
+    share of repeated TCP segments. A narrow terminal lacks some columns. `-o wide` has all, and
+    those of the heat budget and of groups by links (topology `clustered`).
 
     Reads each sidecar's metrics (docs/metrics.md) twice within 2 seconds, which needs the right
     `get` on `pods/proxy`.
 
     \b
     dlion top cifar10
+    dlion top cifar10 -o wide
     dlion top cifar10 -o json | jq '.workers[] | {worker, samplesPerSecond}'
     """
     reader = LoadReader(name)
@@ -192,7 +195,7 @@ def _show(name: str, read: Callable[[], Reading], *, watch: bool, output: str) -
         return ExitCode.OK  # the caller reports each context's error
     try:
         if watch:
-            _watch(LoadView(output_console(), name), read, output)
+            _watch(LoadView(output_console(), name, wide=output == "wide"), read, output)
         time.sleep(INTERVAL_S)
         loads, _ = read()
     except KeyboardInterrupt:
@@ -200,8 +203,8 @@ def _show(name: str, read: Callable[[], Reading], *, watch: bool, output: str) -
     if output == "json":
         click.echo(json.dumps(_document(loads), indent=2, ensure_ascii=False))
         return ExitCode.OK
-    console = output_console()
-    for place, table in enumerate(load_tables(loads)):
+    console = output_console(wide=output == "wide")
+    for place, table in enumerate(load_tables(loads, wide=output == "wide")):
         if place:
             console.print()
         console.print(table)

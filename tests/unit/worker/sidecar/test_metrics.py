@@ -22,6 +22,7 @@ from dlion_api.protocol.measurements import (
     CapacitySource,
     CpuAllowance,
     Directive,
+    Grouping,
     LinkDelivery,
     PhaseSeconds,
     SentBytes,
@@ -44,6 +45,9 @@ PEERS = {
 }
 
 
+GROUPS = Grouping(5, Rank(0), ((Rank(0), Rank(2)), (Rank(1),), (Rank(3),)), (2, 1, 3))
+
+
 def exported(reading: MetricsReading) -> str:
     registry = CollectorRegistry()
     key = JobKey("default", "cifar10", "1")
@@ -59,7 +63,9 @@ def reading(*, full: bool) -> MetricsReading:
         capacity=Capacity(Rank(0), 120.0, 2.0, CapacitySource.RATE, 3)
         if full
         else Capacity(Rank(0), 0.0, 0.0, CapacitySource.UNKNOWN, 0),
-        directive=Directive(3, 48, 192, {Rank(2): 10, Rank(3): 20}, {}, {Rank(1): 5.0})
+        directive=Directive(
+            3, 48, 192, {Rank(2): 10, Rank(3): 20}, {}, {Rank(1): 5.0}, grouping=GROUPS
+        )
         if full
         else None,
         allowance=CpuAllowance(0.5, 1.0, 2.0) if full else None,
@@ -109,6 +115,19 @@ def test_the_parts_of_steps_add_up_to_their_time_and_never_decrease() -> None:
 def test_links_are_summed_per_site() -> None:
     labels = 'job="cifar10",namespace="default",peer_site="b",site="a"'
     assert f"dlion_link_budget_bytes{{{labels}}} 30.0" in exported(reading(full=True))
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [(0, [1, 3, 5, 0]), (2, [1, 3, 5, 1]), (3, [3, 3, 5, 1]), (9, [3, 5, 0])],
+    ids=["member", "gateway", "alone", "not in it"],
+)
+def test_a_worker_has_its_group_and_its_part_in_it(rank: int, expected: list[int]) -> None:
+    capacity = replace(reading(full=True).capacity, rank=Rank(rank))
+    text = exported(replace(reading(full=True), capacity=capacity))
+    names = "link_group_number|link_groups_count|link_grouping_version|link_gateway_count"
+    found = re.findall(rf"^dlion_(?:{names}){{.*}} (.*)$", text, re.MULTILINE)
+    assert [float(value) for value in found] == expected
 
 
 @pytest.mark.parametrize(
