@@ -2,8 +2,9 @@
 
 It is one self-contained page with every section. It escapes every input, and stays small for any
 names, texts, and numbers of workers and runs. It accepts impossible figures and names that are not
-text. It shows unfinished, empty and several runs. The work for it is linear in the number of
-workers. Runs of unequal length share one time axis, and the end of each is marked.
+text. It shows unfinished, empty and several runs, and why sidecars decided what explains a worker.
+The work for it is linear in the number of workers. Runs of unequal length share one time axis, and
+the end of each is marked.
 
 Left out: the page in a browser (test_report_in_browser); its sentences (test_headline).
 """
@@ -28,10 +29,19 @@ import yaml
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_api.protocol.measurements import Directive, Grouping
+from dlion_api.protocol.progress import (
+    DirectiveRecord,
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    StepRecord,
+)
 from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
+from dlion_core.demand.demand_predictor import DemandDecision, DemandState
+from dlion_core.resource_control.directive_reasons import reason_for
 from dlion_results.report import curve_charts, link_charts, time_charts
 from dlion_results.report.formats import size
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
@@ -42,6 +52,7 @@ from dlion_results.run_folder.environment import (
     environment_document,
 )
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.decisions import MAX_DECISIONS
 from dlion_results.summary.link_use import KINDS
 from dlion_results.summary.summary import Ending
 from dlion_results.summary.tally import MAIN_PHASES, RunTally
@@ -270,6 +281,45 @@ def test_many_workers_and_hours_stay_below_a_megabyte(tmp_path, story):
     one = render([load_run(make(tmp_path / "run", story), "run")])
     assert len(one.encode()) < 1_000_000
     assert PAGE_BYTES < 2_000_000
+
+
+def directive(time_s, before, after, *, rank=0):
+    """A record of a directive with the reason that a sidecar gives for it."""
+    made = Directive(2, 48, 192, **after)
+    reason = reason_for(Directive(1, 48, 192, **before), made)
+    return DirectiveRecord(time_s, Rank(rank), 7, 48, 192, reason=reason)
+
+
+def test_decisions_on_heat_other_work_and_groups_are_listed_with_their_reasons(tmp_path):
+    two, three = (
+        Grouping(version, Rank(1), groups, gateways)
+        for version, groups, gateways in (
+            (1, ((0, 1), (2, 3, 4, 5)), (0, 2)), (2, ((0, 1, 2, 3), (4,), (5,)), (0, 4, 5)),
+        )
+    )  # fmt: skip
+    demand = DemandDecision(90.0, DemandState.PREDICTED, 0.1, 2.0, 4.0, HOSTILE).reason()
+    cooler = directive(62.0, {}, {"compute_share": 0.625}, rank=4)
+    extra = [
+        *(directive(61.0, {"grouping": two}, {"grouping": three}, rank=rank) for rank in range(6)),
+        cooler,
+        replace(cooler, time_s=63.0, reason=f"batch rose from 40 to 48 samples; {demand}"),
+        directive(64.0, {"capacities": {0: 300.0}}, {"capacities": {0: 900.0}}),
+    ]
+    words = Page(render(load_runs([make(tmp_path / "run", extra=extra)]))).words
+    assert "3 decisions on heat, other work and groups" in words
+    assert words.count("worker 1 made groups (2) of links: 0 1 2 3 | 4 | 5") == 1
+    assert "the heat budget fell from 100% to 62% of compute" in words
+    assert f"other work is expected to take 2.0 of 4 cores, now 0.1 ({HOSTILE})" in words
+    assert not any("capacity of 0" in word for word in words)
+
+
+def test_decisions_that_are_left_out_are_counted(tmp_path):
+    extra = [
+        directive(1.0 + number, {}, {"compute_share": 0.5}) for number in range(MAX_DECISIONS + 20)
+    ]
+    text = render(load_runs([make(tmp_path / "run", extra=extra)]))
+    assert f"{MAX_DECISIONS + 20} decisions on heat, other work and groups: the first 80" in text
+    assert "on heat" not in render(load_runs([make(tmp_path / "other")]))
 
 
 def of_many_workers(path, count):

@@ -217,6 +217,8 @@ def _section(
         ends={worker["rank"]: start_and_end_s(worker) for worker in run.summary["workers"]},
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),
+        decisions=_decisions(run, limits.events),
+        decision_count=len(run.tally.decisions.decisions) + run.tally.decisions.left_out,
         environment=_imposed(run, limits),
         limits=limits,
         job_text=run.job_text[: limits.manifest],
@@ -281,6 +283,18 @@ def _events(run: LoadedRun, most: int) -> list[dict[str, Any]]:
             "message": formats.shortened(event.message, _MAX_MESSAGE),
         }
         for event in sorted(chosen, key=lambda event: event.time_s)
+    ]
+
+
+def _decisions(run: LoadedRun, most: int) -> list[dict[str, Any]]:
+    """The first decisions of sidecars on heat, other work and groups."""
+    return [
+        {
+            "time_s": decision.time_s - run.began_s,
+            "worker": run.worker_name(decision.rank),
+            "reason": decision.reason,
+        }
+        for decision in run.tally.decisions.decisions[:most]
     ]
 
 

@@ -25,6 +25,7 @@ from dlion_api.protocol.progress import (
 from dlion_api.reasons import EventReason
 from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.curves import Curve
+from dlion_results.summary.decisions import DecisionLog
 from dlion_results.summary.training_pauses import TrainingPauses
 
 _LINK_ROWS_IN_ALL = 60_000
@@ -268,6 +269,7 @@ class RunTally:
         self.reasons: Counter[str] = Counter()
         self.warning_count = 0
         self.events: deque[EventRecord] = deque(maxlen=_KEPT_EVENTS)
+        self.decisions = DecisionLog()
         self._drift = DriftMeter()
         links = max(1, len(self.workers) * (len(self.workers) - 1))
         self._link_rows = min(512, max(32, _LINK_ROWS_IN_ALL // links))
@@ -287,6 +289,7 @@ class RunTally:
                 if point is not None and math.isfinite(point[1]):
                     self.drift_curve.append(*point)
             case DirectiveRecord():
+                self.decisions.add(record)
                 worker = self._worker(record.rank)
                 if (own := record.capacities.get(record.rank)) is not None:
                     worker.capacity_curve.append(record.time_s, own)
