@@ -138,6 +138,18 @@ def test_the_pause_before_a_resume_is_not_part_of_a_workers_time(sessions, wall_
     assert worker["other_s"] == wall_s - 20
 
 
+def test_the_time_to_a_level_lacks_the_pause_before_a_resume():
+    steps = [*session_of(Rank(0), 1, 0, 10, 0), *session_of(Rank(0), 2, 110, 120, 10)]
+    evaluations = [
+        EvaluationRecord(time_s, Rank(0), 1, 8, accuracy, 1.0, 10)
+        for time_s, accuracy in ((5.0, 0.26), (115.0, 0.51))
+    ]
+    levels = {each["accuracy"]: each for each in summary_of([*steps, *evaluations])["levels"]}
+    assert (levels[0.25]["time_s"], levels[0.25]["training_time_s"]) == (5.0, 5.0)
+    assert levels[0.5]["time_s"] > 110
+    assert levels[0.5]["training_time_s"] == levels[0.5]["time_s"] - 100
+
+
 @pytest.mark.parametrize("order", ["by time", "by worker", "by worker, the restarted one first"])
 def test_a_worker_that_restarts_while_others_train_makes_no_pause(order):
     """Worker 1 ends at 50 s and rejoins at 140 s. It adopts a peer's state, which leaves the count

@@ -257,7 +257,10 @@ def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
     samples = None if time_s is None else round(samples_at(workers, [time_s])[0])
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     began_s = first_step_s(workers)
-    trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
+    trained_s = None
+    if time_s is not None and began_s is not None:
+        paused_s = max(worker.pauses.within(began_s, time_s) for worker in workers)
+        trained_s = max(0.0, time_s - began_s - paused_s)
     return {
         "accuracy": accuracy,
         "time_s": time_s,
