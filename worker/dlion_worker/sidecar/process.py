@@ -179,12 +179,10 @@ class SidecarProcess:
         self._notify_peers()
 
     def _exchange_addresses(self) -> Iterator[tuple[str, SiteName]]:
-        """Where links end. An address that several sites share has the figures of none of them."""
-        sites: dict[str, set[SiteName]] = {}
+        """Where links end."""
         for peer in self._controller.peers:
             dialled = self._config.link_address(peer.identity.rank, "exchange")
-            sites.setdefault(dialled or peer.exchange_address, set()).add(peer.identity.site)
-        return ((address, of.pop()) for address, of in sites.items() if len(of) == 1)
+            yield dialled or peer.exchange_address, peer.identity.site
 
     def _notify_peers(self) -> None:
         if self._caller is not None and self.own() != self._last_shared:

@@ -7,10 +7,12 @@ sidecar sees the trainer's connections. Measures only: no decision depends on it
 
 import errno
 import ipaddress
+import math
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -18,7 +20,8 @@ from typing import Final
 from dlion_api.addresses import split_host_port
 from dlion_api.names import SiteName
 
-Endpoint = tuple[IPv4Address | IPv6Address, int]
+Address = IPv4Address | IPv6Address
+Endpoint = tuple[Address, int]
 """Address and port of the other end."""
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h
@@ -44,6 +47,9 @@ _NEVER: Final = 0xFFFFFFFF
 _COUNTS: Final = 1 << 32
 """The kernel's counts start again from 0 there."""
 
+LOOK_UP_EVERY_S: Final = 60.0
+"""Shortest time between look-ups of one host name. Its addresses may change, which a new connection
+follows."""
 _WITHIN_S: Final = 2.0
 _BUFFER_BYTES: Final = 1 << 16
 
@@ -75,11 +81,59 @@ class SiteConnections:
     min_round_trip_s: float | None = None
 
 
+class HostNames:
+    """The addresses of host names, as the system's resolver has them. Thread-safe.
+
+    A thread looks them up: a resolver may take many seconds, and nothing waits for it, not even the
+    end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: Mapping[str, frozenset[Address]] = {}
+        self._looked_up_s: Mapping[str, float] = {}
+        """When each name was looked up last, whether or not it was found."""
+        self._is_busy = False
+
+    def addresses(self, name: str) -> frozenset[Address]:
+        """The addresses found so far."""
+        return self._known.get(name, frozenset())
+
+    def look_up(self, names: Collection[str]) -> None:
+        """Begin to look up those of the names that are due, and forget all others."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._is_busy:
+                return
+            earlier_s = {name: self._looked_up_s.get(name, -math.inf) for name in names}
+            due = [name for name, at_s in earlier_s.items() if now_s - at_s >= LOOK_UP_EVERY_S]
+            self._looked_up_s = earlier_s | dict.fromkeys(due, now_s)
+            self._known = {name: self.addresses(name) for name in names}
+            self._is_busy = bool(due)
+        if due:
+            threading.Thread(target=self._find, args=(due,), name="names", daemon=True).start()
+
+    def _find(self, names: Collection[str]) -> None:
+        found = {}
+        for name in names:
+            try:
+                answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found[name] = frozenset(
+                    _plain(ipaddress.ip_address(each[4][0])) for each in answers
+                )
+            except (OSError, ValueError):  # unknown, or no name: what was found before stays
+                continue
+        with self._lock:
+            self._known, self._is_busy = {**self._known, **found}, False
+
+
 @dataclass
 class LinkConnections:
     """Sums up the connections of a worker's links by the site that they lead to. Thread-safe."""
 
-    _sites: Mapping[Endpoint, SiteName] = field(default_factory=dict)
+    _reached: Collection[tuple[str, int, SiteName]] = ()
+    """Host, port and site of each peer's worker."""
+    _names: HostNames = field(default_factory=HostNames)
     _counted: Mapping[int, TcpConnection] = field(default_factory=dict)
     """Up to where each connection has been counted, by cookie."""
     _by_site: Mapping[SiteName, SiteConnections] = field(default_factory=dict)
@@ -87,13 +141,20 @@ class LinkConnections:
     """From the reading on: an older sample added after a newer one would look like a new start."""
 
     def set_addresses(self, addresses: Iterable[tuple[str, SiteName]]) -> None:
-        """Set where the peers' workers are reached. Those reached by a host name are left out: the
-        kernel does not know it."""
-        pairs = ((_endpoint(address), site) for address, site in addresses)
-        self._sites = {endpoint: site for endpoint, site in pairs if endpoint is not None}
+        """Set where the peers' workers are reached. One that several sites share has the figures of
+        none of them."""
+        split = ((*split_host_port(address), site) for address, site in addresses)
+        self._reached = [
+            (host, int(port), site) for host, port, site in split if host and port.isdecimal()
+        ]
 
     def sample(self) -> Mapping[SiteName, SiteConnections]:
-        """Read the kernel's counters; without sock_diag nothing is known."""
+        """Read the kernel's counters; without sock_diag nothing is known.
+
+        The kernel knows no host names: they count from the first sample after they were found.
+        """
+        hosts = {host for host, _, _ in self._reached}
+        self._names.look_up([host for host in hosts if _address(host) is None])
         with self._lock:
             try:
                 return self.add(tcp_connections())
@@ -107,16 +168,24 @@ class LinkConnections:
                 site: replace(known, round_trip_s=None, min_round_trip_s=None)
                 for site, known in self._by_site.items()
             }
-            counted = dict[int, TcpConnection]()
+            counted, sites = dict[int, TcpConnection](), self._sites()
             for each in connections:
                 before = self._counted.get(each.cookie)
-                if (site := self._sites.get(each.remote)) is not None:
+                if (site := sites.get(each.remote)) is not None:
                     totals[site] = _sum(totals.get(site, SiteConnections()), each, before)
                     counted[each.cookie] = each
                 elif before is not None:  # its peer is away, and may return
                     counted[each.cookie] = before
             self._by_site, self._counted = totals, counted
             return totals
+
+    def _sites(self) -> Mapping[Endpoint, SiteName]:
+        sites: dict[Endpoint, set[SiteName]] = {}
+        for host, port, site in self._reached:
+            own = _address(host)
+            for address in self._names.addresses(host) if own is None else (own,):
+                sites.setdefault((address, port), set()).add(site)
+        return {endpoint: of.pop() for endpoint, of in sites.items() if len(of) == 1}
 
 
 def _sum(
@@ -134,15 +203,15 @@ def _sum(
     )
 
 
-def _endpoint(address: str) -> Endpoint | None:
-    host, port = split_host_port(address)
+def _address(host: str) -> Address | None:
+    """None: it is a name."""
     try:
-        return _plain(ipaddress.ip_address(host)), int(port)
+        return _plain(ipaddress.ip_address(host))
     except ValueError:
         return None
 
 
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _plain(address: Address) -> Address:
     """An IPv6 socket that reaches an IPv4 address has it as `::ffff:10.0.0.7`."""
     return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
