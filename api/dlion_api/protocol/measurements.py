@@ -160,6 +160,8 @@ class Peers:
     """This worker's last iteration; before its first step that of its checkpoint; 0: none."""
     global_batch_size: int = 0
     """Samples of all workers in that iteration; 0: unknown."""
+    linked_lost: tuple[Rank, ...] = ()
+    """Workers that the membership calls lost, and whose link to this worker is up."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ LOCAL: tuple[sidecar_protocol.LocalRecord, ...] = (
     measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3, measurements.SentBytes(1, 2, 3, 4, 5, 6)),
     measurements.MeasuringSent(Rank(1), 200),
     measurements.CpuAllowance(2.0, 1.0, 0.0),
-    measurements.Peers(MEMBERSHIP, 1000, 500, "0123456789abcdef"),
+    measurements.Peers(MEMBERSHIP, 1000, 500, "0123456789abcdef", 3, 16, (Rank(1),)),
     measurements.MeasuringEndpoint("127.0.0.1:4000"),
     measurements.Directive(1, 8, 16, RANKS, {Rank(1): 1.5}, {Rank(1): 2e6}, "first"),
 )

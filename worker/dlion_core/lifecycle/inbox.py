@@ -129,6 +129,8 @@ class EventInbox:
         """The iteration of the first peer that stopped."""
         self.stop_message: Message | None = None
         """Once this worker has stopped: sent at once to every peer that links."""
+        self.on_link_change: Callable[[Rank], None] = lambda _peer: None
+        """Called when a peer's link has come up or gone down."""
         self.doubt: StopDoubt = _no_doubt
         """Returns why a peer's stop is not believed; empty: it is."""
         self._doubted: dict[Rank, StopClaim] = {}
@@ -229,9 +231,11 @@ class EventInbox:
                 return [arrival] if self._started else []
             case LinkUp(peer=peer, epoch=epoch, iteration=iteration):
                 self._link_up(peer, epoch)
+                self.on_link_change(peer)
                 joined = MemberJoined(peer, iteration)
                 return [*self._left([peer]), joined] if self._started else []
             case LinkDown(peer=peer):
+                self.on_link_change(peer)
                 return self._link_down(peer)
             case StatePulled(peer=peer, weights_only=True):
                 self.served.add(peer)

@@ -4,6 +4,8 @@ Owns the membership that the trainer reported last, and the peers' reports of st
 `ResourceController`.
 """
 
+from collections.abc import Collection
+
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job
@@ -24,11 +26,24 @@ class ActiveWorkers:
         """The newest incarnation of each peer that reported a step before the run was known to have
         begun."""
 
-    def set_membership(self, membership: Membership) -> None:
-        """Take the membership. A peer's report may have come before it."""
+    def set_membership(
+        self, membership: Membership, linked_lost: Collection[Rank] = frozenset()
+    ) -> None:
+        """Take the membership. A peer's report may have come before it.
+
+        A worker in `linked_lost` has lost its coordinator only. It trains on, with a share of the
+        batch, so the others must count it: else all shares would exceed the global batch.
+        """
         self.membership = membership
-        ready = membership.ready()
-        self.peers = tuple(m for m in ready if m.identity.rank != self._rank)
+        self.peers = tuple(
+            member
+            for member in membership.members
+            if member.identity.rank != self._rank
+            and (
+                member.state is MemberState.READY
+                or (member.state is MemberState.LOST and member.identity.rank in linked_lost)
+            )
+        )
         self.has_begun |= any(map(self._has_stepped, self.peers))
 
     def report_iteration(self, rank: Rank, incarnation: int, iteration: int) -> bool:
@@ -45,7 +60,8 @@ class ActiveWorkers:
 
     def _has_stepped(self, peer: Member) -> bool:
         # The membership may be the older of the two: the peer has restarted since.
-        return self._stepped.get(peer.identity.rank, -1) >= peer.incarnation
+        is_current = self._stepped.get(peer.identity.rank, -1) >= peer.incarnation
+        return is_current and peer.state is MemberState.READY
 
     def ranks(self) -> list[Rank]:
         """The workers that share the batch: before the first step all that may still join, later

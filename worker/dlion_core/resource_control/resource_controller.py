@@ -111,7 +111,7 @@ class ResourceController:
                 self._estimator.set_allowance(record)
                 self._publish(now_s)
             case Peers():
-                self._workers.set_membership(record.membership)
+                self._workers.set_membership(record.membership, record.linked_lost)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
                 self.capacities.set_own_samples(record.own_samples)
@@ -323,7 +323,7 @@ class ResourceController:
 
     def _published(self) -> PublishedCapacities:
         membership, latest = self._workers.membership, self._latest
-        ranks_version = membership, self._workers.has_begun
+        ranks_version = membership, self._workers.has_begun, self._workers.peers
         if latest is None or latest.ranks_version != ranks_version:
             members = [] if membership is None else [m.identity.rank for m in membership.members]
             latest = self.capacities.published(self._workers.ranks(), members, ranks_version)

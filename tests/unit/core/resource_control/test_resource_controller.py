@@ -562,6 +562,39 @@ def test_only_a_ready_peer_in_its_present_start_shows_that_the_run_has_begun(
     assert controller.directive.local_batch_size == GLOBAL // (2 if counts else workers)
 
 
+def test_shares_sum_to_the_global_batch_while_a_linked_worker_has_lost_its_coordinator() -> None:
+    """It keeps its membership, in which all are ready. Once its link is down it has ended."""
+    job = job_of(3, policy="even")
+    controllers = [ResourceController(job, Rank(rank)) for rank in range(3)]
+
+    def share(rank: int, peers: Peers) -> int:
+        controllers[rank].handle(peers, 1.0)
+        directive = controllers[rank].directive
+        assert directive is not None
+        return directive.local_batch_size
+
+    before = Peers(membership_of(job), 1000)
+    for rank, controller in enumerate(controllers):
+        share(rank, before)
+        controller.handle(StepTiming(1, GLOBAL // 3, 1.0, 1.0, 1.0), 1.0)
+    lost = Peers(membership_of(job, gone=(1,)), 1000, linked_lost=(Rank(1),))
+    assert [share(0, lost), share(1, before), share(2, lost)] == [GLOBAL // 3] * 3
+    assert [m.identity.rank for m in controllers[0].neighbours()] == [1, 2], "it keeps its budget"
+    ended = replace(lost, linked_lost=())
+    assert [share(0, ended), share(2, ended)] == [GLOBAL // 2] * 2
+
+
+def test_a_finished_worker_has_no_share_although_it_is_linked() -> None:
+    job = job_of(2, policy="even")
+    members = membership_of(job)
+    finished = replace(members.members[1], state=MemberState.FINISHED)
+    controller = ResourceController(job, Rank(0))
+    membership = replace(members, members=(members.members[0], finished))
+    controller.handle(Peers(membership, 1000, linked_lost=(Rank(1),)), 0.0)
+    assert controller.directive is not None
+    assert controller.directive.local_batch_size == GLOBAL
+
+
 def test_an_old_report_does_not_hide_that_of_the_present_start() -> None:
     job = job_of(3, policy="even")
     controller = ResourceController(job, Rank(0))

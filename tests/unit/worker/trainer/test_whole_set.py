@@ -72,7 +72,9 @@ def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object])
         ("progress", "peer_selection", "coordination", "credentials")
     )
     stream = BatchStream(data, seed=0, rank=0)
-    parts: Any = SimpleNamespace(job=job(dataset), stream=stream, sidecar=sidecar)
+    parts: Any = SimpleNamespace(
+        job=job(dataset), stream=stream, sidecar=sidecar, inbox=SimpleNamespace()
+    )
     return BackgroundTasks(
         parts, None, data=data, now_s=clock, on_saved=lambda _: None, **others,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Peers
+from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
@@ -55,6 +57,7 @@ class BackgroundTasks:
         self._first_step_s: float | None = None
         self._sending = threading.Lock()
         self._closing = ExitStack()
+        parts.inbox.on_link_change = self._link_changed
 
     def training_set_samples(self, has_stepped: bool) -> int:
         """Samples of all workers together; 0: not known yet.
@@ -93,8 +96,22 @@ class BackgroundTasks:
                         trust_fingerprint(self._credentials.site_bundles_pem),
                         self._progress.iteration,
                         self._progress.global_batch_size,
+                        self._linked_lost(membership),
                     )
                 )
+
+    def _link_changed(self, peer: Rank) -> None:
+        membership = self._coordination.membership()
+        member = None if membership is None else membership.member(peer)
+        if member is not None and member.state is MemberState.LOST:
+            self.send_peers()
+
+    def _linked_lost(self, membership: Membership) -> tuple[Rank, ...]:
+        lost = {m.identity.rank for m in membership.members if m.state is MemberState.LOST}
+        if not lost:
+            return ()
+        links = self._parts.exchange.link_counters()
+        return tuple(sorted(rank for rank in lost & links.keys() if links[rank].connected))
 
     def start(self) -> None:
         """Start dataset watching and model publishing, as the manifest asks."""
