@@ -139,7 +139,7 @@ class StepCycle:
         self._last_round = replace(self.progress)
         """The progress at the end of the last round of local steps."""
         self._loss, self.local_batch_size = 0.0, 0
-        self._iteration_s = 0.0
+        self._iteration_s = self._iteration_before_s = 0.0
         self._awaited: frozenset[Rank] = frozenset()
         """The peers that this step has waited for last."""
 
@@ -147,6 +147,15 @@ class StepCycle:
     def lacks_quorum(self) -> bool:
         """Whether this worker is paused because too few sites are connected."""
         return self.dispatcher.quorum_gate.is_closed
+
+    @property
+    def next_step_s(self) -> float:
+        """How long a step that begins now will take: the shorter of the last two, since one may be
+        longer for a peer that restarts. 0 if that is unknown, within a step, and where updates do
+        not wait for peers."""
+        if self.phase is not StepPhase.IDLE or not self.dispatcher.has_barrier:
+            return 0.0
+        return min(self._iteration_s, self._iteration_before_s)
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to join again, with a machine that has received no events yet."""
@@ -322,7 +331,7 @@ class StepCycle:
     ) -> None:
         """`passes`, `earlier_passes`, `trained_s`: as in the record."""
         parts, progress = self._parts, self.progress
-        self._iteration_s = took.wall_s
+        self._iteration_before_s, self._iteration_s = self._iteration_s, took.wall_s
         parts.reporter.step(
             StepRecord(
                 time_s=parts.reporter.now_s(),

@@ -13,6 +13,14 @@ from dlion_api.endings import stop_rule_met
 from dlion_api.names import Rank
 from dlion_api.spec import Job, Spec, Stop
 
+MAX_OVERRUN_S = 2.0
+"""A step in lock step that would end later than this after `maxSeconds` does not begin.
+
+Once begun, it must be finished: its gradients may have reached some workers already, which make the
+update, and replicas would differ if others abandoned it. Its end would not come sooner, either: the
+announcement of a stop follows the gradient that is on the link.
+"""
+
 
 @dataclass
 class JobProgress:
@@ -51,12 +59,15 @@ def own_stop(spec: Spec, rank: Rank) -> Stop:
     return Stop(max_seconds=spec.trainer.stop.max_seconds)
 
 
-def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int) -> str | None:
+def stop_reason(
+    stop: Stop, progress: JobProgress, *, training_set_samples: int, next_step_s: float = 0.0
+) -> str | None:
     """Why the run is over, or None. `training_set_samples` counts the whole job's data; 0:
-    unknown."""
+    unknown. `next_step_s`: how long the step would take that begins otherwise."""
     if stop.max_steps is not None and progress.iteration >= stop.max_steps:
         return stop_rule_met("maxSteps", stop.max_steps)
-    if stop.max_seconds is not None and progress.trained_s >= stop.max_seconds:
+    beyond_s = max(0.0, next_step_s - MAX_OVERRUN_S)
+    if stop.max_seconds is not None and progress.trained_s + beyond_s >= stop.max_seconds:
         return stop_rule_met("maxSeconds", stop.max_seconds)
     if (
         stop.max_epochs is not None

@@ -287,11 +287,9 @@ class TrainingLoop:
 
     def _own_limit(self) -> str | None:
         self.progress.trained_s = self._trained_s()
-        return stop_reason(
-            own_stop(self._parts.job.spec, self._parts.rank),
-            self.progress,
-            training_set_samples=self._training_set_samples(),
-        )
+        stop = own_stop(self._parts.job.spec, self._parts.rank)
+        samples, step_s = self._training_set_samples(), self._cycle.next_step_s
+        return stop_reason(stop, self.progress, training_set_samples=samples, next_step_s=step_s)
 
     def _over_after_round(self) -> str | None:
         """As `_over`, but the coordinator's request waits for the end of a round that is near."""

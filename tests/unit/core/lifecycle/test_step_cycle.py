@@ -21,7 +21,7 @@ import pytest
 
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import Directive, Peers
+from dlion_api.protocol.measurements import Directive, Peers, PhaseSeconds
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
@@ -31,6 +31,7 @@ from dlion_core.lifecycle.step_cycle import (
     EndRun,
     EndStep,
     StepCycle,
+    StepDuration,
     StepPhase,
     WaitForEvents,
 )
@@ -98,9 +99,11 @@ class Worker:
             exchange = replace(job.spec.exchange, topology="staged", policy="staged")
             job = replace(job, spec=replace(job.spec, exchange=exchange))
         parts = SimpleNamespace(
-            job=job, rank=Rank(1 if is_sensor else 0), machine=self.machine, replica=None,
+            job=job, rank=Rank(1 if is_sensor else 0), machine=self.machine,
+            replica=SimpleNamespace(learning_rate=0.1),
             reporter=SimpleNamespace(
-                rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
+                rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing,
+                step=nothing,
             ),
         )  # fmt: skip
         self.job = job
@@ -192,6 +195,27 @@ def test_the_same_directive_is_applied_once() -> None:
     worker.next()
     worker.compute()
     assert worker.log.count(("budgets", {PEER: 1000})) == 1
+
+
+def took(wall_s: float) -> StepDuration:
+    return StepDuration(0.1, wall_s, wall_s - 0.1, 0.1, 0.0, PhaseSeconds())
+
+
+@pytest.mark.parametrize(("has_barrier", "expected"), [(True, [0, 0, 5, 5, 5]), (False, [0] * 5)])
+def test_in_lock_step_the_next_step_takes_as_long_as_the_shorter_of_the_last_two(
+    has_barrier: bool, expected: list[float]
+) -> None:
+    worker = Worker(has_barrier=has_barrier)
+    found = [worker.cycle.next_step_s]
+    for wall_s in (5.0, 60.0, 5.0, 7.0):
+        assert isinstance(worker.next(), ComputeStep)
+        worker.compute()
+        assert worker.next() == EndStep()
+        worker.cycle.report_step(took(wall_s), training_set_samples=0, weights_hash="")
+        found.append(worker.cycle.next_step_s)
+    assert found == expected
+    worker.next()
+    assert worker.cycle.next_step_s == 0, "this step is finished, however long it takes"
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice() -> None:

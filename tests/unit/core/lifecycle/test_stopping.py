@@ -1,6 +1,7 @@
 """Tests of stop conditions and of the times of evaluations.
 
-Each stop condition ends a run when it is met and not before. Iterations that the job makes without
+Each stop condition ends a run when it is met and not before; only time also if the next step would
+take too long. Iterations that the job makes without
 this worker count for the job, not for the worker. Evaluations occur once an interval, if possible
 at the end of a round.
 """
@@ -28,6 +29,20 @@ def progress(**values: float) -> JobProgress:
 def test_a_condition_is_met_at_its_value(stop: Stop, before: JobProgress, met: JobProgress) -> None:
     assert stop_reason(stop, before, training_set_samples=1000) is None
     assert stop_reason(stop, met, training_set_samples=1000) is not None
+
+
+@pytest.mark.parametrize(
+    ("next_step_s", "begins"), [(0.0, True), (2.9, True), (3.0, False), (120.0, False)]
+)
+def test_no_step_begins_that_would_end_long_after_the_end(
+    next_step_s: float, *, begins: bool
+) -> None:
+    """Two seconds are allowed: most steps are shorter."""
+    known, stop = progress(trained_s=99.0), Stop(max_seconds=100)
+    reason = stop_reason(stop, known, training_set_samples=0, next_step_s=next_step_s)
+    assert reason == (None if begins else "maxSeconds 100 reached")
+    without = Stop(max_steps=10)
+    assert stop_reason(without, known, training_set_samples=0, next_step_s=next_step_s) is None
 
 
 def test_iterations_made_without_this_worker_count_only_for_the_job() -> None:
