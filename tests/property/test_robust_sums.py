@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_core.codecs.norms import squared_distance, squared_norm_of
+from dlion_core.codecs.norms import add_and_measure, squared_distance, squared_norm_of
 from dlion_core.policies.aggregation import Contribution, sample_mean
 from dlion_core.policies.gradient.entries import encode_nonzero
 from dlion_core.policies.robust.clipping import RADIUS_RATIO, clipping_factors
@@ -166,6 +166,9 @@ def test_sums_of_squares_are_exact_to_a_rounding(row: list[float]) -> None:
     assert squared_norm_of(value_D) == pytest.approx(exact, rel=1e-12)
     assert squared_distance(value_D, np.zeros_like(value_D)) == pytest.approx(exact, rel=1e-12)
     assert squared_distance(value_D, value_D) == 0
+    total_D = np.ones_like(value_D)
+    assert add_and_measure(value_D, np.float32(0.7), total_D) == squared_norm_of(value_D)
+    assert total_D.tobytes() == (1 + np.float32(0.7) * value_D).tobytes()
 
 
 def test_received_values_are_never_summed_to_infinity() -> None:

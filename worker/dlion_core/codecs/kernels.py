@@ -309,6 +309,17 @@ def widen(half_K: Any, bias: Any, scale: Any, value_K: Any) -> None:
         value_K[i] = np.float32(_float(low | sign) * bias) * scale
 
 
+@compiled(types.void(_HALVES, types.int64[::1]))
+def places_after(gap: Any, place_K: Any) -> None:
+    """Write the position after each gap."""
+    written, at = 0, np.int64(0)
+    for one in gap:
+        at += np.int64(one)
+        if one != _SKIP:
+            place_K[written] = at
+            written, at = written + 1, at + 1
+
+
 @compiled(types.boolean(_BYTES, _BYTES, types.int64))
 def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
     """Whether places increase within each block and stay below `size`. Their number is already

@@ -87,9 +87,7 @@ class GradientPart:
         """Ascending positions of the values; None: all entries."""
         if self.where is None:
             return None
-        mark_D = np.zeros(self.size, np.float32)
-        self.where.add(np.ones(self.coded_K.size, np.float32), np.float32(1), mark_D)
-        return np.flatnonzero(mark_D)
+        return self.where.index_K(self.coded_K.size)
 
     @counts_as(Phase.DECODE)
     def weighted(self, weight: np.float32) -> NDArray[np.float32]:

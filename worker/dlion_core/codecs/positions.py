@@ -70,6 +70,22 @@ class CodedPositions:
     coded: NDArray[np.uint8]
     size: int
 
+    def index_K(self, count: int) -> NDArray[np.intp]:  # noqa: N802 - an array of K
+        """Return the `count` positions, ascending."""
+        match self.scheme:
+            case Positions.BITMAP:
+                bits_D = np.unpackbits(self.coded, count=self.size, bitorder="little")
+                return np.flatnonzero(bits_D.view(np.bool_))
+            case Positions.BLOCK:
+                count_B, place_K = _of_blocks(self.coded, self.size)
+                return np.repeat(np.arange(count_B.size) * BLOCK, count_B) + place_K
+            case Positions.RANGE:
+                begin = _begin_of(self.coded)
+                return np.arange(begin, begin + count)
+        index_K = np.empty(count, np.intp)
+        kernels.places_after(self.coded.view(np.uint16), index_K)
+        return index_K
+
     def add(
         self, value_K: NDArray[np.float32], weight: np.float32, target_D: NDArray[np.float32]
     ) -> None:

@@ -217,10 +217,10 @@ def _quantize(value_K: Any, key: Any, levels: int, largest: int, scale_B: Any, c
 def _multiply(scale_B: Any, code_K: Any, value_K: Any) -> None:
     for block in range(scale_B.size):
         start = block * BLOCK
-        stop = min(start + BLOCK, value_K.size)
+        code, value = code_K[start : start + BLOCK], value_K[start : start + BLOCK]
         scale = _float_of(scale_B[block])
-        for i in range(start, stop):
-            value_K[i] = np.float32(np.int8(code_K[i])) * scale
+        for i in range(value.size):
+            value[i] = np.float32(np.int8(code[i])) * scale
 
 
 @compiled(types.void(_BYTES, types.uint8[::1]))

@@ -10,14 +10,25 @@ Left out: the workers named by these figures (test_deviations.py).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart
 from dlion_core.policies.claims.cumulative_sums import CumulativeSums
+from dlion_core.policies.claims.sent_entries import SentEntries
 from dlion_core.policies.claims.sign_balance import BLOCK, MAX_ENTRIES, MIN_SIGNS, sign_balance
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 ONE, TWO = Rank(1), Rank(2)
+
+
+def balance_of(value_D: NDArray[np.float32], first_block: int = 0) -> float | None:
+    return sign_balance(SentEntries.of(GradientPart(value_D)), first_block)
 
 
 def test_a_sum_counts_the_excess_above_the_allowance() -> None:
@@ -45,25 +56,25 @@ def test_with_a_negative_allowance_values_above_it_add_up() -> None:
 )
 def test_a_balance_counts_signs(positive: int, negative: int, zero: int, balance: float) -> None:
     values = np.repeat(np.array([1e-30, -1e30, 0.0], np.float32), [positive, negative, zero])
-    assert sign_balance(values) == balance
-    assert sign_balance(-values) == -balance
+    assert balance_of(values) == balance
+    assert balance_of(-values) == -balance
 
 
 def test_few_signs_have_no_balance() -> None:
     values = np.zeros(10_000, np.float32)
     values[: MIN_SIGNS - 1] = 1
-    assert sign_balance(values) is None
+    assert balance_of(values) is None
     values[-1] = 1
-    assert sign_balance(values) == 1.0
-    assert sign_balance(np.zeros(0, np.float32)) is None
+    assert balance_of(values) == 1.0
+    assert balance_of(np.zeros(0, np.float32)) is None
 
 
 def test_for_a_large_vector_blocks_of_each_layer_count() -> None:
     layers = 8
     values = np.repeat(np.array([1, -1] * (layers // 2), np.float32), MAX_ENTRIES)
-    assert sign_balance(values) == 0.0
+    assert balance_of(values) == 0.0
     values[: values.size // layers] = -1
-    assert sign_balance(values) == pytest.approx(-2 / layers, abs=BLOCK / MAX_ENTRIES)
+    assert balance_of(values) == pytest.approx(-2 / layers, abs=BLOCK / MAX_ENTRIES)
 
 
 def test_another_first_block_selects_other_blocks() -> None:
@@ -71,4 +82,4 @@ def test_another_first_block_selects_other_blocks() -> None:
     values = np.ones(every * MAX_ENTRIES, np.float32)
     blocks_KB = values.reshape(-1, BLOCK)
     blocks_KB[3::every] = -1
-    assert [sign_balance(values, first) for first in (2, 3, 3 + every, 4)] == [1.0, -1.0, -1.0, 1.0]
+    assert [balance_of(values, first) for first in (2, 3, 3 + every, 4)] == [1.0, -1.0, -1.0, 1.0]

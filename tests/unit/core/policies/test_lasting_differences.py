@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart
 from dlion_core.policies.claims.cumulative_sums import CumulativeSums
 from dlion_core.policies.claims.deviations import LASTING_EXCESS, LIMIT
 from dlion_core.policies.claims.lasting_differences import (
@@ -28,6 +29,7 @@ from dlion_core.policies.claims.lasting_differences import (
     OWN_SAMPLES,
     LastingDifferences,
 )
+from dlion_core.policies.claims.sent_entries import SentEntries
 from dlion_core.policies.claims.sign_balance import MIN_SIGNS
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     Attack = Callable[[int, dict[int, Values]], Values]
 
 SIZE, ROUNDS, BAD = 3000, 60, Rank(1)
+
+
+def whole(value_D: Values) -> SentEntries:
+    return SentEntries.of(GradientPart(value_D))
 
 
 def group(count: int) -> list[frozenset[Rank]]:
@@ -95,7 +101,7 @@ def test_excesses_are_those_of_a_naive_computation(density: float) -> None:
         if at == 6:
             found.forget(BAD)
             naive.earlier = {pair: one for pair, one in naive.earlier.items() if BAD not in pair}
-        taken = {Rank(rank): found.taken(one) for rank, one in values.items()}
+        taken = {Rank(rank): found.taken(whole(one)) for rank, one in values.items()}
         assert found.excesses(taken) == pytest.approx(naive.excesses(values), abs=1e-5)
 
 
@@ -149,7 +155,7 @@ def named(workers: int, attack: Attack | None, *, bad: tuple[int, ...] = (BAD,),
         sent = dict(honest)
         if attack is not None:
             sent |= {rank: attack(at, honest) for rank in bad}
-        taken = {Rank(rank): found.taken(one) for rank, one in sent.items()}
+        taken = {Rank(rank): found.taken(whole(one)) for rank, one in sent.items()}
         for rank, excess in found.excesses(taken).items():
             sums.add(rank, excess)
             if sums.of(rank) >= LIMIT:
@@ -194,12 +200,12 @@ def test_teams_have_three_to_eight_workers(count: int, sizes: list[int]) -> None
 
 
 def test_entries_and_teams_are_random() -> None:
-    whole_D = np.arange(10 * MAX_ENTRIES, dtype=np.float32)
+    some_D = np.arange(10 * MAX_ENTRIES, dtype=np.float32)
     one, other = (
-        LastingDifferences(group(20), whole_D.size, np.random.default_rng(seed)) for seed in (1, 2)
+        LastingDifferences(group(20), some_D.size, np.random.default_rng(seed)) for seed in (1, 2)
     )
-    assert one.taken(whole_D).size == MAX_ENTRIES == np.unique(one.taken(whole_D)).size
-    assert not np.array_equal(one.taken(whole_D), other.taken(whole_D))
+    assert one.taken(whole(some_D)).size == MAX_ENTRIES == np.unique(one.taken(whole(some_D))).size
+    assert not np.array_equal(one.taken(whole(some_D)), other.taken(whole(some_D)))
     assert [team.ranks for team in one.teams] != [team.ranks for team in other.teams]
 
 

@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_core.codecs import GradientPart
-from dlion_core.codecs.norms import add_projection, squared_norm_of
+from dlion_core.codecs.norms import squared_norm_of
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.claims.cumulative_sums import CumulativeSums
 from dlion_core.policies.claims.lasting_differences import LastingDifferences
+from dlion_core.policies.claims.sent_entries import SentEntries
 from dlion_core.policies.claims.sign_balance import sign_balance
 from dlion_core.policies.context import PolicyContext
 
@@ -153,8 +153,6 @@ class DeviationDetector:
         seed = (context.spec.trainer.seed, context.rank, context.secret)
         self._chance = np.random.default_rng(seed)
         self._sign_R = self._chance.choice(np.array([-1, 1], np.float32), rows)
-        self._scattered_D = np.zeros(0, np.float32)
-        """Space for the entries of a sparse contribution while a round is measured: a gradient."""
         self._rounds = self._next_measured = 0
         self._adds_up = _adds_up(context.spec)
         self._largest: dict[Rank, _Size] = {}
@@ -217,11 +215,11 @@ class DeviationDetector:
         for rank, one in contributions.items():
             if one.part is None:
                 continue
-            value_D = self._as_whole(one.part)
+            sent = SentEntries.of(one.part)
             sketch_S = np.zeros(SKETCH_VALUES, np.float32)
             # The norm is that of all entries: what a sketch keeps of a contribution that was made
             # to vanish in it is too little.
-            norm = math.sqrt(float(add_projection(value_D, self._sign_R, sketch_S)))
+            norm = math.sqrt(sent.project(self._sign_R, sketch_S))
             comparable = norm * math.sqrt(one.samples)
             if self._adds_up:
                 comparable *= math.sqrt(one.part.coded_K.size / self._size)
@@ -230,28 +228,16 @@ class DeviationDetector:
             length = math.sqrt(squared_norm_of(sketch_S))
             if 0 < length < np.inf:
                 unit_of[rank] = sketch_S / np.float32(length)
-            balance = sign_balance(value_D, first_block)
+            balance = sign_balance(sent, first_block)
             if balance is not None:
                 balance_of[rank] = balance
-            taken_of[rank] = self._lasting.taken(value_D)
-        self._scattered_D = np.zeros(0, np.float32)  # not kept beside a training step's memory
+            taken_of[rank] = self._lasting.taken(sent)
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         found += self._one_sided_ones(balance_of)
         found += self._lasting_ones(taken_of, sizes)
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
-
-    def _as_whole(self, part: GradientPart) -> NDArray[np.float32]:
-        """Return all entries, in space that the next call uses again."""
-        if part.where is None:
-            return part.value_K
-        if self._scattered_D.size:
-            self._scattered_D[:] = 0
-        else:
-            self._scattered_D = np.zeros(self._size, np.float32)
-        part.add_to(self._scattered_D, np.float32(1))
-        return self._scattered_D
 
     def _large_ones(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
         for rank, one in sizes.items():
@@ -300,15 +286,16 @@ class DeviationDetector:
             return []
         ranks = list(unit_of)
         units_PS = np.stack([unit_of[rank] for rank in ranks])
-        cosine_PP = units_PS @ units_PS.T
-        others_PO = np.sort([np.delete(row_P, at) for at, row_P in enumerate(cosine_PP)])
-        middle_P = others_PO[:, others_PO.shape[1] // 2]
+        middles = []
+        for at, row in enumerate((units_PS @ units_PS.T).tolist()):
+            others = sorted(row[:at] + row[at + 1 :])
+            middles.append(others[len(others) // 2])
         found = []
         for at, rank in enumerate(ranks):
-            middle = float(middle_P[at])
+            middle = middles[at]
             # Where all is learned, honest contributions cancel: they oppose, and do not agree. The
             # median ignores others that oppose, too.
-            agreement = float(np.median(np.delete(middle_P, at)))
+            agreement = median(middles[:at] + middles[at + 1 :])
             self._opposition.add(rank, min(-middle, agreement))
             if self._opposition.of(rank) >= LIMIT:
                 text = f"contributes values that oppose those of workers of like data: {middle:.2f}"

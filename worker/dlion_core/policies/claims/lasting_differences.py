@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.names import Rank
+from dlion_core.policies.claims.sent_entries import SentEntries
 from dlion_core.policies.claims.sign_balance import MIN_SIGNS
 
 MAX_ENTRIES = 4096
@@ -59,9 +60,9 @@ class LastingDifferences:
         for team in self.teams:
             team.forget(rank)
 
-    def taken(self, value_D: NDArray[np.float32]) -> NDArray[np.float32]:
+    def taken(self, sent: SentEntries) -> NDArray[np.float32]:
         """Return a copy of the entries that are compared, shape [K]."""
-        return value_D[self._taken_K]
+        return sent.at(self._taken_K)
 
     def excesses(self, value_of: Mapping[Rank, NDArray[np.float32]]) -> dict[Rank, float]:
         """Return how far each worker's middle cosine is above those of the others of its team.

@@ -9,7 +9,8 @@ there may be three workers; not all entries.
 """
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dlion_core.policies.claims.sent_entries import SentEntries
 
 BLOCK, MAX_ENTRIES = 512, 2**15
 """Entries are taken in blocks, evenly spaced over the layers, about so many in all."""
@@ -18,19 +19,20 @@ MIN_SIGNS = 256
 """Entries that are not zero. Fewer may have one sign by chance."""
 
 
-def sign_balance(value_D: NDArray[np.float32], first_block: int = 0) -> float | None:
+def sign_balance(sent: SentEntries, first_block: int = 0) -> float | None:
     """Return (positive - negative) / (positive + negative) entries, from -1 to 1.
 
     None if too few entries are not zero. `first_block` chooses the blocks: who does not know it
     cannot attack the others alone.
 
-    >>> sign_balance(np.repeat(np.array([1, 1, 1, -1, 0], np.float32), 100))
+    >>> value_D = np.repeat(np.array([1, 1, 1, -1, 0], np.float32), 100)
+    >>> sign_balance(SentEntries(value_D, None, value_D.size))
     0.5
     """
-    taken = value_D
-    if value_D.size > MAX_ENTRIES:
-        whole, every = value_D.size // BLOCK, -(-value_D.size // MAX_ENTRIES)
-        taken = value_D[: whole * BLOCK].reshape(whole, BLOCK)[first_block % every :: every]
+    taken = sent.value_K
+    if sent.size > MAX_ENTRIES:
+        every = -(-sent.size // MAX_ENTRIES)
+        taken = sent.in_blocks(first_block % every, every, BLOCK)
     positive, negative = int(np.count_nonzero(taken > 0)), int(np.count_nonzero(taken < 0))
     signs = positive + negative
     return (positive - negative) / signs if signs >= MIN_SIGNS else None

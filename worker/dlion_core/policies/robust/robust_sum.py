@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from dlion_core.codecs.norms import squared_norm_of
+from dlion_core.codecs import GradientPart
+from dlion_core.codecs.norms import add_and_measure, squared_norm_of
 from dlion_core.phase_clock import Phase, counts_as
 from dlion_core.policies.aggregation import Contribution, plus, sample_mean
 from dlion_core.policies.interface import Flat
@@ -38,9 +39,7 @@ def robust_sum(
     """
     given = list(contributions)
     if method == "clip":
-        factors = clipping_factors([_norm(one) for one in given])
-        shares = [one.samples / divisor for one in given]
-        return _weighted(given, [a * b for a, b in zip(shares, factors, strict=True)], size)
+        return _clipped(given, [one.samples / divisor for one in given], size)
     total = sum(one.samples for one in given)
     dense_PD = [_dense(one, size) for one in given]
     if method == "trimmed":
@@ -59,10 +58,27 @@ def robust_mean(method: str, contributions: Collection[Contribution], size: int)
     return robust_sum(method, contributions, size=size, divisor=divisor)
 
 
-def _norm(contribution: Contribution) -> float:
-    if contribution.part is None:
-        return 0.0
-    return math.sqrt(squared_norm_of(contribution.part.value_K))
+def _clipped(given: Sequence[Contribution], shares: Sequence[float], size: int) -> Flat:
+    """Return the sum with bounded norms. Each contribution is decoded once, for its norm and for
+    the usual sum. That is the result, unless one is too large."""
+    total_D = np.zeros(size, np.float32)
+    norms = []
+    for one, share in zip(given, shares, strict=True):
+        squared = 0.0 if one.part is None else _add(one.part, np.float32(share), total_D)
+        norms.append(math.sqrt(squared))
+    factors = clipping_factors(norms)
+    if all(factor == 1 for factor in factors):
+        return total_D
+    return _weighted(given, [a * b for a, b in zip(shares, factors, strict=True)], size)
+
+
+def _add(part: GradientPart, weight: np.float32, total_D: Flat) -> float:
+    """total += weight * part. Return the sum of the part's squares."""
+    value_K = part.value_K
+    if part.where is None:
+        return float(add_and_measure(value_K, weight, total_D))
+    part.where.add(value_K, weight, total_D)
+    return float(squared_norm_of(value_K))
 
 
 def _dense(contribution: Contribution, size: int) -> Flat:
