@@ -66,9 +66,12 @@ def stop_reason(
     unknown. `next_step_s`: how long the step would take that begins otherwise."""
     if stop.max_steps is not None and progress.iteration >= stop.max_steps:
         return stop_rule_met("maxSteps", stop.max_steps)
-    beyond_s = max(0.0, next_step_s - MAX_OVERRUN_S)
-    if stop.max_seconds is not None and progress.trained_s + beyond_s >= stop.max_seconds:
-        return stop_rule_met("maxSeconds", stop.max_seconds)
+    if stop.max_seconds is not None:
+        met, at_s = stop_rule_met("maxSeconds", stop.max_seconds), progress.trained_s
+        if at_s >= stop.max_seconds:
+            return met
+        if next_step_s > MAX_OVERRUN_S and at_s + next_step_s - MAX_OVERRUN_S >= stop.max_seconds:
+            return f"{met}: after {at_s:.1f} s, as a step takes {next_step_s:.1f} s"
     if (
         stop.max_epochs is not None
         and training_set_samples > 0
