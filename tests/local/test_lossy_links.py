@@ -3,7 +3,7 @@
 Of two full links of one worker, only the one that loses packets has a large share of them. The
 counts of both add up to the kernel's count for the whole namespace.
 
-Left out: the kernel's messages (tests/unit/worker/sidecar/test_tcp_connections), pods.
+Left out: the kernel's messages (tests/unit/worker/sidecar/test_link_connections), pods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dlion_cli.findings.load_problems import LOST_FRACTION
 from dlion_environments.plan import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
 from dlion_local.emulation.network.in_namespace import in_namespace, run_tool
 from dlion_local.emulation.network.namespaces import NamespaceNetwork, namespaces_unavailable
-from dlion_worker.sidecar.tcp_connections import LinkConnections, SiteConnections
+from dlion_worker.sidecar.link_connections import LinkConnections, SiteConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

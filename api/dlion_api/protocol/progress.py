@@ -108,6 +108,15 @@ class LinkRecord:
     """Beside `sent_bytes`: what the sidecar sent to the peer's sidecar, probes and capacities."""
     neighbour: bool = True
     """Whether the workers are linked. States and probes go to others, too."""
+    sent_segments: int | None = None
+    """This and the next three are of the TCP connections open at the end of training, since each
+    began; None: in records before it, or unknown. Here segments with data, repeated ones included.
+    """
+    retransmitted_segments: int | None = None
+    round_trip_s: float | None = None
+    """The longest one, smoothed: it includes the time in queues."""
+    min_round_trip_s: float | None = None
+    """The shortest one of the last five minutes."""
 
 
 @dataclass(frozen=True)

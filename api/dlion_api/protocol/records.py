@@ -52,6 +52,9 @@ NON_FINITE_FIELDS = frozenset({
 })  # fmt: skip
 NAMED_FIELDS = frozenset({"metrics"})
 """Mappings by name; the others are by rank."""
+_LEFT_OUT = ("sent_segments", "retransmitted_segments", "round_trip_s", "min_round_trip_s")
+"""Fields that are not written while they are None: each link has a record a second, and these at
+the end only."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _KIND_NAMES = {record_type: kind for kind, record_type in KINDS.items()}
@@ -68,7 +71,10 @@ def record_to_json(record: ProgressRecord) -> str:
         values = _ENCODERS[kind](vars(record))
     except ValueError as error:
         raise ContractError(f"{kind} record: {error}") from error
-    text = _JSON.encode({"kind": kind, **values})
+    given = {
+        name: each for name, each in values.items() if each is not None or name not in _LEFT_OUT
+    }
+    text = _JSON.encode({"kind": kind, **given})
     if len(text) > MAX_RECORD_BYTES:
         raise ContractError(
             f"{kind} record of {len(text)} bytes; allowed: at most {MAX_RECORD_BYTES}"

@@ -42,9 +42,9 @@ from dlion_cli.views.worker_load import JobLoad, WorkerLoad, site_loads, worker_
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
 from dlion_results.summary.link_use import KINDS
+from dlion_worker.sidecar.link_connections import SiteConnections
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
-from dlion_worker.sidecar.tcp_connections import SiteConnections
 from manifest_table import changed, smallest
 from scripted_servers import Server, served
 

@@ -322,6 +322,29 @@ def test_decisions_that_are_left_out_are_counted(tmp_path):
     assert "on heat" not in render(load_runs([make(tmp_path / "other")]))
 
 
+def test_links_that_lose_segments_are_listed_with_their_round_trips(tmp_path):
+    def link(rank, peer, sent, again, longest_s, shortest_s):
+        record = LinkRecord(110.0, Rank(rank), Rank(peer), 9, 0, 0, 0, 0, None, None, 0, True)
+        figures = {"sent_segments": sent, "retransmitted_segments": again,
+                   "round_trip_s": longest_s, "min_round_trip_s": shortest_s}  # fmt: skip
+        return replace(record, **figures)
+
+    closed = LinkRecord(111.0, Rank(0), Rank(1), 9, 0, 0, 0, 0, None, None, 0, False)
+    measured = [link(0, 1, 400, 9, 0.18, 0.041), link(1, 0, 400, 40, 0.2, None), closed]
+    run = load_run(make(tmp_path / "run", extra=measured), "run")
+    table = link_charts.loss_table(run)
+    names = [run.worker_name(Rank(rank)) for rank in (0, 1)]
+    rows = [(group.name, *(cell.text for cell in cells)) for group, cells in table.rows]
+    assert rows == [
+        (f"{names[1]} → {names[0]}", "10.00 %", "", "200 ms"),
+        (f"{names[0]} → {names[1]}", "2.25 %", "41 ms", "180 ms"),
+    ]
+    assert table.title in Page(render([run])).words
+    (own,) = [each for each in run.summary["workers"][0]["links"] if each["peer"] == 1]
+    assert (own["sent_segments"], own["retransmitted_segments"]) == (400, 9)
+    assert link_charts.loss_table(load_run(make(tmp_path / "other"), "other")) is None
+
+
 def of_many_workers(path, count):
     """A folder of a run with three steps and evaluations of each worker."""
     document = description(SHORT).to_document()

@@ -221,7 +221,7 @@ class Reporter:
         directive: Directive | None,
         iteration: int,
     ) -> LinkRecord:
-        before = self._counted.get(peer, _NOTHING_SENT)
+        before, facts = self._counted.get(peer, _NOTHING_SENT), state.connection
         return LinkRecord(
             time_s=time_s,
             rank=self.rank,
@@ -242,6 +242,7 @@ class Reporter:
             state_bytes=state.state_total - before.state_total,
             probe_bytes=state.probe_total - before.probe_total,
             neighbour=state.neighbour,
+            **({} if facts is None else vars(facts)),
         )
 
 

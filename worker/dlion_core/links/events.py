@@ -79,6 +79,19 @@ class StateSnapshot:
 
 
 @dataclass(frozen=True)
+class ConnectionFacts:
+    """What the kernel has counted on a peer's open TCP connections, since each of them began."""
+
+    sent_segments: int
+    """Segments with data, repeated ones included."""
+    retransmitted_segments: int
+    round_trip_s: float
+    """The longest one of them, smoothed: it includes the time in queues."""
+    min_round_trip_s: float | None
+    """The shortest one of the last five minutes; None before the first acknowledgement."""
+
+
+@dataclass(frozen=True)
 class LinkCounters:
     """Counters of one link since the exchange started; they survive reconnections.
 
@@ -112,6 +125,10 @@ class LinkCounters:
     """Why the link is not up, for people; empty if it is."""
     neighbour: bool = True
     """Whether the link is kept; else only states and probes are sent to this peer."""
+    address: str = ""
+    """Where the peer is reached; empty: unknown."""
+    connection: ConnectionFacts | None = None
+    """None: not read, or unknown."""
 
     @property
     def wire_sent_bytes(self) -> int:

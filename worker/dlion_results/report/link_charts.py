@@ -23,6 +23,8 @@ from dlion_results.summary.time_parts import link_bytes
 MAX_PANELS: Final = 12
 MAX_BYTE_ROWS: Final = 20
 BINS: Final = 60
+_GREAT_LOSS: Final = 0.05
+"""Share of lost segments with the darkest shade."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,47 @@ def byte_map(run: LoadedRun) -> HeatMap | None:
     if len(pairs) < len(sums):
         caption += f" The {len(pairs)} of {len(sums)} links that carried most."
     return HeatMap("Bytes of each link by kind", caption, KINDS, tuple(rows))
+
+
+def loss_table(run: LoadedRun) -> HeatMap | None:
+    """Loss and round trips of the links that lost most; None: no link has any."""
+    groups = row_groups(run)
+    place_of = {rank: place for place, group in enumerate(groups) for rank in group.ranks}
+    links: dict[tuple[int, int], list[LinkTally]] = {}
+    for worker in run.workers:
+        for peer, link in worker.links.items():
+            if peer in place_of and link.sent_segments:
+                pair = place_of[worker.rank], place_of[peer]
+                links.setdefault(pair, []).append(link)
+    if not links:
+        return None
+    lost = {
+        pair: sum(link.retransmitted_segments or 0 for link in own)
+        / sum(link.sent_segments or 0 for link in own)
+        for pair, own in links.items()
+    }
+    longest_s = {pair: max(link.round_trip_s or 0.0 for link in own) for pair, own in links.items()}
+    pairs = sorted(links, key=lambda pair: (-lost[pair], -longest_s[pair]))[:MAX_BYTE_ROWS]
+    rows = []
+    for sender, receiver in pairs:
+        own, pair = links[sender, receiver], (sender, receiver)
+        known_s = [link.min_round_trip_s for link in own if link.min_round_trip_s is not None]
+        shortest = f"{1000 * min(known_s):.3g} ms" if known_s else ""
+        cells = (
+            MapCell(percent(lost[pair], 2), min(1.0, lost[pair] / _GREAT_LOSS)),
+            MapCell(shortest, None),
+            MapCell(f"{1000 * longest_s[pair]:.3g} ms", None),
+        )
+        name = f"{groups[sender].name} → {groups[receiver].name}"
+        rows.append((WorkerGroup(name, groups[sender].ranks, groups[sender].place), cells))
+    caption = (
+        "TCP segments that were sent again, on the connections open at the end of training; the "
+        "longest round trip has the time in queues."
+    )
+    if len(pairs) < len(links):
+        caption += f" The {len(pairs)} of {len(links)} links that lost most."
+    columns = "lost", "shortest round trip", "longest round trip"
+    return HeatMap("Loss and round trips of each link", caption, columns, tuple(rows))
 
 
 def class_map(run: LoadedRun, *, most: int = 40) -> HeatMap | None:

@@ -214,6 +214,7 @@ def _section(
         waited_for=time_charts.waited_for(run),
         maps=[link_charts.link_map(run), link_charts.budget_map(run)],
         kinds=link_charts.byte_map(run),
+        losses=link_charts.loss_table(run),
         ends={worker["rank"]: start_and_end_s(worker) for worker in run.summary["workers"]},
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),

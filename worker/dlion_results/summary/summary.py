@@ -349,4 +349,8 @@ def _link(peer: int, link: LinkTally) -> Json:
         "dropped_messages": link.dropped_messages,
         "last_budget_bytes": link.budget_bytes,
         "last_bandwidth_bytes_per_s": finite_or_none(link.bandwidth_bytes_per_s),
+        "sent_segments": link.sent_segments,
+        "retransmitted_segments": link.retransmitted_segments,
+        "round_trip_s": finite_or_none(link.round_trip_s),
+        "min_round_trip_s": finite_or_none(link.min_round_trip_s),
     }

@@ -58,6 +58,11 @@ class LinkTally:
     header_bytes: int = 0
     state_bytes: int = 0
     probe_bytes: int = 0
+    sent_segments: int | None = None
+    """This and the next three are those of the last record that has them."""
+    retransmitted_segments: int | None = None
+    round_trip_s: float | None = None
+    min_round_trip_s: float | None = None
     _dropped: int = 0
     _iteration: int = 0
 
@@ -84,6 +89,10 @@ class LinkTally:
         self.header_bytes += record.header_bytes
         self.state_bytes += record.state_bytes
         self.probe_bytes += record.probe_bytes
+        if record.sent_segments is not None:
+            self.sent_segments = record.sent_segments
+            self.retransmitted_segments = record.retransmitted_segments
+            self.round_trip_s, self.min_round_trip_s = record.round_trip_s, record.min_round_trip_s
         self.curve.append(
             record.time_s,
             self.sent_bytes,

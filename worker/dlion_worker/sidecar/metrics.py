@@ -16,9 +16,9 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.measurements import Capacity, CpuAllowance, Directive
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
+from dlion_worker.sidecar.link_connections import SiteConnections
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
-from dlion_worker.sidecar.tcp_connections import SiteConnections
 
 MAX_LABELLED_PEERS = 63
 """A worker that has sent to more has sent bytes by site, so that a sidecar has some 400 series at

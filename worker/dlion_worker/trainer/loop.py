@@ -43,13 +43,12 @@ from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.replica import LocalReplica
-from dlion_worker.transport import PeerExchange
+from dlion_worker.transport import PeerExchange, with_connections
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""
 STOPPED_PEER_WAIT_S = 2.0
 """How long a peer that has stopped may still deliver outstanding messages."""
-
 FINISH_ROUND_WITHIN_S = 2.0
 """How long a worker that the coordinator asks to stop continues to the end of its round of local
 steps. All replicas are equal there, and one evaluation is that of all."""
@@ -349,10 +348,11 @@ class TrainingLoop:
 
     def report_links(self, *, now: bool = False) -> None:
         """Report link counters when due, or `now`: then to the sidecar, too, as no step follows."""
-        states, iteration = self._parts.exchange.link_counters, self.progress.iteration
+        links, iteration = self._parts.exchange, self.progress.iteration
+        states = (lambda: with_connections(links.link_counters())) if now else links.link_counters
         self._parts.reporter.links(states, self._cycle.directive, iteration, now=now)
         if now:
-            self._parts.sidecar.send(*self._parts.exchange.take_deliveries())
+            self._parts.sidecar.send(*links.take_deliveries())
 
     def _report_to_sidecar(self, took: StepDuration) -> None:
         """Send deliveries before the timing, which closes their iteration."""

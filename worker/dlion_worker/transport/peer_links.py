@@ -328,6 +328,7 @@ class PeerLink:
             probe_total=self.probe_bytes,
             problem=self._problem(),
             neighbour=self.wanted,
+            address=self.target,
         )
 
     def _problem(self) -> str:

@@ -46,7 +46,11 @@ RECORDS: list[ProgressRecord] = [
     DirectiveRecord(1.0, Rank(0), 2, 8, 32, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 9.0}, "why"),
     ProcessRecord(9.0, Rank(0), 1, 2, import_s=1.5, train_s=3.0),
     EventRecord(1.0, Rank(0), 2, "PeerLost", "rank 1 \N{SNOWMAN}", warning=True),
-]
+    LinkRecord(
+        1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, 100, 2.5, 7, connected=True, sent_segments=900,
+        retransmitted_segments=9, round_trip_s=0.2, min_round_trip_s=0.1,
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -76,6 +80,14 @@ def test_a_class_without_samples_has_no_accuracy() -> None:
     assert isinstance(back, EvaluationRecord)
     assert back.class_accuracy[0] == 0.5
     assert math.isnan(back.class_accuracy[1])
+
+
+def test_a_link_record_during_training_has_no_fields_of_connections() -> None:
+    """Each link has one a second, and the connections are read at the end."""
+    record = LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, None, None, 7, connected=True)
+    fields = json.loads(record_to_json(record)).keys()
+    assert not fields & {"sent_segments", "retransmitted_segments", "round_trip_s"}
+    assert "budget_bytes" in fields
 
 
 def test_numpy_scalars_are_accepted() -> None:

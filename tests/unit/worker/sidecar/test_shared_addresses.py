@@ -2,7 +2,7 @@
 
 The sidecar, the connections and the kernel's list of them are real; the test is the trainer.
 
-Left out: the kernel's list itself (test_tcp_connections.py).
+Left out: the kernel's list itself (test_link_connections.py).
 """
 
 from __future__ import annotations

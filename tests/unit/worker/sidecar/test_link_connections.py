@@ -20,14 +20,9 @@ import pytest
 
 from dlion_api.addresses import join_host_port
 from dlion_api.names import SiteName
-from dlion_worker.sidecar import tcp_connections
-from dlion_worker.sidecar.tcp_connections import (
-    HostNames,
-    LinkConnections,
-    SiteConnections,
-    TcpConnection,
-    _read_messages,
-)
+from dlion_worker.sidecar import link_connections
+from dlion_worker.sidecar.link_connections import HostNames, LinkConnections, SiteConnections
+from dlion_worker.tcp_connections import TcpConnection, _read_messages
 from ipv6 import needs_ipv6
 
 if TYPE_CHECKING:
@@ -157,7 +152,7 @@ def test_names_are_looked_up_at_intervals_and_a_failure_changes_nothing(
     assert looked_up(names, "a.example", "b.example") == [all_of_a, set()]
     assert looked_up(names, "a.example", "b.example") == [all_of_a, set()]
     assert asked == ["a.example", "b.example"]
-    now_s[0] += tcp_connections.LOOK_UP_EVERY_S
+    now_s[0] += link_connections.LOOK_UP_EVERY_S
     answers = {"b.example": ["10.0.0.10"]}
     assert looked_up(names, "a.example", "b.example") == [all_of_a, {"10.0.0.10"}]
     assert looked_up(names, "b.example") == [{"10.0.0.10"}]
@@ -219,7 +214,7 @@ def test_samples_of_several_threads_are_added_in_order(monkeypatch: pytest.Monke
             is_over.wait(0.2)
         return [connection(1, segments)]
 
-    monkeypatch.setattr(tcp_connections, "tcp_connections", read)
+    monkeypatch.setattr(link_connections, "tcp_connections", read)
     found = links(("10.0.0.7:7440", A))
     slower = threading.Thread(target=found.sample)
     slower.start()
@@ -234,7 +229,7 @@ def test_a_kernel_that_lists_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch
     def refused() -> list[TcpConnection]:
         raise OSError(2, "No such file or directory")
 
-    monkeypatch.setattr(tcp_connections, "tcp_connections", refused)
+    monkeypatch.setattr(link_connections, "tcp_connections", refused)
     assert links(("10.0.0.7:7440", A)).sample() == {}
 
 

@@ -1,0 +1,74 @@
+"""Test what links report of their TCP connections, with the kernel's own list.
+
+A link has the figures of this process's connections to its peer, not of another process's. Peers
+at one address, or reached by a host name, have none. Without the kernel's list nothing changes.
+
+Left out: real loss (tests/local/test_lossy_links), the report (tests/unit/results/test_report).
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_core.links.events import LinkCounters
+from dlion_worker.transport import connection_facts
+from dlion_worker.transport.connection_facts import with_connections
+
+LINK = LinkCounters(
+    connected=True, queued_bytes=0, unacknowledged_bytes=0, window_bytes=0, sent_total=5,
+    acknowledged_total=5, dropped_messages=0,
+)  # fmt: skip
+CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', {})); sys.stdin.read()"
+
+
+def links(*addresses: str) -> dict[Rank, LinkCounters]:
+    return {Rank(rank): replace(LINK, address=each) for rank, each in enumerate(addresses)}
+
+
+def test_a_link_has_the_figures_of_the_own_connections_to_its_peer() -> None:
+    with ExitStack() as closing:
+        server = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        peer = f"127.0.0.1:{server.getsockname()[1]}"
+        for count in (3, 2):
+            sender = closing.enter_context(socket.create_connection(server.getsockname()))
+            receiver = closing.enter_context(server.accept()[0])
+            for _ in range(count):
+                sender.sendall(b"x")
+                receiver.recv(1)
+        found = with_connections(links(peer, "127.0.0.1:1", peer.replace("127.0.0.1", "host"), ""))
+        facts = found[Rank(0)].connection
+        assert facts is not None
+        assert (facts.sent_segments, facts.retransmitted_segments) == (5, 0)
+        assert facts.min_round_trip_s is not None
+        assert 0 < facts.min_round_trip_s <= facts.round_trip_s < 1
+        assert all(each.connection is None for rank, each in found.items() if rank)
+        shared = with_connections(links(peer, peer))
+        assert all(each.connection is None for each in shared.values())
+
+
+def test_connections_of_other_processes_do_not_count() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with subprocess.Popen(
+            [sys.executable, "-c", CONNECT.format(port)], stdin=subprocess.PIPE
+        ) as other:
+            receiver, _ = server.accept()
+            with receiver:
+                found = with_connections(links(f"127.0.0.1:{port}"))
+            other.communicate()
+    assert found[Rank(0)].connection is None
+
+
+def test_a_kernel_that_lists_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr(connection_facts, "own_connections", refused)
+    assert with_connections(links("127.0.0.1:1")) == links("127.0.0.1:1")

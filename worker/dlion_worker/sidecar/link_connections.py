@@ -1,0 +1,161 @@
+"""Loss and round trips of the connections to each site, from the kernel's list of connections.
+
+Measures only: no decision depends on it.
+"""
+
+import ipaddress
+import math
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dlion_api.addresses import split_host_port
+from dlion_api.names import SiteName
+from dlion_worker.tcp_connections import (
+    Address,
+    Endpoint,
+    TcpConnection,
+    address_of,
+    plain,
+    tcp_connections,
+)
+
+LOOK_UP_EVERY_S: Final = 60.0
+"""Shortest time between look-ups of one host name. Its addresses may change, which a new connection
+follows."""
+_COUNTS: Final = 1 << 32
+"""The kernel's counts start again from 0 there."""
+
+
+@dataclass(frozen=True)
+class SiteConnections:
+    """The connections to the workers of one site. Counts never shrink."""
+
+    sent_segments: int = 0
+    retransmitted_segments: int = 0
+    round_trip_s: float | None = None
+    """The longest one; None while there is no connection."""
+    min_round_trip_s: float | None = None
+
+
+class HostNames:
+    """The addresses of host names, as the system's resolver has them. Thread-safe.
+
+    A thread looks them up: a resolver may take many seconds, and nothing waits for it, not even the
+    end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: Mapping[str, frozenset[Address]] = {}
+        self._looked_up_s: Mapping[str, float] = {}
+        """When each name was looked up last, whether or not it was found."""
+        self._is_busy = False
+
+    def addresses(self, name: str) -> frozenset[Address]:
+        """The addresses found so far."""
+        return self._known.get(name, frozenset())
+
+    def look_up(self, names: Collection[str]) -> None:
+        """Begin to look up those of the names that are due, and forget all others."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._is_busy:
+                return
+            earlier_s = {name: self._looked_up_s.get(name, -math.inf) for name in names}
+            due = [name for name, at_s in earlier_s.items() if now_s - at_s >= LOOK_UP_EVERY_S]
+            self._looked_up_s = earlier_s | dict.fromkeys(due, now_s)
+            self._known = {name: self.addresses(name) for name in names}
+            self._is_busy = bool(due)
+        if due:
+            threading.Thread(target=self._find, args=(due,), name="names", daemon=True).start()
+
+    def _find(self, names: Collection[str]) -> None:
+        found = {}
+        for name in names:
+            try:
+                answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found[name] = frozenset(plain(ipaddress.ip_address(each[4][0])) for each in answers)
+            except (OSError, ValueError):  # unknown, or no name: what was found before stays
+                continue
+        with self._lock:
+            self._known, self._is_busy = {**self._known, **found}, False
+
+
+@dataclass
+class LinkConnections:
+    """Sums up the connections of a worker's links by the site that they lead to. Thread-safe."""
+
+    _reached: Collection[tuple[str, int, SiteName]] = ()
+    """Host, port and site of each peer's worker."""
+    _names: HostNames = field(default_factory=HostNames)
+    _counted: Mapping[int, TcpConnection] = field(default_factory=dict)
+    """Up to where each connection has been counted, by cookie."""
+    _by_site: Mapping[SiteName, SiteConnections] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    """From the reading on: an older sample added after a newer one would look like a new start."""
+
+    def set_addresses(self, addresses: Iterable[tuple[str, SiteName]]) -> None:
+        """Set where the peers' workers are reached. One that several sites share has the figures of
+        none of them."""
+        split = ((*split_host_port(address), site) for address, site in addresses)
+        self._reached = [
+            (host, int(port), site) for host, port, site in split if host and port.isdecimal()
+        ]
+
+    def sample(self) -> Mapping[SiteName, SiteConnections]:
+        """Read the kernel's counters; without sock_diag nothing is known.
+
+        The kernel knows no host names: they count from the first sample after they were found.
+        """
+        hosts = {host for host, _, _ in self._reached}
+        self._names.look_up([host for host in hosts if address_of(host) is None])
+        with self._lock:
+            try:
+                return self.add(tcp_connections())
+            except OSError:
+                return {}
+
+    def add(self, connections: Iterable[TcpConnection]) -> Mapping[SiteName, SiteConnections]:
+        """Add what these connections have sent since the last sample."""
+        with self._lock:
+            totals = {
+                site: replace(known, round_trip_s=None, min_round_trip_s=None)
+                for site, known in self._by_site.items()
+            }
+            counted, sites = dict[int, TcpConnection](), self._sites()
+            for each in connections:
+                before = self._counted.get(each.cookie)
+                if (site := sites.get(each.remote)) is not None:
+                    totals[site] = _sum(totals.get(site, SiteConnections()), each, before)
+                    counted[each.cookie] = each
+                elif before is not None:  # its peer is away, and may return
+                    counted[each.cookie] = before
+            self._by_site, self._counted = totals, counted
+            return totals
+
+    def _sites(self) -> Mapping[Endpoint, SiteName]:
+        sites: dict[Endpoint, set[SiteName]] = {}
+        for host, port, site in self._reached:
+            own = address_of(host)
+            for address in self._names.addresses(host) if own is None else (own,):
+                sites.setdefault((address, port), set()).add(site)
+        return {endpoint: of.pop() for endpoint, of in sites.items() if len(of) == 1}
+
+
+def _sum(
+    site: SiteConnections, now: TcpConnection, before: TcpConnection | None
+) -> SiteConnections:
+    sent, again = now.sent_segments, now.retransmitted_segments
+    if before is not None:
+        sent, again = sent - before.sent_segments, again - before.retransmitted_segments
+    both = [each for each in (site.min_round_trip_s, now.min_round_trip_s) if each is not None]
+    return SiteConnections(
+        site.sent_segments + sent % _COUNTS,
+        site.retransmitted_segments + again % _COUNTS,
+        max(site.round_trip_s or 0.0, now.round_trip_s),
+        min(both, default=None),
+    )
