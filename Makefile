@@ -8,7 +8,7 @@ SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
 SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check check-types check-types-of-tests check-docs check-files docs test unit local cluster slow causes testbed-setup measure paper paper-reduced paper-bytes scale fuzz mutate generate dist bundle format lock clean
+.PHONY: help setup quickstart picture check check-docs check-files check-texts check-types check-types-of-tests docs test unit local cluster slow causes testbed-setup measure paper paper-reduced paper-bytes scale fuzz mutate generate dist bundle format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,10 @@ picture: setup ## Draw the pictures of README and docs from the newest quick sta
 	$(BIN)/python tools/report_screenshots.py $$out/report.html --out docs/images
 
 check: setup ## Check before a commit: format, lint, types, architecture, generated files
-	@$(MAKE) --no-print-directory -j 2 -O check-types check-types-of-tests check-docs check-files
+	@$(MAKE) --no-print-directory -j 2 -O check-docs check-files check-texts check-types check-types-of-tests  # long ones first
+
+check-docs:
+	$(SITE)
 
 check-types:
 	$(BIN)/mypy
@@ -48,15 +51,15 @@ check-types:
 check-types-of-tests:
 	$(BIN)/mypy --config-file tests/mypy.ini tests/local tests/cluster tests/simulated benchmarks
 
-check-docs:
-	$(SITE)
+check-texts:
+	$(BIN)/codespell $(SOURCES) crds docs examples environments helm *.md
+	$(BIN)/python tools/check_language.py
 
 check-files:
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/codespell $(SOURCES) crds docs examples environments helm *.md
 	$(BIN)/python tools/generate_wire.py --check
 	$(BIN)/python tools/generate_crd.py --check
 	$(BIN)/python tools/generate_manifest_reference.py --check
@@ -64,7 +67,6 @@ check-files:
 	$(BIN)/python tools/generate_dashboards.py --check
 	$(BIN)/python tools/generate_chart_readme.py --check
 	$(BIN)/python tools/check_architecture.py
-	$(BIN)/python tools/check_language.py
 
 docs: setup ## Build the documentation site, build/docs/index.html; broken links are errors
 	$(SITE)

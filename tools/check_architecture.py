@@ -8,9 +8,10 @@ modules with meaningless names, class names that occur twice, import cycles, and
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import networkx as nx
@@ -34,14 +35,14 @@ def findings(root: Path = ROOT) -> list[str]:
         f"{path.relative_to(root)}: tests/ holds no packages"
         for path in root.glob("tests/**/__init__.py")
     ]
-    sources = [
-        path
+    sources = {
+        path: ast.parse(path.read_text())
         for source in SOURCE_ROOTS
         for path in sorted((root / source).rglob("*.py"))
         if "wire" not in path.parts and "build" not in path.parts
-    ]
-    for path in sources:
-        violations += _of_file(root, path)
+    }
+    for path, tree in sources.items():
+        violations += _of_file(root, path, tree)
     return [
         *violations,
         *_of_folders(root, sources),
@@ -50,7 +51,7 @@ def findings(root: Path = ROOT) -> list[str]:
     ]
 
 
-def _of_folders(root: Path, sources: list[Path]) -> list[str]:
+def _of_folders(root: Path, sources: Iterable[Path]) -> list[str]:
     counts = Counter(
         str(path.parent.relative_to(root)) for path in sources if path.name != "__init__.py"
     )
@@ -61,15 +62,15 @@ def _of_folders(root: Path, sources: list[Path]) -> list[str]:
     return violations
 
 
-def _of_circles(root: Path, sources: list[Path]) -> list[str]:
+def _of_circles(root: Path, sources: Mapping[Path, ast.Module]) -> list[str]:
     """Find modules that import each other at run time; imports of types alone do not count."""
-    modules: dict[str, Path] = {}
-    for path in sources:
+    modules: dict[str, ast.Module] = {}
+    for path, tree in sources.items():
         parts = path.relative_to(root).with_suffix("").parts[1:]
-        modules[".".join(part for part in parts if part != "__init__")] = path
+        modules[".".join(part for part in parts if part != "__init__")] = tree
     graph = nx.DiGraph()
-    for module, path in modules.items():
-        for name in _imports(ast.parse(path.read_text())):
+    for module, tree in modules.items():
+        for name in _imports(tree):
             imported = name if name in modules else name.rpartition(".")[0]
             if imported in modules and imported != module:
                 graph.add_edge(module, imported)
@@ -80,7 +81,7 @@ def _of_circles(root: Path, sources: list[Path]) -> list[str]:
 def _imports(node: ast.AST) -> Iterator[str]:
     """Return full names that a module imports, outside of `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if isinstance(child, ast.expr) or _is_for_types(child):
             continue
         if isinstance(child, ast.ImportFrom):
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
@@ -90,10 +91,18 @@ def _imports(node: ast.AST) -> Iterator[str]:
             yield from _imports(child)
 
 
-def _of_class_names(root: Path, sources: list[Path]) -> list[str]:
+def _is_for_types(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def _of_class_names(root: Path, sources: Mapping[Path, ast.Module]) -> list[str]:
     places: defaultdict[str, list[str]] = defaultdict(list)
-    for path in sources:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in sources.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(root)}:{node.lineno}")
     return [
@@ -103,15 +112,14 @@ def _of_class_names(root: Path, sources: list[Path]) -> list[str]:
     ]
 
 
-def _of_file(root: Path, path: Path) -> list[str]:
+def _of_file(root: Path, path: Path, tree: ast.Module) -> list[str]:
     name = path.relative_to(root)
-    text = path.read_text()
     violations = []
-    if (count := text.count("\n")) > FILE_LIMIT:
+    if (count := path.read_text().count("\n")) > FILE_LIMIT:
         violations.append(f"{name}: {count} lines, limit {FILE_LIMIT}")
     if path.stem in NAMELESS:
         violations.append(f"{name}: '{path.stem}' is not a term of the field")
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
             first = node.body[1 if has_docstring else 0]
@@ -124,5 +132,6 @@ def _of_file(root: Path, path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    gc.disable()  # searching the syntax trees for garbage takes as long as parsing
     if violations := findings():
         sys.exit("\n".join(violations))
