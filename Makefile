@@ -72,9 +72,10 @@ docs: setup ## Build the documentation site, build/docs/index.html; broken links
 	$(SITE)
 	@echo "build/docs/index.html"
 
+# The fuzz tests are one file, which at the end would run alone on one core.
 unit: setup ## Fast tests, three processes for two cores as some wait: unit, property with a quarter of the examples, contract, fuzz
 	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n $$((($$(nproc) * 3 + 1) / 2)) --dist loadfile --no-loadscope-reorder \
-	  tests/property tests/unit tests/contract tests/fuzz
+	  tests/fuzz tests/property tests/unit tests/contract
 
 simulated: setup ## Whole jobs in virtual time: no machine is too busy for them
 	$(BIN)/pytest --timeout=900 tests/simulated
