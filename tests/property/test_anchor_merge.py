@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
@@ -161,6 +161,7 @@ def test_two_sides_merge_at_the_mean_by_samples(sizes: list[int], seed: int, rou
     momentum=st.sampled_from([0.0, 0.9]),
     again=st.none() | st.integers(1, 9),
 )
+@example([6, 5, 1, 5, 4], 233, (11, 9), 0.9, None)  # once equal anchors, unequal velocities
 @settings(max_examples=examples(80), deadline=None)
 def test_all_workers_become_equal_after_a_merge(
     sizes: list[int], seed: int, steps: tuple[int, int], momentum: float, again: int | None

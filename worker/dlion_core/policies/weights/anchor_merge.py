@@ -35,9 +35,9 @@ from dlion_core.policies.partitions.version_vector import (
 
 CONTRIBUTION, ANCHOR = 0, 1
 HEAD = struct.Struct("<BIIH")
-"""Head of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of
-its round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector,
-the anchor, and the outer velocity if there is one."""
+"""Head of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor and outer
+velocity, samples of its round, and its proposal for H (anchor: the H in use). A gradient follows;
+or the version vector, the anchor, and the outer velocity if there is one."""
 
 
 def parse_head(

@@ -7,9 +7,9 @@ times `feedback` (error feedback). All wait for the pseudo-gradients of all, wei
 samples of the round, make the same outer step, and continue from the anchor that it gives. All use
 the largest H that a worker of the last round has proposed.
 
-**Repair.** Every contribution has the checksum of its anchor. They may differ when a round closes,
-because a worker has just joined or some were cut off. Then `anchor_merge` selects the anchor from
-which all continue.
+**Repair.** Every contribution has a checksum of anchor and outer velocity. They may differ when a
+round closes, because a worker has just joined or some were cut off. Then `anchor_merge` selects the
+anchor from which all continue.
 """
 
 import zlib
@@ -154,7 +154,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         sent = self.residual.send(self.chosen(), self.coding)
         self.residual.value_D *= self._feedback
         samples, proposal = min(self.samples, self.max_samples(self._end)), self.proposal()
-        checksum = _checksum(self.anchor_D)
+        checksum = _checksum(self.anchor_D, self.velocity_D)
         own = PseudoGradient(samples, sent.part, checksum, proposal)
         payload = HEAD.pack(CONTRIBUTION, checksum, samples, proposal) + bytes(sent.payload or b"")
         message = Message(MessageKind.WEIGHTS, self._end, self.local_batch_size, payload=payload)
@@ -396,5 +396,5 @@ def _next_multiple(after: int, step: int) -> int:
     return (after // step + 1) * step
 
 
-def _checksum(anchor_D: Flat) -> int:
-    return zlib.crc32(anchor_D.data)
+def _checksum(anchor_D: Flat, velocity_D: Flat | None) -> int:
+    return zlib.crc32(b"" if velocity_D is None else velocity_D.data, zlib.crc32(anchor_D.data))
