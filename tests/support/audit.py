@@ -40,7 +40,7 @@ _OF_JOBS = ".+-authority"
 """Pattern of the names of the Secrets that cert-manager fills for jobs."""
 _ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):[^:]+")
 _CREATED = 201
-_FORBIDDEN = 403
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 
 @dataclass(frozen=True, order=True)
@@ -185,14 +185,18 @@ def refused(asked: list[AuditedRequest]) -> list[str]:
     """Return the refused requests as text, except creations in a namespace that is being deleted.
 
     `helm uninstall` deletes the Deployment and then the rights, without waiting for the pod. An
-    operator that stops then may no longer delete its Lease, which expires.
+    operator that stops then may no longer renew or delete its Lease, which expires.
     """
+    granted = {(each.verb, each.path) for each in asked if each.code < _UNAUTHORIZED}
     return [
         f"{each.verb} {each.path}: {each.message}"
         for each in asked
-        if each.code in (401, 403)
+        if each.code in (_UNAUTHORIZED, _FORBIDDEN)
         and "it is being terminated" not in each.message
-        and (each.verb, each.resource) != ("delete", ("coordination.k8s.io", "leases"))
+        and not (
+            each.resource == ("coordination.k8s.io", "leases")
+            and (each.verb == "delete" or (each.verb, each.path) in granted)
+        )
     ]
 
 
@@ -223,7 +227,7 @@ def not_granted(asked: list[AuditedRequest]) -> list[str]:
     """Return the requests that no scope of files/rights.yaml grants to that operator and name, and
     those that were forbidden."""
     beyond = {str(each) for each in asked if {right for _, right in each.scopes()} != each.rights}
-    return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
+    return [*sorted(beyond), *refused([each for each in asked if each.code != _UNAUTHORIZED])]
 
 
 def used_in_modes(asked: list[AuditedRequest]) -> set[tuple[str, str, Right]]:

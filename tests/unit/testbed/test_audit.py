@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from audit import granted_but_unused, not_granted, requests_of_operators, used_in_modes
+from audit import (
+    granted_but_unused,
+    not_granted,
+    refused,
+    requests_of_operators,
+    used_in_modes,
+)
 
 ACCOUNT = "system:serviceaccount:dlion-system:dlion-operator"
 EVERYWHERE = ("list", "dlion.dev/dlionjobs", "", "")
@@ -96,3 +102,12 @@ def test_a_mode_without_requests_is_reported_with_its_rights(tmp_path: Path) -> 
     assert "jobs: list dlionjobs.dlion.dev" in never["cluster"]
     assert "jobs: list dlionjobs.dlion.dev" not in never["namespaced"]
     assert "operator: get secrets" in never["namespaced"]
+
+
+def test_a_lease_is_refused_only_to_an_operator_that_outlives_its_rights(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    renewal = line("patch", "coordination.k8s.io/leases", "ml", "dlion-operator", ACCOUNT)
+    forbidden = renewal | {"responseStatus": {"code": 403, "message": "cannot patch"}}
+    for lines, expected in (([renewal, forbidden], []), ([forbidden], ["patch /: cannot patch"])):
+        log.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        assert refused(requests_of_operators(log)) == expected
