@@ -28,6 +28,7 @@ from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_core.policies import factory
 from dlion_core.policies.interface import Layout, Message, MessageArrived
+from dlion_core.policies.weights.local_rounds import LastRound
 from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
@@ -82,6 +83,7 @@ class Replica:
         self.taken = 0
         """The number of states taken over from peers."""
         self.blended = 0
+        self.last_round: LastRound | None = None
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
@@ -105,6 +107,9 @@ class Replica:
     @property
     def weights_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
         return self.model.weights_D
+
+    def end_with(self, last: LastRound) -> None:
+        self.last_round = last
 
     @property
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix

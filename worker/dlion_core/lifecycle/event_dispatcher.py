@@ -29,7 +29,7 @@ class EventDispatcher:
         due: Callable[[float], object] = lambda _after_s: None,
     ) -> None:
         """`due` is that of `QuorumGate`."""
-        self.instructions, self.inbox = instructions, inbox
+        self.instructions, self._inbox = instructions, inbox
         self.parts, self.progress = instructions.parts, instructions.progress
         self.has_barrier = has_barrier(self.parts.job.spec)
         """Whether an iteration's update waits for the peers' gradients."""
@@ -75,4 +75,4 @@ class EventDispatcher:
 
     def _answer(self, question: JoinQuestion, role: JoinRole) -> None:
         """Answer a latecomer with this worker's progress."""
-        self.inbox.answer(question, role, done=self.progress.iteration)
+        self._inbox.answer(question, role, done=self.progress.iteration)

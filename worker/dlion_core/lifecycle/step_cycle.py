@@ -10,7 +10,7 @@ A state machine without I/O, driven by the trainer's loop and by the simulated w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -136,8 +136,6 @@ class StepCycle:
         self.phase = StepPhase.IDLE
         self.directive: Directive | None = None
         self._iteration = 0
-        self._last_round = replace(self.progress)
-        """The progress at the end of the last round of local steps."""
         self._loss, self.local_batch_size = 0.0, 0
         self._iteration_s = self._iteration_before_s = 0.0
         self._awaited: frozenset[Rank] = frozenset()
@@ -184,15 +182,12 @@ class StepCycle:
             if not (awaited := self._parts.machine.waiting_for()):
                 self._enter(StepPhase.IDLE)
                 self._undo.end_step()
-                if not self._parts.machine.is_mid_round:
-                    self._last_round = replace(self.progress)
                 return EndStep()
             self._awaited = awaited
             if not (gives_up() or self._is_cut_off(over)):
                 return WaitForEvents()
             self._abandon()
         if (reason := over()) is not None:
-            self._undo_round()
             return EndRun(reason)
         gate = self.dispatcher.quorum_gate
         if not gate.may_step():
@@ -220,14 +215,6 @@ class StepCycle:
             self._enter(StepPhase.IDLE)
             if self.dispatcher.has_barrier:
                 self._undo.undo_step()
-
-    def _undo_round(self) -> None:
-        """Undo the steps since the last round if a peer stopped there. All replicas are equal at a
-        round's end, so none is sent to be averaged."""
-        machine, last = self._parts.machine, self._last_round
-        if machine.is_mid_round and last.iteration == self.dispatcher.inbox.stop_iteration:
-            self.dispatcher.instructions.carry_out(machine.undo_round())
-            self.progress.take(last)
 
     def _begin_step(self) -> ComputeStep:
         self.take_directive()

@@ -32,7 +32,7 @@ from dlion_core.policies.interface import (
     Value,
 )
 from dlion_core.policies.staged.machines import Decoder
-from dlion_core.policies.weights.local_rounds import LocalRounds
+from dlion_core.policies.weights.local_rounds import LastRound, LocalRounds
 
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
@@ -125,9 +125,10 @@ class IterationGuard:
         """Whether the weights are those of local steps that the end of a round replaces."""
         return isinstance(self.machine, LocalRounds) and self.machine.is_mid_round
 
-    def undo_round(self) -> list[Instruction]:
-        """Return to the weights of the last round, mid-round."""
-        return self.machine.undo_round() if isinstance(self.machine, LocalRounds) else []
+    def round_at(self, iteration: int | None) -> LastRound | None:
+        """The last round if it ended at that iteration, and this worker is within the next."""
+        last = self.machine.last_round if isinstance(self.machine, LocalRounds) else None
+        return last if last is not None and last.iteration == iteration else None
 
     def collected_samples(self) -> Iterable[AddSamples]:
         """Return the samples of peers that the machine's state has; most policies keep none."""

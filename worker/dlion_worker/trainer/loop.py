@@ -309,8 +309,11 @@ class TrainingLoop:
         return self._samples(self._cycle.local_batch_size > 0)
 
     def _announce(self, reason: str) -> None:
-        inbox = self._parts.inbox
-        inbox.stop_message = stop_message(reason, self.progress.iteration)
+        inbox, at = self._parts.inbox, self.progress.iteration
+        if (last := self._parts.machine.round_at(inbox.stop_iteration)) is not None:
+            self._parts.replica.end_with(last)
+            at = last.iteration  # others that are within the next round can end with it, too
+        inbox.stop_message = stop_message(reason, at)
         for peer in sorted(inbox.linked):
             self._parts.exchange.send(peer, inbox.stop_message)
 

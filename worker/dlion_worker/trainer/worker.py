@@ -51,7 +51,6 @@ from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import Snapshot
-from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
 from dlion_worker.training.staged.sensor import local_replica, local_stream
 from dlion_worker.transport import PeerExchange, PeerExchangeConfig
@@ -355,10 +354,11 @@ class Worker:
         self._companions.close()
         self._evaluator.close()
         self._loop.report_links(now=True)  # before peers close their links
-        own = CollectedReplica(self._rank, self._replica.state(), done.own_samples, done.iteration)
-        snapshot, results_dir = self._replica.model.snapshot(), Path(self._config.results_dir)
+        own = self._replica.collected(iteration=done.iteration, samples=done.own_samples)
+        snapshot, results_dir = self._replica.snapshot_of(own.state), Path(self._config.results_dir)
+        tag = own.iteration, own.samples, self._reporter.now_s()
         with ThreadPoolExecutor(1, thread_name_prefix="final evaluation") as thread:
-            evaluated = thread.submit(self._report_own, self._tag(), snapshot)
+            evaluated = thread.submit(self._report_own, tag, snapshot)
             shutdown = Shutdown(
                 job=self._job,
                 rank=self._rank,

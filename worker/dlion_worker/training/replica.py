@@ -16,10 +16,12 @@ from dlion_api.spec import Job
 from dlion_core.codecs import Coding, ValueCodec, encode_weights
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.weights.local_rounds import LastRound
 from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.keras_optimizer import ModelOptimizer
 from dlion_worker.training.model import FlatModel, Snapshot, StepResult
 from dlion_worker.training.optimizer import learning_rate_for
+from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState, pack, unpack
 
 UPDATE_WAIT_S = 60.0
@@ -49,6 +51,8 @@ class LocalReplica:
         self._measured_on: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._withheld_D: Flat | None = None
         """Part of the weights that peers still receive from this worker's policy."""
+        self._last_round: LastRound | None = None
+        """What this replica is at the end of the run, if that is within a round."""
 
     @property
     def layout(self) -> Layout:
@@ -151,6 +155,21 @@ class LocalReplica:
         with self._lock:
             self._withheld_D = update_D
 
+    def end_with(self, last: LastRound) -> None:
+        """At the end of the run, let peers and the saved model have the weights of that round.
+
+        The others have them, too, so no replica is sent to be averaged. The weights of training
+        stay: a checkpoint has them.
+        """
+        with self._lock:
+            self._last_round = last
+
+    def collected(self, *, iteration: int, samples: int) -> CollectedReplica:
+        """The replica at the end of the run. `iteration`, `samples`: of this worker's last step."""
+        with self._lock:
+            iteration, samples = self._place(iteration, samples)
+            return CollectedReplica(self._rank, self._state(), samples, iteration)
+
     def encoded_weights(self, weights_D: Flat | None = None) -> bytes:
         """The given or current weights in the exchange's codec, for a knowledge transfer."""
         exchange = self._job.spec.exchange
@@ -170,15 +189,15 @@ class LocalReplica:
                 lambda: self._is_settled and self.iteration >= wanted.at_least,
                 timeout=UPDATE_WAIT_S,
             )
-            state = self._state()
+            state, place = self._state(), self._place(self.iteration, self.samples)
             if self._withheld_D is not None and not wanted.weights_only:
                 np.subtract(state.weights_D, self._withheld_D, out=state.weights_D)
             if wanted.weights_only and wanted.unless_hash:
                 own_hash = replica_hash(state.weights_D, state.model_state_S)
                 if own_hash == wanted.unless_hash:
-                    return StateSnapshot(self.iteration, self.samples, b"", is_equal=True)
+                    return StateSnapshot(*place, b"", is_equal=True)
             payload = pack(state, weights_only=wanted.weights_only)
-            return StateSnapshot(self.iteration, self.samples, payload)
+            return StateSnapshot(*place, payload)
 
     def restore_from(self, snapshot: StateSnapshot) -> None:
         """Adopt a peer's state. Raises: ContractError where it does not fit."""
@@ -203,9 +222,16 @@ class LocalReplica:
         """Save another state of this model as a Keras file. Raises: OSError."""
         self.model.save_keras(path, snapshot=self.snapshot_of(state))
 
+    def _place(self, iteration: int, samples: int) -> tuple[int, int]:
+        """Iteration and own samples of the weights that peers get."""
+        if (last := self._last_round) is None:
+            return iteration, samples
+        return last.iteration, samples - last.samples_since
+
     def _state(self) -> TrainingState:
+        last = self._last_round
         return TrainingState(
-            weights_D=self.model.weights_D.copy(),
+            weights_D=(self.model.weights_D if last is None else last.anchor_D).copy(),
             model_state_S=self.model.get_state(),
             optimizer_M=self.optimizer.flat_state(),
         )

@@ -51,8 +51,6 @@ SHARE = 96
 class Machine:
     """A policy that waits for the peers that the test names."""
 
-    is_mid_round = False
-
     def __init__(self, log: list[Any]) -> None:
         self.awaited: frozenset[Rank] = frozenset()
         self.iteration = 0

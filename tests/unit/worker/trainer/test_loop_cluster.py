@@ -120,21 +120,28 @@ class StopsOnceAnotherIsFurther(Node):
             self.other.ask_to_stop()
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "localsgd"])
-def test_a_round_that_no_peer_finishes_is_undone(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["adaptive", "localsgd", "sparseloco"])
+def test_a_worker_within_a_round_ends_with_the_last_one_of_a_peer_that_has_stopped(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "FINISH_ROUND_WITHIN_S", 60.0)  # until the announcement is there
     job = synchronous_job(2, 10_000_000, policy=policy, localSteps=5)
     network = Network(random.Random(0), DELAY_S)
     stopping = StopsOnceAnotherIsFurther(job, Rank(0), network, 1, NAP_S)
-    stopping.other = Node(job, Rank(1), network, 1, NAP_S)
-    nodes = [stopping, stopping.other]
-    for node in nodes:
+    stopping.other = other = Node(job, Rank(1), network, 1, NAP_S)
+    for node in (stopping, other):
         node.start()
-    for node in nodes:
+    for node in (stopping, other):
         node.thread.join(30)
-    assert [node.error for node in nodes] == [None, None]
-    assert [node.loop.progress.iteration for node in nodes] == [5, 5]
-    assert len({node.loop.progress.own_samples for node in nodes}) == 1
-    assert len({node.replica.weights_D.tobytes() for node in nodes}) == 1
+    assert [stopping.error, other.error] == [None, None]
+    assert stopping.replica.last_round is None
+    last = other.replica.last_round
+    assert last is not None
+    assert last.iteration == stopping.progress.iteration == 5
+    assert other.progress.own_samples - last.samples_since == stopping.progress.own_samples
+    assert last.anchor_D.tobytes() == stopping.replica.weights_D.tobytes()
+    assert other.progress.iteration > 5, "its checkpoint continues from its own last step"
+    assert other.replica.weights_D.tobytes() != last.anchor_D.tobytes()
 
 
 def test_a_long_round_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import pytest
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.policies.weights.local_rounds import LastRound
 from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
@@ -145,6 +146,22 @@ def test_equal_weights_are_not_sent(replica: LocalReplica) -> None:
     assert len(whole.payload) > 2 * replica.model.weights_D.nbytes, "with the moments"
     apply_gradient(replica, iteration=2)
     assert replica.snapshot_for(wanted) == replica.snapshot_for(StateRequest(weights_only=True))
+
+
+def test_at_the_end_peers_get_the_last_round_and_training_keeps_its_weights(
+    replica: LocalReplica,
+) -> None:
+    anchor_D = replica.model.weights_D.copy()
+    apply_gradient(replica, iteration=2)
+    trained_D = replica.model.weights_D.copy()
+    replica.end_with(LastRound(iteration=1, samples_since=32, anchor_D=anchor_D))
+    own = replica.collected(iteration=2, samples=64)
+    assert (own.iteration, own.samples) == (1, 32)
+    np.testing.assert_array_equal(own.state.weights_D, anchor_D)
+    own_hash = replica_hash(own.state.weights_D, own.state.model_state_S)
+    given = replica.snapshot_for(StateRequest(weights_only=True, unless_hash=own_hash))
+    assert given == StateSnapshot(1, 32, b"", is_equal=True)
+    np.testing.assert_array_equal(replica.model.weights_D, trained_D)
 
 
 def test_no_state_is_given_between_an_update_and_its_consequences(

@@ -24,7 +24,6 @@ from dlion_core.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    ReplaceWeights,
     SendMessage,
     Value,
 )
@@ -49,6 +48,17 @@ class OpenRound(Generic[C]):
     message: Message
     """The own contribution, as sent."""
     expected: set[Rank]
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """The last round that closed."""
+
+    iteration: int
+    """Its end."""
+    samples_since: int
+    """This worker's samples since then."""
+    anchor_D: Flat
 
 
 class LocalRounds(PeerMachine, Generic[C]):
@@ -105,11 +115,13 @@ class LocalRounds(PeerMachine, Generic[C]):
         from the others'."""
         return self.synchronizer.own != self.closed
 
-    def undo_round(self) -> list[Instruction]:
-        """Return to the anchor, as the round since then will not close: the run is over."""
-        assert self.anchor_D is not None
-        self.synchronizer.own, self.samples, self.open = self.closed, 0, None
-        return [ReplaceWeights(self.anchor_D.copy())]
+    @property
+    def last_round(self) -> LastRound | None:
+        """What the others have that stopped at the end of the last round; None: none has closed
+        here, or this worker has made no step since."""
+        if not (self.closed and self.is_mid_round) or self.anchor_D is None:
+            return None
+        return LastRound(self.closed, self.samples, self.anchor_D)
 
     @property
     def first_wanted(self) -> int:

@@ -102,10 +102,6 @@ class LocalSteps(LocalRounds[Contribution]):
         stepped_D: Flat = anchor_D - rate * step_D
         return stepped_D
 
-    def undo_round(self) -> list[Instruction]:
-        self._round = self.closed // self._parameters.local_steps
-        return super().undo_round()
-
     def state(self) -> dict[str, Value]:
         return {**super().state(), "round": self._round}
 
