@@ -312,7 +312,7 @@ class TrainingLoop:
         inbox, at = self._parts.inbox, self.progress.iteration
         if (last := self._parts.machine.round_at(inbox.stop_iteration)) is not None:
             self._parts.replica.end_with(last)
-            at = last.iteration  # others that are within the next round can end with it, too
+            at = last.iteration
         inbox.stop_message = stop_message(reason, at)
         for peer in sorted(inbox.linked):
             self._parts.exchange.send(peer, inbox.stop_message)
