@@ -309,11 +309,10 @@ class TrainingLoop:
         return self._samples(self._cycle.local_batch_size > 0)
 
     def _announce(self, reason: str) -> None:
-        inbox, at = self._parts.inbox, self.progress.iteration
-        if (last := self._parts.machine.round_at(inbox.stop_iteration)) is not None:
+        inbox = self._parts.inbox
+        if last := self._parts.machine.round_at(inbox.stop_iteration):
             self._parts.replica.end_with(last)
-            at = last.iteration
-        inbox.stop_message = stop_message(reason, at)
+        inbox.stop_message = stop_message(reason, (last or self.progress).iteration)
         for peer in sorted(inbox.linked):
             self._parts.exchange.send(peer, inbox.stop_message)
 
