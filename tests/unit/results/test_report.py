@@ -314,11 +314,14 @@ def test_decisions_on_heat_other_work_and_groups_are_listed_with_their_reasons(t
 
 
 def test_decisions_that_are_left_out_are_counted(tmp_path):
+    """One that every worker reports counts once."""
+    one, two = (Grouping(version, Rank(1), ((0, 1), (2, 3)), (0, 2)) for version in (1, 2))
     extra = [
-        directive(1.0 + number, {}, {"compute_share": 0.5}) for number in range(MAX_DECISIONS + 20)
+        *(directive(1.0 + n, {}, {"compute_share": 0.5}) for n in range(MAX_DECISIONS + 20)),
+        *(directive(900.0, {"grouping": one}, {"grouping": two}, rank=rank) for rank in range(4)),
     ]
     text = render(load_runs([make(tmp_path / "run", extra=extra)]))
-    assert f"{MAX_DECISIONS + 20} decisions on heat, other work and groups: the first 80" in text
+    assert f"{MAX_DECISIONS + 21} decisions on heat, other work and groups: the first 80" in text
     assert "on heat" not in render(load_runs([make(tmp_path / "other")]))
 
 

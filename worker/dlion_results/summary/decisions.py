@@ -39,10 +39,10 @@ class DecisionLog:
         for reason in record.reason.split("; "):
             if not any(subject in reason for subject in _SUBJECTS) or reason in self._groups:
                 continue
+            if _OF_ALL in reason:
+                self._groups.add(reason)
             if len(self.decisions) >= MAX_DECISIONS:
                 self.left_out += 1
                 continue
-            if _OF_ALL in reason:
-                self._groups.add(reason)
             decision = SidecarDecision(record.time_s, record.rank, reason[:_MAX_CHARACTERS])
             self.decisions.append(decision)
