@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from dlion_api.addresses import split_host_port
 from dlion_api.names import SiteName
@@ -41,48 +41,69 @@ class SiteConnections:
     min_round_trip_s: float | None = None
 
 
+class _KnownName(NamedTuple):
+    addresses: frozenset[Address] = frozenset()
+    looked_up_s: float = -math.inf
+    """When it was looked up last, whether or not it was found."""
+
+
 class HostNames:
     """The addresses of host names, as the system's resolver has them. Thread-safe.
 
     A thread looks them up: a resolver may take many seconds, and nothing waits for it, not even the
-    end of the process.
+    end of the process. It asks for one name after another, so many names that no server answers
+    take minutes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: Mapping[str, frozenset[Address]] = {}
-        self._looked_up_s: Mapping[str, float] = {}
-        """When each name was looked up last, whether or not it was found."""
+        self._known: dict[str, _KnownName] = {}
         self._is_busy = False
 
     def addresses(self, name: str) -> frozenset[Address]:
         """The addresses found so far."""
-        return self._known.get(name, frozenset())
+        return self._known.get(name, _KnownName()).addresses
 
     def look_up(self, names: Collection[str]) -> None:
-        """Begin to look up those of the names that are due, and forget all others."""
+        """Forget all other names, and begin to look up those that are due, unless an earlier call
+        still does that."""
         now_s = time.monotonic()
         with self._lock:
+            self._known = {name: self._known.get(name, _KnownName()) for name in names}
             if self._is_busy:
                 return
-            earlier_s = {name: self._looked_up_s.get(name, -math.inf) for name in names}
-            due = [name for name, at_s in earlier_s.items() if now_s - at_s >= LOOK_UP_EVERY_S]
-            self._looked_up_s = earlier_s | dict.fromkeys(due, now_s)
-            self._known = {name: self.addresses(name) for name in names}
+            before_s = now_s - LOOK_UP_EVERY_S
+            due = [name for name, known in self._known.items() if known.looked_up_s <= before_s]
             self._is_busy = bool(due)
-        if due:
-            threading.Thread(target=self._find, args=(due,), name="names", daemon=True).start()
+        if not due:
+            return
+        thread = threading.Thread(target=self._find, args=(due,), name="names", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are allowed now: the next call tries again
+            self._is_busy = False
 
     def _find(self, names: Collection[str]) -> None:
-        found = {}
-        for name in names:
-            try:
-                answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                found[name] = frozenset(plain(ipaddress.ip_address(each[4][0])) for each in answers)
-            except (OSError, ValueError):  # unknown, or no name: what was found before stays
-                continue
+        try:
+            for name in names:
+                self._take(name, _resolve(name))
+        finally:
+            self._is_busy = False
+
+    def _take(self, name: str, found: frozenset[Address] | None) -> None:
         with self._lock:
-            self._known, self._is_busy = {**self._known, **found}, False
+            if (before := self._known.get(name)) is not None:  # else it was forgotten meanwhile
+                addresses = before.addresses if found is None else found
+                self._known[name] = _KnownName(addresses, time.monotonic())
+
+
+def _resolve(name: str) -> frozenset[Address] | None:
+    """None: unknown, or no name."""
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return frozenset(plain(ipaddress.ip_address(each[4][0])) for each in answers)
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 A real connection is found at its address, of both IP families, and its counts grow. What sites add
 up to never shrinks: connections end, counts start again from 0. Truncated lists are no error. Host
-names are looked up once in a while, and nothing waits for a slow resolver.
+names are looked up once in a while, also after a failure, and nothing waits for a slow resolver.
 
 Left out: real loss (tests/local/test_lossy_links), a real sidecar (tests/local/test_sidecar).
 """
@@ -164,25 +164,62 @@ def test_a_name_that_no_resolver_accepts_is_no_error() -> None:
 
 
 def test_nothing_waits_for_a_slow_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second thread is started meanwhile."""
-    asked, is_over = [], threading.Event()
+    """No second thread is started meanwhile. What is found until then is known, and names that are
+    no peer's any longer are forgotten."""
+    asked, is_slow, is_over = [], threading.Event(), threading.Event()
 
     def resolve(name: str, *_: object, **__: object) -> list[object]:
         asked.append(name)
-        is_over.wait(10)
-        return []
+        if name == "slow.example":
+            is_slow.set()
+            is_over.wait(10)
+        return [(0, 0, 0, "", ("10.0.0.7", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     names = HostNames()
     try:
-        for name in ("a.example", "b.example"):
-            names.look_up([name])
-            assert names.addresses(name) == frozenset()
+        names.look_up(["a.example", "slow.example"])
+        assert is_slow.wait(10)
+        assert names.addresses("a.example") == {NEAR[0]}
+        names.look_up(["b.example"])
+        assert [names.addresses(name) for name in ("a.example", "b.example")] == [frozenset()] * 2
     finally:
         is_over.set()
-    looked_up(names, "b.example")
-    assert asked[0] == "a.example"
-    assert asked.count("a.example") == 1
+    looked_up(names, "b.example")  # the first thread may have to end before
+    assert names.addresses("slow.example") == frozenset(), "it was forgotten meanwhile"
+    assert looked_up(names, "b.example") == [{"10.0.0.7"}]
+    assert asked == ["a.example", "slow.example", "b.example"]
+
+
+def test_names_are_looked_up_again_after_no_thread_could_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = HostNames()
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        names.look_up(["localhost"])
+    (found,) = looked_up(names, "localhost")
+    assert "127.0.0.1" in found
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_names_are_looked_up_again_after_an_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = HostNames()
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(socket, "getaddrinfo", fails)
+        assert looked_up(names, "localhost") == [set()]
+    (found,) = looked_up(names, "localhost")
+    assert "127.0.0.1" in found
 
 
 def test_a_connection_is_counted_once_although_its_peer_was_away() -> None:

@@ -54,16 +54,23 @@ def test_a_link_has_the_figures_of_the_own_connections_to_its_peer() -> None:
 
 
 def test_connections_of_other_processes_do_not_count() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    """Other than an own one that is open at the same time."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.1", 0)) as own_server,
+        socket.create_connection(own_server.getsockname()),
+    ):
+        server.settimeout(30)
+        port, own_port = (each.getsockname()[1] for each in (server, own_server))
         with subprocess.Popen(
             [sys.executable, "-c", CONNECT.format(port)], stdin=subprocess.PIPE
         ) as other:
             receiver, _ = server.accept()
             with receiver:
-                found = with_connections(links(f"127.0.0.1:{port}"))
+                found = with_connections(links(f"127.0.0.1:{port}", f"127.0.0.1:{own_port}"))
             other.communicate()
     assert found[Rank(0)].connection is None
+    assert found[Rank(1)].connection is not None
 
 
 def test_a_kernel_that_lists_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
