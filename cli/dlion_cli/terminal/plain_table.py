@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Column, Table
 
 _MIN_FOLDED: Final = 24
@@ -43,6 +44,25 @@ class FittedTable(Table):
         for title in kept:
             kept[title] += min(full[title] - kept[title], max(0, _spare(kept, options)))
         yield from _with_columns(self, kept).__rich_console__(console, options)
+
+
+class FoldedLines:
+    """A table in its full width, whose lines continue on the next ones of the terminal.
+
+    A terminal folds long lines itself, but a view that is redrawn in place must count them.
+    """
+
+    def __init__(self, table: RenderableType) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=_UNLIMITED)
+        for line in console.render_lines(self._table, wide, pad=False):
+            length = Segment.get_line_length(line)
+            cuts = [*range(options.max_width, length, options.max_width), length]
+            for part in Segment.divide(line, cuts):
+                yield from part
+                yield Segment.line()
 
 
 def _full_width(console: Console, options: ConsoleOptions, column: Column) -> int:

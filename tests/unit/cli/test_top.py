@@ -20,10 +20,12 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from rich.console import Console
 
 from dlion_api.errors import DataError
 from dlion_api.exit_codes import ExitCode
@@ -37,6 +39,7 @@ from dlion_api.protocol.measurements import (
 )
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
+from dlion_cli.commands.cluster.top import LoadView
 from dlion_cli.views.load_tables import load_tables
 from dlion_cli.views.worker_load import JobLoad, WorkerLoad, site_loads, worker_load
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
@@ -227,6 +230,22 @@ def test_a_wide_table_has_all_columns_on_a_narrow_terminal(
         "62 °C", "0.2 → 2.0", "62.5 % for 73 °C", "1 of 2 by links, gateway",
     ]  # fmt: skip
     assert "ROUND TRIP" in lines[3]
+
+
+def test_a_wide_watch_has_all_columns_on_a_narrow_terminal() -> None:
+    """It counts the lines that it redraws, so none is longer than the terminal."""
+    figures = {"heat_compute_share_ratio": 0.1, "heat_blind_count": 1.0}
+    load = worker_load("w-0", "small-0", 0, None, WorkerMetrics(1.0, figures))
+    console = Console(force_terminal=True, width=80, color_system=None, file=StringIO())
+    for wide in (True, False):
+        view = LoadView(console, "digits", wide=wide)
+        view.update({"": JobLoad([load], [])}, "")
+        lines = ["".join(each.text for each in line)
+                 for line in console.render_lines(view.render(), pad=False)]  # fmt: skip
+        assert max(map(len, lines)) <= 80
+        shown = "".join(lines[1:])
+        assert [word in shown for word in ("HEAT", "GROUP", "TEMP")] == [wide] * 3
+        assert ("10.0 % without a sensor" in shown) == wide
 
 
 @pytest.mark.parametrize(

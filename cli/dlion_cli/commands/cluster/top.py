@@ -23,6 +23,7 @@ from dlion_cli.cluster.worker_metrics import WorkerMetrics, read_metrics
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.plain_table import FoldedLines
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.load_tables import load_tables
 from dlion_cli.views.pod_status import PodStatus, pods_of_run, worker_ranks
@@ -131,7 +132,7 @@ class LoadView(TerminalView):
             return Text(f"{self._name}: reading metrics")
         parts: list[RenderableType] = [Text(f"{self._name}  {self._at}", style="bold")]
         for table in load_tables(self._loads, wide=self._wide) if self._loads else ():
-            parts += [table, Text("")]
+            parts += [FoldedLines(table) if self._wide else table, Text("")]
         if self._trouble:
             parts.append(Text(self._trouble, style="bold yellow"))
         return Group(*parts)
