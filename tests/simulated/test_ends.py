@@ -3,7 +3,8 @@
 The target uses the workers that can still join. A run is as long as its last step. Links are
 reported to the last byte. A run without possible progress has not succeeded. An interruption waits
 for no gradient that has not started, and states what is kept. A failure before the first step
-leaves no folder. A run in which no exchange ends is warned of at its start.
+leaves no folder. A run in which no exchange ends is warned of at its start. In lock step no step
+begins that would end long after the run.
 
 Left out: crashes and cuts (test_faults.py).
 """
@@ -11,6 +12,7 @@ Left out: crashes and cuts (test_faults.py).
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +78,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
         "unmerged": Case(
             four_workers(betweenSites={"mbitPerS": 0.001}), settings({"maxSeconds": 2})
         ),
+        "long steps": Case(
+            four_workers(betweenSites={"latencyMs": 3000}), settings({"maxSeconds": 8})
+        ),
     }
     return simulate_all(tmp_path_factory.mktemp("ends"), cases)
 
@@ -119,6 +124,19 @@ def test_a_run_in_which_no_exchange_ends_is_warned_of_before_its_first_step(
         index for index, record in enumerate(run.records) if record["kind"] == "step"
     )
     assert runs["short"].events("ExchangeTooLong") == []
+
+
+def test_in_lock_step_no_step_begins_that_would_end_long_after_the_run(
+    runs: dict[str, Simulated],
+) -> None:
+    """A step takes 3.5 s, most of it the exchange, as in a real run over slow links."""
+    run = runs["long steps"]
+    (stopped,) = run.events("TrainingStopped")
+    why = r"maxSeconds 8 reached: after 7\.\d s, as a step takes 3\.5 s"
+    assert re.fullmatch(why, stopped["message"])
+    assert [len(run.steps[rank]) for rank in range(4)] == [2] * 4
+    assert run.summary["time_s"] < 8
+    assert run.summary["drift"]["max"] == 0.0
 
 
 def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:

@@ -304,10 +304,12 @@ class VirtualWorker:
     def _end_step(self) -> None:
         self._report()
         self._context.step_finished(self)
+        self.progress.trained_s = self._context.clock.now_s
         reason = stop_reason(
             own_stop(self.parts.job.spec, self.rank),
             self.progress,
             training_set_samples=self.parts.counted_training_samples(),
+            next_step_s=self.cycle.next_step_s,
         )
         if reason is not None:
             self._context.on_stop(self.rank, reason)
