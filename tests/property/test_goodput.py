@@ -210,7 +210,8 @@ def test_a_new_director_keeps_the_size_until_the_next_choice_is_due() -> None:
     assert [at(1, 1e9), at(1234, None), at(1239, 1e9), at(1240, 1e9)] == [200, 200, 200, 3000]
 
 
-def test_workers_that_resume_from_different_checkpoints_agree() -> None:
+def test_workers_that_resume_from_checkpoints_of_one_period_agree() -> None:
+    """A choice of a far period counts once this worker comes near."""
     growth = GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True)
     first, second = GoodputController(growth, Rank(0)), GoodputController(growth, Rank(1))
     for controller, size, iteration in ((first, 200, 1234), (second, 300, 1238)):
@@ -225,6 +226,10 @@ def test_workers_that_resume_from_different_checkpoints_agree() -> None:
         each.at(1239, scale=1e9, samples_per_s=1000.0, fixed_s=0.5) for each in (first, second)
     ]
     assert sizes == [200, 200]
+    far = BatchChoice(130, Rank(2), 500)
+    assert not first.take(far)
+    first.at(1290, scale=None, samples_per_s=1.0, fixed_s=0.5)
+    assert first.take(far)
     early = GoodputController(growth, Rank(0))
     early.resume(100, 9)
     assert early.held is None, "no choice was due before the tenth iteration"

@@ -32,7 +32,8 @@ class ActiveWorkers:
         """Take the membership. A peer's report may have come before it.
 
         A worker in `linked_lost` has lost its coordinator only. It trains on, with a share of the
-        batch, so the others must count it: else all shares would exceed the global batch.
+        batch, so the others must count it: else all shares would exceed the global batch. They do
+        while a peer's link to it is cut, too: that peer does not know whether the worker lives.
         """
         self.membership = membership
         self.peers = tuple(

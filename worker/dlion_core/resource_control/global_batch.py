@@ -64,8 +64,11 @@ class GlobalBatch:
             self._goodput.resume(size, iteration)
 
     def next_size(self, published: PublishedCapacities, training_set_samples: int) -> int:
-        """The size of the next iteration, from published values only, so that sidecars agree.
-        `training_set_samples` counts where no worker has published its number."""
+        """The size of the next iteration. All inputs but the list of active workers are published,
+        so sidecars with the same list agree (see `ActiveWorkers.set_membership`).
+
+        `training_set_samples` counts where no worker has published its number.
+        """
         following = self._iteration + 1
         if self._goodput is not None:
             return self._goodput.at(

@@ -155,7 +155,8 @@ class GoodputController:
 
         `iteration`: that of the checkpoint with this size; 0: an earlier sidecar's. Workers may
         resume from checkpoints of different times, and no sidecar holds a choice then. So each
-        sends this one.
+        sends this one, and those of the same or neighbouring periods agree. Without a barrier,
+        periods may lie further apart: then the sizes differ until the worker behind comes near.
         """
         self._adjusted = self.held = None
         self._size = self._growth.within(size)
