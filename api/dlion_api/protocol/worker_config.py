@@ -61,8 +61,8 @@ def _or_null(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_allowed(value)
 
 
-def _is_integer(least: int, most: float) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value <= most
+def _is_integer(most: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 0 <= value <= most
 
 
 def _is_filled(value: Any) -> bool:
@@ -82,8 +82,8 @@ Document = Annotated[Mapping[str, Any], (_is_a(Mapping), "a DLionJob document")]
 Text = Annotated[str, (_is_a(str), "text")]
 FilledText = Annotated[str, (_is_filled, "text that is not empty")]
 Flag = Annotated[bool, (_is_a(bool), "true or false")]
-CheckedRank = Annotated[Rank, (_is_integer(0, math.inf), "an integer from 0")]
-Port = Annotated[int, (_is_integer(0, 65535), "an integer from 0 to 65535")]
+CheckedRank = Annotated[Rank, (_is_integer(math.inf), "an integer from 0")]
+Port = Annotated[int, (_is_integer(65535), "an integer from 0 to 65535")]
 HostPort = Annotated[str, (_is_address, _HOST_PORT)]
 OptionalHostPort = Annotated[str, (lambda value: value == "" or _is_address(value), _HOST_PORT)]
 LinkAddresses = Annotated[Mapping[str, str], (_are_links, _LINKS)]

@@ -70,17 +70,15 @@ def choose_context(
     return KubeContext(files, str(name), namespace, impersonation)
 
 
-def is_configured(environment: Mapping[str, str] = os.environ) -> bool:
+def is_configured() -> bool:
     """Whether there is a kubeconfig, or this process runs in a pod."""
-    in_pod = bool(environment.get("KUBERNETES_SERVICE_HOST"))
-    return in_pod or any(path.is_file() for path in _paths(None, environment))
+    in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+    return in_pod or any(path.is_file() for path in _paths(None, os.environ))
 
 
-def entry_names(
-    kind: str, kubeconfig: str | None, environment: Mapping[str, str] = os.environ
-) -> list[str]:
+def entry_names(kind: str, kubeconfig: str | None) -> list[str]:
     """The names of all `contexts`, `clusters` or `users`. Raises: DataError for an invalid file."""
-    existing = [path for path in _paths(kubeconfig, environment) if path.is_file()]
+    existing = [path for path in _paths(kubeconfig, os.environ) if path.is_file()]
     return _names([_read(path) for path in existing], kind.removesuffix("s"))
 
 

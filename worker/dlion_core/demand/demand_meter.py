@@ -45,11 +45,6 @@ class TakenCores:
     """Cores that the trainer uses while nothing holds it up."""
     seconds: float
 
-    @property
-    def left_cores(self) -> float:
-        """Cores that remain for the trainer, at most what it wants."""
-        return cores_left(self.cores, self.machine_cores, self.wanted_cores)
-
 
 def cores_left(taken: float, machine_cores: float, wanted_cores: float) -> float:
     """Cores that a trainer gets beside others that take `taken`, in units of cores."""

@@ -25,6 +25,11 @@ def step(cores: float, *, compute_s: float = 1.0, wait_s: float = 0.0) -> StepTi
     return StepTiming(1, 8, compute_s, compute_s + wait_s, cpu_s, cpu_s, wait_s)
 
 
+def left(taken: TakenCores) -> float:
+    """Cores that remain for the trainer."""
+    return cores_left(taken.cores, taken.machine_cores, taken.wanted_cores)
+
+
 def alone(meter: DemandMeter, cores: float = 2.0, machine: float = 4.0) -> None:
     """Learn in two seconds what the trainer uses alone."""
     meter.take(0.0, MachineCpu(machine, 0.0))
@@ -33,7 +38,7 @@ def alone(meter: DemandMeter, cores: float = 2.0, machine: float = 4.0) -> None:
         taken = meter.take(second, MachineCpu(machine, cores * second))
         assert taken is not None
         assert taken.cores == pytest.approx(0.0)
-        assert taken.left_cores == pytest.approx(cores)
+        assert left(taken) == pytest.approx(cores)
 
 
 def test_the_demand_of_others_is_what_trainer_and_sidecar_do_not_use() -> None:
@@ -43,7 +48,7 @@ def test_the_demand_of_others_is_what_trainer_and_sidecar_do_not_use() -> None:
     taken = meter.take(3.0, MachineCpu(4.0, 4.0 + 2.0 + 1.25 + 0.05, own_s=0.05))
     assert taken is not None
     assert taken.cores == pytest.approx(1.25)
-    assert taken.left_cores == pytest.approx(2.0)  # they fit beside the trainer
+    assert left(taken) == pytest.approx(2.0)  # they fit beside the trainer
 
 
 def test_a_delayed_step_shows_the_demand_of_others_while_it_computes() -> None:
@@ -54,7 +59,7 @@ def test_a_delayed_step_shows_the_demand_of_others_while_it_computes() -> None:
     taken = meter.take(4.0, MachineCpu(4.0, 4.0 + 1.2 + 2.8 + 3.0))
     assert taken is not None
     assert taken.cores == pytest.approx(2.8)
-    assert taken.left_cores == pytest.approx(1.2)
+    assert left(taken) == pytest.approx(1.2)
 
 
 def test_without_counters_only_demand_that_delays_steps_is_known() -> None:
@@ -66,7 +71,7 @@ def test_without_counters_only_demand_that_delays_steps_is_known() -> None:
     taken = meter.take(2.0, None)
     assert taken is not None
     assert taken.cores == pytest.approx(1.5, abs=0.01)
-    assert taken.left_cores == pytest.approx(0.5, abs=0.01)
+    assert left(taken) == pytest.approx(0.5, abs=0.01)
 
 
 def test_without_cpu_pressure_the_demand_of_others_is_zero() -> None:
@@ -79,7 +84,7 @@ def test_without_cpu_pressure_the_demand_of_others_is_zero() -> None:
         meter._last = MachineCpu(4.0, 2.0, pressure_s=0.0)
         taken = meter.take(2.0 + pressure_s, MachineCpu(4.0, 2.7, pressure_s=pressure_s))
         assert taken is not None
-        assert taken.left_cores == pytest.approx(expected, abs=0.01)
+        assert left(taken) == pytest.approx(expected, abs=0.01)
 
 
 def test_a_smaller_quota_is_not_a_demand() -> None:
@@ -93,7 +98,7 @@ def test_a_smaller_quota_is_not_a_demand() -> None:
         taken = meter.take(second, MachineCpu(4.0, 4.0 + 0.5 * (second - 2.0)))
         assert taken is not None
         assert taken.cores == pytest.approx(0.0)
-        assert taken.left_cores == pytest.approx(0.5)
+        assert left(taken) == pytest.approx(0.5)
 
 
 def test_a_restarted_trainer_begins_a_new_interval() -> None:
