@@ -501,8 +501,8 @@ def test_a_revocation_reaches_all_sites_in_ten_seconds(
         while len(listener.latest.members) < 3:
             listener.hear()
 
-    dlion(b, "revoke", "digits", "plant-b/small-0", "--reason", "stolen")
     began_s = time.monotonic()
+    dlion(b, "revoke", "digits", "plant-b/small-0", "--reason", "stolen")
     for name in ("plant-a", "plant-c"):
         took_s = hear_until(listeners[name], ["plant-b/small-0"], began_s)
         print(f"a worker of {name} is informed after {took_s:.1f} s")
