@@ -22,16 +22,18 @@ RECORDED = "benchmarks/paper/reduced/"
 """Programs whose bytes identify recorded figures: they are not edited."""
 MAX_WORDS, MAX_MEAN = 30, 16.0
 BANNED = (
-    "told|whoever|whosoever|whom|in vain|hitherto|thereof|therein|wherein|whereof|anew|afresh"
-    "|for ever|lest|nought|errands?|nobody|somebody|of chance|beside which|is another than"
+    "told|tells?|whoever|whosoever|whom|in vain|hitherto|thereof|therein|wherein|whereof|anew"
+    "|afresh|for ever|lest|nought|errands?|nobody|somebody|of chance|beside which|is another than"
     "|such as are|said|says|saying|seen|dear|tried is|come again|goes on|went on|comes? back"
     "|came back|of ours|learnt|anybody|everybody|askers?|all in all|hardly|held against"
 )
 BANNED_WORD = re.compile(rf"\b(?:{BANNED})\b".replace(" ", r"\s+"), re.IGNORECASE)
 BANNED_PARTS = {
     *("told", "said", "says", "seen", "whoever", "whom", "nobody", "somebody", "anew"),
-    *("asker", "learnt", "anybody", "everybody"),
+    *("asker", "learnt", "anybody", "everybody", "tell", "tells"),
 }
+FOREIGN_NAMES = {"tell", "Tell"}
+"""`tell` is a method of files, `Tell` a call on the wire."""
 QUAINT_BOUND = re.compile(r"_?(?:most|least)_(?!common$)", re.IGNORECASE)
 """A bound is `max_` or `min_`; `most_common` is a method of `collections.Counter`."""
 FRAGMENT = re.compile(r"(?:Of|That|Those) ")
@@ -116,6 +118,8 @@ def _may_offend(source: str) -> bool:
 
 
 def _is_banned(name: str) -> bool:
+    if name in FOREIGN_NAMES:
+        return False
     parts = (part.lower() for part in IDENTIFIER_PART.findall(name))
     return bool(QUAINT_BOUND.match(name)) or not BANNED_PARTS.isdisjoint(parts)
 

@@ -1,7 +1,7 @@
 """Text without terminal escapes: Keras colours its errors, and tools their output.
 
-Records, statuses and messages hold plain text. Who shows it on a terminal replaces other control
-characters.
+Records, statuses and messages hold plain text. Code that shows it on a terminal replaces other
+control characters.
 """
 
 import re

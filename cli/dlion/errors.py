@@ -36,7 +36,7 @@ __all__ = [
 class JobEndedError(DLionError):
     """A job has ended in another state than the wanted ones; `job` is its last snapshot.
 
-    `exit_code` is that of `dlion run` or `dlion watch`, as far as the job's reason tells; never 0.
+    `exit_code` is that of `dlion run` or `dlion watch`, as far as the job's reason shows; never 0.
     """
 
     def __init__(self, job: JobSnapshot, wanted: str) -> None:

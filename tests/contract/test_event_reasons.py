@@ -27,7 +27,7 @@ SOURCES = [
     if path.name != "reasons.py" or path.parent.name != "dlion_api"
 ]
 Nodes = list[ast.Constant | ast.Call]
-EMITTERS = {"event", "_report", "_tell", "EventRecord", "Companion"}
+EMITTERS = {"event", "_report", "EventRecord", "Companion"}
 
 
 def test_the_document_has_each_reason_with_its_meaning() -> None:

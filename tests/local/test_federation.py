@@ -548,12 +548,12 @@ async def test_silent_callers_that_are_refused_hold_few_streams(folder: Path) ->
     async with scene(folder) as at, at.channel(forged(at)) as channel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(service_module, "GREETING_WAIT_S", LONG_S)
-            tell = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
-            calls = [tell() for _ in range(service_module.MAX_WAITING_REFUSALS + 3)]
+            open_stream = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+            calls = [open_stream() for _ in range(service_module.MAX_WAITING_REFUSALS + 3)]
             await until(lambda: sum(call.done() for call in calls) == 3)
             for call in calls:
                 call.cancel()
-        patient, begun_s = tell(), time.monotonic()
+        patient, begun_s = open_stream(), time.monotonic()
         assert await patient.code() is grpc.StatusCode.UNAUTHENTICATED
         assert time.monotonic() - begun_s >= 0.9 * service_module.GREETING_WAIT_S
 

@@ -131,7 +131,7 @@ def test_the_other_end_finally_knows_the_real_state(
     truth: dict[JobKey, RunReport] = {}
     ever: dict[JobKey, set[WorkerIdentity]] = {run: set() for run in RUNS}
 
-    def tell() -> None:
+    def deliver() -> None:
         for statement in reports.pending(truth, now_s):
             state.receive(stream, statement, now_s)  # it would raise if it were refused
 
@@ -145,12 +145,12 @@ def test_the_other_end_finally_knows_the_real_state(
         elif what == "restart":  # its operator restarts, on a new stream
             reports, stream = OutboundReports(), stream + 1
             state.open_stream(stream, B, A, now_s)
-        tell()
+        deliver()
     for run, report in truth.items():  # in the end all reports have arrived
         truth[run] = replace(report, workers=replace(report.workers, settled=True))
     for _ in range(20):
         now_s += 5.0
-        tell()
+        deliver()
     for run in RUNS:
         known = state.reports(run).get(B)
         assert (known is not None) == (run in truth)

@@ -38,12 +38,12 @@ ReportsRefusal = Callable[[], bool]
 def mistaken_workers(at: Scene) -> Iterator[dict[str, ReportsRefusal]]:
     """Trainers and sidecars that dial, by name."""
     with contextlib.ExitStack() as stack:
-        tells: dict[str, ReportsRefusal] = {}
+        refusals: dict[str, ReportsRefusal] = {}
         for words, prove in PROOFS.items():
             credentials = _credentials(at, prove)
-            tells[f"trainer, {words}"] = stack.enter_context(_trainer(at, credentials))
-            tells[f"sidecar, {words}"] = stack.enter_context(_sidecar(at, credentials))
-        yield tells
+            refusals[f"trainer, {words}"] = stack.enter_context(_trainer(at, credentials))
+            refusals[f"sidecar, {words}"] = stack.enter_context(_sidecar(at, credentials))
+        yield refusals
 
 
 def _credentials(at: Scene, prove: Prove) -> WorkerCredentials:
@@ -63,12 +63,12 @@ def _trainer(at: Scene, credentials: WorkerCredentials) -> Iterator[ReportsRefus
     dialler = Worker(at.worker(B), credentials, INCARNATION, job=at.job)
     dialler.exchange.set_members(Membership(1, at.job, 2, (_victim(at), dialler.member())))
 
-    def tells() -> bool:
+    def is_refused() -> bool:
         found = dialler.wait_for(Refused, lambda event: event.outgoing)
         return found.kind is PeerRefusal.NOT_BELIEVED
 
     try:
-        yield tells
+        yield is_refused
     finally:
         dialler.exchange.close()
 

@@ -411,7 +411,7 @@ REFUSED = [
     Case("nine failure rules", {RULES: [{"onEnds": ["Killed"], "action": "Ignore"}] * 9}, RULES),
     Case("retries at two sites", {"spec.maxRetries": 1}, "spec.maxRetries", "rule"),
     Case("small messages", {"spec.network.maxMessageBytes": 1000}, "spec.network.maxMessageBytes"),
-    Case("a gateway that is to tell workers by names that no client sends",
+    Case("a gateway that is to distinguish workers by names that no client sends",
          {"spec.network": {"exposure": "Gateway"}, "spec.tls": {"mode": "Disabled"}},
          "spec.network.exposure", "rule"),
     Case("ports of nodes that are open to all",

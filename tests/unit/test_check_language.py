@@ -38,7 +38,8 @@ def source_problems(source: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(
-    "word", ["told", "Whoever", "in vain", "thereof", "for ever", "says", "nobody", "of chance"]
+    "word",
+    ["told", "Whoever", "in vain", "thereof", "for ever", "says", "tell", "tells", "of chance"],
 )
 def test_a_page_has_no_banned_word(word: str) -> None:
     assert page_problems(f"# Title\n\nIt is {word} here.\n") == [(3, f"banned: {word}")]
@@ -100,13 +101,13 @@ def test_a_docstring_names_what_it_describes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["told", "as_told", "ToldOnce", "MOST_PEERS", "LEAST_S", "_seen", "most_bytes", "_least_s"],
+    ["told", "as_told", "ToldOnce", "_tell", "MOST_PEERS", "LEAST_S", "_seen", "_least_s"],
 )
 def test_identifiers_have_no_banned_part(name: str) -> None:
     assert source_problems(f"{name} = 1\n") == [(1, f"identifier {name}")]
 
 
-@pytest.mark.parametrize("name", ["untold", "essays", "almost_all", "MAX_PEERS", "HTTPServer"])
+@pytest.mark.parametrize("name", ["untold", "almost_all", "MAX_PEERS", "HTTPServer", "Tell"])
 def test_other_identifiers_pass(name: str) -> None:
     assert source_problems(f"{name} = 1\n") == []
 

@@ -1,7 +1,7 @@
 """What a worker's main thread spends its exchange time on: select, encode, send, decode, apply.
 
 The trainer's loop reads the clock once per step. The executor of instructions and the codecs mark
-where a phase begins and ends, without knowing who measures: the clock in use is a context variable,
+where a phase begins and ends, without knowing the clock: the one in use is a context variable,
 unset in other threads and in the simulator. A mark without a clock costs half a microsecond.
 """
 

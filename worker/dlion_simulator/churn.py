@@ -206,7 +206,7 @@ class ChurnController:
             return
         worker.parts.reporter.event(
             EventReason.WORKER_LOST,
-            "its process died, as the environment says",
+            "its process has ended, as the environment requires",
             iteration=worker.progress.iteration,
             warning=True,
         )

@@ -2,8 +2,8 @@
 
 Builds the workers, applies the environment's changes, evaluates replicas and decides when the run
 ends. The same inputs give bit-identical records and weights on one type of processor: the virtual
-clock fixes the order, and each TensorFlow operation runs on one thread. `churn` decides who takes
-part; `final_models` handles the end.
+clock fixes the order, and each TensorFlow operation runs on one thread. `churn` decides which
+workers take part; `final_models` handles the end.
 """
 
 import os

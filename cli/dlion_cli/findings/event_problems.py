@@ -1,4 +1,4 @@
-"""What events of a job and of its Jobs, keeper and claim tell is wrong. Pure.
+"""Problems that events of a job and of its Jobs, keeper and claim report. Pure.
 
 Events about pods are in `pod_problems`.
 """
@@ -74,7 +74,7 @@ def job_event_problems(
             ended in newest and _instant(newest[ended]) >= _instant(event)
             for ended in _ENDED_BY.get(reason, ())
         )
-        # The conditions tell the operator's own reasons.
+        # The conditions report the operator's own reasons.
         if event.get("type") != "Warning" or is_over or reason in set(Reason):
             continue
         if scope.is_within(time, EVENTS_WITHIN):

@@ -1,4 +1,4 @@
-"""What the load of a job's workers tells is wrong, from their sidecars' metrics. Pure."""
+"""Problems that the load of a job's workers shows, from their sidecars' metrics. Pure."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -23,7 +23,7 @@ def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:
 
     `is_of_cluster`: whether an option selects a cluster.
 
-    `dlion ls` lists folders without their path, so a hint tells how to name one.
+    `dlion ls` lists folders without their path, so a hint shows how to name one.
     """
     if is_of_cluster:
         return None

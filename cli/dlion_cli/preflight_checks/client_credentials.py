@@ -41,7 +41,7 @@ def _check(
         observed = f"the {kind} is valid only from {begins:%Y-%m-%d %H:%M:%S} UTC"
         return Check(site, "credentials", CheckOutcome.FAIL, observed, _CLOCK)
     if ends is None:
-        return Check(site, "credentials", CheckOutcome.OK, f"a {kind} without an end that it tells")
+        return Check(site, "credentials", CheckOutcome.OK, f"a {kind} without a known expiry")
     figures = {"valid_for_s": (ends - now).total_seconds()}
     if ends <= now:
         ago = format_duration((now - ends).total_seconds())

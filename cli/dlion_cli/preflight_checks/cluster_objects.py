@@ -40,7 +40,7 @@ def _since(span: timedelta) -> str:
 
 
 def image_check(deployment: Mapping[str, Any]) -> Check:
-    """Whether a ready operator's image is of this release, as far as its tag tells."""
+    """Whether a ready operator's image is of this release, as far as its tag shows."""
     template = mapping_of(mapping_of(deployment.get("spec")).get("template"))
     containers = mappings_in(mapping_of(template.get("spec")).get("containers"))
     image, own = str(containers[0].get("image", "")) if containers else "", version("dlion")

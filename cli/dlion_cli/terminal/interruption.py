@@ -30,7 +30,7 @@ REPORT_WITHIN_S = 3.5
 def exit_on_signals() -> None:
     """From now on a signal ends the process at once, with a message: it has begun nothing.
 
-    Ignored signals stay ignored. Unblocks them: who starts the process may have blocked them until
+    Ignored signals stay ignored. Unblocks them: the starting process may have blocked them until
     now (`dlion.run_processes`). Main thread only.
     """
     for number in SIGNALS:

@@ -22,5 +22,5 @@ def answer(url):
 
 ready, metrics = (answer(url) for url in sys.argv[1:])
 if "dlion_operator_" not in metrics:
-    sys.exit(f"{sys.argv[2]} tells no dlion_operator_ metric")
-print("the operator is ready and tells its metrics")
+    sys.exit(f"{sys.argv[2]} exposes no dlion_operator_ metric")
+print("the operator is ready and exposes its metrics")

@@ -1,10 +1,9 @@
-"""NetworkPolicies of a run's pods at a site: what its workers and its keeper reach, and who reaches
-them.
+"""NetworkPolicies of a run's pods at a site: what workers and keeper reach, and what reaches them.
 
 They are objects of the run, in its namespace, so that every namespace with jobs has them. They
-select pods by the operator's labels, which no podTemplate can change. NetworkPolicies add up: who
-may create them in the namespace may allow more. Ports are those of pods, since a network compares
-them after it has translated a Service's address. Source: networking.k8s.io/v1.
+select pods by the operator's labels, which no podTemplate can change. NetworkPolicies add up:
+users who may create them in the namespace may allow more. Ports are those of pods, since a network
+compares them after it has translated a Service's address. Source: networking.k8s.io/v1.
 """
 
 from collections.abc import Mapping

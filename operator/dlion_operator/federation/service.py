@@ -95,7 +95,7 @@ class FederationService:
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         methods = {
             "Tell": grpc.stream_stream_rpc_method_handler(
-                self._tell,
+                self._serve_stream,
                 request_deserializer=parser(wire.Statement),
                 response_serializer=wire.Welcome.SerializeToString,
             ),
@@ -124,7 +124,7 @@ class FederationService:
             await self._server.stop(grace=None)
             self._server = None
 
-    async def _tell(self, _: object, context: Context) -> None:
+    async def _serve_stream(self, _: object, context: Context) -> None:
         """Serve one stream until it breaks or is refused."""
         stream = next(self._numbers)
         self.streams += 1

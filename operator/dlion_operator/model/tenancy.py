@@ -167,7 +167,7 @@ class NetworkSettings:
         "the gateway's pods, as `from` of a NetworkPolicy.", default=(), max_items=64
     )
     metrics_from: tuple[Mapping[str, Any], ...] = setting(
-        "who may scrape workers, as `from` of a NetworkPolicy; empty: all.",
+        "callers that may scrape workers, as `from` of a NetworkPolicy; empty: all.",
         default=(),
         max_items=64,
     )

@@ -1,1 +1,1 @@
-"""Authorities, certificates of workers, and the tokens by which pods prove who they are."""
+"""Authorities, certificates of workers, and the tokens by which pods prove their identity."""

@@ -1,4 +1,4 @@
-"""What a pod's status tells of its initializers. Pure."""
+"""What a pod's status shows of its initializers. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -283,9 +283,9 @@ CREDENTIALS = [
     (token(exp=time.time() - HOUR), FAIL, "the token expired on"),
     (token(exp=time.time() + HOUR / 2), WARN, "the token is valid until"),
     (token(nbf=time.time() + HOUR, exp=time.time() + 2 * HOUR), FAIL, "is valid only from"),
-    (token(), OK, "without an end"),
-    (token(exp=1e300), OK, "without an end"),
-    ({"token": "opaque"}, OK, "without an end"),
+    (token(), OK, "without a known expiry"),
+    (token(exp=1e300), OK, "without a known expiry"),
+    ({"token": "opaque"}, OK, "without a known expiry"),
     (None, UNKNOWN, "neither a token nor a client certificate"),
 ]
 

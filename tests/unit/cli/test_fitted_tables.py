@@ -47,7 +47,7 @@ def printed(table: Table, width: int) -> list[str]:
         (30, "NAME STATE ACCURACY"),
     ],
 )
-def test_a_narrow_list_of_runs_keeps_the_columns_that_tell_most(width: int, titles: str) -> None:
+def test_a_narrow_list_of_runs_keeps_the_columns_that_matter_most(width: int, titles: str) -> None:
     lines = printed(_table(RUNS, Path("runs"), NOW, wide=False), width)
     assert len(lines) == 1 + len(RUNS)
     assert lines[0].split() == titles.split() or width == 30

@@ -17,7 +17,7 @@ RISE_FRACTION, FALL_FRACTION = 0.3, 0.002
 other work beside them show less, and no step shows more."""
 
 MAX_GAP_S = 60.0
-"""A longer time without a step tells nothing of the time between."""
+"""A longer time without a step shows nothing of the time between."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DemandMeter:
 
     While the trainer computes and is held up, others take what it does not get. That is exact in
     steps, also for a trainer that waits for peers and leaves its cores to others meanwhile.
-    Otherwise the machine's counters tell: they show demand that does not hurt yet. Without them
+    Otherwise the machine's counters decide: they show demand that does not hurt yet. Without them
     only the former is known, and the machine counts as large as the trainer's own use.
 
     Source: this project.
@@ -79,7 +79,7 @@ class DemandMeter:
 
     def set_quota(self, cores: float | None) -> bool:
         """Set the trainer's CPU quota; return whether it is another one. Then the trainer uses
-        another number of cores, and earlier readings no longer tell what is left of them."""
+        another number of cores, and earlier readings no longer show what is left of them."""
         if cores == self._quota:
             return False
         self._quota, self._wanted = cores, math.nan
@@ -98,7 +98,7 @@ class DemandMeter:
             self._compute_cpu_s += compute_cpu_s
 
     def take(self, now_s: float, machine: MachineCpu | None) -> TakenCores | None:
-        """End the interval at the end of a step; None if it tells nothing.
+        """End the interval at the end of a step; None if it shows nothing.
 
         `machine` is None where the machine's counters cannot be read.
         """
@@ -142,7 +142,7 @@ class DemandMeter:
 def _used_by_others(
     before: MachineCpu | None, now: MachineCpu | None, trainer_s: float, seconds: float
 ) -> float | None:
-    """Cores that neither trainer nor sidecar used; None if the counters do not tell."""
+    """Cores that neither trainer nor sidecar used; None if the counters do not show it."""
     if before is None or now is None or now.cores != before.cores:
         return None
     busy_s, own_s = now.busy_s - before.busy_s, now.own_s - before.own_s

@@ -2,9 +2,9 @@
 
 In lock step all workers make the same updates. A worker that is lost while it sends a step may
 have reached some peers only. So each survivor asks the others which step they received last, and
-tells the policy of the loss only once it has all of these steps. A survivor that has more forwards
-them. Until then the survivor may compute, but it does not complete a step that lacks the lost
-worker's contribution.
+reports the loss to the policy only once it has all of these steps. A survivor that has more
+forwards them. Until then the survivor may compute, but it does not complete a step that lacks the
+lost worker's contribution.
 
 A survivor that is still linked with the lost worker answers when it loses the link as well. If the
 worker evidently still trains, only the requester's link is down: then it answers at once. It also

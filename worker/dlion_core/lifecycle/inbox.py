@@ -65,7 +65,7 @@ def stop_message(reason: str, iteration: int, meaning: StopKind = StopKind.STOPP
 
 @dataclass(frozen=True)
 class PeerSteps:
-    """Own steps of a peer that have arrived here, as far as the peer tells."""
+    """Own steps of a peer that have arrived here, as far as the peer reports."""
 
     samples: int
     last_iteration: int
@@ -323,7 +323,7 @@ class EventInbox:
         reason = bytes(arrival.message.payload[:_MAX_REASON_BYTES]).decode("utf-8", "replace")
         named = _FORWARDED.match(reason)
         if named is None or Rank(int(named[1])) not in self.stopped:
-            # Only the sender has proved who it is. A forwarded reason keeps the name of the first
+            # Only the sender's identity is proved. A forwarded reason keeps the name of the first
             # worker if that one has announced it itself.
             reason = f"worker {sender}: {own_reason(reason)}"
         self._doubted[sender] = StopClaim(

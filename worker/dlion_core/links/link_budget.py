@@ -12,7 +12,7 @@ UNBUDGETED_WINDOW_BYTES = 8 * 2**20
 
 MIN_BUDGET_BYTES = 256
 """Minimum budget: a link must carry something to be measured. More would take a narrow link longer
-than its share of a step, and all who wait for it."""
+than its share of a step, and delay all workers that wait for it."""
 
 BACKLOG_BUDGETS = 1.5
 """Maximum backlog of a link when a gradient is added, in budgets.

@@ -151,7 +151,7 @@ def _range_of(runs: Sequence[LoadedRun]) -> str:
 
 
 def _contrasts(runs: Sequence[LoadedRun]) -> list[str | None]:
-    """What tells each run from the first; None for a first run that needs no words."""
+    """What distinguishes each run from the first; None for a first run that needs no words."""
     policies = [run.job.spec.exchange.policy for run in runs]
     differing = [differences([runs[0].job, run.job]) for run in runs[1:]]
     if policies.count("none") == 1 and all(set(d) <= {"exchange.policy"} for d in differing):

@@ -72,7 +72,7 @@ def _groups(run: LoadedRun, most: int) -> list[WorkerGroup]:
     sites: dict[str, list[Rank]] = {}
     for rank in ranks:
         sites.setdefault(run.sites.get(rank, "not in the manifest"), []).append(rank)
-    if len(sites) == 1:  # one site tells nothing apart: its groups may
+    if len(sites) == 1:  # one site distinguishes nothing: its groups may
         sites = {}
         for rank in ranks:
             sites.setdefault(run.worker_name(rank).rpartition("-")[0], []).append(rank)

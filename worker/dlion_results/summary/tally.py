@@ -178,7 +178,7 @@ class WorkerTally:
     def sample_uses(self) -> int:
         """How often it may have used one sample. An incarnation counts a pass more than it has
         reported: that of steps which were not reported or abandoned at its end. One that has
-        reported none counts a pass, until a later one tells how many there were."""
+        reported none counts a pass, until a later one reports how many there were."""
         uses = 0
         for _, (passes, earlier) in sorted(self.passes.items()):
             uses = max(uses, earlier) + passes + 1

@@ -1,7 +1,7 @@
 """Signs the statement beside a site's model with the keeper's key.
 
 The keeper signs only what its caller may state: its own run, site and name, and the digests of the
-files that lie here. It adds the job's UID, its own clock and who is revoked.
+files that lie here. It adds the job's UID, its own clock and which workers are revoked.
 """
 
 from dataclasses import replace

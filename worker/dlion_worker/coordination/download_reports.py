@@ -1,4 +1,4 @@
-"""Tells the coordinator how much an init container has downloaded.
+"""Reports to the coordinator how much an init container has downloaded.
 
 A report that fails is dropped, as a later one replaces it: a download never waits for the operator.
 """

@@ -61,7 +61,7 @@ class RequestSigner(Protocol):
         ...
 
     def explain(self, answer: bytes, server_time: str) -> str:
-        """Return what the refusal's body and Date header tell, and what to do."""
+        """Return what the refusal's body and Date header show, and what to do."""
         ...
 
 

@@ -19,7 +19,7 @@ from dlion_worker.training.programs.program import TrainingProgram, user_code
 from dlion_worker.training.programs.shape_mismatch import input_mismatch
 
 _SAMPLES = 16
-"""Enough to tell probabilities from logits."""
+"""Enough to distinguish probabilities from logits."""
 _PIXEL_SCALES = (1 / 512, 1 / 50)
 """Between them are 1/255, 1/127.5 and what divides by a standard deviation, too."""
 _TO_PIXELS = 100.0

@@ -144,7 +144,7 @@ def _check_document(
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
     tried = ProgramOutcome(problems=tuple(problems), code=ExitCode.PROGRAM)
-    # `dlion run` tells problems first.
+    # `dlion run` reports problems first.
     warning = "" if problems else _missing_data(job, checks.data_root)
     if root is None and job.spec.trainer.program.file:
         tried = ProgramOutcome("its program not looked at: its folder is unknown")

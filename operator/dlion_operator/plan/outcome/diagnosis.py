@@ -148,7 +148,7 @@ def _training_workers(view: RunView, site: SiteName) -> int:
 
 
 def _revocation_messages(run: Run) -> list[str]:
-    """Who is not accepted here, and who is elsewhere only."""
+    """Messages that name workers not accepted here, and those not accepted elsewhere."""
     acting, others = [], []
     for each in run.revocations:
         why = f": {each.reason}" if each.reason else ""

@@ -137,9 +137,9 @@ class SynchronousJob:
                 ),
                 end_s,
             )
-        self.tell()
+        self.share_capacities()
 
-    def tell(self) -> None:
+    def share_capacities(self) -> None:
         for sender in self.controllers:
             for receiver in self.controllers:
                 if receiver is not sender:
@@ -178,7 +178,7 @@ def test_probes_give_the_shares_of_the_first_iteration(quotas: list[float]) -> N
             round(quota / CPU_S_PER_SAMPLE), 1.0, quota, 1.0 - quota, quota, largest_batch=20
         )
         controller.handle(speed, 1.0)
-    run.tell()
+    run.share_capacities()
     assert_shares(run.batches(), quotas)
     for controller in run.controllers:
         assert controller.directive is not None

@@ -64,11 +64,11 @@ def test_a_change_during_a_step_is_reported_at_once(tmp_path: Path) -> None:
     allowances: list[CpuAllowance] = []
     changed = threading.Event()
 
-    def tell(allowance: CpuAllowance) -> None:
+    def record(allowance: CpuAllowance) -> None:
         allowances.append(allowance)
         changed.set()
 
-    with watch.reporting_changes(tell):
+    with watch.reporting_changes(record):
         (group / "cpu.max").write_text("80000 100000\n")
         assert changed.wait(10)
     assert [one.quota_cores for one in allowances] == [0.8]

@@ -1,4 +1,4 @@
-"""Tests of what a trainer tells its sidecar of its peers and of itself.
+"""Tests of what a trainer reports to its sidecar of its peers and of itself.
 
 It reports its position, and which workers are linked although the membership calls them lost. It
 reports again when such a link comes up or goes down, and not for the links of others.

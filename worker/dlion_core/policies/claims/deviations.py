@@ -6,7 +6,7 @@ Nothing is sent and no contribution is changed: the result is a text for a warni
 and cause. The bounds are wide, since a warning about an honest worker is worth less than none.
 
 - **large**: its norm is far above the largest that any other worker ever had.
-- **opposed**: it points away from workers of like data, who agree with each other.
+- **opposed**: it points away from workers of like data, which agree with each other.
 - **one-sided**: far more of its entries than of any other worker's have the same sign.
 - **lasting**: it differs from workers of like data in one direction (`lasting_differences`).
 - **repeated**: it is what the same peer sent long ago, while those of others change.

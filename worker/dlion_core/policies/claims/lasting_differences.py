@@ -50,7 +50,7 @@ class LastingDifferences:
     def __init__(
         self, groups: Iterable[frozenset[Rank]], size: int, chance: np.random.Generator
     ) -> None:
-        """`chance`: must not be known to others, who could spare the entries or choose a team."""
+        """`chance`: must not be known to others: they could spare the entries or choose a team."""
         count = min(size, MAX_ENTRIES)
         self._taken_K = np.sort(chance.choice(size, count, replace=False))
         self.teams = [_Team(ranks, count) for group in groups for ranks in _teams(group, chance)]

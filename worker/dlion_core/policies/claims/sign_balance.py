@@ -22,8 +22,8 @@ MIN_SIGNS = 256
 def sign_balance(sent: SentEntries, first_block: int = 0) -> float | None:
     """Return (positive - negative) / (positive + negative) entries, from -1 to 1.
 
-    None if too few entries are not zero. `first_block` chooses the blocks: who does not know it
-    cannot attack the others alone.
+    None if too few entries are not zero. `first_block` chooses the blocks: an attacker that
+    does not know it cannot attack the others alone.
 
     >>> value_D = np.repeat(np.array([1, 1, 1, -1, 0], np.float32), 100)
     >>> sign_balance(SentEntries(value_D, None, value_D.size))

@@ -9,15 +9,15 @@ sent; with the time x of an answer on its way, in steps, the window ends
 
 so the time until the quorum shortens it. No policy has a clock: the steps of the server, which
 trains too, are its clock. Then the server makes the outer step with the mean of the changes, with
-the weights n_k (n_k / s_k), n_k samples in s_k steps, and answers those who wait.
+the weights n_k (n_k / s_k), n_k samples in s_k steps, and answers the workers that wait.
 
 A change that comes later is answered at once, with the present global weights, and counts in the
 next outer step. A worker that counts twice in one has both of its changes summed.
 
 Source: Douillard et al., "Decoupled DiLoCo for resilient distributed pre-training", 2026 (quorum,
 window from the slack of the overlap, weights by tokens times tokens per step; as recalled, with the
-values of all parameters ours). Ours: the server trains and its steps are the clock; only those who
-wait are answered; the weights travel whole, not in fragments; means, not radial-directional ones.
+values of all parameters ours). Ours: the server trains and its steps are the clock; only waiting
+workers get an answer; weights travel whole, not in fragments; means, not radial-directional ones.
 """
 
 from collections.abc import Mapping
@@ -144,7 +144,7 @@ class QuorumDiloco(ServedWorker):
         return delay + size * self.context.spec.network.bandwidth_fraction / max(1, budget)
 
     def _end_round(self) -> list[Instruction]:
-        """Make the outer step; answer those who wait."""
+        """Make the outer step; answer the workers that wait."""
         form = Form.CHANGE
         global_D = self.model_for(form)
         weighed = [

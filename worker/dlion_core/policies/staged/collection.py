@@ -58,7 +58,7 @@ class Collection:
 
     def next_requests(self) -> list[int]:
         """Return the first samples of the batches to request now, and count them as requested."""
-        last = self.total or 1  # the first answer tells the number of samples
+        last = self.total or 1  # the first answer has the number of samples
         new: list[int] = []
         while self._next < last and len(self._requested) < MAX_REQUESTED:
             if self._next not in self._ends and self._next not in self._requested:

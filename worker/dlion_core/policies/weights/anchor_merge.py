@@ -1,10 +1,10 @@
 """Merge the anchors of workers that trained apart.
 
-Used by `anchored_rounds`. The contributions to a round show who has another anchor. The workers of
-one anchor are a *group*. Each worker compares which samples the groups' anchors contain (version
-vectors). A group without `min_samples` that another one lacks does not count: its workers have just
-joined, or have missed the message of a lost one. The others' anchors are requested from one worker
-of each group, and all continue from
+Used by `anchored_rounds`. The contributions to a round show which worker has another anchor. The
+workers of one anchor are a *group*. Each worker compares which samples the groups' anchors contain
+(version vectors). A group without `min_samples` that another one lacks does not count: its workers
+have just joined, or have missed the message of a lost one. The others' anchors are requested from
+one worker of each group, and all continue from
 
     sum_g m_g anchor_g / sum_g m_g,
 

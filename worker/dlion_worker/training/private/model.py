@@ -31,7 +31,7 @@ _BATCHES_ADVICE = (
 )
 _HALF_BIT = 2.0**-54
 _NOISE_STREAM = 5
-"""Tells the noise of simulations from other random numbers of the same seed and rank."""
+"""Separates the noise of simulations from other random numbers of the same seed and rank."""
 
 
 class PrivateModel(FlatModel):
