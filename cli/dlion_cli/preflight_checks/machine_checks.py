@@ -132,7 +132,7 @@ def _write_rate(folder: Path) -> float:
     """Bytes per second that reach the disk of that folder; writes 8 MiB at most, for about two
     seconds. Raises: OSError."""
     block, began_s, written = os.urandom(_BLOCK_BYTES), time.monotonic(), 0
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".dlion-doctor-") as file:
+    with tempfile.TemporaryFile(dir=folder) as file:  # without a name: a late check leaves no file
         while True:
             file.write(block)
             file.flush()

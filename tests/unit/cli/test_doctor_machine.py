@@ -182,6 +182,17 @@ def test_folders_without_write_access_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_the_file_that_is_written_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends without a check that is late, and could not delete its file."""
+    listed: list[list[Path]] = []
+    monkeypatch.setattr(os, "fsync", lambda _: listed.append([*tmp_path.iterdir()]))
+    disk_check("disk", tmp_path)
+    assert listed
+    assert not any(listed)
+
+
 def test_a_full_disk_fails_and_a_small_one_is_a_warning(tmp_path: Path) -> None:
     for size, outcome in (("128k", FAIL), ("200m", WARN)):
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(tmp_path)]
