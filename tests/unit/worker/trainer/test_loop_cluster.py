@@ -144,6 +144,15 @@ def test_a_worker_within_a_round_ends_with_the_last_one_of_a_peer_that_has_stopp
     assert other.replica.weights_D.tobytes() != last.anchor_D.tobytes()
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "localsgd", "sparseloco"])
+def test_a_worker_that_took_over_a_state_has_no_round_to_end_with(policy: str) -> None:
+    """It has no anchor before its first step, and a peer may stop at that iteration."""
+    job = synchronous_job(2, 10_000_000, policy=policy, localSteps=5)
+    node = Node(job, Rank(0), Network(random.Random(0), DELAY_S), 1, NAP_S)
+    node.machine.take_over(10)
+    assert node.machine.round_at(10) is None
+
+
 def test_a_long_round_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "FINISH_ROUND_WITHIN_S", 0.1)
     job = synchronous_job(2, 10_000_000, policy="localsgd", localSteps=10_000)
