@@ -12,6 +12,7 @@ CLOSED_FOR_S = 10.0
 """How long closed handshakes count as temporary. A peer that is ending also closes them, and so
 does a proxy without a backend; after this time the peer does not trust us."""
 
+_CLOSED = ("ocket closed", "andshake read failed", "andshake write failed")
 _OF_TLS = ("erification check", "andshak", "SSL_ERROR", "CERTIFICATE")
 _REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT})
 
@@ -35,12 +36,12 @@ def refusal_of(error: grpc.aio.AioRpcError) -> PeerRefusal | None:
 def _tls_failure(details: str) -> PeerRefusal | None:
     """Whether verification of either side failed; gRPC reports it only as text.
 
-    A server that rejects a client's certificate only closes the connection.
+    A server that rejects a client's certificate only closes the connection. So does one that is
+    killed during a handshake.
     """
-    if any(part in details for part in _OF_TLS):
-        return PeerRefusal.UNPROVEN
-    is_closed = "failed to connect" in details and "ocket closed" in details
-    return PeerRefusal.NOT_BELIEVED if is_closed else None
+    if any(part in details for part in _CLOSED):
+        return PeerRefusal.NOT_BELIEVED if "failed to connect" in details else None
+    return PeerRefusal.UNPROVEN if any(part in details for part in _OF_TLS) else None
 
 
 class ClosedHandshakes:

@@ -17,6 +17,7 @@ from dlion_core.policies.gradient.gradient_exchange import GradientMachine
 from dlion_core.policies.gradient.gradient_selectors import GradientSelector
 from dlion_core.policies.interface import Layout, PolicyMachine, ReplicaView
 from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.policies.knowledge_transfer import FIRST_LOSS_STATE
 from dlion_core.policies.partitions.partition_merge import PartitionMerge
 from dlion_core.policies.partitions.version_vector import (
     MERGE_ITERATIONS,
@@ -61,7 +62,7 @@ def build(
         make = partial(policy.builder(), context, parameters)
     else:
         make = partial(build_guarded, origin, policy.builder, context, parameters)
-    return IterationGuard(make, policy.lasting, held=VERSION_VECTOR_STATE)
+    return IterationGuard(make, (*policy.lasting, FIRST_LOSS_STATE), held=VERSION_VECTOR_STATE)
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel, secret: int) -> IterationGuard:

@@ -372,6 +372,10 @@ class ReplicaView(Protocol):
 class MeasuredReplica(Protocol):
     """A replica that can measure weights on this worker's own held-out samples."""
 
+    @property
+    def untrained_loss(self) -> float | None:
+        """Mean loss of the weights that a peer's replaced before the first step; None: unknown."""
+
     def loss_of(self, weights_D: Flat | None) -> float | None:
         """Return the mean loss of these weights, of the current ones for None; None: unknown."""
 

@@ -63,6 +63,9 @@ MAX_MEASURED_RATIO = 2.0
 first one if that is larger. Honest weights of few steps were as bad as untrained ones on another
 worker's samples."""
 
+FIRST_LOSS_STATE = "loss_first"
+"""State key that stays valid when a worker takes over a peer's weights."""
+
 
 @dataclass(frozen=True)
 class _PendingRequest:
@@ -89,7 +92,7 @@ class DirectKnowledgeTransfer:
         self._rank, self._size = context.rank, context.layout.size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
         self._first_loss: float | None = None
-        """Loss of the weights from which training began."""
+        """Loss of the weights from which training began, also where a peer's replaced them."""
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
         self._asked: _PendingRequest | None = None
@@ -114,7 +117,8 @@ class DirectKnowledgeTransfer:
             self._suspended = self._settling > 0
         self._recent.append(loss)
         if self._first_loss is None:
-            self._first_loss = loss
+            untrained = None if self._measured is None else self._measured.untrained_loss
+            self._first_loss = loss if untrained is None else untrained
         if iteration % self._rule.every_steps:
             return self.decide(peers)
         # the previous period ends now
@@ -287,7 +291,7 @@ class DirectKnowledgeTransfer:
     def state(self) -> dict[str, Value]:
         state: dict[str, Value] = {"recent_losses": np.array(self._recent, np.float64)}
         if self._first_loss is not None:
-            state["loss_first"] = self._first_loss
+            state[FIRST_LOSS_STATE] = self._first_loss
         if self._rank in self._latest:
             period, loss = self._latest[self._rank]
             state |= {"loss_period": period, "loss_mean": loss}
@@ -296,8 +300,8 @@ class DirectKnowledgeTransfer:
     def restore(self, state: Mapping[str, Value]) -> None:
         self._recent.clear()
         self._recent.extend(np.asarray(state["recent_losses"], np.float64).tolist())
-        if "loss_first" in state:
-            self._first_loss = float(state["loss_first"])
+        if FIRST_LOSS_STATE in state:
+            self._first_loss = float(state[FIRST_LOSS_STATE])
         if "loss_period" in state:
             self._void = int(state["loss_period"])
             self._latest[self._rank] = (self._void, float(state["loss_mean"]))

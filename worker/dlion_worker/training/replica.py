@@ -48,6 +48,7 @@ class LocalReplica:
         self.learning_rate = 0.0
         self._is_settled = True
         """False between an update and the policies' reaction to it."""
+        self.untrained_loss: float | None = None
         self._measured_on: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._withheld_D: Flat | None = None
         """Part of the weights that peers still receive from this worker's policy."""
@@ -202,6 +203,8 @@ class LocalReplica:
     def restore_from(self, snapshot: StateSnapshot) -> None:
         """Adopt a peer's state. Raises: ContractError where it does not fit."""
         state = unpack(bytes(snapshot.payload), self._state(), weights_only=False)
+        if not self.iteration and self._job.spec.knowledge_transfer.policy != "none":
+            self.untrained_loss = self.loss_of(None)
         with self._lock:
             self.model.set_weights(state.weights_D)
             self._withheld_D = None

@@ -13,12 +13,14 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
+from dlion_core.policies import factory
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
     Flat,
     Instruction,
     Layout,
+    LocalStepDone,
     Message,
     MessageKind,
     RejectMessage,
@@ -379,9 +381,9 @@ def test_a_single_worker_sends_no_request() -> None:
 class Measured(Worker):
     """Like `Worker`, but measures weights: the test gives the loss for their first entry."""
 
-    def __init__(self, losses: dict[float, float]) -> None:
+    def __init__(self, losses: dict[float, float], *, untrained: float | None = None) -> None:
+        self.losses, self.untrained_loss = losses, untrained
         super().__init__()
-        self.losses = losses
 
     def loss_of(self, weights_D: Flat | None) -> float | None:
         return self.losses[float((self.weights_D if weights_D is None else weights_D)[0])]
@@ -391,9 +393,14 @@ OWN, THEIRS = 2.0, 7.0
 """The first entry of the weights: after two steps, and of the answer."""
 
 
-def merged(first: float, own: float, theirs: float) -> list[Instruction]:
-    """Return the effect of the weights of loss `theirs` on a worker of loss `first`."""
-    worker = Measured({OWN: own, THEIRS: theirs})
+def merged(
+    first: float, own: float, theirs: float, *, untrained: float | None = None
+) -> list[Instruction]:
+    """Return the effect of the weights of loss `theirs` on a worker of loss `first`.
+
+    `untrained`: loss of its weights before it took over a peer's.
+    """
+    worker = Measured({OWN: own, THEIRS: theirs}, untrained=untrained)
     worker.steps(first, own)
     worker.loss(C, 2, 9.0)
     assert requested_ranks(worker.loss(B, 2, min(0.0, 2 * own))) == [B]
@@ -424,6 +431,24 @@ def test_weights_that_are_somewhat_worse_here_are_merged(
 ) -> None:
     (merge,) = merged(first, own, theirs)
     assert isinstance(merge, AverageWeights)
+
+
+@pytest.mark.parametrize("theirs", [1.32, 3.3])
+def test_a_worker_that_took_over_weights_compares_with_its_untrained_ones(theirs: float) -> None:
+    """Its first loss is of trained weights: twice that would refuse weights of honest workers."""
+    (instruction,) = merged(0.457, 0.4, theirs, untrained=1.6)
+    assert isinstance(instruction, AverageWeights if theirs < 3.2 else RejectMessage)
+
+
+@pytest.mark.parametrize("policy", ["dlion", "full"])
+def test_a_worker_that_joins_again_keeps_the_loss_of_its_untrained_weights(policy: str) -> None:
+    job = spec(exchange={"policy": policy}, knowledge_transfer={"policy": "best2all"})
+    machine = factory.build(job, A, Layout(("w",), (SIZE,)), (A, B))
+    machine.handle(LocalStepDone(1, np.ones(SIZE, np.float32), 8, 2.3))
+    machine = machine.restarted()
+    machine.take_over(9)
+    machine.handle(LocalStepDone(10, np.ones(SIZE, np.float32), 8, 0.1))
+    assert machine.state()["loss_first"] == 2.3
 
 
 @pytest.mark.parametrize("loss", [-1e300, -2001.0])

@@ -120,6 +120,19 @@ def test_a_worker_that_adopts_a_state_continues_like_its_donor(replica: LocalRep
     np.testing.assert_array_equal(receiver.model.weights_D, replica.model.weights_D)
 
 
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_untrained_weights_are_measured_before_a_peers_replace_them(
+    replica: LocalReplica, iteration: int
+) -> None:
+    receiver, chance = fresh(seed=2), np.random.default_rng(3)
+    receiver.iteration = iteration
+    receiver.measure_on(chance.random((20, 8, 8, 1), np.float32), np.arange(20) % 10)
+    before = receiver.loss_of(None)
+    receiver.restore_from(replica.snapshot_for(StateRequest()))
+    assert receiver.loss_of(None) != before
+    assert receiver.untrained_loss == (None if iteration else before)
+
+
 def test_values_withheld_from_peers_are_not_given_with_a_state(replica: LocalReplica) -> None:
     withheld_D = other_weights(replica)
     replica.withhold(withheld_D)

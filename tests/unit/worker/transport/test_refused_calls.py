@@ -41,6 +41,13 @@ def error(code: grpc.StatusCode, details: str, reason: str = "") -> grpc.aio.Aio
             PeerRefusal.UNPROVEN,
         ),
         (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Socket closed"), NOT_BELIEVED),
+        (  # of a peer that is killed during the handshake
+            error(
+                grpc.StatusCode.UNAVAILABLE,
+                CLOSED + "Handshake read failed (recvmsg:Connection reset by peer (104))",
+            ),
+            NOT_BELIEVED,
+        ),
         (error(grpc.StatusCode.UNAVAILABLE, CLOSED + "Connection refused"), None),
         (error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), None),  # of an open stream
         (error(grpc.StatusCode.ABORTED, "replaced by a newer stream"), None),
