@@ -14,9 +14,6 @@ from bars import (
     Verdict,
     bytes_per_worker,
     environments,
-    median,
-    points,
-    row_of,
     speed_up,
 )
 from published import ADAPTIVE, BASELINES, FORMS, WEIGHTED, Comparison
@@ -25,12 +22,15 @@ from dlion_results.comparison import Goal
 from dlion_results.report.comparison_picture import write_comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from records import Piece
 
-OURS = (ADAPTIVE, *FORMS)
+OURS = (ADAPTIVE, FORMS[0])
+PUBLISHED = [f"{name}{ending}" for name in BASELINES for ending in ("", WEIGHTED)]
 NOT_KNOWN = "-"
+SAME = "="
+"""As with even batches."""
 TO = "\N{EN DASH}"
 NAME = "paper"
 _MORE = {"adacomp": ("MB into the server",), "selective": ("MB of a worker in an iteration",)}
@@ -63,16 +63,12 @@ def write_page(
             for piece in pieces
             if piece.comparison.name == name
         }
-        if len(own) > 1:
-            parts += [*_together(own, pieces), "", *drawn.values()]
-            continue
-        ((name, (comparison, document)),) = own.items()
-        parts.append(f"`{_file(comparison)}`, {_facts(comparison, document, pieces)}")
-        if missing := _missing(comparison, document):
-            parts += ["", f"**Not run yet: {', '.join(missing)}.**"]
-        for (_, place), picture in drawn.items():
-            parts += ["", f"### {name} in {place}"] if len(drawn) > 1 else []
-            parts += ["", *_tables(comparison, document, place), "", picture]
+        files = {_file(comparison) for comparison, _ in own.values()}
+        parts += ["The job is " + ", ".join(f"`{file}`" for file in files) + ".", ""]
+        parts += [f"- {name}: {_facts(*pair, pieces)}." for name, pair in own.items()]
+        missing = [place for pair in own.values() for place in _missing(*pair)]
+        parts += ["", f"**Not run yet: {', '.join(missing)}.**"] if missing else []
+        parts += [*_tables(part, own), "", *drawn.values()]
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
@@ -84,20 +80,7 @@ def _drawn(folder: Path, name_of_all: str, piece: Piece, document: Document) -> 
     picture = f"images/{name_of_all}-{name}-{place}.svg"
     goal = Goal(document["targetAccuracy"], document["seconds"])
     write_comparison(piece.rows, goal, folder / picture, title=f"{name}, {place}")
-    return f"![accuracy over time]({picture})"
-
-
-def _together(own: Results, pieces: Sequence[Piece]) -> list[str]:
-    """Return the comparisons of one part, which have the same columns, in one table."""
-    facts, table = list[str](), list[str]()
-    for name, (comparison, document) in own.items():
-        facts.append(f"- {name}: {_facts(comparison, document, pieces)}")
-        for place in environments(document):
-            rows = [row for row in document["rows"] if row["environment"] == place]
-            lines = _table(comparison, document, rows, title="column", place=f"{place}: ")
-            table += lines[2:] if table else lines
-    (file,) = {_file(comparison) for comparison, _ in own.values()}
-    return [f"The job is `{file}`.", "", *facts, "", *table]
+    return f"![{place}]({picture})"
 
 
 def _missing(comparison: Comparison, document: Document) -> list[str]:
@@ -121,9 +104,9 @@ def _facts(comparison: Comparison, document: Document, pieces: Sequence[Piece]) 
     else:
         run_at = next(iter(commits.values()))
     return (
-        f"{comparison.workers} workers, batch {comparison.batch} at the start, "
-        f"{document['seconds']:g} virtual seconds, {own[0].seeds} seeds"
-        f"{f', rates of {tuned_in}' * bool(tuned_in)}. Run at {run_at}."
+        f"{comparison.workers} workers, first batch {comparison.batch}, "
+        f"{document['seconds']:g} virtual s, {own[0].seeds} seeds"
+        f"{f', rates of {tuned_in}' * bool(tuned_in)}, at {run_at}"
     )
 
 
@@ -136,7 +119,11 @@ def _bars(judged: Sequence[Verdict]) -> list[str]:
     lines = ["| part | what | bar | measured | |", "|---|---|---|---|---|"]
     last = ""
     for (part, what, bar), found in rows.items():
-        values = ", ".join(f"{place} {_value(one)}".strip() for place, one in found)
+        numbers = [one.value for _, one in found if one.value is not None]
+        if len(found) > 3 and all(one.met for _, one in found):
+            values = f"{min(numbers):.2f} to {max(numbers):.2f}"
+        else:
+            values = ", ".join(f"{place} {_value(one)}".strip() for place, one in found)
         missed = sum(one.met is False for _, one in found)
         words = {one.why or {None: "", True: "met", False: "**missed**"}[one.met]
                  for _, one in found}  # fmt: skip
@@ -153,73 +140,62 @@ def _value(one: Verdict) -> str:
     return f"**{text}**" if one.met is False else text
 
 
-def _tables(comparison: Comparison, document: Document, environment: str) -> list[str]:
-    rows = [row for row in document["rows"] if row["environment"] == environment]
-    lines = _table(comparison, document, rows, title=environment)
-    if not comparison.columns.keys().isdisjoint(FORMS[1:]):
-        ours = (_over_best(document, environment, name) for name in OURS)
-        lines += ["", "Speed and points over the best published system: " + "; ".join(ours) + "."]
+def _tables(part: str, own: Results) -> list[str]:
+    """Return a table for each figure, with a column for each environment; of one a single table.
+
+    A row with weighted batches is left out where it equals that with even ones everywhere.
+    """
+    documents = [document for _, document in own.values()]
+    whole = {**documents[0], "rows": [row for each in documents for row in each["rows"]]}
+    cells = {
+        (row["environment"], row["variant"]): _cells(comparison, row)
+        for comparison, document in own.values()
+        for row in document["rows"]
+    }
+    places = environments(whole)
+    names = dict.fromkeys(name for _, name in cells)
+    heads = [f"s to {whole['targetAccuracy']:.0%}, MB", "accuracy, %", *_MORE.get(part, ())]
+    if len(places) == 1:
+        rows = {name: cells[places[0], name] for name in names}
+        return _table([places[0], *heads], rows)
+    lines = list[str]()
+    for at, head in enumerate(heads):
+        rows = {name: [_beside(cells, place, name, at) for place in places] for name in names}
+        if at == 0 and FORMS[1] in names:
+            for name in OURS:
+                ratios = (speed_up(whole, place, name, PUBLISHED) for place in places)
+                rows[f"{name}: times the best published"] = [_ratio(each) for each in ratios]
+        rows = {name: row for name, row in rows.items() if set(row) != {SAME}}
+        lines += _table([head, *places], rows)
     return lines
 
 
-def _over_best(document: Document, environment: str, name: str) -> str:
-    """Return the ratio of a policy to the best published system, in time and in accuracy."""
-    others = [f"{other}{ending}" for other in BASELINES for ending in ("", WEIGHTED)]
-    accuracies = {
-        other: value
-        for other in others
-        if (value := median(row_of(document, environment, other), "accuracy")) is not None
-    }
-    text = f"{name} {_ratio(speed_up(document, environment, name, others))} times"
-    if accuracies:
-        best = max(accuracies, key=accuracies.__getitem__)
-        text += f", {_above(document, environment, name, best)}"
-    return text
+def _table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    lines = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return [*lines, *(f"| {' | '.join([name, *row])} |" for name, row in rows.items())]
 
 
-def _table(
-    comparison: Comparison,
-    document: Document,
-    rows: Sequence[Document],
-    *,
-    title: str,
-    place: str = "",
-) -> list[str]:
-    """Return a table in which equal columns for even and weighted batches share a row.
-
-    Columns that never reach the target are in a sentence, unless rows begin with their place.
-    """
-    target = f"s to {document['targetAccuracy']:.0%}"
-    heads = [f"{title} (rate)", target, "MB to it", "accuracy, %", *_MORE.get(comparison.part, ())]
-    lines, never = list[str](), list[str]()
-    cells = {row["variant"]: [f"({row['learningRate']:g})", *_cells(row)] for row in rows}
-    for row in rows:
-        name, own = row["variant"], cells[row["variant"]]
-        if name.endswith(WEIGHTED) and own == cells.get(name.removesuffix(WEIGHTED)):
-            continue
-        rate, *figures = own
-        label = f"{place}{name}{', both' * (own == cells.get(f'{name}{WEIGHTED}'))} {rate}"
-        if comparison.part == "adacomp":
-            figures.append(_received(row))
-        if comparison.part == "selective":
-            value = bytes_per_worker(row, comparison)
-            figures.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-        if row["time_to_target_s"]["least"] is None and not place:
-            never.append(f"{label} {figures[-1].partition(' ')[0]}")
-        else:
-            lines.append(f"| {' | '.join([label, *figures])} |")
-    table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines]
-    words = "No seed of these reaches the target (median accuracy)"
-    return [*table, "", f"{words}: {', '.join(never)}."] if never else table
+def _beside(cells: Mapping[tuple[str, str], list[str]], place: str, name: str, at: int) -> str:
+    """Return one cell of that row, or that it equals the one with even batches."""
+    own = cells.get((place, name))
+    if name.endswith(WEIGHTED) and own == cells.get((place, name.removesuffix(WEIGHTED))):
+        return SAME
+    return own[at] if own else NOT_KNOWN
 
 
-def _cells(row: Document) -> list[str]:
+def _cells(comparison: Comparison, row: Document) -> list[str]:
     sent = row["bytes_to_target"]["median"]
-    return [
-        _spread(row["time_to_target_s"], 1, "{:.0f}"),
-        NOT_KNOWN if sent is None else _megabytes(sent),
+    time = _spread(row["time_to_target_s"], 1, "{:.0f}")
+    figures = [
+        f"{time}, {_megabytes(sent)}" if sent else time,
         _spread(row["accuracy"], 100, "{:.1f}"),
     ]
+    if comparison.part == "adacomp":
+        figures.append(_received(row))
+    if comparison.part == "selective":
+        value = bytes_per_worker(row, comparison)
+        figures.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
+    return figures
 
 
 def _megabytes(count: float) -> str:
@@ -249,8 +225,3 @@ def _ratio(ratio: tuple[float, bool] | None) -> str:
         return NOT_KNOWN
     value, is_bound = ratio
     return f"over {value:.2f}" if is_bound else f"{value:.2f}"
-
-
-def _above(document: Document, environment: str, name: str, other: str) -> str:
-    above = points(document, environment, name, other)
-    return NOT_KNOWN if above is None else f"{above:+.1f}"

@@ -230,11 +230,11 @@ def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path
     judged = verdicts(results)
     head = (
         f"Made by `python benchmarks/paper/run.py --data DIR{' --reduced' * arguments.reduced}"
-        " --page docs`: medians over seeds, and ranges in brackets. Three seeds that are not"
-        " reported chose each learning rate in its environment (one, where the commit is older"
-        " than 568593f)"
-        " from those in [published.py](../benchmarks/paper/published.py). *Both*: the same with"
-        " even and with weighted batches. All other figures are in `benchmarks/paper/figures`."
+        " --page docs`: medians over seeds, and ranges in brackets. Each column has its own"
+        " learning rate in each environment, chosen by three seeds that are not reported (one,"
+        " where the commit is older than 568593f). Tables have the seconds to the target,"
+        " MB sent until then, and the final accuracy. `-`: not reached. `=`: as with even"
+        " batches. Rates and other figures are in `benchmarks/paper/figures`."
     )
     if arguments.reduced:
         head += (
