@@ -4,7 +4,7 @@ The certificate is replaced repeatedly at half of its life. Links are notified e
 newest certificate is stored on disk. The worker stays joined on new connections, and its reports
 arrive once. While the coordinator is away or refuses, the worker reports that, uses its present
 certificate, and renews it later. A trainer that restarts meanwhile uses the stored certificate
-until its end.
+until its end, and the stored key of checkpoints.
 
 Left out: links (test_renewed_links.py), whole runs (test_renewals.py).
 """
@@ -36,7 +36,7 @@ from dlion_worker.trainer.background.certificate_renewal import (
 from dlion_worker.trainer.signal_handler import Interrupted
 from linked_workers import until
 from local_run import job_document
-from pod_run import PodRun, pod_run
+from pod_run import UID, PodRun, pod_run
 
 LIFE = timedelta(seconds=6)
 
@@ -206,7 +206,10 @@ def test_stored_credentials_are_used_to_their_end_without_a_coordinator(
     monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 1.0)
     kept = store_certificate(renewed, timedelta(hours=hours))
     renewed.run.coordinator.close()
-    assert credentials_after_restart(renewed).key_and_chain() == kept.key_and_chain()
+    found = credentials_after_restart(renewed)
+    assert found.key_and_chain() == kept.key_and_chain()
+    authority, job = renewed.run.authorities[renewed.run.site], renewed.run.job
+    assert found.checkpoint_key == authority.checkpoint_key(UID, job.key, Rank(0))
 
 
 def test_a_worker_with_expired_stored_credentials_waits_for_new_ones(renewed: Renewed) -> None:

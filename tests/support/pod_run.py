@@ -33,6 +33,8 @@ from dlion_results.run_folder.events import read_events
 from process_starter import POD, ForkedProgram, start
 
 LONG_S = 240.0
+UID = "u-1"
+"""The UID of the DLionJob."""
 
 
 class PodRun:
@@ -80,6 +82,7 @@ class PodRun:
             authorities=self.authorities,
             tokens=self.tokens,
             on_record=self.progress_records.append,
+            job_uid=UID,
         )
         self.coordinator = CoordinatorThread(self._loop_server, self.job.key)
         self.coordinator_port = self.coordinator.start()
@@ -130,7 +133,7 @@ class PodRun:
         for path in (names.CONFIG_DIR, names.TOKEN_DIR, names.SHARED_DIR, names.STATE_DIR):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         document = self.job.to_document()
-        document["metadata"]["uid"] = "u-1"
+        document["metadata"]["uid"] = UID
         config = PodConfig(
             document,
             str(self.site),

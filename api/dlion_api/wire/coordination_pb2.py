@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!dlion_api/wire/coordination.proto\x12\x0e\x64lion.v1alpha1\"B\n\x06Worker\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"\xac\x01\n\x0bSignRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12&\n\x06worker\x18\x03 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x05 \x01(\x0c\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\'\n\x05proof\x18\x07 \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\"=\n\x08PodProof\x12\x0f\n\x07key_der\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xb0\x01\n\x0cSignResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\x0c\x12J\n\x10site_bundles_pem\x18\x02 \x03(\x0b\x32\x30.dlion.v1alpha1.SignResponse.SiteBundlesPemEntry\x1a\x35\n\x13SiteBundlesPemEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xee\x01\n\x0bJoinRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x11\n\tspec_hash\x18\x07 \x01(\t\x12\x15\n\rknown_version\x18\x08 \x01(\x04\x12\'\n\x05proof\x18\t \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\"\x9e\x01\n\nMemberView\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x0f\n\x07revoked\x18\x06 \x01(\x08\"\x97\x02\n\x10MembershipUpdate\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x16\n\x0e\x65xpected_count\x18\x02 \x01(\r\x12+\n\x07members\x18\x03 \x03(\x0b\x32\x1a.dlion.v1alpha1.MemberView\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\x12\x13\n\x0bstop_reason\x18\x05 \x01(\t\x12N\n\x10site_bundles_pem\x18\x06 \x03(\x0b\x32\x34.dlion.v1alpha1.MembershipUpdate.SiteBundlesPemEntry\x1a\x35\n\x13SiteBundlesPemEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa3\x01\n\x0eProgressReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05token\x18\x04 \x01(\t\x12\x14\n\x0crecords_json\x18\x05 \x03(\t\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\"\"\n\x0bReportReply\x12\x13\n\x0bstop_reason\x18\x01 \x01(\t\"\x90\x01\n\x0e\x44ownloadReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\r\n\x05token\x18\x03 \x01(\t\x12\x11\n\tcontainer\x18\x04 \x01(\t\x12\x12\n\ndone_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\"\x0f\n\rDownloadReply\"\x90\x02\n\rFollowRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x16\n\x0etaken_sequence\x18\x05 \x01(\x04\x12=\n\x08refusals\x18\x06 \x03(\x0b\x32+.dlion.v1alpha1.FollowRequest.RefusalsEntry\x12\x15\n\rrefused_words\x18\x07 \x01(\t\x12\'\n\x05proof\x18\x08 \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x96\x02\n\x0f\x46ollowedRecords\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x14\n\x0crecords_json\x18\x03 \x03(\t\x12\x14\n\x0c\x65nded_reason\x18\x04 \x01(\t\x12\x11\n\tsucceeded\x18\x05 \x01(\x08\x12\x0f\n\x07revoked\x18\x06 \x03(\t\x12R\n\x12revocation_reasons\x18\x07 \x03(\x0b\x32\x36.dlion.v1alpha1.FollowedRecords.RevocationReasonsEntry\x1a\x38\n\x16RevocationReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xfe\x02\n\x0c\x43oordination\x12\x41\n\x04Sign\x12\x1b.dlion.v1alpha1.SignRequest\x1a\x1c.dlion.v1alpha1.SignResponse\x12G\n\x04Join\x12\x1b.dlion.v1alpha1.JoinRequest\x1a .dlion.v1alpha1.MembershipUpdate0\x01\x12\x45\n\x06Report\x12\x1e.dlion.v1alpha1.ProgressReport\x1a\x1b.dlion.v1alpha1.ReportReply\x12O\n\x0eReportDownload\x12\x1e.dlion.v1alpha1.DownloadReport\x1a\x1d.dlion.v1alpha1.DownloadReply\x12J\n\x06\x46ollow\x12\x1d.dlion.v1alpha1.FollowRequest\x1a\x1f.dlion.v1alpha1.FollowedRecords0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!dlion_api/wire/coordination.proto\x12\x0e\x64lion.v1alpha1\"B\n\x06Worker\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"\xac\x01\n\x0bSignRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12&\n\x06worker\x18\x03 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x05 \x01(\x0c\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\'\n\x05proof\x18\x07 \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\"=\n\x08PodProof\x12\x0f\n\x07key_der\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\xc8\x01\n\x0cSignResponse\x12\x1d\n\x15\x63\x65rtificate_chain_pem\x18\x01 \x01(\x0c\x12J\n\x10site_bundles_pem\x18\x02 \x03(\x0b\x32\x30.dlion.v1alpha1.SignResponse.SiteBundlesPemEntry\x12\x16\n\x0e\x63heckpoint_key\x18\x03 \x01(\x0c\x1a\x35\n\x13SiteBundlesPemEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xee\x01\n\x0bJoinRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x11\n\tspec_hash\x18\x07 \x01(\t\x12\x15\n\rknown_version\x18\x08 \x01(\x04\x12\'\n\x05proof\x18\t \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\"\x9e\x01\n\nMemberView\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x0f\n\x07revoked\x18\x06 \x01(\x08\"\x97\x02\n\x10MembershipUpdate\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x16\n\x0e\x65xpected_count\x18\x02 \x01(\r\x12+\n\x07members\x18\x03 \x03(\x0b\x32\x1a.dlion.v1alpha1.MemberView\x12\x11\n\telapsed_s\x18\x04 \x01(\x01\x12\x13\n\x0bstop_reason\x18\x05 \x01(\t\x12N\n\x10site_bundles_pem\x18\x06 \x03(\x0b\x32\x34.dlion.v1alpha1.MembershipUpdate.SiteBundlesPemEntry\x1a\x35\n\x13SiteBundlesPemEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa3\x01\n\x0eProgressReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05token\x18\x04 \x01(\t\x12\x14\n\x0crecords_json\x18\x05 \x03(\t\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\"\"\n\x0bReportReply\x12\x13\n\x0bstop_reason\x18\x01 \x01(\t\"\x90\x01\n\x0e\x44ownloadReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.dlion.v1alpha1.Worker\x12\r\n\x05token\x18\x03 \x01(\t\x12\x11\n\tcontainer\x18\x04 \x01(\t\x12\x12\n\ndone_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\"\x0f\n\rDownloadReply\"\x90\x02\n\rFollowRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x16\n\x0etaken_sequence\x18\x05 \x01(\x04\x12=\n\x08refusals\x18\x06 \x03(\x0b\x32+.dlion.v1alpha1.FollowRequest.RefusalsEntry\x12\x15\n\rrefused_words\x18\x07 \x01(\t\x12\'\n\x05proof\x18\x08 \x01(\x0b\x32\x18.dlion.v1alpha1.PodProof\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x96\x02\n\x0f\x46ollowedRecords\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x14\n\x0crecords_json\x18\x03 \x03(\t\x12\x14\n\x0c\x65nded_reason\x18\x04 \x01(\t\x12\x11\n\tsucceeded\x18\x05 \x01(\x08\x12\x0f\n\x07revoked\x18\x06 \x03(\t\x12R\n\x12revocation_reasons\x18\x07 \x03(\x0b\x32\x36.dlion.v1alpha1.FollowedRecords.RevocationReasonsEntry\x1a\x38\n\x16RevocationReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xfe\x02\n\x0c\x43oordination\x12\x41\n\x04Sign\x12\x1b.dlion.v1alpha1.SignRequest\x1a\x1c.dlion.v1alpha1.SignResponse\x12G\n\x04Join\x12\x1b.dlion.v1alpha1.JoinRequest\x1a .dlion.v1alpha1.MembershipUpdate0\x01\x12\x45\n\x06Report\x12\x1e.dlion.v1alpha1.ProgressReport\x1a\x1b.dlion.v1alpha1.ReportReply\x12O\n\x0eReportDownload\x12\x1e.dlion.v1alpha1.DownloadReport\x1a\x1d.dlion.v1alpha1.DownloadReply\x12J\n\x06\x46ollow\x12\x1d.dlion.v1alpha1.FollowRequest\x1a\x1f.dlion.v1alpha1.FollowedRecords0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,33 +46,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODPROOF']._serialized_start=296
   _globals['_PODPROOF']._serialized_end=357
   _globals['_SIGNRESPONSE']._serialized_start=360
-  _globals['_SIGNRESPONSE']._serialized_end=536
-  _globals['_SIGNRESPONSE_SITEBUNDLESPEMENTRY']._serialized_start=483
-  _globals['_SIGNRESPONSE_SITEBUNDLESPEMENTRY']._serialized_end=536
-  _globals['_JOINREQUEST']._serialized_start=539
-  _globals['_JOINREQUEST']._serialized_end=777
-  _globals['_MEMBERVIEW']._serialized_start=780
-  _globals['_MEMBERVIEW']._serialized_end=938
-  _globals['_MEMBERSHIPUPDATE']._serialized_start=941
-  _globals['_MEMBERSHIPUPDATE']._serialized_end=1220
-  _globals['_MEMBERSHIPUPDATE_SITEBUNDLESPEMENTRY']._serialized_start=483
-  _globals['_MEMBERSHIPUPDATE_SITEBUNDLESPEMENTRY']._serialized_end=536
-  _globals['_PROGRESSREPORT']._serialized_start=1223
-  _globals['_PROGRESSREPORT']._serialized_end=1386
-  _globals['_REPORTREPLY']._serialized_start=1388
-  _globals['_REPORTREPLY']._serialized_end=1422
-  _globals['_DOWNLOADREPORT']._serialized_start=1425
-  _globals['_DOWNLOADREPORT']._serialized_end=1569
-  _globals['_DOWNLOADREPLY']._serialized_start=1571
-  _globals['_DOWNLOADREPLY']._serialized_end=1586
-  _globals['_FOLLOWREQUEST']._serialized_start=1589
-  _globals['_FOLLOWREQUEST']._serialized_end=1861
-  _globals['_FOLLOWREQUEST_REFUSALSENTRY']._serialized_start=1814
-  _globals['_FOLLOWREQUEST_REFUSALSENTRY']._serialized_end=1861
-  _globals['_FOLLOWEDRECORDS']._serialized_start=1864
-  _globals['_FOLLOWEDRECORDS']._serialized_end=2142
-  _globals['_FOLLOWEDRECORDS_REVOCATIONREASONSENTRY']._serialized_start=2086
-  _globals['_FOLLOWEDRECORDS_REVOCATIONREASONSENTRY']._serialized_end=2142
-  _globals['_COORDINATION']._serialized_start=2145
-  _globals['_COORDINATION']._serialized_end=2527
+  _globals['_SIGNRESPONSE']._serialized_end=560
+  _globals['_SIGNRESPONSE_SITEBUNDLESPEMENTRY']._serialized_start=507
+  _globals['_SIGNRESPONSE_SITEBUNDLESPEMENTRY']._serialized_end=560
+  _globals['_JOINREQUEST']._serialized_start=563
+  _globals['_JOINREQUEST']._serialized_end=801
+  _globals['_MEMBERVIEW']._serialized_start=804
+  _globals['_MEMBERVIEW']._serialized_end=962
+  _globals['_MEMBERSHIPUPDATE']._serialized_start=965
+  _globals['_MEMBERSHIPUPDATE']._serialized_end=1244
+  _globals['_MEMBERSHIPUPDATE_SITEBUNDLESPEMENTRY']._serialized_start=507
+  _globals['_MEMBERSHIPUPDATE_SITEBUNDLESPEMENTRY']._serialized_end=560
+  _globals['_PROGRESSREPORT']._serialized_start=1247
+  _globals['_PROGRESSREPORT']._serialized_end=1410
+  _globals['_REPORTREPLY']._serialized_start=1412
+  _globals['_REPORTREPLY']._serialized_end=1446
+  _globals['_DOWNLOADREPORT']._serialized_start=1449
+  _globals['_DOWNLOADREPORT']._serialized_end=1593
+  _globals['_DOWNLOADREPLY']._serialized_start=1595
+  _globals['_DOWNLOADREPLY']._serialized_end=1610
+  _globals['_FOLLOWREQUEST']._serialized_start=1613
+  _globals['_FOLLOWREQUEST']._serialized_end=1885
+  _globals['_FOLLOWREQUEST_REFUSALSENTRY']._serialized_start=1838
+  _globals['_FOLLOWREQUEST_REFUSALSENTRY']._serialized_end=1885
+  _globals['_FOLLOWEDRECORDS']._serialized_start=1888
+  _globals['_FOLLOWEDRECORDS']._serialized_end=2166
+  _globals['_FOLLOWEDRECORDS_REVOCATIONREASONSENTRY']._serialized_start=2110
+  _globals['_FOLLOWEDRECORDS_REVOCATIONREASONSENTRY']._serialized_end=2166
+  _globals['_COORDINATION']._serialized_start=2169
+  _globals['_COORDINATION']._serialized_end=2551
 # @@protoc_insertion_point(module_scope)

@@ -150,7 +150,10 @@ class SignResponse(_message.Message):
 
     CERTIFICATE_CHAIN_PEM_FIELD_NUMBER: _builtins.int
     SITE_BUNDLES_PEM_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_KEY_FIELD_NUMBER: _builtins.int
     certificate_chain_pem: _builtins.bytes
+    checkpoint_key: _builtins.bytes
+    """for a trainer: authenticates its checkpoints; empty: without a MAC"""
     @_builtins.property
     def site_bundles_pem(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """the CA of every site of the run"""
@@ -160,10 +163,11 @@ class SignResponse(_message.Message):
         *,
         certificate_chain_pem: _builtins.bytes = ...,
         site_bundles_pem: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        checkpoint_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain_pem", b"certificate_chain_pem", "site_bundles_pem", b"site_bundles_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_chain_pem", b"certificate_chain_pem", "checkpoint_key", b"checkpoint_key", "site_bundles_pem", b"site_bundles_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

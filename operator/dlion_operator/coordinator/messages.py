@@ -69,8 +69,8 @@ _TEXTS = (
     "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
 )  # fmt: skip
 """Fields of requests, besides the token and a worker's."""
-KEEPER_ROLE = "keeper"
-ROLES = ("trainer", "sidecar", KEEPER_ROLE)
+TRAINER_ROLE, KEEPER_ROLE = "trainer", "keeper"
+ROLES = (TRAINER_ROLE, "sidecar", KEEPER_ROLE)
 
 INITIALIZERS = (DATASET_INITIALIZER, MODEL_INITIALIZER)
 

@@ -28,6 +28,7 @@ from dlion_operator.coordinator.events import (
 )
 from dlion_operator.coordinator.feed import RecordBatch, RecordFeed, RunEnd
 from dlion_operator.coordinator.messages import (
+    TRAINER_ROLE,
     Request,
     access_event,
     caller_of,
@@ -70,15 +71,18 @@ class ServedRun:
         on_record: Callable[[ProgressRecord], None],
         start_time_monotonic_s: float,
         on_keeper_refused: Callable[[JobKey, str, str], None],
+        checkpoint_key: Callable[[Rank], bytes] = lambda _: b"",
         has_own_trust: bool = False,
     ) -> None:
         """`bundles` are those of sites whose workers are signed for elsewhere.
 
         `has_own_trust`: Authorities and bundles are this run's own; changes for all runs skip it.
+        `checkpoint_key` returns what authenticates a worker's checkpoints; empty: nothing does.
         `on_keeper_refused` receives each reason for new refusals by this site's keeper, with the
         last message.
         """
         self._on_keeper_refused = on_keeper_refused
+        self._checkpoint_key = checkpoint_key
         self.keeper_refusals: Mapping[str, int] = {}
         """Refusals by this site's keeper since it started, by reason."""
         self.has_own_trust = has_own_trust
@@ -156,9 +160,12 @@ class ServedRun:
             chain = authority.sign(request.csr_pem, event.worker, self.state.job)
         except CannotSignError as error:
             raise CallRefusedError(RefusalReason.NO_AUTHORITY, str(error)) from error
-        return coordination_pb2.SignResponse(
+        response = coordination_pb2.SignResponse(
             certificate_chain_pem=chain, site_bundles_pem=self._all_bundles()
         )
+        if request.role == TRAINER_ROLE and isinstance(event.worker, WorkerIdentity):
+            response.checkpoint_key = self._checkpoint_key(event.worker.rank)
+        return response
 
     async def join(
         self, request: coordination_pb2.JoinRequest

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import grpc
 
 from dlion_api.errors import UnavailableError
-from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import MAX_REPORT_BYTES
@@ -87,6 +87,7 @@ class CoordinatorServer:
         workers: Sequence[WorkerIdentity] | None = None,
         spec_hash: str | None = None,
         start_time_monotonic_s: float | None = None,
+        job_uid: str = "",
         feed_limit_bytes: int = MAX_FEED_BYTES,
     ) -> None:
         """Serve a run. Its workers may have joined an earlier coordinator before.
@@ -99,6 +100,8 @@ class CoordinatorServer:
             workers: The expected workers, if fewer than the manifest's.
             spec_hash: The manifest's hash, if another release began the run.
             start_time_monotonic_s: When the run began; None: now.
+            job_uid: UID of the DLionJob, which workers' checkpoints are bound to; empty: they
+                have no MAC.
             feed_limit_bytes: Memory for records that followers have not read.
 
         Raises: ValueError if the run is already open.
@@ -115,11 +118,17 @@ class CoordinatorServer:
             has_own_trust=bundles is not None,
             tokens=tokens,
             on_record=on_record,
+            checkpoint_key=lambda rank: self._checkpoint_key(job_uid, job.key, rank),
             on_keeper_refused=lambda *refusal: self.on_keeper_refused(*refusal),
             start_time_monotonic_s=(
                 time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
             ),
         )
+
+    def _checkpoint_key(self, job_uid: str, job: JobKey, rank: Rank) -> bytes:
+        if self._certificate is None or not job_uid:
+            return b""
+        return self._certificate.authority.checkpoint_key(job_uid, job, rank)
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
         """Set the CA bundles of the sites, except for runs with their own bundles."""

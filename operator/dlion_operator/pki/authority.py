@@ -16,10 +16,18 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, KeeperIdentity, OperatorIdentity, SiteName, WorkerIdentity
+from dlion_api.names import (
+    JobKey,
+    KeeperIdentity,
+    OperatorIdentity,
+    Rank,
+    SiteName,
+    WorkerIdentity,
+)
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE, renewal_after
 from dlion_operator.pki.certificate_issuer import (
     CLIENT_AND_SERVER,
@@ -121,6 +129,16 @@ class CertificateAuthority:
         Raises: ContractError, as `Issuer.sign` does.
         """
         return self._issuer.sign(csr_pem, worker, job, site=self.site, now=now)
+
+    def checkpoint_key(self, job_uid: str, job: JobKey, rank: Rank) -> bytes:
+        """Return the 32 bytes that authenticate the checkpoints of that worker in that run.
+
+        A renewed authority and a restarted operator return the same, as the key is the same.
+        `job_uid`: UID of the DLionJob at this site. Source: HKDF (RFC 5869) with SHA-256.
+        """
+        secret = self._key.private_numbers().private_value.to_bytes(32, "big")
+        purpose = f"dlion.v1alpha1.Checkpoint\0{job_uid}\0{job}\0{rank}".encode()
+        return HKDF(hashes.SHA256(), length=32, salt=None, info=purpose).derive(secret)
 
     def server_identity(self, dns_name: str, *, now: datetime | None = None) -> ServerIdentity:
         """Return key and certificate for a server in this process (the coordinator)."""

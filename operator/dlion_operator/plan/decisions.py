@@ -74,6 +74,8 @@ class OpenRun:
     """What is revoked at this site, and which quarantines are lifted."""
     kept_revocations: tuple[RevocationInEffect, ...] = ()
     """All that were known before this operator started."""
+    job_uid: str = ""
+    """UID of the DLionJob at this site, which workers' checkpoints are bound to."""
 
 
 @dataclass(frozen=True)

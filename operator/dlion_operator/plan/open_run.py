@@ -18,4 +18,5 @@ def open_run(run: Run) -> OpenRun:
         kept_bundles=run.kept_bundles,
         revocations=run.own_revocations,
         kept_revocations=run.kept_revocations,
+        job_uid=str(run.owner["uid"]),
     )

@@ -108,6 +108,7 @@ class SiteRuns:
             tokens=self._tokens,
             on_record=lambda record: self._take(key, record),
             start_time_monotonic_s=time.monotonic() - action.age_s,
+            job_uid=action.job_uid,
         )
         self._update_trust(key, authority)
         _LOG.info("run %s is served", key)
@@ -373,8 +374,7 @@ class SiteRuns:
         return self._server.authority_pem.decode()
 
     def _take(self, key: JobKey, record: ProgressRecord) -> None:
-        served = self._served.get(key)
-        if served is None:
+        if (served := self._served.get(key)) is None:
             return
         served.progress.take(record)
         served.events.take(record)

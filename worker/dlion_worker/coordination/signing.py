@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -36,10 +36,12 @@ _SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class SignedCertificate:
-    """The signed chain, and the CA bundle of every site of the run."""
+    """The signed chain, the CA bundle of every site of the run, and a trainer's key."""
 
     chain_pem: bytes
     site_bundles_pem: Mapping[SiteName, bytes]
+    checkpoint_key: bytes = field(default=b"", repr=False)
+    """Authenticates the trainer's checkpoints; empty: nothing does."""
 
 
 def request_certificate(
@@ -113,4 +115,4 @@ def _attempt(
 
 def _certificate(response: coordination_pb2.SignResponse) -> SignedCertificate:
     bundles = {SiteName(site): pem for site, pem in response.site_bundles_pem.items()}
-    return SignedCertificate(response.certificate_chain_pem, bundles)
+    return SignedCertificate(response.certificate_chain_pem, bundles, response.checkpoint_key)

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from dlion_api.atomic_file import write_atomically
-from dlion_api.names import JobKey, SiteName
+from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE, proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 CREDENTIALS_FILE = "credentials.json"
 PROOF_KEY_FILE = "proof-key.pem"
 """The pod's key, used only to prove possession of its token; it never changes."""
+CHECKPOINT_KEY_FILE = "checkpoint-key-{}"
+"""What authenticates that rank's checkpoints."""
 PROOF_COUNT_FILE = "proof-count-{}"
 """The highest request count for that purpose; each request has a higher one."""
 MIN_LIFE_LEFT = 1 / 3
@@ -76,6 +78,22 @@ def load_credentials(
     if not is_ours or left < life * min_life_left:
         return None
     return WorkerCredentials(key, chain_pem, sites)
+
+
+def store_checkpoint_key(folder: Path, rank: Rank, key: bytes) -> None:
+    """Write the key to the pod's own folder, mode 0600; nothing where it is empty. Raises: OSError.
+
+    Not into the state folder, which has the checkpoint: who may write that could read the key.
+    """
+    if key:
+        write_atomically(folder / CHECKPOINT_KEY_FILE.format(rank), key)
+
+
+def load_checkpoint_key(folder: Path, rank: Rank) -> bytes:
+    """Return the key of an earlier process; empty: the coordinator gave none. Raises: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / CHECKPOINT_KEY_FILE.format(rank)).read_bytes()
+    return b""
 
 
 def make_pod_proof(

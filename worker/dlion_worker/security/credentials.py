@@ -92,6 +92,8 @@ class WorkerCredentials:
     site_bundles_pem: Mapping[SiteName, bytes]
     renewals: int = field(default=0, compare=False)
     """How many certificates have replaced the first."""
+    checkpoint_key: bytes = field(default=b"", repr=False, compare=False)
+    """Authenticates this worker's checkpoints; empty: nothing does."""
     _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _stores: dict[SiteName, Store] = field(default_factory=dict, repr=False, compare=False)
 

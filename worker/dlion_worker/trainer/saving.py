@@ -85,11 +85,12 @@ class StateSaver:
     ) -> None:
         """Connect to the keeper, and download this worker's checkpoint if its disk has none.
 
-        Waits while the keeper is unavailable: otherwise a suspended run would start from scratch. A
-        signal interrupts the wait.
+        From then on checkpoints have MACs, if there is a key. Waits while the keeper is
+        unavailable: otherwise a suspended run would start from scratch. A signal interrupts it.
 
         Raises: ContractError where the keeper rejects this worker; OSError.
         """
+        self.checkpointer.key = credentials.checkpoint_key
         if not self._keeper_address:
             return
         client = ArtifactClient(

@@ -7,7 +7,7 @@ in case a peer has made the update (`adopt`).
 """
 
 import time
-from dataclasses import KW_ONLY, asdict, astuple, dataclass
+from dataclasses import KW_ONLY, asdict, astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,8 @@ class Checkpointer:
     machine: IterationGuard
     workers: int = 0
     """Workers in the manifest."""
+    key: bytes = field(default=b"", repr=False)
+    """Authenticates the file (`dlion_worker.checkpoint_mac`); empty: nothing does."""
 
     def __post_init__(self) -> None:
         self._saved_s = self._retry_s = time.monotonic()
@@ -92,16 +94,16 @@ class Checkpointer:
             **_prefixed("optimizer", self.replica.optimizer.state()),
         }
         values.update(_prefixed("after", self._undone))
-        save_checkpoint(self.path, values)
+        save_checkpoint(self.path, values, key=self.key)
         self._saved_s = time.monotonic()
 
     def load(self) -> bool:
         """Restore the file's state; return whether there is one.
 
-        Raises: DamagedCheckpointError where it is unreadable; DataError where it belongs to another
-        job.
+        Raises: DamagedCheckpointError where it is unreadable or lacks this worker's MAC; DataError
+        where it belongs to another job.
         """
-        loaded = load_checkpoint(self.path, max_bytes=self._max_bytes())
+        loaded = load_checkpoint(self.path, max_bytes=self._max_bytes(), key=self.key)
         if loaded is None:
             return False
         values = {name: _plain(value) for name, value in loaded.items()}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError, DataError
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
 from dlion_core.policies.interface import Flat, Value
+from dlion_worker.checkpoint_mac import MacWriter, has_valid_mac
 
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -28,7 +29,7 @@ MAX_MEMBERS = 10_000
 
 
 class DamagedCheckpointError(DataError):
-    """A checkpoint file cannot be read."""
+    """A checkpoint file cannot be read, or is not one that this worker saved."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,25 @@ def storage_error_message(error: OSError) -> str:
     )
 
 
-def save_checkpoint(path: Path, values: Mapping[str, Value]) -> None:
-    """Write named values to the disk itself. Raises: as `write_npz`."""
+def save_checkpoint(path: Path, values: Mapping[str, Value], *, key: bytes = b"") -> None:
+    """Write named values to the disk itself, with a MAC if there is a key. Raises: as
+    `write_npz`."""
     path.parent.mkdir(exist_ok=True)  # the parent is the run's folder: never recreate it
-    write_npz(path, values, is_synced=True)
+    write_npz(path, values, is_synced=True, key=key)
 
 
-def write_npz(path: Path, values: Mapping[str, Value], *, is_synced: bool) -> None:
-    """Replace an archive. Raises `OSError` (a full disk, say); the old file then remains."""
+def write_npz(
+    path: Path, values: Mapping[str, Value], *, is_synced: bool, key: bytes = b""
+) -> None:
+    """Replace an archive; with a key, a MAC follows it. Raises `OSError` (a full disk, say); the
+    old file then remains."""
     temporary = path.with_suffix(".writing")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{k: np.asarray(v) for k, v in values.items()})
+            target = MacWriter(file, key) if key else file
+            np.savez(target, allow_pickle=False, **{k: np.asarray(v) for k, v in values.items()})
+            if isinstance(target, MacWriter):
+                target.finish()
             if is_synced:
                 file.flush()
                 os.fsync(file.fileno())
@@ -100,16 +108,24 @@ def write_npz(path: Path, values: Mapping[str, Value], *, is_synced: bool) -> No
         raise
 
 
-def load_checkpoint(path: Path, *, max_bytes: int) -> dict[str, NDArray[np.generic]] | None:
+def load_checkpoint(
+    path: Path, *, max_bytes: int, key: bytes = b""
+) -> dict[str, NDArray[np.generic]] | None:
     """Load the saved values; None: there is no file.
 
-    A file comes from the keeper, too, and a small archive can inflate to any size: no more than
-    `max_bytes` are read. Raises: DamagedCheckpointError.
+    With a key, nothing is parsed before the MAC is verified. Without one a small archive can
+    inflate to any size, so that no more than `max_bytes` are read. Raises: DamagedCheckpointError.
     """
     if not path.exists():
         return None
     try:
         with path.open("rb") as file:
+            if key and not has_valid_mac(file, key):
+                raise DamagedCheckpointError(
+                    f"checkpoint {path} is not trusted, as it lacks the MAC of this worker in this"
+                    " run: an earlier release saved it, it belongs to another worker or run, or it"
+                    " was changed; check who may write to the keeper's claim"
+                )
             _check_sizes(file, max_bytes)
             with np.load(file, allow_pickle=False) as archive:
                 return {name: as_array(archive[name]) for name in archive.files}

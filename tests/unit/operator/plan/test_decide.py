@@ -61,6 +61,7 @@ def test_a_new_job_gets_its_objects_and_then_its_workers() -> None:
     ]
     assert all(name.startswith("digits-") for _, _, name in made)
     assert isinstance(decision.actions[0], OpenRun)
+    assert decision.actions[0].job_uid == "u-1"
     conditions = condition_statuses(decision)
     assert conditions["Ready"] == "False"
     assert conditions["Reconciling"] == "True"

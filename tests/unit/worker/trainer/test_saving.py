@@ -1,7 +1,8 @@
 """Tests of saving and resuming a worker's state, without a keeper.
 
 With a peer's state, the samples of all workers count up to that state, and never fewer than before.
-A full or missing disk is reported and does not end the worker. A damaged checkpoint is set aside.
+A full or missing disk is reported and does not end the worker. A damaged checkpoint is set aside,
+as is one of another worker.
 
 Left out: the content of a checkpoint (test_checkpointing); uploads (tests/local/test_keeper).
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlion_api.names import Rank
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
@@ -24,9 +25,13 @@ from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_core.policies import factory
 from dlion_core.policies.interface import Layout
+from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.training.checkpointing import Checkpointer
 from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
+
+JOB, SITE = JobKey("default", "digits", "1"), SiteName("plant-a")
+KEYS = (b"0" * 32, b"1" * 32)
 
 
 @dataclass
@@ -96,6 +101,25 @@ def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> 
     damaged = Saving(tmp_path)
     assert not damaged.saver.resume(is_restart=True)
     assert damaged.reasons() == [EventReason.CHECKPOINT_DAMAGED]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
+
+
+def test_a_checkpoint_of_another_worker_is_set_aside(tmp_path: Path) -> None:
+    def saving(rank: int) -> Saving:
+        made, credentials = Saving(tmp_path, JobProgress(iteration=7)), WorkerCredentials.insecure()
+        credentials.checkpoint_key = KEYS[rank]
+        made.saver.connect(JOB, WorkerIdentity(Rank(0), SITE, "g", 0), 1, credentials)
+        return made
+
+    saving(1).saver.save()
+    own, another = saving(1), saving(0)
+    assert own.saver.resume(is_restart=False)
+    assert own.reasons() == [EventReason.RESUMED]
+    assert not another.saver.resume(is_restart=False)
+    (record,) = another.records
+    assert (record.reason, record.warning) == (EventReason.CHECKPOINT_DAMAGED, True)
+    assert "check who may write to the keeper's claim: it is set aside as" in record.message
+    assert "continues from a peer's state" in record.message
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
 
 

@@ -17,7 +17,13 @@ from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.coordination import CoordinationClient
 from dlion_worker.coordination.backoff import JITTER
-from dlion_worker.security.credential_store import load_credentials, store_credentials
+from dlion_worker.security.credential_store import (
+    MIN_LIFE_LEFT,
+    load_checkpoint_key,
+    load_credentials,
+    store_checkpoint_key,
+    store_credentials,
+)
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.trainer.background.dataset_watcher import EventSink
 from dlion_worker.trainer.signal_handler import Interrupted
@@ -51,12 +57,12 @@ def initial_credentials(
     """
     if job.spec.tls.mode == "Disabled":
         return WorkerCredentials.insecure()
-    stored = load_credentials(config.state_dir, job.key) if is_restart else None
+    stored = _stored(config, job.key, MIN_LIFE_LEFT) if is_restart else None
     if stored is not None:
         return stored
     key = WorkerKey()
     if is_restart:
-        stored = load_credentials(config.state_dir, job.key, min_life_left=0.0)
+        stored = _stored(config, job.key, 0.0)
     wait_s = math.inf if stored is None else SIGNING_TIMEOUT_S
     try:
         signed = coordination.sign(csr_pem=key.csr_pem(), stopped=interrupted, wait_s=wait_s)
@@ -66,8 +72,18 @@ def initial_credentials(
         _LOG.warning("continues with the stored certificate: %s", error)
         return stored
     credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
+    credentials.checkpoint_key = signed.checkpoint_key
+    # First: where there are credentials, a missing key means that the coordinator gave none.
+    store_checkpoint_key(config.proof_dir, config.rank, signed.checkpoint_key)
     store_credentials(config.state_dir, job.key, credentials)
     return credentials
+
+
+def _stored(config: WorkerConfig, job: JobKey, min_life_left: float) -> WorkerCredentials | None:
+    stored = load_credentials(config.state_dir, job, min_life_left=min_life_left)
+    if stored is not None:
+        stored.checkpoint_key = load_checkpoint_key(config.proof_dir, config.rank)
+    return stored
 
 
 class CertificateRenewer:
