@@ -87,7 +87,7 @@ cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this 
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
 
 EXAMPLES ?= 1
-slow: testbed-setup ## Slow tests: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, an expired token, exposures of two sites, Flux, Argo CD, Kueue, variants of local runs (root)
+slow: testbed-setup ## Slow tests: all examples of properties and a million hostile inputs (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, an expired token, exposures of two sites, Flux, Argo CD, Kueue, variants of local runs (root)
 	tools/testbed-setup chromium qemu-user-static  # for the report's page and images of arm64
 	tools/testbed build-flux
 	tools/testbed build-argo-cd

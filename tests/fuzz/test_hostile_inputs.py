@@ -2,7 +2,8 @@
 error.
 
 They do so within bounds of time and memory, and then serve honest input. The tests use 20,000
-hostile frames and 28,000 other inputs; `make fuzz` uses fifty times as many. Only inputs that were
+hostile frames and 29,000 other inputs; `make fuzz` uses fifty times as many, and `make slow` a
+million in all. Only inputs that were
 really altered count. A defect has the seed and the number that repeat it.
 
 Left out: real sockets and processes (tests/local); certificates of other sites (test_trust of
@@ -22,7 +23,7 @@ from dlion_api.wire.exchange_pb2 import Hello
 from dlion_core.links.framing import StreamReceiver
 from dlion_core.links.state_transfer import StateAssembler
 from hostile.attacking import Target, run
-from hostile.targets import TARGETS
+from hostile.targets import TARGETS, frames_for
 
 SEED = 2
 
@@ -37,6 +38,13 @@ def test_hostile_input_is_refused_or_harmless(
     assert words.total() == count
     # Alterations without effect would prove nothing: all targets refuse more than half.
     assert words["refused"] > 0.4 * count
+
+
+@pytest.mark.parametrize("total", [20_000, 1_000_000])
+def test_frames_and_the_other_inputs_make_the_total(total: int) -> None:
+    counts = [target.count(frames_for(total)) for target in TARGETS]
+    assert total <= sum(counts) < 1.001 * total
+    assert min(counts) >= 20
 
 
 def test_an_undocumented_error_is_a_defect(tmp_path: Path) -> None:

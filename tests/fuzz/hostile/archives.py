@@ -21,6 +21,7 @@ import numpy as np
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
+from dlion_worker.checkpoint_mac import MacWriter
 from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots, write_snapshot
 from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 from hostile import bending
@@ -135,15 +136,46 @@ def require_named(path: Path, error: DataError) -> None:
 
 
 MAX_CHECKPOINT_BYTES = 1 << 20
+KEY = b"k" * 32
+
+
+@functools.cache
+def archive_of(members: tuple[tuple[str, bytes], ...]) -> bytes:
+    """Return an archive of these arrays."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def with_mac(data: bytes) -> bytes:
+    """Return a file's bytes with the MAC of a worker that has the key."""
+    file = io.BytesIO()
+    writer = MacWriter(file, KEY)
+    writer.write(data)
+    writer.finish()
+    return file.getvalue()
 
 
 @ignore_numpy_warnings()
 def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
-    """Read one damaged checkpoint; a new one then replaces it."""
+    """Read one damaged checkpoint; a new one then replaces it.
+
+    A third has no MAC, as with `dlion run`. A third has a valid one, as an insider's. A third was
+    altered after its MAC was made: all of them are refused.
+    """
     path = folder / "checkpoint.npz"
-    path.write_bytes(altered_archive(chance, valid_members()))
+    key, is_altered_later = chance.choice(((b"", False), (KEY, False), (KEY, True)))
+    if is_altered_later:
+        valid = with_mac(archive_of(valid_members()))
+        path.write_bytes(bending.until_different(valid, lambda: altered_container(chance, valid)))
+    else:
+        altered = altered_archive(chance, valid_members())
+        path.write_bytes(with_mac(altered) if key else altered)
     try:
-        values = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES)
+        values = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES, key=key)
+        assert not is_altered_later
         assert values is not None
         assert all(isinstance(value, np.ndarray) for value in values.values())
         assert sum(value.nbytes for value in values.values()) <= MAX_CHECKPOINT_BYTES
@@ -152,8 +184,8 @@ def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
         require_named(path, error)
         word = "refused"
     if chance.random() < 0.02:  # it waits for the disk
-        save_checkpoint(path, {"iteration": 4})
-        again = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES)
+        save_checkpoint(path, {"iteration": 4}, key=key)
+        again = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES, key=key)
         assert again is not None
         assert int(again["iteration"]) == 4
     return word

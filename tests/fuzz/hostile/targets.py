@@ -7,6 +7,7 @@ twenty. A module is imported when its turn comes. Only `data_files` and `models`
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -49,10 +50,18 @@ TARGETS = (
     _target("manifests", "documents.attack_manifest", 0.03),
     _target("assignments of --set", "documents.attack_set", 0.03),
     _target("environment files", "documents.attack_environment", 0.03),
-    _target("checkpoints", "archives.attack_checkpoint", 0.03),
+    _target("checkpoints", "archives.attack_checkpoint", 0.06),
     _target("snapshots of replicas", "archives.attack_replica", 0.02),
     _target("npz files", "data_files.attack_npz", 0.02),
     _target("models to start from", "models.attack_keras", 0.002),
     _target("image files", "data_files.attack_images", 0.002),
     _target("TFRecord files", "data_files.attack_records", 0.001),
 )
+
+
+def frames_for(total: int) -> int:
+    """Return the least number of frames with which all inputs together are at least `total`."""
+    frames = math.floor(total / sum(target.inputs_per_frame for target in TARGETS))
+    while sum(target.count(frames) for target in TARGETS) < total:
+        frames += 1
+    return frames
