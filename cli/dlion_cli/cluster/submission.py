@@ -3,14 +3,14 @@
 Used by `dlion submit` and by the Python client. Prints nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job, Metadata, load_job
-from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_cli.inputs.program_files import (
     PackedProgram,
@@ -19,7 +19,12 @@ from dlion_cli.inputs.program_files import (
     program_problems,
 )
 from dlion_cli.inputs.required_files import find_program_root
-from dlion_environments.yaml_text import YamlDocument
+
+if TYPE_CHECKING:  # `dlion render` needs no connection
+    from pathlib import Path
+
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_environments.yaml_text import YamlDocument
 
 MAX_NAMED: Final = 4
 _ABSENT: Final = object()

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.load_tables import BYTES_PER_MBIT
 from dlion_cli.views.pod_status import worker_ranks
-from dlion_environments.plan import BYTES_PER_MBIT
 from dlion_results.summary.awaited_link import LinkUse
 from dlion_results.summary.culprit import AwaitedPeer, Culprit, RunUse, find_culprit
 from dlion_results.summary.time_use import shares_text

@@ -11,7 +11,7 @@ from dlion_cli.terminal.plain_table import plain_table
 from dlion_cli.views.job_status import text
 from dlion_cli.views.worker_load import JobLoad, SiteLoad, WorkerLoad
 
-_BYTES_PER_MBIT: Final = 125_000.0
+BYTES_PER_MBIT: Final = 125_000.0
 _OPTIONAL: Final = (
     "OTHERS", "TEMP", "LOST", "DISK WAIT", "MEM WAIT", "CPU WAIT", "RANK", "QUOTA", "CPU",
     "ITERATION", "THROTTLED", "SHARE", "EXCHANGE", "STEPS/S",
@@ -41,7 +41,7 @@ def load_tables(loads: Mapping[str, JobLoad], *, wide: bool = False) -> list[Tab
             workers.add_row(*map(Text, row))
         for site in load.sites:
             rates = site.bandwidth_bytes_per_second, site.sent_bytes_per_second
-            mbits = (None if rate is None else rate / _BYTES_PER_MBIT for rate in rates)
+            mbits = (None if rate is None else rate / BYTES_PER_MBIT for rate in rates)
             budget, used = format_bytes(site.budget_bytes_per_iteration), site.used_fraction
             lost = format_percent(site.retransmitted_fraction)
             cells = (site.site, budget, *map(format_rate, mbits), format_percent(used))

@@ -4,6 +4,8 @@
   of its start.
 - Commands that print no table do not import rich. None imports the Kubernetes client, which takes
   half, before it connects, nor TensorFlow or asyncio.
+- `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
+- `render` asks no cluster and imports no code for a connection.
 - To list the commands or to complete their names imports none of them.
 
 Left out: the time itself (benchmarks/command_start.py).
@@ -21,12 +23,15 @@ import pytest
 NEVER = ("asyncio", "kubernetes", "numpy", "pydantic", "tensorflow", "urllib3")
 MANIFEST = ("dlion_api.document", "dlion_api.spec")
 CLUSTER = "dlion_cli.commands.cluster."
+KEPT = "dlion_cli.pod_streams.kept_records"
+CONNECTION = ("dlion_cli.cluster.client", "dlion_cli.cluster.cluster_jobs", "ssl")
 
 
 @pytest.mark.parametrize(
     ("commands", "unneeded"),
     [
-        (("describe", "events", "fetch", "get", "top", "wait"), MANIFEST),
+        (("describe", "events"), (*MANIFEST, KEPT, "dlion_environments")),
+        (("fetch", "get", "top", "wait"), MANIFEST),
         (("delete", "logs", "scale", "suspend_resume"), (*MANIFEST, "rich")),
         (("submit",), ("rich",)),
     ],
@@ -43,6 +48,11 @@ for command in {commands!r}:
     for line in output_of("import dlion_cli.command_line" + code).splitlines():
         command, imported = ast.literal_eval(line)
         assert imported == [], command
+
+
+def test_rendering_imports_no_connection() -> None:
+    code = "import sys, dlion_cli.commands.local.render; print(*sys.modules)"
+    assert {*CONNECTION}.isdisjoint(output_of(code).split())
 
 
 @pytest.mark.parametrize("line", [None, "dlion "])

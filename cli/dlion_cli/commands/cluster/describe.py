@@ -24,8 +24,6 @@ from dlion_cli.findings.job_problem import JobProblem, JobScope
 from dlion_cli.findings.problem_table import problem_parts
 from dlion_cli.findings.time_use import culprit_of, time_parts
 from dlion_cli.inputs.named_folder import local_folder
-from dlion_cli.pod_streams.keeper_files import is_lost_with_pod
-from dlion_cli.pod_streams.kept_records import kept_summary
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
 from dlion_cli.terminal.sent_bytes import kinds_text
@@ -160,6 +158,8 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
     facts = JobFacts(job, _clean(pods), _clean(events), notes, now, load, cluster=cluster)
     if status.outcome is None or status.is_dispatched:
         return facts
+    from dlion_cli.pod_streams.kept_records import kept_summary  # only ended runs need it
+
     try:
         return replace(facts, summary=kept_summary(jobs, status))
     except (DeniedError, UnavailableError) as error:
@@ -261,11 +261,15 @@ def _figures(facts: JobFacts) -> list[RenderableType]:
         parts.append(Text(f"Without figures of the run: {facts.without_summary}", style="yellow"))
     elif facts.summary is not None:
         parts += summary_parts(facts.summary, output_console().width)
-    if parts and any(is_lost_with_pod(pod) for pod in facts.pods or ()):
+    if not parts:
+        return []
+    from dlion_cli.pod_streams.keeper_files import is_lost_with_pod
+
+    if any(is_lost_with_pod(pod) for pod in facts.pods or ()):
         name = JobStatus(facts.job).name
         text = (
             "Figures, logs and model are lost with the keeper's pod: this site's operator has no "
             f"keeper.size. `dlion fetch {name} --all` saves them"
         )
         parts.append(Text(text, style="yellow"))
-    return [*parts, Text("")] if parts else []
+    return [*parts, Text("")]

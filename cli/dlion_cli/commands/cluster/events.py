@@ -14,7 +14,6 @@ from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
-from dlion_cli.pod_streams.kept_records import kept_events
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
 from dlion_cli.views.event_table import (
@@ -102,6 +101,8 @@ def events(
 
 def _kept(jobs: JobClient, job: JobStatus, run_id: str | None) -> list[Document]:
     """The keeper's events. Raises: UnavailableError, DeniedError, if the user asked for them."""
+    from dlion_cli.pod_streams.kept_records import kept_events  # few runs need it
+
     try:
         found = kept_events(jobs, job, run_id or job.run_id)
         why = "(any more): these are the keeper's"
