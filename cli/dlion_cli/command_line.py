@@ -7,8 +7,9 @@ command in this process; the process of a command is `__main__`.
 import difflib
 import functools
 import importlib
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +20,9 @@ from dlion_api.errors import ProgramError
 from dlion_cli.cluster.connection_flags import connection_flags, given_settings
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.terminal.interruption import raise_on_signals
-from dlion_cli.terminal.short_options import joined_values, reject_late_options
 from dlion_worker.program_traceback import program_traceback
 
+_WITH_VALUE: Final = re.compile(r"(-[A-Za-z])=(.*)", re.DOTALL)
 SECTIONS: Final = {  # by section: module below dlion_cli.commands, function, summary
     "Run here": {
         "run": ("local.run:run", "Train a job on this machine."),
@@ -109,7 +110,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Raises: UsageError."""
         before = next((i for i, each in enumerate(args) if each in COMMANDS), len(args))
-        return super().parse_args(ctx, [*joined_values(self, args[:before]), *args[before:]])
+        return super().parse_args(ctx, [*_joined_values(self, args[:before]), *args[before:]])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -123,8 +124,8 @@ class LazyGroup(click.Group):
         name, command, others = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             if is_for_clusters(name):
-                reject_late_options(others)
-            others = joined_values(command, others)
+                _reject_late_options(others)
+            others = _joined_values(command, others)
         return name, command, others
 
 
@@ -190,3 +191,42 @@ def _fail(error: BaseException) -> int:
         click.echo(program_traceback(error.__cause__), err=True)
     click.echo(f"dlion: {message_of(error)}", err=True)
     return int(exit_code_of(error))
+
+
+def _joined_values(command: click.Command, arguments: Sequence[str]) -> list[str]:
+    """The arguments with `-n=NAME`, a form of kubectl, as `-nNAME`, up to `--`.
+
+    Raises: UsageError for an option without a value, or a value of a flag.
+    """
+    options = {name: option for option in _options(command) for name in option.opts}
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*(_joined(each, options) for each in arguments[:end]), *arguments[end:]]
+
+
+def _reject_late_options(arguments: Sequence[str]) -> None:
+    """Raises: UsageError for an option after `--`; what stands there is a name."""
+    names = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+    if late := next((each for each in names if len(each) > 1 and each.startswith("-")), None):
+        name = late.partition("=")[0] if late.startswith("--") else late[:2]  # without a token
+        raise click.UsageError(
+            f"{name} follows --, where only names are expected: put it before --"
+        )
+
+
+def _options(command: click.Command) -> Iterator[click.Option]:
+    yield from (each for each in command.params if isinstance(each, click.Option))
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from _options(each)
+
+
+def _joined(argument: str, options: dict[str, click.Option]) -> str:
+    match = _WITH_VALUE.fullmatch(argument)
+    option = None if match is None else options.get(match[1])
+    if match is None or option is None:
+        return argument
+    if option.is_flag:
+        raise click.UsageError(f"{argument}: {match[1]} takes no value: write {match[1]}")
+    if not match[2]:
+        raise click.UsageError(f"{argument}: the value is missing")
+    return f"{match[1]}{match[2]}"

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, decode_gradient
+from dlion_core.policies.gradient.gradient_policies import ResidualMaxN
 from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
-from dlion_core.policies.gradient.max_n_feedback import ResidualMaxN
 from dlion_core.policies.interface import Layout
 from example_counts import examples
 from policy_cluster import Cluster, spec

@@ -27,10 +27,11 @@ def tool() -> ModuleType:
     return module
 
 
-def planted(root: Path, files: dict[str, str]) -> list[str]:
+def planted(root: Path, files: dict[str, str], *, min_lines: int = 60) -> list[str]:
+    """Write the files, with comments up to so many lines, and return the violations."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text + "#\n" * (min_lines - text.count("\n")))
     findings: Any = tool().findings
     return list(findings(root))
 
@@ -72,3 +73,17 @@ def test_types_may_be_imported_in_a_cycle(tmp_path: Path) -> None:
 def test_a_tree_within_the_limits_passes(tmp_path: Path) -> None:
     files = {f"api/p/m{number}.py": f"class C{number}: ...\n" for number in range(15)}
     assert planted(tmp_path, files) == []
+
+
+@pytest.mark.parametrize(
+    ("importers", "lines", "is_found"),
+    [(0, 59, True), (1, 59, True), (1, 60, False), (2, 1, False)],
+)
+def test_a_small_module_with_one_importer_is_reported(
+    tmp_path: Path, importers: int, lines: int, *, is_found: bool
+) -> None:
+    """An import for types counts."""
+    lazily = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import x\n"
+    files = {f"api/p/b{number}.py": lazily + "#\n" * 60 for number in range(importers)}
+    text = "api/p/a.py: under 60 lines with one importer: fold it in"
+    assert planted(tmp_path, {"api/p/a.py": "", **files}, min_lines=lines) == [text] * is_found

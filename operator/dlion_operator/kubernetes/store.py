@@ -18,7 +18,7 @@ MAX_REMEMBERED = 4096
 POD_SPEC = ("nodeName",)
 """Fields of a pod's spec that the operator reads (`plan.observed.PodView`)."""
 CONTAINER = ("resources", "restartPolicy")
-"""Fields of a Workload's containers that the operator reads (`children.pod_requests`)."""
+"""Fields of a Workload's containers that the operator reads (`quantities.pod_requests`)."""
 METADATA_ONLY = frozenset({Kind.CLAIM, Kind.NETWORK_POLICY})
 """Kinds of which the operator reads no more than that they exist, and whose they are."""
 

@@ -51,6 +51,7 @@ from dlion_operator.plan.outcome.diagnosis import (
     MAX_LISTED,
     diagnose,
     join_messages,
+    missing_authority,
     with_last_error,
     with_note,
     with_signing_problem,
@@ -91,8 +92,7 @@ from dlion_operator.plan.queues.queueing import (
     workload_actions,
 )
 from dlion_operator.plan.runs import Run, groups_of
-from dlion_operator.plan.runtime_limits import runtime_blocker
-from dlion_operator.plan.start_blockers import is_without_objects, start_blocker
+from dlion_operator.plan.runtime_limits import BLOCKING, runtime_blocker
 from dlion_operator.plan.status_decision import REQUEUE_S, with_status
 
 MANAGED_BY = "dlion.dev/operator"
@@ -199,7 +199,7 @@ def _decide_run(run: Run, note: str) -> Decision:
     refusal = None if run.is_complete else start_refusal(run)
     if run.jobs and not run.is_complete:  # groups that were added to a run which has begun
         refusal = refusal or runtime_blocker(run)
-    if not run.jobs and (diagnosis := start_blocker(run, refusal)):
+    if not run.jobs and (diagnosis := _start_blocker(run, refusal)):
         actions = (*cleaning, *_initial_actions(run, diagnosis, refusal))
         return _with_run_status(with_note(diagnosis, note), run, actions)
     actions = (
@@ -225,7 +225,7 @@ def _decide_run(run: Run, note: str) -> Decision:
 def _initial_actions(
     run: Run, diagnosis: Diagnosis, refusal: Diagnosis | None
 ) -> tuple[Action, ...]:
-    if is_without_objects(diagnosis, refusal):
+    if _is_without_objects(diagnosis, refusal):
         return ()
     opened = open_run(run)
     if diagnosis.reason is Reason.NO_AUTHORITY:
@@ -342,3 +342,23 @@ def _with_attempt(attempt: AttemptStatus, run: Run, actions: tuple[Action, ...])
 
 def _with_run_status(diagnosis: Diagnosis, run: Run, actions: tuple[Action, ...]) -> Decision:
     return with_status(diagnosis, run.observed, run_status(diagnosis, run), actions)
+
+
+def _start_blocker(run: Run, refusal: Diagnosis | None) -> Diagnosis | None:
+    """Return why a run without Jobs gets none for now, or None. No such reason is final. `refusal`:
+    why no pod of its manifest can be made here."""
+    if diagnosis := runtime_blocker(run):
+        return diagnosis
+    if refusal:
+        return refusal
+    if diagnosis := missing_authority(run):
+        return diagnosis
+    if (rejected := run.observed.rejected) is not None:
+        return Diagnosis(JobPhase.STUCK, rejected.reason, rejected.message)
+    return None
+
+
+def _is_without_objects(diagnosis: Diagnosis, refusal: Diagnosis | None) -> bool:
+    """Whether not even the other objects of that run can be made: its keeper needs the same
+    image."""
+    return refusal is not None or diagnosis.reason in BLOCKING

@@ -17,7 +17,7 @@ import yaml
 
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_cli.inputs.default_limits import refused_by_default
+from dlion_cli.commands.local.validate import refused_by_default
 from operator_world import dlion_job
 
 if TYPE_CHECKING:

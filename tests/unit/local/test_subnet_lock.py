@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_local.emulation.network.subnet_lock import subnet_lock
+from dlion_local.emulation.network.namespaces import subnet_lock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,7 +39,6 @@ from dlion_worker.coordination.signing import SignedCertificate, request_certifi
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.demand_prediction import DemandPrediction
 from dlion_worker.sidecar.heat_budget import HeatBudget
-from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.link_connections import LinkConnections
 from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
@@ -47,8 +46,8 @@ from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
-from dlion_worker.sidecar.step_seconds import StepSeconds
 from dlion_worker.sidecar.trainer_socket import TrainerSocket
+from dlion_worker.sidecar.trainer_totals import LinkBytes, StepSeconds
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_api.spec import Job
-from dlion_cli.inputs.default_limits import refused_by_default
+from dlion_cli.inputs.chart_values import DEFAULTS, settings_of
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root, require_data
@@ -30,9 +30,11 @@ from dlion_cli.terminal.completion import complete_environments
 from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
+from dlion_operator.children.worker_jobs import refused_by_site, worker_job
 from dlion_worker.supervisor.parent_death import bound_to_parent
 
 ENVIRONMENT = "environment"
+MAX_REFUSED_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -321,3 +323,29 @@ def _print_results(results: list[dict[str, Any]]) -> None:
             continue
         problems = [Problem(**problem) for problem in result["problems"]]
         click.echo(str(SpecError(problems, source=result["source"])), err=True)
+
+
+def refused_by_default(job: Job) -> str:
+    """Return a note on what the sites of that job refuse by default. Empty: nothing.
+
+    `dlion validate` knows no site, so it takes the chart's defaults. `dlion render` takes a site's
+    values, and the user's rights allow more.
+    """
+    found: set[str] = set()
+    for site in job.spec.sites:
+        settings = settings_of(DEFAULTS, site.name, source="the chart's values")
+        for group in site.groups:
+            try:
+                made = worker_job(job, group, settings, {"uid": ""})
+                refused = refused_by_site(job, group, made, settings, by_rights=False)
+            except (AttributeError, TypeError, ValueError, KeyError) as error:
+                return f"podTemplate is not a valid pod template, for group {group.name}: {error}"
+            found |= {f"{each.path}: {each.what}" for each in refused}
+    if not found:
+        return ""
+    shown = sorted(found)
+    more = f" and {len(shown) - MAX_REFUSED_SHOWN} more" if len(shown) > MAX_REFUSED_SHOWN else ""
+    return (
+        f"its sites refuse by default {'; '.join(shown[:MAX_REFUSED_SHOWN])}{more}"
+        " (chart value tenancy.podTemplate; `dlion render --values` knows a site's)"
+    )

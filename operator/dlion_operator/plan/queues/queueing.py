@@ -17,9 +17,9 @@ from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
 from dlion_operator.children.keeper import keeper_objects
-from dlion_operator.children.pod_requests import pod_requests
 from dlion_operator.children.workload import KEEPER_POD_SET, group_pod_set, workload
 from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.quantities import pod_requests
 from dlion_operator.kubernetes.store import owner_uids
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.model.manifest_digest import manifest_digest

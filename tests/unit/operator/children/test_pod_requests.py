@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dlion_operator.children.pod_requests import pod_requests
+from dlion_operator.kubernetes.quantities import pod_requests
 
 
 def container(cpu: str, **more: Any) -> dict[str, Any]:

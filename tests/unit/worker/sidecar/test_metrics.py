@@ -30,11 +30,10 @@ from dlion_api.protocol.measurements import (
 )
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.heat.heat_controller import HeatDecision, HeatState
-from dlion_worker.sidecar.link_bytes import LinkBytes
 from dlion_worker.sidecar.link_connections import SiteConnections
 from dlion_worker.sidecar.metrics import MAX_LABELLED_PEERS, MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
-from dlion_worker.sidecar.step_seconds import StepSeconds
+from dlion_worker.sidecar.trainer_totals import LinkBytes, StepSeconds
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 MANY = tuple((rank, "c", rank) for rank in range(4, 4 + MAX_LABELLED_PEERS))

@@ -12,16 +12,21 @@ latency: netem is missing from too many kernels. `emulation.measurement` records
 were not emulated.
 """
 
+import fcntl
 import itertools
 import json
 import logging
 import os
 import shutil
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
+from typing import Final
 
 from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.names import Rank
@@ -29,7 +34,6 @@ from dlion_environments.plan import Conditions, Pipe, Plan
 from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from dlion_local.emulation.network.in_namespace import in_namespace, run_batch, run_tool
 from dlion_local.emulation.network.relay_network import UnshapedNetwork
-from dlion_local.emulation.network.subnet_lock import subnet_lock
 from dlion_local.emulation.network.traffic_shaping import ANY, ShapedInterface, gso_bytes
 
 log = logging.getLogger(__name__)
@@ -38,6 +42,11 @@ MAX_WORKERS = 250
 MAX_SITE_LEAVES = 1000
 """How many links of a site may have a leaf each; if more, each of its workers has one, and shares
 less evenly. tc takes 0.3 s for a thousand leaves and 4.6 s for four thousand."""
+LOCK_FILE: Final = Path("/run/dlion-subnets.lock")
+"""It stays behind, empty. A user who can open a file can lock it, so only root can open this."""
+LOCK_TIMEOUT_S: Final = 30.0
+"""A run of 250 workers creates its links in a few seconds."""
+_LOCK_POLL_S = 0.05
 _RUNNER_HOST = 254
 _BRIDGE = "up type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
 # The kernel's default may be BBR, which ignores losses and fills queues differently. If cubic is
@@ -307,3 +316,41 @@ def _slowest(plan: Plan, rank: Rank) -> float:
     for conditions in (plan.initial, *(change.conditions for change in plan.changes)):
         every += conditions.worker(rank).uplink
     return min((pipe.bytes_per_s for pipe in every), default=float("inf"))
+
+
+@contextmanager
+def subnet_lock(path: Path = LOCK_FILE, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Keep other runs on this machine from choosing a subnet, until the route of this one exists.
+
+    Raises UnavailableError, with what to do, if another process holds it for that long, or the file
+    cannot be opened.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot open {path}: {error.strerror}. Remove it if it is a link or a folder, and "
+            f"make {path.parent} writable for root"
+        ) from error
+    try:
+        deadline_s = time.monotonic() + timeout_s
+        while not _acquired(descriptor):
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    f"another process has held {path} for {timeout_s:g} s: a run that creates its "
+                    f"network, or one that hangs. `fuser -v {path}` names it. Wait until it has "
+                    "ended, or end it"
+                )
+            time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquired(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,9 +1,29 @@
-"""Sums up what the trainer's steps spent their time on, for the sidecar's metrics."""
+"""Sums of what the trainer reports, for the sidecar's metrics: bytes sent and times of steps."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
-from dlion_api.protocol.measurements import StepTiming
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import LinkDelivery, StepTiming
+
+
+class LinkBytes:
+    """Bytes to each peer so far, over all starts of the trainer. A number never shrinks."""
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[tuple[Rank, str], int] = defaultdict(int)
+
+    def add(self, delivery: LinkDelivery) -> None:
+        """Add one report of the trainer."""
+        for name, count in asdict(delivery.sent).items():
+            if count:
+                self._sent[delivery.peer, name.removesuffix("_bytes")] += count
+
+    def rows(self) -> Iterator[tuple[Rank, str, int]]:
+        """Peer, kind and bytes, without kinds that were never sent. From any thread."""
+        for (peer, kind), count in sorted(self._sent.copy().items()):
+            yield peer, kind, count
 
 
 class StepSeconds:
