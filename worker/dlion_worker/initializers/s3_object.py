@@ -1,6 +1,6 @@
 """Signs requests for an object of an S3-compatible store, and explains how its server refuses them.
 
-`obstore` makes the signature (docs/decisions/0064-objects-in-s3.md), `http_file` sends the request.
+`obstore` makes the signature (docs/decisions/0057-initializers.md), `http_file` sends the request.
 Keys, region and server come from the download's Secret alone: no variable, file or metadata service
 of the machine is asked for them. obstore reads other `AWS_` variables, and refuses malformed ones.
 """
