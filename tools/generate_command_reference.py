@@ -25,12 +25,11 @@ Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
 
-What `dlion COMMAND --help` prints, without the options that commands share. `kubectl dlion`
-is the same command. Commands for clusters have the options from `--namespace` to `--as-group`,
-before or after the command. But `trust verify` has none, and `preflight`, with `--contexts`, none
-that is of one server.
-`dlion --version` prints the version. See also [commands for jobs on a cluster](cluster-commands.md)
-and [exit codes](errors-and-exit-codes.md).
+What `dlion COMMAND --help` prints; `kubectl dlion` is the same command. Commands for clusters also
+take the options from `--namespace` to `--as-group`, before or after the command; `trust verify` has
+none, and `preflight`, with `--contexts`, none that is of one server. `dlion --version` prints the
+version. See also [commands for clusters](cluster-commands.md) and
+[exit codes](errors-and-exit-codes.md).
 
 """
 

@@ -30,8 +30,8 @@ result_folder: Final = click.option(
 data_root: Final = click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False, exists=True), default=Path(),
     metavar="DIR",
-    help="Base of relative paths of data and startFrom (a program's path is relative to the "
-    "manifest). Default: the working directory.",
+    help="Base of relative paths of data and startFrom. Default: the working "
+    "directory.",
 )  # fmt: skip
 
 
@@ -46,26 +46,25 @@ def assignments(where: str) -> Callable[..., Any]:
 
 calibration: Final = click.option(
     "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Costs of a step from `dlion calibrate`, instead of the environment's "
-    "samplesPerSPerCore.",
+    help="Costs of a step from `dlion calibrate`.",
 )  # fmt: skip
 
 step_overhead: Final = click.option(
     "--step-overhead", "step_overhead_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
-    help="Fixed cost of a step, in seconds of one of the environment's cores. Default: 0, or the "
+    help="Fixed cost of a step, in seconds of a core. Default: 0, or the "
     "calibration's.",
 )  # fmt: skip
 
 threads: Final = click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N",
-    help="Gradients computed in parallel; does not change results. Default: all cores.",
+    help="Gradients computed in parallel. Default: all cores.",
 )  # fmt: skip
 
 no_report: Final = click.option("--no-report", is_flag=True, help="Do not create report.html.")
 
 wide_output: Final = click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table",
-    help="Output format; wide has all columns, whatever the terminal's width.",
+    help="wide has all columns.",
 )  # fmt: skip
 
 output: Final = click.option(

@@ -16,7 +16,7 @@ from dlion_cli.views.job_updates import WaitTimeoutError, follow
 @names_argument(required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the deletion.")
-@click.option("--ignore-not-found", is_flag=True, help="Treat a missing job as deleted.")
+@click.option("--ignore-not-found", is_flag=True, help="A missing job counts as deleted.")
 @wait_timeout
 @cluster_options
 def delete(
@@ -27,13 +27,11 @@ def delete(
     ignore_not_found: bool,
     timeout_s: float | None,
 ) -> int:
-    """Delete jobs with their workers, their keeper and the results it stores.
+    """Delete jobs at this site with their workers, their keeper and the results it stores.
 
-    Deletes at this site only; `dlion fetch` saves results first. Asks for confirmation at a
-    terminal; elsewhere --yes is required.
+    `dlion fetch` saves results first. Without a terminal --yes is required.
 
     \b
-    dlion delete cifar10
     dlion delete cifar10 --yes --timeout 60
     """
     read = jobs.find if ignore_not_found else jobs.get

@@ -108,19 +108,10 @@ def describe_from_contexts(contexts: Contexts, name: str, output: str) -> int:
 @contexts_option(describe_from_contexts)
 @connecting_options
 def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
-    """Describe job NAME: problems and what to do, sites, conditions, pods and events.
-
-    PROBLEMS lists what is wrong, worst first, each with a command that helps. Then follow what
-    `dlion get NAME` shows, what holds the workers up, the pods of this site and the newest events.
-    Reading the load of up to 32 workers takes two seconds; `-o wide` shows it as `dlion top -o
-    wide`. Of a run that has ended it shows the figures that the site's keeper has.
+    """Describe job NAME: problems and what to do, sites, conditions, load, pods and events.
 
     NAME may be a result folder: a path with a slash, or an existing one where no option selects a
-    cluster. Then it shows how the run ended or how far it is, missing replicas, warnings, what the
-    time went to, and the command that continues it.
-
-    -o json prints {job, pods, events, load, problems, culprit, notes, summary}, with null for what
-    you may not read; of a folder {run, problems, progress, culprit, events, notes, next, summary}.
+    cluster. Then it shows how the run ended or how far it is, and the command that continues it.
 
     \b
     dlion describe cifar10

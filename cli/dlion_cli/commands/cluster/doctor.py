@@ -50,13 +50,10 @@ _MAX_RESPONSE_S: Final = 8.0
 def doctor(operator_namespace: str, timeout_s: float, output: str, **given: Any) -> int:
     """Check this machine, and the cluster if there is a kubeconfig or an option of a connection.
 
-    The machine: Python, packages, TensorFlow, kernels, CPU, memory, disks, loopback, and what
-    `dlion run --environment` needs. The cluster: credentials, API server, clock, DLionJobs,
-    operator, Lease, events, storage, nodes, quota, and your rights. Each line has the result, what
-    was observed and what to do. The exit code is 69 if a check failed.
+    Each line has the result, what was observed and what to do. The exit code is 69 if a check
+    failed.
 
     \b
-    dlion doctor
     dlion doctor --context plant-a -n ml
     dlion doctor -o json | jq '.checks[] | select(.outcome == "failed")'
     """

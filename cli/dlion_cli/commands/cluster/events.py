@@ -47,12 +47,14 @@ def _event_types(
 @name_argument()
 @click.option(
     "--types", "types", metavar="TYPE,…", callback=_event_types,
-    help="Only events of these types: Warning, Normal. Default: all.",
+    help="Only these types: Warning, Normal.",
 )  # fmt: skip
-@click.option("-w", "--watch", is_flag=True, help="Continue with new events until Ctrl-C.")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Continue until Ctrl-C; json prints one per line."
+)
 @click.option(
     "--run", "run_id", metavar="RUN",
-    help="List what the keeper has of the events of this run, such as an earlier one.",
+    help="List the keeper's events of this run, such as an earlier one.",
 )  # fmt: skip
 @options.output
 @cluster_options
@@ -66,12 +68,10 @@ def events(
 ) -> int:
     """List the events of job NAME and of its pods, Jobs, keeper and claim, oldest first.
 
-    Shows events of the run that the manifest names, as far as the cluster still has them (usually
-    one hour). If it has none, and with --run, it shows those that the site's keeper has. With
-    --watch, -o json prints each event on one line.
+    Once the cluster has none of the present run (usually after an hour), it shows those that the
+    site's keeper has.
 
     \b
-    dlion events cifar10
     dlion events cifar10 --types Warning
     dlion events cifar10 -o json | jq -r '.[] | .reason'
     """

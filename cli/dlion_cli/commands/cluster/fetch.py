@@ -28,12 +28,12 @@ from dlion_cli.views.job_status import JobStatus
 @name_argument()
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Target folder; its files are replaced. Default: the job's name.",
+    help="Target folder. Default: the job's name.",
 )  # fmt: skip
 @click.option("--site", metavar="NAME", help="Site of the model. Default: this cluster's site.")
 @click.option(
     "--format", "form", type=click.Choice(["keras", "savedmodel", "tflite"]), default="keras",
-    help="Model format; TensorFlow converts to savedmodel and tflite on this machine.",
+    help="TensorFlow converts to savedmodel and tflite on this machine.",
 )  # fmt: skip
 @click.option(
     "--all", "everything", is_flag=True, help="Download the whole result folder (docs/results.md)."
@@ -43,11 +43,9 @@ from dlion_cli.views.job_status import JobStatus
 )
 @click.option(
     "--trust", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
-    help="Certificates (PEM) of the site's authority. Default: those in the cluster.",
+    help="The authority's certificates (PEM), instead of those in the cluster.",
 )  # fmt: skip
-@click.option(
-    "--allow-unsigned", is_flag=True, help="Accept a model without a statement or signature."
-)
+@click.option("--allow-unsigned", is_flag=True, help="Accept a model without a signature.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @cluster_options
 def fetch(
@@ -62,15 +60,13 @@ def fetch(
     allow_unsigned: bool,
     output: str,
 ) -> None:
-    """Download the model of job NAME: DIR/model.keras, its description DIR/model.json, and the
-    signed statement of whose updates it holds, DIR/model.provenance.json.
+    """Download the model of job NAME: DIR/model.keras, model.json, and model.provenance.json, the
+    signed statement of whose updates it holds.
 
-    The files come from this site's keeper. They replace older files only after all digests and the
-    statement were verified. The exit code is 66 if the model is not the one that its site's keeper
+    The exit code is 66, and nothing is replaced, if the model is not the one that its site's keeper
     signed, or is not signed.
 
     \b
-    dlion fetch cifar10 --out model
     dlion fetch cifar10 --format tflite
     dlion fetch cifar10 --all --out results && dlion report results
     """

@@ -63,11 +63,8 @@ def get_from_contexts(
 def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> None:
     """List the cluster's jobs, or show one with its sites, conditions and events.
 
-    `-o wide` adds run, ETA, loss, accuracy, links and the reason of the state.
-
     \b
-    dlion get                       # jobs of the context's namespace
-    dlion get cifar10               # everything about one job
+    dlion get -o wide               # with run, ETA, loss, accuracy, links and reason
     dlion get cifar10 -o json | jq .status.trainerStatus
     """
     _check_names(names, everywhere)

@@ -95,18 +95,15 @@ def _prefix(jobs: JobClient) -> str:
 )
 @click.option(
     "-c", "--container", type=click.Choice(["trainer", "sidecar", "keeper"]), default="trainer",
-    help="Container, or process of a local run; keeper selects the site's keeper instead of "
-    "workers.",
+    help="Container, or process of a local run; keeper: that of the site.",
 )  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run has ended.")
-@click.option(
-    "--tail", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each log."
-)
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends, with new workers.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Last N lines of each log.")
 @click.option(
     "--run", "run_id", metavar="RUN",
-    help="Print what the keeper has of the logs of this run, such as an earlier one.",
+    help="Print the keeper's logs of this run, such as an earlier one.",
 )  # fmt: skip
-@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
+@click.option("--timestamps", is_flag=True, help="With the time of each line.")
 @contexts_option(logs_from_contexts)
 @connecting_options
 def logs(
@@ -120,17 +117,12 @@ def logs(
 ) -> None:
     """Print the logs of job NAME's workers at this site, each line with its worker's name.
 
-    With -f it includes workers that start later or restart, and ends with the run. Of trainers
-    whose pods are gone it prints what the site's keeper has, the end of each log (docs/keeper.md).
-    With --run it prints only that; with --contexts it reads pods only.
-
-    NAME may be the result folder of `dlion run`: a path with a slash, or an existing one where no
-    option selects a cluster.
+    Of trainers whose pods are gone it prints what the site's keeper has (docs/keeper.md); with
+    --contexts it reads pods only. NAME may be the result folder of `dlion run`: a path with a
+    slash, or an existing one where no option selects a cluster.
 
     \b
-    dlion logs cifar10 -f
     dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
-    dlion logs cifar10 --run 1
     dlion logs runs/digits-20260101-120000 --worker 0 --tail 20 -f
     """
     selector = LogSelector(**selected)

@@ -41,7 +41,11 @@ _STYLES: Final = {
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option(
-    "-f", "--job", "manifest", metavar="JOB", help="Also check the requirements of this job."
+    "-f",
+    "--job",
+    "manifest",
+    metavar="JOB",
+    help="Also check gateway, capacity and DLionRuntime for this job.",
 )
 @click.option(
     "--contexts", "--context", "contexts", metavar="A,B,…", callback=context_names,
@@ -51,16 +55,16 @@ _STYLES: Final = {
 @click.option(
     "--timeout", "timeout_s", type=options.FiniteFloatRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
-    help="Limit for each site's connection and for each response of a cluster.",
+    help="Limit for each connection and response.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", is_flag=True,
-    help="Also let the sites' operators measure their links, for some seconds each. "
-    "Needs --contexts.",
+    help="Also let operators measure their links, some seconds each. Needs "
+    "--contexts.",
 )  # fmt: skip
 @click.option(
     "--min-bandwidth", "min_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
-    metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
+    metavar="MBIT", help="Fail if a link is slower (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 @functools.partial(
@@ -79,16 +83,11 @@ def preflight(
 ) -> int:
     """Check that the sites in FILE, the shared values file, can be reached and authenticated.
 
-    It connects to each site's address from this machine, without cluster credentials, and verifies
-    the operator's certificate with the site's bundle in FILE (`-` reads standard input). With
-    --contexts it also queries the sites' clusters, with -f the gateway, node capacity and
-    DLionRuntime that the job needs, and with --bandwidth the rates of the links.
-
-    Each check prints what it observed and what to do. The exit code is 69 if a check failed, and 65
-    if FILE or JOB is invalid.
+    It connects to each site from this machine, without cluster credentials, and verifies the
+    operator's certificate (`-` reads standard input). Each check prints what it observed and what
+    to do. The exit code is 69 if a check failed, and 65 if FILE or JOB is invalid.
 
     \b
-    dlion preflight sites.yaml
     dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
     dlion preflight sites.yaml --contexts plant-a,plant-b --min-bandwidth 20
     dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'

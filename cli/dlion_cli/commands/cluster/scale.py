@@ -71,9 +71,8 @@ def scale_contexts(contexts: Contexts, name: str, site: str, group: str, workers
 def scale(jobs: JobClient, name: str, site: str, group: str, workers: int) -> int:
     """Set the number of workers of one group of job NAME, also while it trains.
 
-    New workers take a peer's state; removed ones (the highest indexes) finish their step first. The
-    manifest must be the same at every site: give --contexts with all of them. If one refuses, none
-    is changed. Change the file that you submit, too: `dlion submit` refuses the old number.
+    The manifest must be the same at every site: give --contexts with all of them. If one refuses,
+    none is changed. Change the file that you submit, too: `dlion submit` refuses the old number.
 
     \b
     dlion scale cifar10 --site plant-a --group small --workers 5 --contexts plant-a,plant-b

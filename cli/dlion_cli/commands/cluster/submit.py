@@ -23,14 +23,12 @@ from dlion_cli.views.job_status import JobStatus
 @click.command()
 @click.argument("file")
 @options.assignments("every document, e.g. runId=2")
-@click.option(
-    "--wait", is_flag=True, help="Wait until the run ends; the exit code is that of the run."
-)
-@click.option("--dry-run", is_flag=True, help="Let the API server validate, without changes.")
+@click.option("--wait", is_flag=True, help="Wait for the run's end; the exit code is its own.")
+@click.option("--dry-run", is_flag=True, help="Let the API server validate only.")
 @click.option("--force-conflicts", is_flag=True, help="Take ownership of conflicting fields.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text",
-    help="Output format. With --wait, json prints a line after each change.",
+    help="With --wait, json prints a line after each change.",
 )  # fmt: skip
 @wait_timeout
 @connecting_options
@@ -46,15 +44,12 @@ def submit(
 ) -> int:
     """Submit the jobs of manifest FILE to the cluster; `-` reads standard input.
 
-    If a document is invalid (exit code 65) or its program is (67), nothing is sent. Each is applied
-    with server-side apply (field manager dlion-cli). Submit a job that trains across several sites
-    at each of them. A program beside the manifest is sent in a ConfigMap, with the modules of its
-    folder that it imports, unless trainer.image is set.
+    If a document is invalid (exit code 65) or its program is (67), nothing is sent. Submit a job of
+    several sites at each of them. Unless trainer.image is set, a program beside the manifest goes
+    with the modules of its folder into a ConfigMap.
 
     \b
-    dlion submit job.yaml
     dlion submit job.yaml --set runId=2 --wait      # a new run, watched to its end
-    dlion submit job.yaml --dry-run
     for site in plant-a plant-b; do dlion submit job.yaml --context $site; done
     """
     if wait and dry_run:

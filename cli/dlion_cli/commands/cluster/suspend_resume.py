@@ -19,10 +19,9 @@ wait_option = click.option("--wait", is_flag=True, help="Wait until the operator
 @wait_timeout
 @cluster_options
 def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
-    """Stop the workers of jobs and keep the jobs with their results.
+    """Stop the workers of jobs, which save a checkpoint, and keep the jobs with their results.
 
-    Workers save a checkpoint and exit; `dlion resume` continues from it. Other sites continue while
-    minSites of them remain.
+    Other sites continue while minSites of them remain.
 
     \b
     dlion suspend cifar10 --wait

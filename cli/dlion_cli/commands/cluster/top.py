@@ -162,19 +162,10 @@ def top_of_contexts(contexts: Contexts, name: str, watch: bool, output: str) -> 
 def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     """Show the load of job NAME's workers at this site and of their links.
 
-    A row per worker: capacity in samples/s, batch and its share, steps/s, time of an iteration
-    without waiting, shares of the time for waiting and for the exchange, CPU and its quota, share
-    of the CPU time that the quota withheld, pressure of CPU, memory and disk, share of repeated TCP
-    segments, temperature. A row per site: bytes that the links to it may carry per iteration, their
-    measured rate, what was sent per second, the share of the rate that this is, round trips, and
-    share of repeated TCP segments. A narrow terminal lacks some columns. `-o wide` has all, and
-    those of the heat budget and of groups by links (topology `clustered`).
-
     Reads each sidecar's metrics (docs/metrics.md) twice within 2 seconds, which needs the right
-    `get` on `pods/proxy`.
+    `get` on `pods/proxy`. docs/cluster-commands.md has the columns; `-o wide` shows all.
 
     \b
-    dlion top cifar10
     dlion top cifar10 -o wide
     dlion top cifar10 -o json | jq '.workers[] | {worker, samplesPerSecond}'
     """

@@ -42,10 +42,7 @@ ATTEMPTS: Final = 5
 
 @click.group(cls=ConnectionGroup)
 def trust() -> None:
-    """Decide which sites and workers are trusted.
-
-    Each site has its own certificate authority, whose private key never leaves the site.
-    """
+    """Decide which sites and workers are trusted."""
 
 
 def show_from_contexts(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
@@ -72,11 +69,11 @@ def _checked_address(
 @trust.command(short_help="Print what other sites need to trust this one.")
 @click.option(
     "--address", metavar="HOST:PORT", callback=_checked_address,
-    help="Address at which other sites reach this one's operator.",
+    help="Address of this site's operator for other sites.",
 )  # fmt: skip
 @click.option(
     "--authority", metavar="NAME", default="dlion-authority", show_default=True,
-    help="The site's authority (the chart's authority.secretName).",
+    help="The chart's authority.secretName.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["yaml", "pem", "json"]), default="yaml")
 @contexts_option(show_from_contexts)
@@ -84,8 +81,7 @@ def _checked_address(
 def show(jobs: JobClient, authority: str, address: str | None, output: str) -> None:
     """Print what other sites need to trust this one: its name, address and public certificates.
 
-    Prints an entry of the chart's `sites`, with fingerprint and expiry; with --contexts, the whole
-    list.
+    It is an entry of the chart's `sites`; with --contexts the whole list.
 
     \b
     dlion trust show --address plant-a.example:30446
@@ -108,10 +104,9 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> N
     show_default=True, help="Reject bundles that expire sooner.",
 )  # fmt: skip
 def verify(file: str, valid_for: int) -> None:
-    """Verify the list `sites` of the chart's values in FILE; `-` reads standard input.
+    """Verify the list `sites` of the chart's values in FILE, and print the fingerprints.
 
-    Checks names, addresses and bundles. Prints the fingerprints, to compare with those of `dlion
-    trust show` at each site. The exit code is 65 if an entry is invalid, and 66 if the file cannot
+    `-` reads standard input. The exit code is 65 if an entry is invalid, and 66 if the file cannot
     be read.
     """
     for site in read_sites(file, valid_for=timedelta(days=valid_for)):
@@ -167,19 +162,16 @@ _target_argument = click.argument("target", metavar="WORKER|SITE")
 @_target_argument
 @click.option(
     "--reason", default="", metavar="TEXT",
-    help="Why, for the status and the events of all sites.",
+    help="Why, for status and events.",
 )  # fmt: skip
 @contexts_option(revoke_in_contexts)
 @cluster_options
 def revoke(jobs: JobClient, name: str, target: str, reason: str) -> int:
     """Shut a worker, as SITE/GROUP-INDEX, or all workers of a SITE out of job NAME.
 
-    Within ten seconds coordinators and workers refuse it and close its links; the pod that replaces
-    it waits. What its updates have changed in the model stays. It holds for all runs of the job,
-    until `dlion trust restore`.
-
-    The site whose worker it is decides for all sites. Elsewhere it acts at this site alone: give
-    --contexts with all sites to revoke a worker of a site that you do not trust.
+    It acts within ten seconds, in all runs of the job, until `dlion trust restore`. The site whose
+    worker it is decides for all sites; elsewhere it acts at this site alone: give --contexts with
+    all sites.
 
     \b
     dlion trust revoke cifar10 plant-b/large-0 --reason "stolen on Monday"
@@ -211,8 +203,6 @@ def restore_in_contexts(contexts: Contexts, name: str, target: str) -> int:
 @cluster_options
 def restore(jobs: JobClient, name: str, target: str) -> int:
     """Lift a revocation of job NAME that was made at this site, or a quarantine.
-
-    The worker starts again with the state of a worker that trains.
 
     \b
     dlion trust restore cifar10 plant-b/large-0

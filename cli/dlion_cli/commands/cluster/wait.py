@@ -92,16 +92,12 @@ def wait(
 ) -> int:
     """Wait until jobs NAME… are as --for requires; --timeout is for all of them together.
 
-    `ended` waits for the end of the run and has the exit codes of `dlion watch`, as has `training`
-    if the run fails before. `delete` waits until the job is gone. `condition=TYPE` waits for a
-    condition of the current manifest, as `kubectl wait` does. Ctrl-C leaves the jobs running.
-
-    Exit codes: 0 as required; 124 not within --timeout; 69 the job does not exist or was deleted.
+    `ended`, and `training` if the run fails before, have the exit codes of `dlion watch`. Else: 0
+    as required; 124 not within --timeout; 69 the job does not exist or was deleted.
 
     \b
     dlion wait cifar10 && dlion fetch cifar10
     dlion wait cifar10 --for=training --timeout 600
-    dlion wait cifar10 mnist --for=delete
     dlion wait cifar10 --for=condition=Degraded=False
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

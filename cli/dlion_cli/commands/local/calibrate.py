@@ -61,11 +61,11 @@ class _BatchSizes(click.ParamType[tuple[int, ...]]):
 )  # fmt: skip
 @click.option(
     "--rounds", type=click.IntRange(3, 1000), default=7, show_default=True,
-    help="Measurements of each size; more of them narrow the confidence interval.",
+    help="Measurements of each size.",
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Write the result as JSON, for `dlion simulate --calibration`.",
+    help="Write the result for `dlion simulate --calibration`.",
 )  # fmt: skip
 @options.data_root
 @options.output
@@ -81,9 +81,8 @@ def calibrate(
 ) -> None:
     """Measure the cost of a job's local step on one core of this machine: a + b x batch.
 
-    Times real steps of several batch sizes in CPU seconds, and fits the model to all of them. a is
-    the fixed cost of a step, b the cost of a sample; 1/b is an environment's samplesPerSPerCore.
-    With a residual above 10 %, measure again on an idle machine.
+    a is the fixed cost of a step in CPU seconds, b that of a sample; 1/b is an environment's
+    samplesPerSPerCore. With a residual above 10 %, measure again on an idle machine.
 
     \b
     dlion calibrate examples/digits.yaml --out digits.json

@@ -102,30 +102,30 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
               help="Number of seeds; they are 1 to N.")  # fmt: skip
 @click.option(
     "--target-accuracy", type=options.FiniteFloatRange(0, 1, min_open=True), metavar="A",
-    help="Target: mean accuracy over replicas. Default: the manifest's stop.targetAccuracy.",
+    help="Mean accuracy over replicas. Default: the manifest's stop.targetAccuracy.",
 )  # fmt: skip
 @click.option(
     "--seconds", type=options.FiniteFloatRange(0, min_open=True), metavar="S",
-    help="Virtual duration of each run. Default: the manifest's stop.maxSeconds.",
+    help="Virtual duration of a run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
     "--learning-rates", "rates", type=_LearningRates(), multiple=True,
     metavar="[POLICY|COLUMN:]X,Y,…",
-    help="Learning rates to choose from, for all columns or one. Each policy's first column tries "
-    "them, and further ones if the best is the first or the last; all columns of the policy use "
-    "the best. A COLUMN chooses on its own. Repeatable. Default: the manifest's rate.",
+    help="Learning rates to choose from, for all columns, a policy or one column. "
+    "Further ones are tried if the best is the first or the last. Repeatable. "
+    "Default: the manifest's rate.",
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
-    help="Environment for choosing learning rates. Default: each environment has its own rates.",
+    help="Environment for choosing learning rates. Default: each for itself.",
 )  # fmt: skip
 @click.option(
     "--tuning-seeds", type=click.IntRange(1, 100), default=3, show_default=True,
-    help="Number of seeds for choosing learning rates; they are 101 and following.",
+    help="Number of seeds for choosing them; they are 101 and following.",
 )  # fmt: skip
 @click.option(
     "--against", "subject", metavar="NAME",
-    help="Compare this column with each other one: speed-up, and accuracy in points and relative.",
+    help="Compare this column with each other one.",
 )  # fmt: skip
 @options.step_overhead
 @options.calibration
@@ -133,13 +133,13 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
               help="Parallel runs. Default: the number of cores.")  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
-    help="Folder for runs and figures. Finished runs with the same settings are reused.",
+    help="Folder for runs and figures; finished runs are reused.",
 )  # fmt: skip
 @options.data_root
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything and print the number of runs, but run nothing.",
+    help="Check, and print the number of runs only.",
 )
 @options.no_report
 @options.output
@@ -157,10 +157,9 @@ def compare(
 ) -> int:
     """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
-    All columns have the same model, data, partition, links and global batch. The table shows the
-    median and range over seeds of time and bytes to the target, final accuracy and last drift. For
-    an even number of seeds, the median is the lower of the two middle values. The line below it
-    names the column that won. Ctrl-C ends the runs; the same command continues.
+    The table has the median and range over seeds of time and bytes to the target, accuracy and
+    drift, and names the column that won. For an even number of seeds, the median is the lower of
+    the two middle values. Ctrl-C ends the runs; the same command continues.
 
     \b
     dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\

@@ -43,11 +43,9 @@ complete -o nosort -F _dlion_completion dlion
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script with which SHELL completes commands, options and values of `dlion`.
 
-    It completes names of jobs, contexts, namespaces, environments, policies and fields of the
-    manifest (`dlion explain`, `--set`). Bash needs version 4.4.
+    Bash needs version 4.4. In the present shell:
 
     \b
-    In the present shell:
       source <(dlion completion bash)     # or zsh
       dlion completion fish | source
     In every new one:

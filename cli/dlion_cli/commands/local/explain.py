@@ -23,7 +23,7 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
 @click.argument("field", default="", metavar="[FIELD]", shell_complete=complete_fields)
 @click.option("--recursive", is_flag=True, help="Show all fields below FIELD, as a tree.")
 @click.option(
-    "--policy", metavar="NAME", help="Describe the parameters of this exchange policy.",
+    "--policy", metavar="NAME", help="Describe this policy's parameters.",
     shell_complete=complete_policies,
 )  # fmt: skip
 @click.option(
@@ -31,11 +31,12 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
     help="Kind of manifest.", show_default=True,
 )  # fmt: skip
 def explain(field: str, recursive: bool, policy: str | None, kind: str) -> None:
-    """Describe FIELD of the manifest, for example `dlion explain spec.trainer.stop`.
+    """Describe FIELD of the manifest, or all of it; `status` is what a cluster reports.
 
-    Without FIELD, the whole manifest is described; `dlion explain status` describes the status that
-    a cluster reports. `dlion explain exchange.parameters --policy ako` lists a policy's parameters.
-    `dlion explain limits --kind DLionRuntime` describes what a site's administrators limit.
+    \b
+    dlion explain spec.trainer.stop
+    dlion explain exchange.parameters --policy ako
+    dlion explain limits --kind DLionRuntime
     """
     explanation = _find(field, policy) if kind == KIND else _find_in_runtime(field)
     if (

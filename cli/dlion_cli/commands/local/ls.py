@@ -44,17 +44,14 @@ _STYLES: Final = {
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
 @click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table",
-    help="Output format; wide adds the job, the start and how the run ended.",
+    help="wide adds job, start and end of the run.",
 )  # fmt: skip
 def list_results(folder: Path, output: str) -> None:
     """List the result folders below FOLDER (default: runs), newest first.
 
-    The state is running, succeeded, failed with the reason, or interrupted. A `resumable` run has a
-    checkpoint: `dlion run FILE --resume DIR` continues it. Links are not followed.
+    A `resumable` run has a checkpoint: `dlion run FILE --resume DIR` continues it.
 
     \b
-    dlion ls
-    dlion ls runs/quickstart-20260101-120000 -o wide
     dlion ls -o json | jq -r '.runs[] | select(.resumable) | .path'
     """
     if not folder.is_dir():

@@ -63,11 +63,11 @@ class RenderedManifest:
 )
 @click.option(
     "--values", "values_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Values of the site's release of the chart. Default: those of the chart.",
+    help="The site's values of the chart. Default: the chart's own.",
 )  # fmt: skip
 @click.option(
     "--runtime", "runtime_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The site's DLionRuntime that the job names (spec.runtime, or runtimes.default).",
+    help="The site's DLionRuntime (spec.runtime, or runtimes.default).",
 )  # fmt: skip
 @options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option(
@@ -84,14 +84,11 @@ def render(
 ) -> None:
     """Print the Kubernetes objects that an operator of this release makes of the job in FILE.
 
-    Like `helm template`: asks no cluster. Comments name what is missing: contents of Secrets,
-    certificates, owner references, and ports that the API server chooses.
+    Asks no cluster, as `helm template`. Comments name what is missing, such as Secrets' contents.
 
     \b
-    dlion render job.yaml
     dlion render job.yaml --site plant-a -n ml --values plant-a.yaml | kubectl diff -f -
     dlion render job.yaml --runtime edge.yaml
-    dlion render job.yaml -o json | jq '.items[] | select(.kind == "Job").spec.template'
     """
     values = read_values(values_file)
     manifest = _manifest(file, namespace, assignments)

@@ -62,7 +62,7 @@ class _ReplayedRun:
 @click.option(
     "--exchange-cost", "exchange_factor", type=options.FiniteFloatRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,
-    help="Cost of the exchange relative to its cost in RUN.",
+    help="Cost of the exchange relative to that in RUN.",
 )  # fmt: skip
 @options.threads
 @options.no_report
@@ -81,13 +81,10 @@ def replay(
 ) -> int:
     """Simulate the run of result folder RUN again, with its measured speeds and link rates.
 
-    RUN was made by `dlion run` or `dlion simulate`, or fetched from a cluster (`dlion fetch
-    --all`). Without --set, the table shows the error of the replay; with it, the effect of the
-    settings. Links without a measured rate are not limited.
+    RUN may be fetched from a cluster (`dlion fetch --all`). Without --set, the table shows the
+    error of the replay; with it, the effect of the settings.
 
     \b
-    dlion run examples/digits.yaml --environment quickstart --out runs/a
-    dlion replay runs/a
     dlion replay runs/a --set exchange.policy=full -o json
     """
     about = read_job(folder)

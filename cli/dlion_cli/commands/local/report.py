@@ -14,17 +14,16 @@ import click
 )  # fmt: skip
 @click.option(
     "--label", "labels", multiple=True, metavar="TEXT",
-    help="Name of a run on the page, once per DIR in the same order. Default: the folder's name, "
-    "with as much of its path as needed.",
+    help="Name of a run, once per DIR in the same order. Default: the folder's name.",
 )  # fmt: skip
 @click.option(
     "--reference", metavar="LABEL",
-    help="The single-worker run to which speed-up refers. Default: the first one.",
+    help="Single-worker run to which speed-up refers. Default: the first one.",
 )  # fmt: skip
 @click.option("--title", default="", metavar="TEXT", help="Title of the page.")
 @click.option(
     "--picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg",
-    help="Also write the first charts as one SVG, for a README or a slide.",
+    help="Also write the first charts as one SVG.",
 )  # fmt: skip
 def report(
     folders: tuple[Path, ...],
@@ -34,11 +33,7 @@ def report(
     title: str,
     picture: Path | None,
 ) -> None:
-    """Create an HTML report of one result folder, or compare several.
-
-    The page needs no other files. Among several runs, one with a single worker is the reference for
-    speed-up.
-    """
+    """Create an HTML report of one result folder, or compare several, as one page."""
     if labels and len(labels) != len(folders):
         raise click.UsageError(
             f"--label was given {len(labels)} times for {len(folders)} folders; "

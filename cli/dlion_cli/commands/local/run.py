@@ -70,25 +70,24 @@ MIN_CERTIFICATE_LIFE_S = 10
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--environment", "-e", metavar="NAME|FILE", shell_complete=complete_environments,
-    help="Cores and links of each worker: the name of a published environment, or a file. "
-    "Without it, workers use the machine without limits.",
+    help="A published environment's name, or a file: cores and links of each worker. "
+    "Default: no limits.",
 )  # fmt: skip
 @options.assignments("the manifest, e.g. exchange.policy=full")
 @options.result_folder
 @click.option(
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
-    help="Continue the run in this result folder from its checkpoints.",
+    help="Continue the run in this result folder.",
 )  # fmt: skip
 @options.data_root
 @click.option(
     "--unprivileged", is_flag=True,
-    help="Limit links by relays and CPU by a duty cycle, even as root.",
+    help="Use relays and a duty cycle, even as root.",
 )  # fmt: skip
 @click.option(
     "--certificate-life", type=click.IntRange(MIN_CERTIFICATE_LIFE_S, INT32_MAX), metavar="SECONDS",
     default=int(LIFE.total_seconds()),
-    help="Lifetime of workers' certificates (default 86400). Workers renew them at half of it, "
-    "without delaying iterations.",
+    help="Lifetime of workers' certificates, renewed at half of it (default 86400).",
 )  # fmt: skip
 @options.no_report
 @options.output
@@ -106,14 +105,12 @@ def run(
 ) -> int:
     """Train the job of manifest FILE on this machine, with a trainer and a sidecar per worker.
 
-    As root, each worker gets a network namespace with the environment's link rates and a hard CPU
-    quota. Otherwise relays limit the links and a duty cycle limits the CPU. Ctrl-C ends the run
-    within five seconds; --resume continues it.
+    As root, network namespaces and CPU quotas impose the environment; otherwise relays and a duty
+    cycle do. Ctrl-C ends the run within five seconds; --resume continues it.
 
     \b
     dlion run examples/digits.yaml --environment quickstart
-    dlion run job.yaml --set exchange.policy=full --set synchronization.mode=synchronous \\
-        --set knowledgeTransfer.policy=none
+    dlion run job.yaml --set exchange.policy=full
     dlion run job.yaml --resume runs/digits-20260101-120000
     """
     if resume is not None and out is not None:

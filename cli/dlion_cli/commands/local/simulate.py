@@ -88,7 +88,7 @@ Show = Callable[[SimulationRequest, FinishedSimulation], None]
 @click.option(
     "--environment", "-e", metavar="NAME|FILE", required=True,
     shell_complete=complete_environments,
-    help="Cores and links of each worker: the name of a published environment, or a file.",
+    help="A published environment's name, or a file: cores and links of each worker.",
 )  # fmt: skip
 @options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Overrides trainer.seed.")
@@ -114,12 +114,9 @@ def simulate(
 ) -> int:
     """Train the job of manifest FILE in virtual time: real gradients, simulated time and links.
 
-    A worker with c cores computes c times the environment's samplesPerSPerCore. Its links share
-    uplink and downlink fairly. The same seed gives the same run, bit for bit. Stop conditions in
-    seconds count virtual seconds.
+    The same seed gives the same run, bit for bit. Stop conditions in seconds count virtual seconds.
 
     \b
-    dlion simulate examples/digits.yaml --environment quickstart
     dlion simulate job.yaml -e hetero-sys-a --set exchange.policy=full --seed 2 -o json
     """
     if seed is not None:

@@ -64,15 +64,15 @@ class ProgramOutcome:
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option(
     "--environment", "-e", metavar="NAME|FILE", shell_complete=complete_environments,
-    help="Check that the jobs fit this environment, and that an exchange over its slowest link "
-    "ends within the run (not with --no-run, as the model's size is unknown then).",
+    help="Check that the jobs fit this environment, and without --no-run that an "
+    "exchange over its slowest link ends within the run.",
 )  # fmt: skip
 @click.option(
     "--run/--no-run",
     "runs_programs",
     default=True,
     show_default=True,
-    help="Run a program of your own on one batch of its data, which needs TensorFlow.",
+    help="Run a program of your own (needs TensorFlow), or only parse it.",
 )
 @options.data_root
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
@@ -85,12 +85,9 @@ def validate(
 ) -> int:
     """Validate manifests and environment files; `-` reads standard input.
 
-    Reports all problems of every document. A program of your own beside the manifest is run on one
-    batch of the first worker's data; with --no-run it is only parsed. Missing data are a warning,
-    which --no-run omits: `dlion run` here would end with 66, the sites may have them.
-
-    The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67 if
-    the program is missing, has no build_model(), or fails.
+    A program of your own is run on one batch of the first worker's data; missing data are a
+    warning. The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read,
+    and 67 if the program is missing, has no build_model(), or fails.
     """
     checks = DocumentChecks(
         data_root=data_root if runs_programs else None,
