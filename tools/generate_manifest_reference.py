@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from generated_files import options, write_or_compare
@@ -18,39 +18,50 @@ TARGET = Path(__file__).parent.parent / "docs" / "manifest.md"
 HEAD = f"""<!-- Made by tools/generate_manifest_reference.py from dlion_api.spec; do not edit. -->
 # The manifest: `{KIND}` ({API_VERSION})
 
-A job trains one model over several sites. Apply the same manifest at every site. Each field has its
-type or values, its limits and its default in brackets; an object's fields are in a section of its
-own. `dlion explain [FIELD]` and, on a cluster, `kubectl explain dlionjob.spec` print the same text.
-`dlion explain` also has the rules between fields; `dlion validate FILE` reports all problems.
+A job trains one model over several sites; apply the same manifest at every site. In brackets: type
+or values, limits and default. `dlion explain [FIELD]`, also with the rules between fields, and on a
+cluster `kubectl explain dlionjob.spec` print the same.
 
 - *May differ*: the hash by which sites compare their manifests excludes the field.
 - *Next run*: a change takes effect in the next run.
 - DNS label: lower-case letters, digits and dashes, no dash at either end. DNS name: labels, joined
-  by dots.
+  by dots, up to 253 characters. "Up to 40": characters of a text.
 
 """
 LABEL = "lower-case letters, digits and dashes, no dash at either end"
 NAMES = {f"{LABEL}, parts joined by dots": "DNS name", LABEL: "DNS label"}
 UNIT = re.compile(r" In (\w+)\.$")
+RANGE = re.compile(r"(?<=\d) to (?=\d)")
+LENGTH = re.compile(r"(up to \d+) characters")
 NEXT_RUN = " A change takes effect in the next run."
 
 
 def sections(explanation: Explanation) -> list[str]:
-    """Return one section for each object, in the manifest's order."""
-    own = [section(explanation)] if explanation.children else []
-    return own + [text for child in explanation.children for text in sections(child)]
+    """Return one section for each object, in the manifest's order; equal ones have one."""
+    titles = dict[str, list[str]]()
+    for each in objects(explanation):
+        title = f"`{each.path}`" if each.path else "The document"
+        titles.setdefault(fields(each), []).append(title)
+    return [f"## {', '.join(each)}\n\n{text}" for text, each in titles.items()]
 
 
-def section(explanation: Explanation) -> str:
+def objects(explanation: Explanation) -> Iterator[Explanation]:
+    """Return the object and those below it."""
+    if explanation.children:
+        yield explanation
+        for child in explanation.children:
+            yield from objects(child)
+
+
+def fields(explanation: Explanation) -> str:
     """Return the fields of one object; the document also has its rules."""
-    title = f"## `{explanation.path}`" if explanation.path else "## The document"
     rows = "".join(f"{row(child)}\n" for child in explanation.children)
     rules = (
         ""
         if explanation.path
         else "".join(f"- {r[0].upper()}{r[1:]}.\n" for r in merged(explanation.rules))
     )
-    return f"{title}\n\n{rows}" + (f"\nChanges:\n\n{rules}" if rules else "")
+    return rows + (f"\nChanges:\n\n{rules}" if rules else "")
 
 
 def merged(rules: Sequence[str]) -> list[str]:
@@ -81,6 +92,8 @@ def facts(field: Explanation) -> list[str]:
     values = ", ".join(field.allowed.split(" | "))
     for long, short in NAMES.items():
         values = values.replace(long, short)
+    values = values.replace("DNS name, up to 253 characters", "DNS name")
+    values = LENGTH.sub(r"\1", RANGE.sub("-", values))
     is_text = field.type == "string" and not values.startswith("up to")
     kind = values if values and is_text else ", ".join(filter(None, (field.type, values)))
     if field.required:

@@ -36,36 +36,35 @@ class Dataset:
     name: (
         Literal["digits", "keras:mnist", "keras:fashion_mnist", "keras:cifar10", "keras:cifar100"]
         | None
-    ) = optional("a data set by name: digits, or one that comes with Keras (docs/data.md).")
+    ) = optional("a data set by name: digits, or one of Keras (docs/data.md).")
     path: str | None = optional("a file or directory, relative to the site's data root.", **_PATH)
     format: Literal["tfrecord", "npz", "images"] | None = optional(
-        "format of the files at the path: tf.train.Example records with image/encoded and"
-        " image/class/label, .npz files with arrays x and y, or a folder of images per class."
+        "format at the path: tf.train.Example records with image/encoded and image/class/label,"
+        " .npz files with arrays x and y, or a folder of images per class."
     )
     evaluation_path: str | None = optional(
-        "held-out samples in the same format; without it a fraction of the path's is held out.",
+        "held-out samples in that format; without it a part of the path's.",
         **_PATH,
     )
     evaluation_fraction: float = setting(
-        "share of the samples that is held out if there is no evaluation path.",
+        "share that is held out without an evaluationPath.",
         default=0.1,
         above=0,
         below=1,
     )
     partition: Literal["iid", "dirichlet", "bySite"] = setting(
-        "how samples are partitioned: at random, with class shares drawn from a Dirichlet"
-        " distribution, or by whole classes to sites.",
+        "samples are partitioned at random, with class shares of a Dirichlet distribution, or by"
+        " whole classes to sites.",
         default="iid",
     )
     dirichlet_alpha: float = setting(
-        "concentration of the dirichlet partition: small is skewed, large is uniform.",
+        "concentration of dirichlet: small is skewed, large is uniform.",
         default=0.5,
         above=0,
         maximum=1e6,
     )
     site_classes: tuple[SiteClasses, ...] = setting(
-        "the classes of each site, for the bySite partition; empty: contiguous ranges over the"
-        " sites in their order.",
+        "classes of each site, for bySite; empty: contiguous ranges over the sites.",
         default=(),
         key="site",
         max_items=MAX_SITES,
@@ -74,7 +73,7 @@ class Dataset:
         "train on these classes only; empty: all.", default=(), unique=True, max_items=MAX_CLASSES
     )
     keep_fraction: float = setting(
-        "share of each worker's samples that it trains on (down-sampling).",
+        "share of each worker's samples that it trains on.",
         default=1.0,
         above=0,
         maximum=1,
@@ -83,15 +82,12 @@ class Dataset:
         "leave out samples that are almost equal to an earlier one.", default=False
     )
     near_duplicate_threshold: float = setting(
-        "largest distance at which two samples count as near-duplicates, as a fraction of the"
-        " value range.",
+        "largest distance of near-duplicates, as a fraction of the value range.",
         default=0.05,
         minimum=0,
         maximum=1,
     )
-    watch: bool = setting(
-        "reload files that are added, changed or removed while the job runs.", default=False
-    )
+    watch: bool = setting("reload files that change while the job runs.", default=False)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         at_most_one(name="name", path="path"),

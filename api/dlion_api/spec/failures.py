@@ -111,23 +111,21 @@ class FailureRule:
     """What follows some ends of workers, of some groups or of all."""
 
     on_ends: tuple[WorkerEnd, ...] = setting(
-        "ends of a worker. Disrupted: its pod has the condition DisruptionTarget, whatever the exit"
-        " code; Killed: SIGKILL, as for want of memory; InitializerFailed: a download failed,"
-        " whatever the exit code.",
+        "ends of a worker. Disrupted (condition DisruptionTarget) and InitializerFailed (a"
+        " download) count whatever the exit code; Killed is SIGKILL, as for want of memory.",
         unique=True,
         min_items=1,
         max_items=len(ENDS),
     )
     groups: tuple[GroupName, ...] = setting(
-        "only workers of these groups, at any site; empty: of all.",
+        "only workers of these groups, at any site.",
         default=(),
         unique=True,
         max_items=MAX_GROUPS_PER_RULE,
     )
     action: FailureAction = setting(
-        "Restart: within maxRestarts. Ignore: restart without counting. FailWorker: the worker has"
-        " failed for good, and failurePolicy applies. FailRun: the others save their"
-        " state, and the run has failed; it is not retried."
+        "Restart: within maxRestarts. Ignore: restart without counting. FailWorker: failurePolicy"
+        " applies. FailRun: the others save their state, and the run has failed without a retry."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

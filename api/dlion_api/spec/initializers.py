@@ -26,8 +26,7 @@ class Download:
     """One file, or an archive that is unpacked; its SHA-256 identifies it at any address."""
 
     url: str = setting(
-        "address of the file. A file that ends in .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz or .zip is"
-        " unpacked.",
+        "address of the file; .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz and .zip are unpacked.",
         pattern=f"{_HTTP}|{_S3}",
         pattern_description="http:// or https://, a host, and a path that ends in a file's name; or"
         " s3://, a bucket, and such a path",
@@ -41,9 +40,9 @@ class Download:
         max_length=64,
     )
     secret_name: str = setting(
-        "Secret in the job's namespace with the key token, or username and password, or for s3://"
-        " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; empty: none. dlion run takes them from the"
-        " environment (docs/data.md).",
+        "Secret in the job's namespace with token, or username and password, or for s3://"
+        " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. dlion run takes them from the environment"
+        " (docs/data.md).",
         default="",
         **OPTIONAL_OBJECT_NAME_FORM,
         hashed=False,
@@ -104,8 +103,8 @@ class Initializer:
     """What is downloaded before training: in a pod by an init container."""
 
     dataset: Download | None = optional(
-        "the samples: dataset.path and dataset.evaluationPath are then relative to them."
+        "the samples: dataset.path and evaluationPath are relative to them."
     )
     model: Download | None = optional(
-        "a model: startFrom or encoder is then relative to it.",
+        "a model: startFrom or encoder is relative to it.",
     )

@@ -51,16 +51,16 @@ class Metadata:
     """Identifies the job; other metadata that a cluster adds is ignored."""
 
     name: str = setting(
-        "name of the job, the same at every site.", **SERVICE_LABEL_FORM, max_length=JOB_NAME_LENGTH
+        "name, the same at every site.", **SERVICE_LABEL_FORM, max_length=JOB_NAME_LENGTH
     )
     namespace: str = setting(
-        "namespace of the job, the same at every site.",
+        "namespace, the same at every site.",
         default="default",
         **LABEL_FORM,
         max_length=63,
     )
-    labels: Mapping[str, LabelValue] = setting("labels of the job.", default={})
-    annotations: Mapping[str, AnnotationValue] = setting("annotations of the job.", default={})
+    labels: Mapping[str, LabelValue] = setting("labels.", default={})
+    annotations: Mapping[str, AnnotationValue] = setting("annotations.", default={})
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
@@ -76,8 +76,8 @@ class Spec:
     """What is trained, where, and how."""
 
     run_id: str = setting(
-        "name of this run of the job, the same at every site. After the job has succeeded or failed"
-        " another name starts a new run.",
+        "name of this run, the same at every site. After the job's end another name starts a new"
+        " run.",
         default="1",
         min_length=1,
         **LABEL_FORM,
@@ -90,8 +90,7 @@ class Spec:
         max_items=MAX_SITES,
     )
     min_sites: int = setting(
-        "quorum: with fewer sites the job waits. In a network partition a smaller side pauses, and"
-        " later takes the state of the others.",
+        "quorum: with fewer sites the job waits, and the smaller side of a partition pauses.",
         default=1,
         minimum=1,
         maximum=MAX_SITES,
@@ -103,7 +102,7 @@ class Spec:
         "which peers a worker waits for.", default=Synchronization()
     )
     knowledge_transfer: KnowledgeTransfer = setting(
-        "how replicas take over weights of the best one.", default=KnowledgeTransfer()
+        "how replicas take weights of the best one.", default=KnowledgeTransfer()
     )
     network: Network = setting("how workers reach each other.", default=Network())
     tls: Tls = setting("where certificates come from.", default=Tls())
@@ -114,12 +113,12 @@ class Spec:
         hashed=False,
     )
     suspend: bool = setting(
-        "stop the workers and keep the job; dlion run refuses such a job.",
+        "stop the workers and keep the job; dlion run refuses it.",
         default=False,
         hashed=False,
     )
     managed_by: str = setting(
-        "the controller that manages this job; with another value DLion's operator starts no pods.",
+        "the job's controller; with another value DLion's operator starts no pods.",
         default="dlion.dev/operator",
         pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?",
         pattern_description="a domain name, a slash, a name",
@@ -133,55 +132,54 @@ class Spec:
         hashed=False,
     )
     start_deadline_seconds: int | None = optional(
-        "how long a ready worker waits for the others before it starts without them, if minSites"
-        " sites are ready. Default: it waits for all.",
+        "after this time a ready worker starts without others, if minSites sites are ready."
+        " Default: it waits for all.",
         minimum=1,
         maximum=INT32_MAX,
         unit="seconds",
         hashed=False,
     )
     ttl_seconds_after_finished: int | None = optional(
-        "a finished job's pods, services and secrets are deleted after this time; the job stays.",
+        "after this time a finished job's pods, services and secrets are deleted; the job stays.",
         minimum=0,
         maximum=INT32_MAX,
         unit="seconds",
         hashed=False,
     )
     max_restarts: int = setting(
-        "restarts of one worker before the failure policy applies to it.",
+        "restarts of one worker before failurePolicy applies to it.",
         default=10,
         minimum=0,
         maximum=1000,
     )
     runtime: str = setting(
-        "DLionRuntime of each site with image, podTemplate and limits by its administrators;"
-        " dlion run ignores it. Empty: the site's default. A change takes effect in the next run.",
+        "DLionRuntime of each site: image, podTemplate and limits by its administrators. Empty:"
+        " the site's default; dlion run ignores it. A change takes effect in the next run.",
         default="",
         **OPTIONAL_OBJECT_NAME_FORM,
         hashed=False,
     )
     failure_policy: Literal["Continue", "Fail"] = setting(
-        "when a worker fails permanently: continue without it while the quorum holds, or fail the"
-        " job.",
+        "when a worker fails for good: continue while the quorum holds, or fail the job.",
         default="Continue",
     )
     failure_rules: tuple[FailureRule, ...] = setting(
-        "what follows a worker's end; the first rule that matches counts. Without one, crashed"
-        " workers restart, disrupted ones without counting, and others have failed for good.",
+        "what follows a worker's end; the first match counts. Else crashed workers restart,"
+        " disrupted ones without counting, others fail for good.",
         default=(),
         max_items=MAX_RULES,
     )
     max_retries: int = setting(
-        "how often a cluster starts a failed run again from its checkpoints, after 10 s to 10"
-        " minutes. Not after errors of manifest, data or program, nor after FailRun.",
+        "how often a cluster retries a failed run from its checkpoints, after 10 s to 10 minutes."
+        " Not after errors of manifest, data or program, nor FailRun.",
         default=0,
         minimum=0,
         maximum=100,
         hashed=False,
     )
     pod_template: Mapping[str, Any] | None = optional(
-        "metadata and spec merged into the workers' pods; the keeper takes what schedules its own."
-        " Checked by the API server. A change takes effect in the next run.",
+        "metadata and spec merged into the workers' pods; the keeper takes what schedules its"
+        " own. A change takes effect in the next run.",
         hashed=False,
     )
 

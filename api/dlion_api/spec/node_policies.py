@@ -11,14 +11,14 @@ class Heat:
     """A temperature that a worker's machine should stay below at least 94 % of the time."""
 
     threshold_celsius: float = setting(
-        "of the hottest sensor that the worker's sidecar can read; some kelvins below where the"
-        " hardware throttles.",
+        "of the hottest sensor that the sidecar can read; some kelvins below where the hardware"
+        " throttles.",
         above=0,
         maximum=150,
         unit="°C",
     )
     min_compute_share: float = setting(
-        "least share of the time in which a worker may compute, however hot it is.",
+        "least share of the time for computing, however hot it is.",
         default=0.1,
         minimum=0.01,
         maximum=1,
@@ -30,8 +30,8 @@ class Demand:
     """How a worker follows what other work takes from its machine's processors."""
 
     prediction: Literal["auto", "none"] = setting(
-        "auto: its part of the batch follows forecasts, where they have been better than the"
-        " measured speed; none: the measured speed alone.",
+        "auto: the batch follows forecasts, while they have been better than the measured speed;"
+        " none: that speed alone.",
         default="auto",
     )
 
@@ -41,9 +41,9 @@ class NodePolicies:
     """What workers owe to the machines that they run on."""
 
     heat: Heat | None = optional(
-        "limits the compute of each worker whose machine would become too hot; default: no limit.",
+        "limits the compute of workers whose machine would become too hot.",
     )
     demand: Demand = setting(
-        "how each worker follows what other work takes from its machine's processors.",
+        "how workers follow other work on their machines.",
         default=Demand(),
     )

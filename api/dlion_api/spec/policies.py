@@ -40,8 +40,8 @@ class GlobalBatchSize:
         "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
     )
     growth: bool | None = optional(
-        "whether it changes. Default: true with exchange policies dlion and dlion-published, and"
-        " with batching policy goodput; else false."
+        "whether it changes. Default: true with policies dlion and dlion-published, and batching"
+        " policy goodput."
     )
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
@@ -54,7 +54,7 @@ class GlobalBatchSize:
         unit="samples",
     )
     warmup_fraction: float = setting(
-        "share of the training set at which the warm-up ends (as recalled).",
+        "share of the training set after which warm-up ends (as recalled).",
         default=0.01,
         minimum=0,
         maximum=1,
@@ -107,13 +107,13 @@ class Batching:
     """How the global batch is divided among the workers."""
 
     policy: Literal["even", "goodput", "weighted"] = setting(
-        "equal shares, or shares that follow each worker's measured samples per second; with"
-        " goodput the global batch follows the measured gradient noise too (docs/exchange.md).",
+        "equal shares, or by measured samples per second; with goodput the global batch follows"
+        " the gradient noise too (docs/exchange.md).",
         default="weighted",
     )
     data_fraction: float | None = optional(
-        "part of the batch that is divided by the workers' numbers of samples instead. Default: 0.5"
-        " with dataset.watch, unless the policy is even; else 0.",
+        "part of the batch divided by numbers of samples instead. Default: 0.5 with"
+        " dataset.watch, unless policy is even; else 0.",
         minimum=0,
         maximum=1,
     )
@@ -135,10 +135,10 @@ class Exchange:
         max_length=63,
     )
     parameters: Mapping[str, Any] = setting(
-        "parameters of that policy, each with a default (docs/policies.md).", default={}
+        "parameters of that policy (docs/policies.md).", default={}
     )
     codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "int2", "polyline"] = setting(
-        "encoding of values on the wire; weights use at least float16, except with polyline.",
+        "encoding of values; weights use at least float16, except with polyline.",
         default="float16",
     )
     codec_decimals: int = setting(
@@ -148,12 +148,12 @@ class Exchange:
         maximum=9,
     )
     index_codec: Literal["fast", "smallest"] = setting(
-        "encoding of the indices of sent entries: the smallest in whole bytes, or the smallest of"
-        " all (Golomb-Rice, varints), which needs more CPU.",
+        "encoding of indices: smallest in whole bytes, or smallest of all (Golomb-Rice, varints),"
+        " which needs more CPU.",
         default="fast",
     )
     weighting: Literal["sample_mean", "dlion_ratio"] = setting(
-        "weight of a gradient: its samples over all samples, or (published form, as recalled) over"
+        "a gradient's weight: its samples over all samples, or (published form, as recalled) over"
         " the receiver's.",
         default="sample_mean",
     )
@@ -166,32 +166,31 @@ class Exchange:
         )
     )
     grouping: Literal["links", "learned"] = setting(
-        "what topology clustered makes groups of (docs/clustering.md): measured rates of links, or"
-        " what a small network predicts of them, for workers that move.",
+        "what clustered makes groups of (docs/clustering.md): measured rates, or predicted ones,"
+        " for workers that move.",
         default="links",
     )
     degree: int | None = optional(
-        "number of peers of a worker, for randomRegular and bipartite; the default for bipartite is"
-        " all of the other side.",
+        "peers of a worker, for randomRegular and bipartite; default for bipartite: all of the"
+        " other side.",
         minimum=1,
         maximum=10000,
         unit="workers",
     )
     propagation: Literal["all", "selective"] = setting(
-        "to which peers a gradient is sent in each step: to all, or (selective, for dlion) to a"
-        " few; the others receive the sum of the missed gradients later.",
+        "send a gradient to all peers in each step, or (selective, for dlion) to a few and the"
+        " sum of missed ones later.",
         default="all",
     )
     propagation_peers: int = setting(
-        "with selective, the number of peers in one step, unless propagationWithin requires more"
-        " (our default).",
+        "with selective, peers in one step, unless propagationWithin requires more (our default).",
         default=4,
         minimum=1,
         maximum=10000,
         unit="workers",
     )
     propagation_within: int = setting(
-        "with selective, each peer is served at least once in this many steps (our default).",
+        "with selective, each peer is served within this many steps (our default).",
         default=32,
         minimum=1,
         maximum=10000,
@@ -201,34 +200,34 @@ class Exchange:
         "send the largest entries only (Max N); off: whole gradients.", default=True
     )
     floor_percent: float = setting(
-        "minimum of Max N's N, as far as the link's budget allows (as recalled).",
+        "minimum of Max N's N, if the link's budget allows (as recalled).",
         default=0.85,
         minimum=0,
         maximum=100,
         unit="percent",
     )
     cpu_fraction: float = setting(
-        "CPU limit of dlion's exchange, as a part of the gradient's CPU time. Sending may use half"
-        " of it. Each link may always send 64 KiB (our default).",
+        "CPU limit of dlion's exchange, relative to the gradient's; sending may use half. Each"
+        " link may always send 64 KiB (our default).",
         default=0.2,
         above=0,
         maximum=100,
     )
     residual: Literal["none", "shared", "perLink"] = setting(
-        "what happens to entries that dlion does not send: dropped; kept, once for all links; kept"
-        " for each link (memory for one gradient each).",
+        "entries that dlion does not send are dropped; kept, once for all links; or kept for each"
+        " link (memory for one gradient each).",
         default="none",
     )
 
     quarantine: Literal["off", "majority"] = setting(
-        "whether a worker is quarantined once most of the others, and at least two, have named it "
-        "by `UnusualValues`; on clusters, most of those of a site (docs/revocation.md).",
+        "shut out a worker that most of the others, and at least two, have named by"
+        " `UnusualValues`; on clusters, most at a site (docs/revocation.md).",
         default="off",
     )
     robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(
-        "what is done about contributions that are plausible and wrong (docs/robustness.md):"
-        " nothing; a warning that names the worker; also a bound of their norms; a mean without"
-        " extreme values; or only the contributions nearest to each other.",
+        "against plausible, wrong contributions (docs/robustness.md): nothing; a warning that"
+        " names the worker; also a bound of norms; a mean without extreme values; or only those"
+        " nearest to each other.",
         default="detect",
     )
 
@@ -348,7 +347,7 @@ class KnowledgeTransfer:
         "iterations between comparisons (as recalled).", default=100, minimum=1, maximum=10**6
     )
     lambda_: float = setting(
-        "share of the best worker's weights in the merge (as recalled).",
+        "share of the best worker's weights (as recalled).",
         default=0.75,
         minimum=0,
         maximum=1,

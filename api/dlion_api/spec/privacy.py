@@ -22,11 +22,11 @@ class Privacy:
     """Gaussian noise on clipped gradients of single samples (docs/privacy.md)."""
 
     clip_norm: float = setting(
-        "largest norm of one sample's gradient; a larger one is scaled down to it.",
+        "largest norm of one sample's gradient; larger ones are scaled down.",
         maximum=10**6,
     )
     noise_multiplier: float = setting(
-        "standard deviation of the noise on the sum of a batch's gradients, relative to clipNorm.",
+        "standard deviation of the noise on a batch's summed gradients, relative to clipNorm.",
         maximum=1000,
     )
     delta: float = setting(

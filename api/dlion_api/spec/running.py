@@ -12,17 +12,16 @@ class Network:
     """How workers reach each other."""
 
     exposure: Literal["PodNetwork", "NodePort", "LoadBalancer", "Gateway"] = setting(
-        "how other sites reach a worker: at its pod's address; at ports of its site's nodes; at a"
-        " load balancer; or by server name, through one port of its site.",
+        "how other sites reach a worker: at its pod; at ports of nodes; at a load balancer; or by"
+        " server name, through one port of its site.",
         default="PodNetwork",
     )
     link_shape: Literal["sharedUplink", "perPeer", "auto"] = setting(
-        "whether a worker's links share one uplink or have one rate each; auto measures it.",
+        "whether a worker's links share an uplink or have one rate each; auto measures it.",
         default="auto",
     )
     bandwidth_fraction: float = setting(
-        "share of a link's bandwidth that the exchange may use; other traffic has the rest (default"
-        " ours).",
+        "share of a link's bandwidth for the exchange (default ours).",
         default=0.3,
         above=0,
         maximum=1,
@@ -41,16 +40,16 @@ class Tls:
     """Where the workers' certificates come from."""
 
     mode: Literal["Managed", "Secret", "CertManager", "Disabled"] = setting(
-        "which authority signs at each site: the operator's; one in a Secret of the job's"
-        " namespace; or one that cert-manager creates. Disabled: no TLS, links are open to anyone.",
+        "who signs at each site: the operator; an authority in a Secret of the job's namespace;"
+        " or one that cert-manager creates. Disabled: no TLS, links are open to anyone.",
         default="Managed",
     )
     secret_name: str | None = optional(
-        "Secret with the authority's certificate and key (tls.crt, tls.key), in mode Secret.",
+        "Secret with tls.crt and tls.key, in mode Secret.",
         **OBJECT_NAME_FORM,
     )
     issuer_name: str | None = optional(
-        "issuer from which cert-manager gets the authority's certificate, in mode CertManager.",
+        "issuer of the authority's certificate, in mode CertManager.",
         **OBJECT_NAME_FORM,
     )
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = setting(

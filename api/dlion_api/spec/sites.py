@@ -22,32 +22,28 @@ class Resources:
     """Resources of each worker's container, as in a pod."""
 
     requests: Mapping[str, str] = setting(
-        "guaranteed to a worker. Of a device (nvidia.com/gpu) it is the limit, too.",
+        "guaranteed to a worker; of a device (nvidia.com/gpu) also the limit.",
         default={},
         quantity=True,
         max_items=16,
     )
-    limits: Mapping[str, str] = setting(
-        "upper limits of a worker.", default={}, quantity=True, max_items=16
-    )
+    limits: Mapping[str, str] = setting("upper limits.", default={}, quantity=True, max_items=16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Workers of one site with equal resources, image and pods."""
 
-    name: str = setting(
-        "name of the group within its site.", **LABEL_FORM, max_length=GROUP_NAME_LENGTH
-    )
+    name: str = setting("name of the group.", **LABEL_FORM, max_length=GROUP_NAME_LENGTH)
     workers: int = setting(
-        "number of workers. May differ between sites while a change is rolled out.",
+        "number of workers.",
         minimum=1,
         maximum=MAX_WORKERS_PER_GROUP,
         hashed=False,
     )
     image: str = setting(
-        "container image of its workers; empty: trainer.image, else the chart's. A change takes"
-        " effect in the next run.",
+        "container image; empty: trainer.image, else the chart's. A change takes effect in the"
+        " next run.",
         default="",
         max_length=IMAGE_LENGTH,
         hashed=False,
@@ -58,14 +54,14 @@ class Group:
         hashed=False,
     )
     node_selector: Mapping[str, LabelValue] = setting(
-        "labels that a node must have. A change takes effect in the next run.",
+        "labels of its nodes. A change takes effect in the next run.",
         default={},
         max_items=16,
         hashed=False,
     )
     pod_template: Mapping[str, Any] | None = optional(
-        "metadata and spec merged into its workers' pods, after those of the job's podTemplate. A"
-        " change takes effect in the next run.",
+        "metadata and spec merged into its pods, after the job's podTemplate. A change takes"
+        " effect in the next run.",
         hashed=False,
     )
 
@@ -76,7 +72,7 @@ class Site:
 
     name: str = setting("name of the site.", **LABEL_FORM, max_length=SITE_NAME_LENGTH)
     groups: tuple[Group, ...] = setting(
-        "groups of equal workers; each becomes one Indexed Job.",
+        "groups of equal workers; each is one Indexed Job.",
         key="name",
         min_items=1,
         max_items=MAX_GROUPS_PER_SITE,

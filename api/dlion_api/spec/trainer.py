@@ -44,7 +44,7 @@ class Program:
         max_length=256,
     )
     file: str | None = optional(
-        "a Python file with the same functions, relative to the manifest.",
+        "such a Python file, relative to the manifest.",
         pattern=r".*[^/]\.py",
         pattern_description="a path that ends in .py",
         max_length=PATH_LENGTH,
@@ -61,7 +61,7 @@ class Optimizer:
     """How weights are updated from a gradient."""
 
     name: Literal["sgd", "adam", "program"] = setting(
-        "the algorithm; program: what the program's optimizer() returns.", default="sgd"
+        "the algorithm; program: its optimizer() returns it.", default="sgd"
     )
     learning_rate: float = setting(
         "size of a step. An optimizer of the program has its own.",
@@ -77,11 +77,11 @@ class Optimizer:
         "adam's guard against division by 0.", default=1e-7, above=0, maximum=1
     )
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = setting(
-        "how the learning rate follows the global batch size, relative to its initial value.",
+        "how the rate follows the global batch size.",
         default="none",
     )
     learning_rate_max_factor: float = setting(
-        "the most by which scaling multiplies the learning rate.",
+        "largest factor of that scaling.",
         default=4.0,
         minimum=1,
         maximum=1000,
@@ -102,15 +102,14 @@ class Evaluation:
     """When replicas are evaluated on the held-out samples."""
 
     every_samples: int = setting(
-        "interval between evaluations, counted over the whole job. One within a round of local"
-        " steps waits for its end, at most an interval.",
+        "interval, counted over the whole job; within a round of local steps it waits for the end.",
         default=5000,
         minimum=1,
         maximum=10**12,
         unit="samples",
     )
     max_samples: int = setting(
-        "held-out samples used each time; the final evaluation takes all.",
+        "held-out samples each time; at the end all.",
         default=2000,
         minimum=1,
         maximum=10**9,
@@ -127,11 +126,11 @@ class Stop:
         "training time.", minimum=1, maximum=INT32_MAX, unit="seconds"
     )
     target_accuracy: float | None = optional(
-        "accuracy on the held-out samples, mean over replicas.", above=0, maximum=1
+        "held-out accuracy, mean over replicas.", above=0, maximum=1
     )
     max_epochs: int | None = optional("passes over the training samples.", minimum=1, maximum=10**6)
     continuous: bool = setting(
-        "train until stopped from outside; model snapshots are written at the checkpoint interval.",
+        "train until stopped; models are saved at the checkpoint interval.",
         default=False,
     )
 
@@ -158,15 +157,15 @@ class Trainer:
     """The model, its data, and how it is trained."""
 
     image: str = setting(
-        "container image of the workers and the keeper; empty: the chart's. A change takes effect"
-        " in the next run.",
+        "container image of workers and keeper; empty: the chart's. A change takes effect in the"
+        " next run.",
         default="",
         max_length=IMAGE_LENGTH,
         hashed=False,
     )
     program: Program = setting("the model.")
     dataset: Dataset = setting("the samples.", default=Dataset())
-    initializer: Initializer = setting("what is downloaded before training.", default=Initializer())
+    initializer: Initializer = setting("downloads before training.", default=Initializer())
     optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
     seed: int = setting("seed of all random numbers.", default=1, minimum=0, maximum=INT32_MAX)
     evaluation: Evaluation = setting("when replicas are evaluated.", default=Evaluation())
@@ -174,25 +173,24 @@ class Trainer:
         "differential privacy of single samples (docs/privacy.md). Default: none."
     )
     freeze: tuple[VariablePattern, ...] = setting(
-        "variables that are neither trained nor exchanged: shell-style patterns of their names.",
+        "variables that are neither trained nor exchanged: shell-style patterns.",
         default=(),
         unique=True,
         max_items=64,
     )
     start_from: str = setting(
-        "an earlier job's model to start from: its .keras file or result folder; empty: a new"
-        " model.",
+        "an earlier model to start from: a .keras file or result folder; empty: a new one.",
         default="",
         max_length=PATH_LENGTH,
     )
     encoder: str = setting(
-        "a trained model that stays as it is (docs/staged.md): a .keras file; the program's model"
-        " then takes its outputs. Empty: none.",
+        "a trained model that stays as it is (docs/staged.md), a .keras file; the program's model"
+        " takes its outputs. Empty: none.",
         default="",
         max_length=PATH_LENGTH,
     )
     hash_weights: bool = setting(
-        "record a hash of the weights after every step (for comparisons; costs time).",
+        "record a hash of the weights after every step (costs time).",
         default=False,
     )
     stop: Stop = setting("when the run ends.")
