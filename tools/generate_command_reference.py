@@ -21,6 +21,8 @@ COMMON = 2
 """An option that this many commands share with the same text is listed once."""
 OF_ALL = {"--help", *(each.opts[-1] for each in dlion.params if isinstance(each, click.Option))}
 """Options of all commands, or of all for clusters, are not repeated in sections."""
+DIFFERENCES = """Without a kubeconfig a pod's service account is
+used; `--request-timeout` is the longest silence of the server (0: no limit)."""
 Record = tuple[str, str]
 HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' help; do not edit. -->
 # The commands
@@ -84,9 +86,16 @@ def most_common(found: Sequence[tuple[click.Option, Record]]) -> list[Record]:
 
 
 def common_section(common: Collection[Record]) -> str:
-    """Return the options that many commands have."""
-    rows = "\n".join(f"- `{names}`: {text}" for names, text in common)
-    return f"## Common options\n\n{rows}\n"
+    """Return the options that many commands have; those that kubectl has, too, only by name."""
+    own = [one for one in common if not is_kubectls(one)]
+    rows = "\n".join(f"- `{names}`: {text}" for names, text in own)
+    same = ", ".join(f"`{names}`" for names, _ in common if is_kubectls((names, "")))
+    return f"## Common options\n\n{rows}\n\nAs kubectl's: {same}. {DIFFERENCES}\n"
+
+
+def is_kubectls(record: Record) -> bool:
+    """Report whether this is an option of a connection."""
+    return any(name.split(",")[0] in OF_ALL - {"--help"} for name in record[0].split())
 
 
 def main() -> int:

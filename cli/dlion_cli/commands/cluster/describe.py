@@ -114,7 +114,6 @@ def describe(connect: Callable[[], JobClient], name: str, output: str) -> None:
     cluster. Then it shows how the run ended or how far it is, and the command that continues it.
 
     \b
-    dlion describe cifar10
     dlion describe runs/digits-20260101-120000
     dlion describe cifar10 -o json | jq -r '.problems[] | .message, .command'
     """

@@ -54,7 +54,6 @@ def doctor(operator_namespace: str, timeout_s: float, output: str, **given: Any)
     failed.
 
     \b
-    dlion doctor --context plant-a -n ml
     dlion doctor -o json | jq '.checks[] | select(.outcome == "failed")'
     """
     from dlion_cli.preflight_checks.machine_checks import machine_checks

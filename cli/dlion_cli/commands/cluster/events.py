@@ -73,7 +73,6 @@ def events(
 
     \b
     dlion events cifar10 --types Warning
-    dlion events cifar10 -o json | jq -r '.[] | .reason'
     """
     if watch and run_id is not None:
         raise click.UsageError("--run lists events of the past: remove --watch")

@@ -89,7 +89,6 @@ def preflight(
 
     \b
     dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
-    dlion preflight sites.yaml --contexts plant-a,plant-b --min-bandwidth 20
     dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'
     """
     if file == manifest == STDIN:

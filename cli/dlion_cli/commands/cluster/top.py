@@ -166,7 +166,6 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     `get` on `pods/proxy`. docs/cluster-commands.md has the columns; `-o wide` shows all.
 
     \b
-    dlion top cifar10 -o wide
     dlion top cifar10 -o json | jq '.workers[] | {worker, samplesPerSecond}'
     """
     reader = LoadReader(name)

@@ -84,7 +84,6 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> N
     It is an entry of the chart's `sites`; with --contexts the whole list.
 
     \b
-    dlion trust show --address plant-a.example:30446
     dlion trust show --contexts plant-a,plant-b,plant-c > sites.yaml
     dlion trust show -o pem | openssl x509 -noout -fingerprint -sha256
     """

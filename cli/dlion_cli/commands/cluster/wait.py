@@ -97,7 +97,6 @@ def wait(
 
     \b
     dlion wait cifar10 && dlion fetch cifar10
-    dlion wait cifar10 --for=training --timeout 600
     dlion wait cifar10 --for=condition=Degraded=False
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -164,8 +164,6 @@ def compare(
     \b
     dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\
         --seeds 3 --target-accuracy 0.9 --seconds 400 --out runs/compared
-    dlion compare job.yaml -e hetero-sys-a -e homo-b --out runs/techniques \\
-        --variant "no transfer:knowledgeTransfer.policy=none"
     """
     if str(file) == STDIN:
         raise click.UsageError("a comparison reads its manifest several times: give a file")
