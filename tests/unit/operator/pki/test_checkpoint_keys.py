@@ -56,8 +56,8 @@ def test_each_worker_run_job_and_site_has_its_own_key() -> None:
 class Site:
     """A coordinator without a port that serves a run of two workers."""
 
-    def __init__(self, *, job_uid: str, tls_mode: str = "Managed") -> None:
-        self.job: Job = load_job(job_document(2, tls={"mode": tls_mode}))
+    def __init__(self, *, job_uid: str) -> None:
+        self.job: Job = load_job(job_document(2))
         self.tokens = Tokens()
         site = self.job.spec.sites[0].name
         self.authority = CertificateAuthority(SiteName(site))
