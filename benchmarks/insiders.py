@@ -1,19 +1,22 @@
 """Measure the effect of one bad worker of four on a job, by the method of `exchange.robustness`.
 
     python benchmarks/insiders.py --out runs.jsonl [--seeds 1 2] [--methods clip] [--part 0/2]
+    python benchmarks/insiders.py --out site.jsonl --site [--seeds 1 2]
     python benchmarks/insiders.py --clean 25 --out clean.jsonl [--steps 1400] [--part 0/2]
     python benchmarks/insiders.py --table runs.jsonl
     python benchmarks/insiders.py --table clean.jsonl
 
 Each run is the quick start's job (digits, four unequal workers at sites of three and one) in
 virtual time. Worker 1, one of three at its site, attacks from its own machine or with its own data
-(tests/support/insider_runs.py). `--clean N` makes 4 N runs without an attacker, which count how
+(tests/support/insider_runs.py). With `--site` both workers of one of three sites do, each digit is
+at two sites, and all sites have two workers. `--dense` takes the network of the tests, whose steps
+need a fifth of the time. `--clean N` makes 4 N runs without an attacker, which count how
 often an honest worker is reported; with `--steps` far beyond the usual, also once all is learned.
 Runs are appended as JSON, one per line; a later call with the same file skips them. `--part i/n`
 makes every n-th run, for several processes. A run takes three to four seconds of CPU.
 
 The script prints the mean final accuracy of the honest replicas and its range over the seeds.
-Marks: the attacker was named by an event `UnusualValues` (N), it was quarantined (Q, with
+Marks: all attackers were named by an event `UnusualValues` (N), they were quarantined (Q, with
 `--methods 'clip + quarantine'`), an honest worker was named (H).
 """
 
@@ -39,6 +42,7 @@ USUAL_STEPS = 120
 METHODS = ("detect", "clip", "trimmed", "krum")
 QUARANTINE = " + quarantine"
 """Suffix of a method with `exchange.quarantine: majority`."""
+MAJORITY = {"exchange.quarantine": "majority"}
 CLOSE = 0.02
 """An attack that costs at most this counts as harmless."""
 SPLITS = ("iid", "bySite")
@@ -58,6 +62,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["adaptive"])
     parser.add_argument("--splits", nargs="+", default=list(SPLITS))
     parser.add_argument("--steps", type=int, help="steps of each run; one file for each number")
+    parser.add_argument("--site", action="store_true", help="one bad site of three; its own file")
+    parser.add_argument("--dense", action="store_true", help="a smaller network; its own file")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th run from the i-th on")
     arguments = parser.parse_args()
     if arguments.table:
@@ -97,6 +103,8 @@ def _make(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         lines = arguments.out.read_text().splitlines()
         done = {tuple(json.loads(line)[name] for name in FIELDS) for line in lines}
+    settings = {"trainer.program": {"file": "dense.py"}} if arguments.dense else {}
+    bad = insider_runs.SITE if arguments.site else insider_runs.WORKER
     part, parts = map(int, arguments.part.split("/"))
     for wanted in _wanted(arguments)[part::parts]:
         if wanted in done:
@@ -106,12 +114,13 @@ def _make(arguments: argparse.Namespace) -> None:
         run = insider_runs.run(
             attack, split=split, policy=policy, robustness=method.partition(" ")[0], seed=seed,
             steps=arguments.steps or STEPS.get(policy, USUAL_STEPS),
-            settings={"exchange.quarantine": "majority"} if QUARANTINE in method else {},
+            settings={**settings, **(MAJORITY if QUARANTINE in method else {})},
+            bad=bad,
         )  # fmt: skip
         found = dict(zip(FIELDS, wanted, strict=True))
         found |= {"accuracy": round(run.accuracy, 4), "steps": run.steps, "problem": run.problem}
         found |= {"named": {str(rank): list(reasons) for rank, reasons in run.named.items()}}
-        found |= {"quarantined": list(run.quarantined)}
+        found |= {"quarantined": list(run.quarantined), "bad": sorted(bad.ranks)}
         found |= {"cpu_s": round(time.process_time() - began_s, 1)}
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
@@ -125,9 +134,10 @@ def _mark(runs: list[dict[str, Any]]) -> str:
 
     each = [one["accuracy"] for one in runs]
     text = f"{_mean(runs):.1%} ({min(each):.1%} to {max(each):.1%})" if any(each) else "diverged"
-    named = sum(str(ATTACKER) in one["named"] for one in runs)
-    honest = sum(any(rank != str(ATTACKER) for rank in one["named"]) for one in runs)
-    quarantined = sum(ATTACKER in one.get("quarantined", ()) for one in runs)
+    pairs = [(one, one.get("bad", [ATTACKER])) for one in runs]
+    named = sum(set(map(str, bad)) <= set(one["named"]) for one, bad in pairs)
+    honest = sum(not set(one["named"]) <= set(map(str, bad)) for one, bad in pairs)
+    quarantined = sum(set(bad) <= set(one.get("quarantined", ())) for one, bad in pairs)
     if named:
         text += " N" if named == len(runs) else f" N {named}/{len(runs)}"
     if quarantined:

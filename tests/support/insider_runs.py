@@ -1,4 +1,4 @@
-"""Simulated jobs in which one worker attacks the others from its own machine or data.
+"""Simulated jobs in which a worker or a site attacks the others from its own machine or data.
 
 For benchmarks/insiders.py and tests/simulated/test_insiders.py. The attacker has a valid identity,
 follows the protocol, and counts its own wrong contribution as the others do. This module changes
@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,6 @@ from dlion_simulator.run import Simulation
 from dlion_worker.training import datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from dlion_api.names import WorkerIdentity
     from dlion_api.protocol.progress import ProgressRecord
     from dlion_simulator.context import WorkerParts
@@ -53,11 +52,44 @@ ENVIRONMENT = {
 ATTACKER = Rank(1)
 
 
+@dataclass(frozen=True)
+class BadWorkers:
+    """Which workers attack, all in the same way, and in which job."""
+
+    ranks: frozenset[Rank]
+    environment: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Settings of the job by dotted path."""
+
+
+WORKER = BadWorkers(frozenset({ATTACKER}), ENVIRONMENT, {})
+"""Worker 1 of four attacks. Its site has three workers."""
+
+_SITES = {"plant-a": range(7), "plant-b": (3, 4, 5, 6, 7, 8, 9), "plant-c": (7, 8, 9, 0, 1, 2)}
+SITE = BadWorkers(
+    frozenset({Rank(0), Rank(1)}),
+    {
+        "name": "three-sites",
+        "workers": [{"cores": cores, "mbitPerS": 100} for cores in (4, 2, 4, 6, 2, 4)],
+        "sites": [{"name": name, "workers": 2} for name in _SITES],
+    },
+    {
+        "sites": [{"name": name, "groups": [{"name": "all", "workers": 2}]} for name in _SITES],
+        "trainer.dataset.siteClasses": [
+            {"site": name, "classes": list(classes)} for name, classes in _SITES.items()
+        ],
+    },
+)
+"""Both workers of one of three sites attack. Each digit is at two sites."""
+
+
 @dataclass
 class Attacker:
     """The attacker's knowledge: what it has sent, and what the others have sent to it."""
 
     rng: np.random.Generator
+    victim: Rank
+    """An honest worker, to be isolated."""
     sent: list[Flat] = field(default_factory=list)
     honest: list[Flat] = field(default_factory=list)
     """Its own correct contributions so far."""
@@ -110,8 +142,8 @@ def _drip(own: Attacker, honest_D: Flat) -> Flat:
 
 
 def _frame(own: Attacker, honest_D: Flat) -> Flat:
-    """The negative of the next worker's last contribution, to isolate that worker."""
-    victim_D = own.others.get(Rank((ATTACKER + 1) % 3))
+    """The negative of the victim's last contribution, to isolate that worker."""
+    victim_D = own.others.get(own.victim)
     return honest_D if victim_D is None else -victim_D
 
 
@@ -146,23 +178,24 @@ class InsiderRun:
 
 
 class _AttackedSimulation(Simulation):
-    """A simulation in which one worker is changed."""
+    """A simulation in which some workers are changed."""
 
-    def __init__(self, attack: str, rank: Rank, **arguments: Any) -> None:
-        self._attack, self._attacking = attack, rank
+    def __init__(self, attack: str, bad: frozenset[Rank], **arguments: Any) -> None:
+        self._attack, self._bad = attack, bad
         super().__init__(**arguments)
 
     def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
         data = super()._data(identity)
-        if self._attack == "label flip" and identity.rank == self._attacking:
+        if self._attack == "label flip" and identity.rank in self._bad:
             flipped = {key: _with_flipped_labels(one) for key, one in data.parts.items()}
             return replace(data, parts=flipped)
         return data
 
     def _parts(self, identity: WorkerIdentity, *rest: Any) -> WorkerParts:
         parts = super()._parts(identity, *rest)
-        if identity.rank == self._attacking and self._attack in ATTACKS:
-            attack_machine(parts.machine.machine, self._attack, seed=parts.job.spec.trainer.seed)
+        if identity.rank in self._bad and self._attack in ATTACKS:
+            seed = parts.job.spec.trainer.seed
+            attack_machine(parts.machine.machine, self._attack, seed=seed, bad=self._bad)
         return parts
 
 
@@ -171,10 +204,10 @@ def _with_flipped_labels(samples: Any) -> Any:
     return x, (9 - np.asarray(y)).astype(np.asarray(y).dtype)
 
 
-def attack_machine(machine: Any, name: str, *, seed: int) -> None:
+def attack_machine(machine: Any, name: str, *, seed: int, bad: frozenset[Rank]) -> None:
     """Let that machine send the contribution of the attack instead of its computed one."""
     machine = getattr(machine, "_machine", machine)  # of a merge of partitions
-    own = Attacker(np.random.default_rng(seed))
+    own = Attacker(np.random.default_rng(seed), victim=Rank(max(bad) + 1))
 
     def changed(honest_D: Flat) -> Flat:
         own.honest.append(honest_D.copy())
@@ -186,7 +219,7 @@ def attack_machine(machine: Any, name: str, *, seed: int) -> None:
         own.others = {
             rank: one.part.weighted(np.float32(1))
             for rank, one in contributions.items()
-            if rank != machine.rank and one.part is not None
+            if rank not in bad and one.part is not None
         }
 
     if isinstance(machine, AnchoredRounds):
@@ -209,7 +242,7 @@ def attack_machine(machine: Any, name: str, *, seed: int) -> None:
         return stepped(replace(done, gradient_D=changed(done.gradient_D)))
 
     def kept(sender: Rank, iteration: int, contribution: Any) -> Any:
-        if contribution.part is not None:
+        if contribution.part is not None and sender not in bad:
             own.others[sender] = contribution.part.weighted(np.float32(1))
         return keep(sender, iteration, contribution)
 
@@ -237,10 +270,11 @@ def run(
     seed: int,
     steps: int,
     settings: Mapping[str, Any] | None = None,
-    environment: Mapping[str, Any] = ENVIRONMENT,
+    bad: BadWorkers = WORKER,
 ) -> InsiderRun:
-    """Simulate one job in which worker 1, one of three at its site, attacks."""
+    """Simulate one job in which those workers attack."""
     fields = {
+        **bad.settings,
         "trainer.dataset.partition": split,
         "trainer.seed": seed,
         "trainer.stop": {"maxSteps": steps},
@@ -257,13 +291,13 @@ def run(
     records: list[ProgressRecord] = []
     with tempfile.TemporaryDirectory(prefix="dlion-insiders-") as folder:
         path = Path(folder) / "environment.yaml"
-        path.write_text(yaml.safe_dump(dict(environment)))
+        path.write_text(yaml.safe_dump(dict(bad.environment)))
         plan = load_environment(str(path)).plan(
             job.workers(), machine_cores=None, duration_s=None, source=""
         )
         simulation = _AttackedSimulation(
             attack,
-            ATTACKER,
+            bad.ranks,
             job=job,
             plan=plan,
             results_dir=Path(folder),
@@ -284,10 +318,10 @@ def run(
     done = 0
     for one in records:
         done = max(done, getattr(one, "iteration", 0) or 0)
-        if isinstance(one, EvaluationRecord) and one.final and one.rank != ATTACKER:
+        if isinstance(one, EvaluationRecord) and one.final and one.rank not in bad.ranks:
             accuracies.append(one.accuracy)
         is_warning = isinstance(one, EventRecord) and one.reason == EventReason.UNUSUAL_VALUES
-        if is_warning and one.rank != ATTACKER:
+        if is_warning and one.rank not in bad.ranks:
             named[int(one.message.split()[1])].add(one.message)
         if isinstance(one, EventRecord) and one.reason == EventReason.WORKER_QUARANTINED:
             quarantined.append(int(one.rank))

@@ -7,9 +7,10 @@ like data, repeated values, and no values.
 
 Not named are workers with other data, a small batch, a slow link, or a model that has converged.
 Neither are a jump back to earlier norms, one round of opposition, and sums beyond a float. One bad
-peer of three or four cannot get an honest one named. The manifest determines which workers are
-compared. With `robustness: off` nothing is found. Policies with a barrier report the findings.
-Few entries of a large model take no memory of its size.
+peer of three or four cannot get an honest one named. All workers of one of three sites are named.
+The manifest determines which workers are compared. With `robustness: off` nothing is found.
+Policies with a barrier report the findings. Few entries of a large model take no memory of its
+size.
 
 Left out: whole jobs, and attacks that are not found (tests/simulated/test_insiders.py).
 """
@@ -79,9 +80,10 @@ def named(
     rounds: int = ROUNDS,
     norms: Mapping[int, float] | None = None,
     opposite: Rank | None = None,
+    attackers: Collection[Rank] = (BAD,),
     seed: int = 0,
 ) -> list[str]:
-    """Return the findings if worker 1 sends this instead of its computed values.
+    """Return the findings if worker 1, or these, send this instead of their computed values.
 
     Honest contributions are a common direction, which changes slowly, plus noise of the same size.
     `norms`: the norms of all from that round on. `opposite`: a worker whose data pull the other
@@ -99,7 +101,7 @@ def named(
             sign = -1 if rank == opposite else 1
             value_D = (sign * common_D + rng.standard_normal(SIZE)) * norm / np.sqrt(2 * SIZE)
             honest_D = value_D.astype(np.float32)
-            found_D = bad(at, honest_D) if bad is not None and rank == BAD else honest_D
+            found_D = bad(at, honest_D) if bad is not None and rank in attackers else honest_D
             part = None if found_D is None else GradientPart(found_D)
             sent[rank] = Contribution(8, part)
         texts += detector.look(sent)
@@ -130,6 +132,25 @@ def drip(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_a_worker_that_deviates_is_named_once(send: Send, text: str, workers: int) -> None:
     (found,) = named(context(workers=workers), send)
     assert found.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("send", "text"),
+    [
+        (lambda _, honest_D: 100 * honest_D, "contributes values with the norm"),
+        (lambda _, honest_D: abs(honest_D), "contributes values of one sign"),
+        (lambda _, honest_D: -honest_D, "contributes values that oppose"),
+        (drip, "contributes values that differ from those of workers of like data"),
+        (lambda *_: None, "has contributed samples and no values in"),
+    ],
+)
+def test_all_workers_of_one_of_three_sites_are_named(send: Send, text: str) -> None:
+    """They agree, so none is compared with another of its site."""
+    about = replace(context(workers=6), sites={Rank(rank): "abc"[rank // 2] for rank in range(6)})
+    found = named(about, send, attackers=(Rank(2), Rank(3)))
+    assert {one.split()[1] for one in found} == {"2", "3"}
+    assert sum(text in one for one in found) == 2
+    assert named(about) == []
 
 
 @pytest.mark.parametrize("workers", [3, 4])
@@ -241,6 +262,21 @@ def test_a_large_contribution_is_named_in_the_second_round_before_divergence() -
     about = context()
     assert named(about, lambda _, honest_D: 100 * honest_D, rounds=1) == []
     assert len(named(about, lambda _, honest_D: 100 * honest_D, rounds=2)) == 1
+
+
+@pytest.mark.parametrize(("policy", "is_named"), [("dlion", False), ("full", True)])
+def test_values_that_a_slow_link_drops_are_no_lasting_difference(
+    policy: str, is_named: bool
+) -> None:
+    """Its largest ones arrive in each step, and the small ones never."""
+    about, rng, texts = context(policy), np.random.default_rng(11), list[str]()
+    detector, common_D = DeviationDetector(about), rng.standard_normal(SIZE)
+    for _ in range(ROUNDS):
+        value_PD = (common_D + 0.3 * rng.standard_normal((4, SIZE))).astype(np.float32)
+        value_PD[BAD][abs(value_PD[BAD]) < 1] = 0
+        parts = enumerate(map(GradientPart, value_PD))
+        texts += detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+    assert any("differ from those" in text for text in texts) == bool(texts) == is_named
 
 
 @given(seed=st.integers(0, 10**6), workers=st.sampled_from([2, 3, 4]))

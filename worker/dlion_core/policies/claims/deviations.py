@@ -5,7 +5,8 @@ Each contribution is reduced to a sketch, a random projection to a few hundred v
 Nothing is sent and no contribution is changed: the result is a text for a warning, once per peer
 and cause. The bounds are wide, since a warning about an honest worker is worth less than none.
 
-- **large**: its norm is far above the largest that any other worker ever had.
+- **large**: its norm is far above the largest that any other worker ever had. Here and below, with
+  three sites or more, only workers of other sites count (`independent`).
 - **opposed**: it points away from workers of like data, which agree with each other.
 - **one-sided**: far more of its entries than of any other worker's have the same sign.
 - **lasting**: it differs from workers of like data in one direction (`lasting_differences`).
@@ -28,7 +29,6 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import nlargest
 from statistics import median
 
 import numpy as np
@@ -39,8 +39,9 @@ from dlion_api.spec import Spec
 from dlion_core.codecs.norms import squared_norm_of
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.claims.cumulative_sums import CumulativeSums
+from dlion_core.policies.claims.independent import largest_elsewhere, units_of
 from dlion_core.policies.claims.lasting_differences import LastingDifferences
-from dlion_core.policies.claims.sent_entries import SentEntries
+from dlion_core.policies.claims.sent_entries import SentEntries, Values
 from dlion_core.policies.claims.sign_balance import sign_balance
 from dlion_core.policies.context import PolicyContext
 
@@ -80,6 +81,10 @@ of 0.3."""
 LITTLE_LEFT = 0.01
 """Part of the middle of the workers' largest norms. Differences of smaller contributions add
 nothing to the sum: once all is learned, each worker's own samples set it apart in one direction."""
+
+LIKE_COUNT = 1.25
+"""Maximum ratio of the entries of a contribution and those of the middle one, or the reverse, for
+a comparison of lasting differences where links drop entries."""
 
 REPEATED_COSINE, CHANGING_COSINE = 0.99, 0.9
 """Cosine of a contribution to the same peer's of `WINDOW` rounds ago, and the same for most other
@@ -129,6 +134,11 @@ def _adds_up(spec: Spec) -> bool:
     return spec.exchange.policy in {"ako", "topk"} or spec.exchange.residual != "none"
 
 
+def _drops(spec: Spec) -> bool:
+    """Return whether what a link does not carry is lost."""
+    return spec.exchange.policy in _SAVING and spec.exchange.residual == "none"
+
+
 @dataclass(frozen=True)
 class _Size:
     """How large a contribution is."""
@@ -144,7 +154,7 @@ class DeviationDetector:
 
     def __init__(self, context: PolicyContext) -> None:
         self._own, self._size = context.rank, context.layout.size
-        self._groups = groups_of_like_data(context)
+        self._groups, self._sites = groups_of_like_data(context), context.sites
         self._empty_rounds = _longest_silence(context.spec)
         self._every = 1 if context.spec.exchange.policy in _IN_ROUNDS else GRADIENT_EVERY
         self._leaves_out = context.spec.exchange.robustness in {"trimmed", "krum"}
@@ -154,7 +164,7 @@ class DeviationDetector:
         self._chance = np.random.default_rng(seed)
         self._sign_R = self._chance.choice(np.array([-1, 1], np.float32), rows)
         self._rounds = self._next_measured = 0
-        self._adds_up = _adds_up(context.spec)
+        self._adds_up, self._drops = _adds_up(context.spec), _drops(context.spec)
         self._largest: dict[Rank, _Size] = {}
         """The largest of each worker so far."""
         self._silent: Counter[Rank] = Counter()
@@ -164,7 +174,7 @@ class DeviationDetector:
         self._opposition = CumulativeSums(OPPOSITION)
         self._one_sidedness = CumulativeSums(ONE_SIDED_EXCESS)
         self._lasting = LastingDifferences(
-            self._groups, self._size, np.random.default_rng((*seed, 1))
+            self._groups, self._size, np.random.default_rng((*seed, 1)), self._sites
         )
         self._lasting_excess = CumulativeSums(LASTING_EXCESS)
         self._repeats = _windows()
@@ -234,6 +244,8 @@ class DeviationDetector:
             taken_of[rank] = self._lasting.taken(sent)
         found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
         found += self._one_sided_ones(balance_of)
+        if self._drops:
+            taken_of = _of_like_count(taken_of)
         found += self._lasting_ones(taken_of, sizes)
         for group in self._groups:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
@@ -246,13 +258,13 @@ class DeviationDetector:
                 max(one.norm, before.norm), max(one.comparable, before.comparable)
             )
         found = []
-        usual = nlargest(2, (size.norm for size in self._largest.values()))
+        units = units_of(self._largest, self._sites)
+        norms = largest_elsewhere({at: size.norm for at, size in self._largest.items()}, units)
+        comparables = largest_elsewhere(
+            {at: size.comparable for at, size in self._largest.items()}, units
+        )
         for rank, one in sizes.items():
-            if one.norm <= LARGE_RATIO * usual[-1]:  # at most that of the largest other
-                continue
-            others = [size for at, size in self._largest.items() if at != rank]
-            norm = max((size.norm for size in others), default=0.0)
-            comparable = max((size.comparable for size in others), default=0.0)
+            norm, comparable = norms[rank], comparables[rank]
             is_known = not self._leaves_out or any(
                 rank in group and len(group) >= MIN_WORKERS for group in self._groups
             )
@@ -261,7 +273,8 @@ class DeviationDetector:
                 self._large[rank] += 1
                 if self._large[rank] >= LARGE_ROUNDS:
                     text = f"contributes values with the norm {one.norm:.2g}; the largest of all"
-                    found.append((rank, "large", f"{text} others so far is {norm:.2g}"))
+                    others = "others" if units[rank] == rank else "other sites"
+                    found.append((rank, "large", f"{text} {others} so far is {norm:.2g}"))
         return found
 
     def _empty_ones(
@@ -307,12 +320,15 @@ class DeviationDetector:
             return []
         sizes = {rank: abs(one) for rank, one in balance_of.items()}
         found = []
+        units = units_of(sizes, self._sites)
+        largest = largest_elsewhere(sizes, units)
         for rank, one in sizes.items():
-            usual = max(size for at, size in sizes.items() if at != rank)
+            usual = largest[rank]
             self._one_sidedness.add(rank, one - usual)
             if self._one_sidedness.of(rank) >= LIMIT:
                 text = f"contributes values of one sign: {(1 + one) / 2:.0%} of them,"
-                text = f"{text} at most {(1 + usual) / 2:.0%} of any other worker's"
+                others = "any other worker's" if units[rank] == rank else "any other site's"
+                text = f"{text} at most {(1 + usual) / 2:.0%} of {others}"
                 found.append((rank, "one-sided", text))
         return found
 
@@ -351,6 +367,18 @@ class DeviationDetector:
                 text = f"contributes what it contributed {WINDOW} measured rounds ago"
                 found.append((rank, "repeated", text))
         return found
+
+
+def _of_like_count(taken_of: Mapping[Rank, Values]) -> dict[Rank, Values]:
+    """Return those with about as many entries as most: where a link never carries small values,
+    they differ from the others' in one direction."""
+    counts = {rank: int(np.count_nonzero(one)) for rank, one in taken_of.items()}
+    usual = median(counts.values()) if counts else 0
+    return {
+        rank: taken_of[rank]
+        for rank, count in counts.items()
+        if usual <= LIKE_COUNT * count <= LIKE_COUNT**2 * usual
+    }
 
 
 def _windows() -> defaultdict[Rank, deque[float]]:

@@ -19,12 +19,13 @@ Legend: D entries, K those that are compared, M workers of a team, E pairs of a 
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.names import Rank
+from dlion_core.policies.claims.independent import units_of
 from dlion_core.policies.claims.sent_entries import SentEntries
 from dlion_core.policies.claims.sign_balance import MIN_SIGNS
 
@@ -48,12 +49,23 @@ class LastingDifferences:
     """The differences between workers of like data so far."""
 
     def __init__(
-        self, groups: Iterable[frozenset[Rank]], size: int, chance: np.random.Generator
+        self,
+        groups: Iterable[frozenset[Rank]],
+        size: int,
+        chance: np.random.Generator,
+        sites: Mapping[Rank, str] | None = None,
     ) -> None:
-        """`chance`: must not be known to others: they could spare the entries or choose a team."""
+        """`chance`: must not be known to others: they could spare the entries or choose a team.
+
+        `sites`: of each worker; without them each counts for itself.
+        """
         count = min(size, MAX_ENTRIES)
         self._taken_K = np.sort(chance.choice(size, count, replace=False))
-        self.teams = [_Team(ranks, count) for group in groups for ranks in _teams(group, chance)]
+        self.teams = [
+            _Team(ranks, count, units_of(ranks, sites or {}))
+            for group in groups
+            for ranks in _teams(group, chance)
+        ]
 
     def forget(self, rank: Rank) -> None:
         """Drop the differences of a worker that left."""
@@ -87,8 +99,9 @@ def _teams(group: frozenset[Rank], chance: np.random.Generator) -> list[list[Ran
 class _Team:
     """Workers of which each pair is compared."""
 
-    def __init__(self, ranks: Sequence[Rank], count: int) -> None:
+    def __init__(self, ranks: Sequence[Rank], count: int, units: Mapping[Rank, Hashable]) -> None:
         self.ranks = list(ranks)
+        self._unit_of = [units[rank] for rank in ranks]
         pairs = list(itertools.combinations(range(len(ranks)), 2))
         self._first_E, self._second_E = np.array(pairs, np.intp).T
         self._mean_EK = np.zeros((len(pairs), count), np.float32)
@@ -114,7 +127,7 @@ class _Team:
         for at in present:
             others = sorted(cosine_MM[at, other] for other in present if other != at)
             middles[at] = float(others[(len(others) - 1) // 2])
-        return {self.ranks[at]: middles[at] - _usual(middles, at) for at in present}
+        return {self.ranks[at]: middles[at] - self._usual(middles, at) for at in present}
 
     def _add(self, pair: int, one_K: NDArray[np.float32], other_K: NDArray[np.float32]) -> float:
         """Take a pair's signs of this round; return their cosine to the mean of earlier ones."""
@@ -130,8 +143,10 @@ class _Team:
         self._rounds_E[pair] += 1
         return cosine
 
-
-def _usual(middles: Mapping[int, float], at: int) -> float:
-    """Return the largest of the others, without those that may be bad too: a quarter in all."""
-    others = sorted(middle for other, middle in middles.items() if other != at)
-    return max(OWN_SAMPLES, others[-max(1, len(middles) // 4)])
+    def _usual(self, middles: Mapping[int, float], at: int) -> float:
+        """Return the largest of the others, without those that may be bad too: a quarter in all, or
+        its site."""
+        own = self._unit_of[at]
+        others = sorted(one for other, one in middles.items() if self._unit_of[other] != own)
+        count = max(1, len(middles) // 4)
+        return max([OWN_SAMPLES, *others[-count:][:1]])
