@@ -227,11 +227,11 @@ def test_a_program_that_cannot_run_here_is_not_run(
 ) -> None:
     """A note or a warning reports it: the manifest is valid."""
     failing = f"{PROBABILITIES.text}\n\nraise ValueError\n"
-    manifest = own_job(tmp_path, failing, dataset={"path": "none.npz", "format": "npz"})
+    manifest = own_job(tmp_path, failing, encoder="none.keras")
     assert main(["validate", manifest]) == 0
     captured = capsys.readouterr()
     assert "is valid, its program not run: its data are not here" in captured.out
-    assert "job.yaml: warning: trainer.dataset.path: no such file or directory: " in captured.err
+    assert "job.yaml: warning: trainer.encoder: no such file or directory: " in captured.err
     assert "On this machine `dlion run` would end with 66" in captured.err
     assert main(["validate", manifest, "--no-run"]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -239,6 +239,19 @@ def test_a_program_that_cannot_run_here_is_not_run(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["validate", manifest]) == 0
     assert "its program not run: TensorFlow is not installed here" in capsys.readouterr().out
+
+
+def test_a_fault_is_found_without_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = PROBABILITIES.text.replace("layers.Dense(16,", "Own(16,")
+    manifest = own_job(tmp_path, failing, dataset={"path": "none.npz", "format": "npz"})
+    assert main(["validate", manifest]) == ExitCode.PROGRAM
+    error = capsys.readouterr().err
+    assert "mine.py:" in error
+    assert "NameError: name 'Own' is not defined" in error
+    assert "use --no-run" in error
+    assert main(["validate", manifest, "--no-run"]) == 0
 
 
 @pytest.mark.parametrize("program", [None, "mine.py"])
@@ -256,6 +269,9 @@ def test_missing_data_are_a_warning_and_an_error_of_run(
     assert (result["valid"], result["exitCode"]) == (True, 0)
     warned, _, ends = result["warning"].partition(". On this machine ")
     assert ends == "`dlion run` would end with 66"
+    assert ("made-up samples [4] with 3 classes; one batch trained" in result["note"]) == bool(
+        program
+    )
     assert main(["run", *words]) == ExitCode.DATA
     assert warned in " ".join(capsys.readouterr().err.split())
 

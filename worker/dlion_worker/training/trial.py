@@ -1,5 +1,7 @@
 """One batch of a program, before a run: everything that its trainers will call, once.
 
+Of the manifest's data it reads no more than it uses. Without them here, it makes samples up.
+
 A separate process (`python -m dlion_worker.training.trial`), as a program may do anything. It
 reads a request from standard input and writes its answer to a file, both JSON.
 """
@@ -12,8 +14,10 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import ExitCode
@@ -22,6 +26,7 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.program_traceback import program_traceback
 from dlion_worker.training import datasets, programs
+from dlion_worker.training.building import new_keras_model
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
@@ -31,6 +36,8 @@ from dlion_worker.training.programs.compiled import unused_optimizer
 
 MAX_BATCH, MAX_EVALUATED = 32, 64
 """Samples: enough to call everything, few enough to take no time."""
+MADE_UP_SIZE = 32
+"""Length of each dimension that the model's input leaves open."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +45,69 @@ class ProgramTrial:
     """What a trial has found."""
 
     text: str
-    parameters: int
-    """Trained entries of the model."""
+    parameters: int | None
+    """Trained entries of the model; None: it could not be trained without its data."""
 
 
-def try_program(job: Job, *, data_root: Path, program_root: Path) -> ProgramTrial:
+def try_program(
+    job: Job, *, data_root: Path, program_root: Path, has_data: bool = True
+) -> ProgramTrial:
     """Train the first worker's model on one batch of its data, evaluate and save it.
 
     The program's functions are called in the order of a run: `load_data` may set what `build_model`
-    reads. Raises: ProgramError, DataError.
+    reads. Without `has_data` the samples are made up, as the model takes them. Raises:
+    ProgramError, DataError.
     """
     trainer, worker = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
     with tempfile.TemporaryDirectory() as folder:  # callbacks may write
-        data = datasets.load(job, worker, program=program, data_root=data_root)
+        if has_data:
+            data = datasets.load(
+                job, worker, program=program, data_root=data_root, max_samples=MAX_EVALUATED
+            )
+            samples = f"{worker.name} has {data.samples + data.unread_samples:,} samples"
+        elif (found := _made_up(program, trainer)) is None:
+            return ProgramTrial(
+                "its program builds a model; its data, and so shapes, unknown", None
+            )
+        else:
+            data = found
+            samples = f"made-up samples {list(data.input_shape)}"
         model = model_of(program, data, trainer)
         with contextlib.chdir(folder):
             loss = _train_one_batch(model, data, trainer, rank=worker.rank)
     size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
     note = unused_optimizer(model.program, trainer.optimizer)
-    found = "" if math.isnan(loss) else f": loss {loss:.4g}"
+    shown = "" if math.isnan(loss) else f": loss {loss:.4g}"
     text = (
-        f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
-        f"samples with {kind}; one batch trained{found}{note and f'. Note: {note}'}"
+        f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {samples} with {kind}; one batch "
+        f"trained{shown}{note and f'. Note: {note}'}"
     )
     return ProgramTrial(text, size)
+
+
+def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.DataSet | None:
+    """Samples for the model's own input, with labels for its outputs.
+
+    None: it has no single input and output of a known shape. Raises: ProgramError.
+    """
+    model = new_keras_model(program, (), 0, trainer.seed)
+    try:
+        (place,), (output,) = model.inputs, model.outputs
+        shape = [MADE_UP_SIZE if each is None else int(each) for each in place.shape[1:]]
+        class_count = max(2, int(output.shape[-1]))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    random = np.random.default_rng(trainer.seed)
+    x: NDArray[Any]
+    if np.issubdtype(place.dtype, np.integer):  # perhaps an index: 0 is always allowed
+        x = np.zeros((MAX_EVALUATED, *shape), np.int32)
+    elif trainer.dataset.format == "npz":
+        x = random.random((MAX_EVALUATED, *shape), np.float32)
+    else:
+        x = random.integers(0, 256, (MAX_EVALUATED, *shape), np.uint8)
+    y = (np.arange(MAX_EVALUATED) % class_count).astype(np.int32)
+    return datasets.DataSet({"": (x, y)}, x, y, class_count, training_set_samples=len(y))
 
 
 def _train_one_batch(
@@ -106,6 +151,7 @@ def main() -> None:
             load_job(request["job"]),
             data_root=Path(request["dataRoot"]),
             program_root=Path(request["programRoot"]),
+            has_data=request["hasData"],
         )
         answer = {"exitCode": 0, "text": found.text, "parameters": found.parameters}
     except (DLionError, OSError) as error:

@@ -85,9 +85,10 @@ def validate(
 ) -> int:
     """Validate manifests and environment files; `-` reads standard input.
 
-    A program of your own is run on one batch of the first worker's data; missing data are a
-    warning. The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read,
-    and 67 if the program is missing, has no build_model(), or fails.
+    A program of your own is run on one batch of the first worker's data. Missing data are a
+    warning; the batch is then made up, as the model takes it. The exit code is 65 if a document is
+    invalid, 66 if a file or the data cannot be read, and 67 if the program is missing, has no
+    build_model(), or fails.
     """
     checks = DocumentChecks(
         data_root=data_root if runs_programs else None,
@@ -220,7 +221,8 @@ def _try_program(
         return ProgramOutcome()
     if importlib.util.find_spec("tensorflow") is None:
         return ProgramOutcome("its program not run: TensorFlow is not installed here")
-    if not has_data:
+    own, dataset = not program.builtin, job.spec.trainer.dataset
+    if not has_data and not (own and dataset.path and not job.spec.trainer.encoder):
         return ProgramOutcome("its program not run: its data are not here")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -228,6 +230,7 @@ def _try_program(
             "job": job.to_document(),
             "dataRoot": str(checks.data_root.resolve()),
             "programRoot": str(root),
+            "hasData": has_data,
             "answer": str(answer),
         }
         # A file: a pipe would be open for as long as processes that the program started.
@@ -250,8 +253,9 @@ def _try_program(
             found = {"exitCode": ExitCode.PROGRAM, "text": text}
     text, code = found["text"], ExitCode(found["exitCode"])
     if code is ExitCode.OK:
-        return ProgramOutcome(f"its program trains: {text}", parameters=found["parameters"])
-    is_of_data = re.search(r"load_data\(.*failed", text)
+        tried = "its program trains: " if found["parameters"] is not None else ""
+        return ProgramOutcome(f"{tried}{text}", parameters=found["parameters"])
+    is_of_data = not has_data or re.search(r"load_data\(.*failed", text)
     advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
     field = next(each for each in ("file", "module", "builtin") if getattr(program, each))
     field = f"program.{field}"

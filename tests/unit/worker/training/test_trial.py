@@ -4,13 +4,14 @@ A program of each shape is tried on one batch, without effects left. The trial f
 run finds seconds later or at its end. Examples are another input shape, an undefined name, values
 that are not finite, a layer that Keras cannot save, and an object that is not an optimizer. The
 model is built once, after the data are loaded, as in a run. The sites of the example need each
-other.
+other. Of a manifest's data only what is used is read; without them, samples are made up.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import numpy as np
 import pytest
 import yaml
 
-from dlion_api.errors import ProgramError
+from dlion_api.errors import DataError, ProgramError
 from dlion_api.spec import load_job
-from dlion_worker.training import programs
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.framework import keras
 from dlion_worker.training.trial import try_program
 from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
 
@@ -83,6 +85,83 @@ def test_a_function_with_a_wrong_result_is_found(
     assert change[0] in PROBABILITIES.text
     with pytest.raises(ProgramError, match=message):
         tried(tmp_path, make_job, PROBABILITIES.text.replace(*change), optimizer)
+
+
+PIXELS = """
+import keras
+
+
+def build_model():
+    first = keras.Input((None, None, 3))
+    last = keras.layers.GlobalAveragePooling2D()(first)
+    return keras.Model(first, keras.layers.Dense(5)(last))
+"""
+
+
+def test_no_more_samples_are_read_than_used(tmp_path: Path, make_job: Any) -> None:
+    """The last images are not readable."""
+    (tmp_path / "mine.py").write_text(PIXELS)
+    image = keras.utils.array_to_img(np.zeros((4, 4, 3)))
+    for number in range(400):
+        path = tmp_path / "data" / f"class-{number // 200}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    for number in range(380, 400):
+        (tmp_path / "data" / "class-1" / f"{number}.png").write_bytes(b"unreadable")
+    trainer = {"program": {"file": "mine.py"}}
+    dataset = {"path": "data", "format": "images", "partition": "iid", "evaluationFraction": 0.3}
+    job = make_job(trainer=trainer, **dataset)
+    found = try_program(job, data_root=tmp_path, program_root=tmp_path)
+    assert re.search(r"plant-a/small-0 has 9[34] samples with 2 classes", found.text), found.text
+    program = programs.load(job.spec.trainer.program, directory=tmp_path)
+    with pytest.raises(DataError, match=r"3[89]\d\.png"):
+        datasets.load(job, job.workers()[0], program=program, data_root=tmp_path)
+
+
+INTEGERS = """
+import keras
+from keras import layers
+
+
+def build_model():
+    first = keras.Input((6,), dtype="int32")
+    return keras.Sequential([first, layers.Embedding(2, 4), layers.Flatten(), layers.Dense(1)])
+"""
+
+
+WITHOUT_INPUT = """
+import keras
+
+
+def build_model():
+    return keras.Sequential([keras.layers.Dense(2)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "found"),
+    [
+        (PIXELS, "images", "made-up samples [32, 32, 3] with 5 classes; one batch trained: loss "),
+        (INTEGERS, "npz", "made-up samples [6] with 2 classes; one batch trained: loss "),
+        (PIXELS.replace("None, None", "8, 8"), "npz", "made-up samples [8, 8, 3] with 5 classes"),
+        (WITHOUT_INPUT, "npz", "its program builds a model"),
+    ],
+    ids=["any size", "integers", "floats", "without input"],
+)
+def test_without_data_samples_are_made_up(
+    tmp_path: Path, make_job: Any, text: str, form: str, found: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    job = make_job(trainer={"program": {"file": "mine.py"}}, path="absent", format=form)
+    assert found in try_program(job, data_root=tmp_path, program_root=tmp_path, has_data=False).text
+
+
+def test_a_fault_is_found_in_made_up_samples(tmp_path: Path, make_job: Any) -> None:
+    text = f"{PIXELS}\n\ndef loss(y, outputs):\n    return y - outputs[:, :2]\n"
+    (tmp_path / "mine.py").write_text(text)
+    job = make_job(trainer={"program": {"file": "mine.py"}}, path="absent", format="images")
+    with pytest.raises(ProgramError, match=r"loss\(y_true, y_pred\)"):
+        try_program(job, data_root=tmp_path, program_root=tmp_path, has_data=False)
 
 
 def test_a_model_is_built_once(tmp_path: Path, make_job: Any) -> None:

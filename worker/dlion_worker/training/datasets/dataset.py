@@ -40,6 +40,8 @@ class DataSet:
     """Samples of all workers, as far as the manifest determines it. Where each has its own data,
     assumes as many as this worker has."""
     near_duplicates_left_out: int = 0
+    unread_samples: int = 0
+    """Samples of the share that a trial has not read."""
     files: Mapping[str, Fingerprint] = field(default_factory=dict)
     """Watched files as of reading, whether or not they contain samples of this worker."""
     augment: Augment | None = None

@@ -49,18 +49,21 @@ def load(
     data_root: Path,
     cache: DatasetCache | None = None,
     held_out_only: bool = False,
+    max_samples: int | None = None,
 ) -> DataSet:
     """Return this worker's share and the held-out samples.
 
     Without a name or path in the manifest, the program's `load_data` is called. `cache`: sources
     already opened for other workers of the same job. `held_out_only`: leave out the share of a name
-    or path, for a process that only evaluates.
+    or path, for a process that only evaluates. `max_samples`: of a name or path, read no more
+    of the share and of the held-out samples than so many each; None: all.
 
     With `trainer.encoder`, the samples are its outputs.
 
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
-    data = _load(job, identity, program, data_root, cache or DatasetCache(), held_out_only)
+    cache = cache or DatasetCache()
+    data = _load(job, identity, program, data_root, cache, held_out_only, max_samples)
     data = replace(data, augment=augmentation_of(program))
     trainer, exchange = job.spec.trainer, job.spec.exchange
     if not trainer.encoder:
@@ -77,18 +80,19 @@ def _load(
     data_root: Path,
     cache: DatasetCache,
     held_out_only: bool,
+    max_samples: int | None,
 ) -> DataSet:
     spec = job.spec.trainer.dataset
     if spec.name is None and spec.path is None:
         return _from_program(job, identity, program)
     if spec.name is not None:
         named_source = cache.get(("name", spec.name), partial(_named, spec.name))
-        return _shared(job, identity, *named_source, None, cache, held_out_only)
+        return _shared(job, identity, *named_source, None, cache, held_out_only, max_samples)
     root = dataset_root(job.spec.trainer, data_root)
     path, evaluation, names = open_sources.locate(spec, identity, root)
     held_out: Samples | None = None
     if evaluation:
-        open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)
+        open_held_out = partial(open_sources.open_held_out, evaluation, spec, names, max_samples)
         held_out = cache.arrays(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
         assert held_out is not None  # required by the manifest's validation
@@ -100,7 +104,7 @@ def _load(
     source = cache.source(path, open_path, reads_all=_reads_all(job))
     if held_out is None and spec.format == "npz" and path.is_file():
         held_out = cache.get(("held out", str(path)), partial(npz.read_held_out, path))
-    return _shared(job, identity, source, held_out, names, cache, held_out_only)
+    return _shared(job, identity, source, held_out, names, cache, held_out_only, max_samples)
 
 
 def _named(name: str) -> tuple[SampleSource, Samples | None]:
@@ -124,12 +128,14 @@ def _shared(
     names: list[str] | None,
     cache: DatasetCache,
     held_out_only: bool,
+    max_samples: int | None,
 ) -> DataSet:
     """One worker's share of a source that every worker reads."""
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
     index_N = np.arange(len(source.labels))
     if held_out is None:
         held_out_N, index_N = held_out_split(len(index_N), spec.evaluation_fraction, seed)
+        held_out_N = held_out_N[:max_samples]
         held_out = cache.get(
             ("split", source.name),
             lambda: (source.read(held_out_N), source.labels[held_out_N]),
@@ -139,9 +145,11 @@ def _shared(
         return _without_share(held_out, class_count)
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
     own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
-    x, y = checked(source.read(index_N[own_K]), source.labels[index_N[own_K]], source.name)
+    read_K = index_N[own_K[:max_samples]]
+    x, y = checked(source.read(read_K), source.labels[read_K], source.name)
     check_alike(held_out[0], tuple(x.shape[1:]), "held-out samples")
-    return _of_one_part(spec, (x, y), held_out, class_count=class_count, total=total)
+    data = _of_one_part(spec, (x, y), held_out, class_count=class_count, total=total)
+    return replace(data, unread_samples=len(own_K) - len(read_K))
 
 
 def _without_share(held_out: Samples, class_count: int) -> DataSet:

@@ -74,10 +74,13 @@ def open_path(
     return sources[0] if len(sources) == 1 else JoinedSource(str(path), sources)
 
 
-def open_held_out(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> Samples:
-    """All samples of the evaluation path. Raises: DataError."""
+def open_held_out(
+    path: Path, spec: Dataset, class_names: Sequence[str] | None, max_samples: int | None = None
+) -> Samples:
+    """All samples of the evaluation path, or the first `max_samples`. Raises: DataError."""
     source = open_path(path, spec, class_names, npz.read_evaluation)
-    return checked(source.read(np.arange(len(source.labels))), source.labels, source.name)
+    labels = source.labels[:max_samples]
+    return checked(source.read(np.arange(len(labels))), labels, source.name)
 
 
 def class_names(path: Path, spec: Dataset, evaluation_path: Path | None) -> list[str] | None:
