@@ -210,6 +210,8 @@ def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: st
 
 def cells(**parameters: Any) -> list[str]:
     """Return the notebook's code, with these parameters after the cell of that tag."""
+    # Without nbclient, which needs Jupyter's kernel: with IPython, ZeroMQ and Tornado some 35
+    # packages. Its kernel is another process, whose variables the test could not read.
     document = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
     found = []
     for cell in document["cells"]:
