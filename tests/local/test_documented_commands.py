@@ -2,7 +2,7 @@
 
 Every command of the tutorial that needs no cluster runs in the order of the page, in a folder with
 only the examples. The results match the claims of the page. Each shell command of README.md and of
-the tutorial runs here or is of a kind listed below.
+the tutorial runs here or is of a kind listed below. So does each command of README.md's table.
 
 Left out: commands for clusters (tests/cluster), and `make setup` and `make test`, which run this.
 The first example trains for less than its minute. `make quickstart` is slow.
@@ -26,12 +26,25 @@ pytestmark = pytest.mark.patient
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
 BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`]+)`")
 HERE_DOCUMENT = re.compile(r"<<'(\w+)'\n.*?^\1$", re.MULTILINE | re.DOTALL)
 LEFT_OUT = re.compile(
     r"make (setup|test|quickstart)\b|\. \.venv/bin/activate|helm |kubectl "
     r"|dlion (submit|get|describe|events|top|wait|scale|watch|logs|fetch)\b"
     r"|dlion (suspend|resume|delete|trust|preflight)\b"
 )
+READ_ONLY = "dlion ls\ndlion logs runs/mine\n"
+"""Commands of README.md's table that the tutorial lacks."""
+RUN_ELSEWHERE = {
+    "calibrate": "local/test_calibrate.py",
+    "describe": "cluster/test_cli.py",
+    "doctor": "local/test_doctor.py",
+    "fetch": "cluster/test_cli.py",
+    "replay": "local/test_replay.py",
+    "submit": "cluster/test_cli.py",
+    "top": "cluster/test_cli.py",
+}
+"""Commands of README.md that need a cluster, or a minute, with the test that runs them."""
 
 
 def commands(block: str) -> list[str]:
@@ -87,8 +100,9 @@ def document(path: Path) -> Any:
 def test_the_tutorial_runs_from_top_to_bottom(clone: Path) -> None:
     blocks = runnable_blocks(ROOT / "docs" / "tutorial.md")
     assert len(blocks) >= 6, "the page has blocks marked as shell"
-    output = "".join(shell(block, clone) for block in blocks)
+    output = "".join(shell(block, clone) for block in (*blocks, READ_ONLY))
     runs = clone / "runs"
+    assert re.search(r"^\s*slow-links +simulate +succeeded", output, re.MULTILINE)
     assert (runs / "digits" / "report.html").is_file()
     assert "mine/job.yaml: DLionJob default/own-model#1 is valid, its program trains" in output
     for name in ("mine", "slow-links"):
@@ -112,6 +126,21 @@ def test_each_shell_command_runs_or_is_excluded(page: Path) -> None:
         assert runnable_blocks(page) == []  # otherwise run them here, too
     else:
         assert runnable_blocks(page)
+
+
+def test_each_command_of_the_readme_runs_in_a_test() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    table = text.partition("| command | what it does |")[2].partition("\n\n")[0]
+    spans = [span for row in table.splitlines()[2:] for span in CODE.findall(row.split(" | ")[0])]
+    lines = [line for block in BLOCK.findall(text) for line in commands(block)]
+    named = {span.removeprefix("dlion ").split()[0] for span in spans}
+    named |= {line.split()[1] for line in lines if line.startswith("dlion ")}
+    run = "\n".join([*runnable_blocks(PAGES[1]), READ_ONLY])
+    here = {name for name in named if re.search(rf"^dlion {name}\b", run, re.MULTILINE)}
+    assert len(here) >= 8
+    assert named - here == set(RUN_ELSEWHERE)
+    for name, test in RUN_ELSEWHERE.items():
+        assert f'"{name}"' in (ROOT / "tests" / test).read_text(encoding="utf-8"), name
 
 
 @pytest.mark.slow
