@@ -32,8 +32,8 @@ BANNED_PARTS = {
     *("told", "said", "says", "seen", "whoever", "whom", "nobody", "somebody", "anew"),
     *("asker", "learnt", "anybody", "everybody", "tell", "tells"),
 }
-FOREIGN_NAMES = {"tell", "Tell"}
-"""`tell` is a method of files, `Tell` a call on the wire."""
+FOREIGN_NAMES = {"tell"}
+"""`tell` is a method of files."""
 QUAINT_BOUND = re.compile(r"_?(?:most|least)_(?!common$)", re.IGNORECASE)
 """A bound is `max_` or `min_`; `most_common` is a method of `collections.Counter`."""
 FRAGMENT = re.compile(r"(?:Of|That|Those) ")

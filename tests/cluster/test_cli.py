@@ -974,7 +974,7 @@ def test_preflight_checks_what_an_api_server_reports(
 
     before = found()
     assert before["definition"]["outcome"] == "ok", before["definition"]
-    assert "there is no operator in namespace" in before["operator"]["seen"]
+    assert "there is no operator in namespace" in before["operator"]["observed"]
     assert before["clock"]["outcome"] == "ok"
     figures = before["clock"]["figures"]
     assert figures["clock_ahead_at_least_s"] <= 0 <= figures["clock_ahead_at_most_s"]
@@ -988,7 +988,7 @@ def test_preflight_checks_what_an_api_server_reports(
         after = found()
     finally:
         helm.run("uninstall", "dlion", "-n", kubectl.namespace)
-    assert "dlion-operator is not ready" in after["operator"]["seen"]
+    assert "dlion-operator is not ready" in after["operator"]["observed"]
     assert [after[name]["outcome"] for name in ("service", "list", "trust")] == ["ok"] * 3
     assert after["streams"]["outcome"] == "unknown"
 

@@ -85,10 +85,10 @@ def test_all_checks_run_in_bounded_time_despite_faults(tmp_path: Path) -> None:
     options = ["--kubeconfig", config, "-n", "ml", "--timeout", "20"]
     code, found = doctor_within(30.0, *options, TMPDIR=str(tmp_path / "absent"))
     assert code == 69
-    assert "nothing listens there" in found["api server"]["seen"]
+    assert "nothing listens there" in found["api server"]["observed"]
     assert found["nodes"]["outcome"] == "unknown"
     assert found["temporary files"]["outcome"] == "failed"
-    assert found["temporary files"]["seen"].startswith(str(tmp_path / "absent"))
+    assert found["temporary files"]["observed"].startswith(str(tmp_path / "absent"))
     assert found["loopback"]["outcome"] == "ok"
 
 
@@ -157,6 +157,6 @@ def test_missing_extras_are_listed(tmp_path: Path) -> None:
     assert done.stdout, done.stderr
     found = {each["check"]: each for each in json.loads(done.stdout)["checks"]}
     assert done.returncode == 69
-    assert "the extra is not installed" in found["kubeconfig"]["seen"]
+    assert "the extra is not installed" in found["kubeconfig"]["observed"]
     assert "[cluster]" in found["kubeconfig"]["advice"]
     assert found["memory"]["outcome"] in ("ok", "warning")

@@ -35,7 +35,7 @@ from dlion_operator.federation import client as dialling_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import outbound_reports as telling_module
 from dlion_operator.federation import service as service_module
-from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting, to_wire
+from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, site_hello, to_wire
 from dlion_operator.federation.refusals import FederationRefusalReason
 from dlion_operator.federation.reports import (
     Heartbeat,
@@ -347,7 +347,7 @@ IN_TLS: dict[str, Callable[[Scene], ServerIdentity | None]] = {
     "its own authority's": lambda scene: scene.identity(A),
 }
 
-HELLO = greeting(B, A).SerializeToString()
+HELLO = site_hello(B, A).SerializeToString()
 WHOLE = to_wire(
     RunReported(JOB, report(B, 1).spec, report(B, 1).workers, report(B, 1).figures)
 ).SerializeToString()
@@ -372,22 +372,22 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], FederationRefusalReason]] = {
     "another site's name on a good authority": (forged, [HELLO], Reason.BAD_CERTIFICATE),
     "a worker's certificate": (of_a_worker, [HELLO], Reason.BAD_CERTIFICATE),
     "claims to be another site": (
-        Scene.identity, [greeting(C, A).SerializeToString()], Reason.BAD_CERTIFICATE,
+        Scene.identity, [site_hello(C, A).SerializeToString()], Reason.BAD_CERTIFICATE,
     ),
     "claims to be the called site": (
-        Scene.identity, [greeting(A, A).SerializeToString()], Reason.BAD_CERTIFICATE,
+        Scene.identity, [site_hello(A, A).SerializeToString()], Reason.BAD_CERTIFICATE,
     ),
     "claims to be an unknown site": (
-        Scene.identity, [greeting(SiteName("x"), A).SerializeToString()],
+        Scene.identity, [site_hello(SiteName("x"), A).SerializeToString()],
         Reason.BAD_CERTIFICATE,
     ),
     "takes it for another site": (
-        Scene.identity, [greeting(B, C).SerializeToString()], Reason.WRONG_SITE,
+        Scene.identity, [site_hello(B, C).SerializeToString()], Reason.WRONG_SITE,
     ),
     "no greeting": (Scene.identity, [WHOLE], Reason.MALFORMED),
     "an empty statement": (Scene.identity, [b""], Reason.MALFORMED),
     "no site's name": (
-        Scene.identity, [greeting(SiteName("B/"), A).SerializeToString()], Reason.MALFORMED,
+        Scene.identity, [site_hello(SiteName("B/"), A).SerializeToString()], Reason.MALFORMED,
     ),
     "garbage": (Scene.identity, [b"\xff" * 99], Reason.MALFORMED),
     "garbage after the greeting": (Scene.identity, [HELLO, b"\x0a\xff"], Reason.MALFORMED),
@@ -472,7 +472,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
 
 async def called(channel: grpc.aio.Channel, contents: list[bytes]) -> grpc.aio.AioRpcError:
     """Return the status with which the call with these messages ended."""
-    stream = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+    stream = channel.stream_stream("/dlion.v1alpha1.Federation/Report")()
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call has ended
         for content in contents:
             await stream.write(content)
@@ -534,7 +534,7 @@ async def test_a_refusal_of_a_certificate_waits_for_the_greeting(folder: Path) -
         assert at.called.node is not None
         service = at.called.node.service
         streams = service.streams
-        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")()
         await until(lambda: service.streams > streams)
         assert not service.refusals
         await call.write(HELLO)
@@ -547,15 +547,15 @@ async def test_a_refusal_of_a_certificate_waits_for_the_greeting(folder: Path) -
 async def test_silent_callers_that_are_refused_hold_few_streams(folder: Path) -> None:
     async with scene(folder) as at, at.channel(forged(at)) as channel:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service_module, "GREETING_WAIT_S", LONG_S)
-            open_stream = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+            patch.setattr(service_module, "HELLO_WAIT_S", LONG_S)
+            open_stream = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
             calls = [open_stream() for _ in range(service_module.MAX_WAITING_REFUSALS + 3)]
             await until(lambda: sum(call.done() for call in calls) == 3)
             for call in calls:
                 call.cancel()
         patient, begun_s = open_stream(), time.monotonic()
         assert await patient.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert time.monotonic() - begun_s >= 0.9 * service_module.GREETING_WAIT_S
+        assert time.monotonic() - begun_s >= 0.9 * service_module.HELLO_WAIT_S
 
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -580,7 +580,7 @@ async def test_a_huge_statement_is_refused(folder: Path) -> None:
 @within
 async def test_the_newest_stream_of_a_site_is_used(folder: Path) -> None:
     async with scene(folder) as at, at.channel(at.identity()) as channel:
-        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
         older, newer = call(), call()
         for stream in (older, newer):
             await stream.write(HELLO)
@@ -601,11 +601,11 @@ async def test_a_workers_certificate_does_not_replace_an_operator(folder: Path) 
     async with scene(folder) as at, at.channel(of_a_worker(at)) as channel:
         assert at.called.node is not None
         service = at.called.node.service
-        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
         measure = channel.stream_unary("/dlion.v1alpha1.Federation/Measure")
         silent = [call() for _ in range(service_module.MAX_STREAMS)] + [measure()]
         async with at.channel(at.identity()) as honest:
-            stream = honest.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+            stream = honest.stream_stream("/dlion.v1alpha1.Federation/Report")()
             await stream.write(HELLO)
             assert await stream.read() is not grpc.aio.EOF
         async with asyncio.timeout(service_module.SILENT_AFTER_S / 2):
@@ -622,10 +622,10 @@ async def test_the_streams_of_a_site_are_bounded(folder: Path) -> None:
         at.channel(at.identity()) as channel,
         at.channel(at.identity(C)) as other,
     ):
-        third = other.stream_stream("/dlion.v1alpha1.Federation/Tell")()
-        await third.write(greeting(C, A).SerializeToString())
+        third = other.stream_stream("/dlion.v1alpha1.Federation/Report")()
+        await third.write(site_hello(C, A).SerializeToString())
         await third.read()
-        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
         streams = [call() for _ in range(service_module.MAX_STREAMS_OF_SITE + 3)]
         await until(lambda: sum(stream.done() for stream in streams) == 3)
         for stream in (each for each in streams if each.done()):

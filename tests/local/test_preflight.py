@@ -64,15 +64,15 @@ def test_operators_are_found_or_faults_reported(
                 assert [each["check"] for (site, _), each in found.items() if site == name] == [
                     "bundle", "dns", "port", "tls", "clock",
                 ]  # fmt: skip
-                assert found[name, "tls"]["seen"].startswith(f"operator.{name}.dlion by its")
+                assert found[name, "tls"]["observed"].startswith(f"operator.{name}.dlion by its")
                 least, most = found[name, "clock"]["figures"].values()
                 assert -60 < least <= 0 < most < a.life.total_seconds()
             new_bundle = CertificateAuthority(A).bundle_pem.decode()
             wrong = entry(a, bundle=new_bundle), entry(c, address=entry(b)["address"])
             code, found = await looked_at(tmp_path, capsys, *wrong)
             assert code == ExitCode.UNAVAILABLE
-            assert "by another authority" in found[A, "tls"]["seen"]
-            assert "certificate for operator.plant-b.dlion" in found[C, "tls"]["seen"]
+            assert "by another authority" in found[A, "tls"]["observed"]
+            assert "certificate for operator.plant-b.dlion" in found[C, "tls"]["observed"]
             code, found = await looked_at(tmp_path, capsys, entry(a), entry(c))
             assert code == ExitCode.UNAVAILABLE
             assert found[A, "tls"]["outcome"] == "ok"

@@ -89,8 +89,8 @@ STATEMENTS = st.one_of(
 def test_any_bytes_become_a_statement_or_are_refused(content: bytes) -> None:
     try:
         message = wire.Statement.FromString(content)
-        if message.HasField("greeting"):
-            sites_of(message.greeting)
+        if message.HasField("hello"):
+            sites_of(message.hello)
         else:
             statement_of(message, B)
     except (ContractError, DecodeError):

@@ -23,7 +23,7 @@ from dlion_api.wire import coordination_pb2, coordination_pb2_grpc, measuring_pb
 from dlion_api.wire import keeping_pb2 as keeping
 from dlion_api.wire.exchange_pb2 import Frame, Hello
 from dlion_core.links.framing import PROTOCOL
-from dlion_operator.federation.messages import greeting
+from dlion_operator.federation.messages import site_hello
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.artifact_server.service import SERVICE as KEEPING
 from dlion_worker.security.credential_store import make_pod_proof
@@ -357,14 +357,14 @@ def put(prove: Prove = OF_WORKER, **changes: Callable[[Scene], Any]) -> Act:
 
 def federate(
     prove: Prove = of_operator,
-    messages: Callable[[Scene], list[bytes]] = lambda _: [greeting(B, A).SerializeToString()],
+    messages: Callable[[Scene], list[bytes]] = lambda _: [site_hello(B, A).SerializeToString()],
 ) -> Act:
     """Open a stream to plant-a's operator."""
 
     def act(at: Scene) -> Ended:
         root, name = at.authorities[A].bundle_pem, OperatorIdentity(A).dns_name
         with channel(at.address_of("federation"), root, name, prove(at)) as made:
-            method = made.stream_stream("/dlion.v1alpha1.Federation/Tell")
+            method = made.stream_stream("/dlion.v1alpha1.Federation/Report")
             return _streamed(method, messages(at))
 
     return act
@@ -374,4 +374,4 @@ def sends(*messages: bytes) -> Callable[[Scene], list[bytes]]:
     return lambda _: list(messages)
 
 
-GREETING = greeting(B, A).SerializeToString()
+GREETING = site_hello(B, A).SerializeToString()

@@ -13,7 +13,7 @@ from dlion_api.names import SiteName
 from dlion_api.protocol.refusals import MAX_CSR_BYTES
 from dlion_api.wire import coordination_pb2
 from dlion_core.links.framing import MAX_FRAME_BYTES, PROTOCOL
-from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting
+from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, site_hello
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
 from hostile_answers import (
@@ -217,9 +217,9 @@ SERVED: tuple[Case, ...] = (
          federate(operator_of_b_by_a)),
     Case("federation", "a worker's certificate", "BadCertificate", federate(rightful)),
     Case("federation", "another site claimed", "BadCertificate",
-         federate(messages=sends(greeting(SiteName("plant-c"), A).SerializeToString()))),
+         federate(messages=sends(site_hello(SiteName("plant-c"), A).SerializeToString()))),
     Case("federation", "another site expected", "WrongSite",
-         federate(messages=sends(greeting(B, SiteName("plant-c")).SerializeToString()))),
+         federate(messages=sends(site_hello(B, SiteName("plant-c")).SerializeToString()))),
     Case("federation", "no statement", "Malformed",
          federate(messages=sends(GREETING, b"\xff" * 99))),
     Case("federation", "too long a statement", "Malformed",

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64lion_api/wire/federation.proto\x12\x0e\x64lion.v1alpha1\";\n\tLinkChunk\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\":\n\nLinkTiming\x12\x13\n\x0btimed_bytes\x18\x01 \x01(\x04\x12\x17\n\x0freceiver_micros\x18\x02 \x01(\x04\"\xc4\x01\n\tStatement\x12,\n\x08greeting\x18\x01 \x01(\x0b\x32\x18.dlion.v1alpha1.GreetingH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.dlion.v1alpha1.RunReportH\x00\x12\'\n\x04gone\x18\x03 \x01(\x0b\x32\x17.dlion.v1alpha1.RunGoneH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.dlion.v1alpha1.HeartbeatH\x00\x42\x06\n\x04what\")\n\x08Greeting\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\"\x17\n\x07Welcome\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"\xf6\x01\n\tRunReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.dlion.v1alpha1.RunSpec\x12+\n\x07workers\x18\x03 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunWorkers\x12+\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunFigures\x12\x17\n\nbundle_pem\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x33\n\x0brevocations\x18\x06 \x01(\x0b\x32\x1e.dlion.v1alpha1.RunRevocationsB\r\n\x0b_bundle_pem\">\n\x0eRunRevocations\x12,\n\x07revoked\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.RevokedName\"+\n\x0bRevokedName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x92\x01\n\x07RunSpec\x12\x11\n\tspec_hash\x18\x01 \x01(\x0c\x12\x33\n\x06\x66ields\x18\x02 \x03(\x0b\x32#.dlion.v1alpha1.RunSpec.FieldsEntry\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x85\x01\n\nRunWorkers\x12+\n\x06wanted\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.dlion.v1alpha1.SiteMember\x12\x0f\n\x07settled\x18\x03 \x01(\x08\x12\x0c\n\x04left\x18\x04 \x03(\r\"9\n\x0bWorkerPlace\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xb5\x01\n\nSiteMember\x12*\n\x05place\x18\x01 \x01(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_accuracy\"p\n\nRunFigures\x12\x10\n\x08training\x18\x01 \x01(\x08\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x03 \x01(\x01\x12&\n\x05links\x18\x04 \x03(\x0b\x32\x17.dlion.v1alpha1.LinksTo\"Q\n\x07LinksTo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\"\x16\n\x07RunGone\x12\x0b\n\x03run\x18\x01 \x01(\t2\x90\x01\n\nFederation\x12>\n\x04Tell\x12\x19.dlion.v1alpha1.Statement\x1a\x17.dlion.v1alpha1.Welcome(\x01\x30\x01\x12\x42\n\x07Measure\x12\x19.dlion.v1alpha1.LinkChunk\x1a\x1a.dlion.v1alpha1.LinkTiming(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64lion_api/wire/federation.proto\x12\x0e\x64lion.v1alpha1\";\n\tLinkChunk\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\":\n\nLinkTiming\x12\x13\n\x0btimed_bytes\x18\x01 \x01(\x04\x12\x17\n\x0freceiver_micros\x18\x02 \x01(\x04\"\xc2\x01\n\tStatement\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.dlion.v1alpha1.SiteHelloH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.dlion.v1alpha1.RunReportH\x00\x12\'\n\x04gone\x18\x03 \x01(\x0b\x32\x17.dlion.v1alpha1.RunGoneH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.dlion.v1alpha1.HeartbeatH\x00\x42\x06\n\x04what\"*\n\tSiteHello\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0f\n\x07to_site\x18\x02 \x01(\t\"\x17\n\x07Welcome\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0b\n\tHeartbeat\"\xf6\x01\n\tRunReport\x12\x0b\n\x03run\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.dlion.v1alpha1.RunSpec\x12+\n\x07workers\x18\x03 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunWorkers\x12+\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x1a.dlion.v1alpha1.RunFigures\x12\x17\n\nbundle_pem\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x33\n\x0brevocations\x18\x06 \x01(\x0b\x32\x1e.dlion.v1alpha1.RunRevocationsB\r\n\x0b_bundle_pem\">\n\x0eRunRevocations\x12,\n\x07revoked\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.RevokedName\"+\n\x0bRevokedName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x92\x01\n\x07RunSpec\x12\x11\n\tspec_hash\x18\x01 \x01(\x0c\x12\x33\n\x06\x66ields\x18\x02 \x03(\x0b\x32#.dlion.v1alpha1.RunSpec.FieldsEntry\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x85\x01\n\nRunWorkers\x12+\n\x06wanted\x18\x01 \x03(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.dlion.v1alpha1.SiteMember\x12\x0f\n\x07settled\x18\x03 \x01(\x08\x12\x0c\n\x04left\x18\x04 \x03(\r\"9\n\x0bWorkerPlace\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\"\xb5\x01\n\nSiteMember\x12*\n\x05place\x18\x01 \x01(\x0b\x32\x1b.dlion.v1alpha1.WorkerPlace\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x19\n\x11measuring_address\x18\x05 \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_accuracy\"p\n\nRunFigures\x12\x10\n\x08training\x18\x01 \x01(\x08\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x03 \x01(\x01\x12&\n\x05links\x18\x04 \x03(\x0b\x32\x17.dlion.v1alpha1.LinksTo\"Q\n\x07LinksTo\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\"\x16\n\x07RunGone\x12\x0b\n\x03run\x18\x01 \x01(\t2\x92\x01\n\nFederation\x12@\n\x06Report\x12\x19.dlion.v1alpha1.Statement\x1a\x17.dlion.v1alpha1.Welcome(\x01\x30\x01\x12\x42\n\x07Measure\x12\x19.dlion.v1alpha1.LinkChunk\x1a\x1a.dlion.v1alpha1.LinkTiming(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,35 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINKTIMING']._serialized_start=112
   _globals['_LINKTIMING']._serialized_end=170
   _globals['_STATEMENT']._serialized_start=173
-  _globals['_STATEMENT']._serialized_end=369
-  _globals['_GREETING']._serialized_start=371
-  _globals['_GREETING']._serialized_end=412
-  _globals['_WELCOME']._serialized_start=414
-  _globals['_WELCOME']._serialized_end=437
-  _globals['_HEARTBEAT']._serialized_start=439
-  _globals['_HEARTBEAT']._serialized_end=450
-  _globals['_RUNREPORT']._serialized_start=453
-  _globals['_RUNREPORT']._serialized_end=699
-  _globals['_RUNREVOCATIONS']._serialized_start=701
-  _globals['_RUNREVOCATIONS']._serialized_end=763
-  _globals['_REVOKEDNAME']._serialized_start=765
-  _globals['_REVOKEDNAME']._serialized_end=808
-  _globals['_RUNSPEC']._serialized_start=811
-  _globals['_RUNSPEC']._serialized_end=957
-  _globals['_RUNSPEC_FIELDSENTRY']._serialized_start=912
-  _globals['_RUNSPEC_FIELDSENTRY']._serialized_end=957
-  _globals['_RUNWORKERS']._serialized_start=960
-  _globals['_RUNWORKERS']._serialized_end=1093
-  _globals['_WORKERPLACE']._serialized_start=1095
-  _globals['_WORKERPLACE']._serialized_end=1152
-  _globals['_SITEMEMBER']._serialized_start=1155
-  _globals['_SITEMEMBER']._serialized_end=1336
-  _globals['_RUNFIGURES']._serialized_start=1338
-  _globals['_RUNFIGURES']._serialized_end=1450
-  _globals['_LINKSTO']._serialized_start=1452
-  _globals['_LINKSTO']._serialized_end=1533
-  _globals['_RUNGONE']._serialized_start=1535
-  _globals['_RUNGONE']._serialized_end=1557
-  _globals['_FEDERATION']._serialized_start=1560
-  _globals['_FEDERATION']._serialized_end=1704
+  _globals['_STATEMENT']._serialized_end=367
+  _globals['_SITEHELLO']._serialized_start=369
+  _globals['_SITEHELLO']._serialized_end=411
+  _globals['_WELCOME']._serialized_start=413
+  _globals['_WELCOME']._serialized_end=436
+  _globals['_HEARTBEAT']._serialized_start=438
+  _globals['_HEARTBEAT']._serialized_end=449
+  _globals['_RUNREPORT']._serialized_start=452
+  _globals['_RUNREPORT']._serialized_end=698
+  _globals['_RUNREVOCATIONS']._serialized_start=700
+  _globals['_RUNREVOCATIONS']._serialized_end=762
+  _globals['_REVOKEDNAME']._serialized_start=764
+  _globals['_REVOKEDNAME']._serialized_end=807
+  _globals['_RUNSPEC']._serialized_start=810
+  _globals['_RUNSPEC']._serialized_end=956
+  _globals['_RUNSPEC_FIELDSENTRY']._serialized_start=911
+  _globals['_RUNSPEC_FIELDSENTRY']._serialized_end=956
+  _globals['_RUNWORKERS']._serialized_start=959
+  _globals['_RUNWORKERS']._serialized_end=1092
+  _globals['_WORKERPLACE']._serialized_start=1094
+  _globals['_WORKERPLACE']._serialized_end=1151
+  _globals['_SITEMEMBER']._serialized_start=1154
+  _globals['_SITEMEMBER']._serialized_end=1335
+  _globals['_RUNFIGURES']._serialized_start=1337
+  _globals['_RUNFIGURES']._serialized_end=1449
+  _globals['_LINKSTO']._serialized_start=1451
+  _globals['_LINKSTO']._serialized_end=1532
+  _globals['_RUNGONE']._serialized_start=1534
+  _globals['_RUNGONE']._serialized_end=1556
+  _globals['_FEDERATION']._serialized_start=1559
+  _globals['_FEDERATION']._serialized_end=1705
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ class LinkChunk(_message.Message):
     TO_SITE_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     site: _builtins.str
-    """as in a greeting, on the first chunk"""
+    """as in a hello, on the first chunk"""
     to_site: _builtins.str
     """likewise"""
     payload: _builtins.bytes
@@ -73,12 +73,12 @@ Global___LinkTiming: _TypeAlias = LinkTiming  # noqa: Y015
 class Statement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    GREETING_FIELD_NUMBER: _builtins.int
+    HELLO_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def greeting(self) -> Global___Greeting: ...
+    def hello(self) -> Global___SiteHello: ...
     @_builtins.property
     def run(self) -> Global___RunReport: ...
     @_builtins.property
@@ -88,23 +88,23 @@ class Statement(_message.Message):
     def __init__(
         self,
         *,
-        greeting: Global___Greeting | None = ...,
+        hello: Global___SiteHello | None = ...,
         run: Global___RunReport | None = ...,
         gone: Global___RunGone | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "greeting", b"greeting", "heartbeat", b"heartbeat", "run", b"run", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "heartbeat", b"heartbeat", "hello", b"hello", "run", b"run", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "greeting", b"greeting", "heartbeat", b"heartbeat", "run", b"run", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "heartbeat", b"heartbeat", "hello", b"hello", "run", b"run", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["greeting", "run", "gone", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["hello", "run", "gone", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Statement: _TypeAlias = Statement  # noqa: Y015
 
 @_typing.final
-class Greeting(_message.Message):
+class SiteHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SITE_FIELD_NUMBER: _builtins.int
@@ -125,7 +125,7 @@ class Greeting(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Greeting: _TypeAlias = Greeting  # noqa: Y015
+Global___SiteHello: _TypeAlias = SiteHello  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):

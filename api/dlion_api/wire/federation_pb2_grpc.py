@@ -36,8 +36,8 @@ class FederationStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Tell = channel.stream_stream(
-                '/dlion.v1alpha1.Federation/Tell',
+        self.Report = channel.stream_stream(
+                '/dlion.v1alpha1.Federation/Report',
                 request_serializer=dlion__api_dot_wire_dot_federation__pb2.Statement.SerializeToString,
                 response_deserializer=dlion__api_dot_wire_dot_federation__pb2.Welcome.FromString,
                 _registered_method=True)
@@ -53,9 +53,9 @@ class FederationServicer:
     certificates by their own site's authority. A refused stream has its reason in the trailing metadata.
     """
 
-    def Tell(self, request_iterator, context):
-        """Sends a greeting, then changes, and heartbeats when there are none. The only answer accepts the
-        greeting; the stream lasts until it breaks.
+    def Report(self, request_iterator, context):
+        """Sends a hello, then changes, and heartbeats when there are none. The only answer accepts the
+        hello; the stream lasts until it breaks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ class FederationServicer:
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Tell': grpc.stream_stream_rpc_method_handler(
-                    servicer.Tell,
+            'Report': grpc.stream_stream_rpc_method_handler(
+                    servicer.Report,
                     request_deserializer=dlion__api_dot_wire_dot_federation__pb2.Statement.FromString,
                     response_serializer=dlion__api_dot_wire_dot_federation__pb2.Welcome.SerializeToString,
             ),
@@ -97,7 +97,7 @@ class Federation:
     """
 
     @staticmethod
-    def Tell(request_iterator,
+    def Report(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -110,7 +110,7 @@ class Federation:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/dlion.v1alpha1.Federation/Tell',
+            '/dlion.v1alpha1.Federation/Report',
             dlion__api_dot_wire_dot_federation__pb2.Statement.SerializeToString,
             dlion__api_dot_wire_dot_federation__pb2.Welcome.FromString,
             options,

@@ -35,7 +35,7 @@ class Check:
             "site": self.site,
             "check": self.name,
             "outcome": str(self.outcome),
-            "seen": self.observed,
+            "observed": self.observed,
             "advice": self.advice,
             "figures": dict(self.figures),
         }

@@ -63,7 +63,7 @@ def _exposure(operator: OperatorSnapshot, site: Site, job: Job) -> Check:
 
 def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     if isinstance(cluster.nodes, DLionError):
-        return query_error_check(site.name, "room", cluster.nodes)
+        return query_error_check(site.name, "capacity", cluster.nodes)
     sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
     runtime = _runtime_spec(cluster)
     placed = [(group, _placement(job, group, runtime)) for group in site.groups]
@@ -78,11 +78,11 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     if impossible:
         advice = "Reduce the requests, select other nodes (nodeSelector), or add a larger node"
         observed = f"{observed}; {'; '.join(impossible)}"
-        return Check(site.name, "room", CheckOutcome.FAIL, observed, advice)
+        return Check(site.name, "capacity", CheckOutcome.FAIL, observed, advice)
     if any(each.placed < each.requested for each in capacities):
         advice = "Workers without capacity stay Pending: reduce workers or requests, or add nodes"
-        return Check(site.name, "room", CheckOutcome.WARN, observed, advice)
-    return Check(site.name, "room", CheckOutcome.OK, observed)
+        return Check(site.name, "capacity", CheckOutcome.WARN, observed, advice)
+    return Check(site.name, "capacity", CheckOutcome.OK, observed)
 
 
 def _placement(job: Job, group: Group, runtime: Mapping[str, Any]) -> dict[str, Any]:

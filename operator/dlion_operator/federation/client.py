@@ -20,7 +20,7 @@ from dlion_api.names import JobKey, SiteName
 from dlion_api.wire import federation_pb2 as wire
 from dlion_api.wire import federation_pb2_grpc
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.messages import greeting, to_wire
+from dlion_operator.federation.messages import site_hello, to_wire
 from dlion_operator.federation.outbound_reports import OutboundReports
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.model.backoff import backoff_s
@@ -32,8 +32,8 @@ POLL_INTERVAL_S = 0.5
 ANSWER_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 15.0
 """Timeout of a connection opened beside the one in use."""
-GREETING_TIMEOUT_S = 5.0
-"""Timeout of a greeting on an open connection. Less than the server's timeout for silence on the
+HELLO_TIMEOUT_S = 5.0
+"""Timeout of a hello on an open connection. Less than the server's timeout for silence on the
 earlier stream."""
 MAX_WAIT_S = 5.0
 """Between two attempts: bounds the delay after a link recovers."""
@@ -62,7 +62,7 @@ class _SiteConnection:
     """Version of the credentials that it uses."""
     bundle: bytes | None
     stream: Stream = field(init=False)
-    """Starts with the greeting."""
+    """Starts with the hello."""
     outbound: OutboundReports = field(default_factory=OutboundReports)
 
 
@@ -89,7 +89,7 @@ class FederationClient:
         self.failures = 0
         """Failed attempts and broken streams since the start."""
         self.round_trip_s: float | None = None
-        """Time to the answer to the newest stream's greeting; None before the first."""
+        """Time to the answer to the newest stream's hello; None before the first."""
         self.sent_bytes = 0
         """Bytes of statements, before TLS and HTTP/2."""
         self._successor: tuple[_SiteConnection, asyncio.Task[None]] | None = None
@@ -166,7 +166,7 @@ class FederationClient:
         try:
             connecting.result()
             # The server accepts the newest stream only, so nothing is sent on this one meanwhile.
-            await self._greet(newer, within_s=GREETING_TIMEOUT_S)
+            await self._greet(newer, within_s=HELLO_TIMEOUT_S)
         except (grpc.aio.AioRpcError, ContractError, TimeoutError, OSError) as error:
             await self._close_successor()
             self.failures += 1
@@ -190,9 +190,9 @@ class FederationClient:
         self, connection: _SiteConnection, *, within_s: float = ANSWER_TIMEOUT_S
     ) -> None:
         stub = federation_pb2_grpc.FederationStub(connection.channel)  # type: ignore[no-untyped-call]
-        stream = connection.stream = stub.Tell()
+        stream = connection.stream = stub.Report()
         async with asyncio.timeout(within_s):
-            await self._write(stream, greeting(self._own, self.site))
+            await self._write(stream, site_hello(self._own, self.site))
             sent_s = time.monotonic()  # the connection is up by now
             answer: Any = await stream.read()
         if answer is grpc.aio.EOF:

@@ -26,7 +26,7 @@ SEND_DURATION_S = 3.0
 MEASUREMENT_TIMEOUT_S = 30.0
 """Includes bytes in flight on a slow link, and the answer."""
 ACCEPTED_KEY = "dlion-accepted"
-"""Key in the initial metadata of a call whose greeting, the first chunk, is accepted."""
+"""Key in the initial metadata of a call whose hello, the first chunk, is accepted."""
 MIN_MEASUREMENT_INTERVAL_S = 10.0
 """A request sooner than this gets the last result, so that links are rarely saturated."""
 

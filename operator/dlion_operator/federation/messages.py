@@ -56,12 +56,12 @@ _RUN = re.compile(
 )
 
 
-def greeting(own: SiteName, to_site: SiteName) -> wire.Statement:
+def site_hello(own: SiteName, to_site: SiteName) -> wire.Statement:
     """Return the first message of a stream."""
-    return wire.Statement(greeting=wire.Greeting(site=own, to_site=to_site))
+    return wire.Statement(hello=wire.SiteHello(site=own, to_site=to_site))
 
 
-def sites_of(message: wire.Greeting | wire.LinkChunk) -> tuple[SiteName, SiteName]:
+def sites_of(message: wire.SiteHello | wire.LinkChunk) -> tuple[SiteName, SiteName]:
     """Return the claimed site of the caller and the site that it meant to reach.
 
     Raises: ContractError if a site's name is invalid.

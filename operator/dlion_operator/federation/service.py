@@ -33,7 +33,7 @@ MAX_STREAMS_OF_SITE = 4
 oldest."""
 BYTES_PER_UNIT = 1024
 """A statement costs one unit of the rate limit, plus one for each of this many bytes."""
-GREETING_WAIT_S = 1.0
+HELLO_WAIT_S = 1.0
 """How long a refusal of a certificate waits for the caller's first message."""
 MAX_WAITING_REFUSALS = 16
 """Maximum concurrent refusals that wait: silent callers must not use up `MAX_STREAMS`."""
@@ -94,7 +94,7 @@ class FederationService:
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         methods = {
-            "Tell": grpc.stream_stream_rpc_method_handler(
+            "Report": grpc.stream_stream_rpc_method_handler(
                 self._serve_stream,
                 request_deserializer=parser(wire.Statement),
                 response_serializer=wire.Welcome.SerializeToString,
@@ -191,14 +191,14 @@ class FederationService:
                 under_way.remove(task)
 
     async def _greeted(self, stream: int, context: Context) -> SiteName:
-        """Read the greeting and return the caller's verified site."""
+        """Read the hello and return the caller's verified site."""
         message = await _next(context)
         if message is None:
-            raise ContractError("a stream without a greeting")
-        if message.WhichOneof("what") != "greeting":
-            text = f"a stream begins with a greeting, not {message.WhichOneof('what')}"
+            raise ContractError("a stream without a hello")
+        if message.WhichOneof("what") != "hello":
+            text = f"a stream begins with a hello, not {message.WhichOneof('what')}"
             raise ContractError(text)
-        site, to_site = sites_of(message.greeting)
+        site, to_site = sites_of(message.hello)
         self._check(site, context)
         self._state.open_stream(stream, site, to_site, time.monotonic())
         await context.write(wire.Welcome(site=self._own))
@@ -232,7 +232,7 @@ class FederationService:
                 text = f"this is the operator of site {self._own}, not of {to_site}"
                 raise StreamRefusedError(FederationRefusalReason.WRONG_SITE, text)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
-            # The greeting is not timed: a round trip follows it.
+            # The hello is not timed: a round trip follows it.
             while (chunk := await _read(context)) is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
                 self.measured_bytes += len(chunk.payload)
@@ -285,7 +285,7 @@ async def _next(context: Context) -> wire.Statement | None:
 
 async def _skip_message(context: Context) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GREETING_WAIT_S):
+        async with asyncio.timeout(HELLO_WAIT_S):
             await context.read()
 
 

@@ -20,7 +20,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.federation.messages import greeting, sites_of, statement_of, to_wire
+from dlion_operator.federation.messages import site_hello, sites_of, statement_of, to_wire
 from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.reports import (
     Heartbeat,
@@ -64,7 +64,7 @@ def _report(site: SiteName) -> RunReported:
 
 def _valid(chance: random.Random) -> wire.Statement:
     statements: tuple[Statement, ...] = (_report(SPEAKER), RunRemoved(RUN), Heartbeat())
-    messages = (greeting(SPEAKER, OWN), *map(to_wire, statements))
+    messages = (site_hello(SPEAKER, OWN), *map(to_wire, statements))
     return chance.choices(messages, (2, 6, 1, 1))[0]
 
 
@@ -135,8 +135,8 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
 
 def _receive(state: FederationState, message: wire.Statement) -> None:
     """Receive it like `service`. A greeting of another site has another certificate."""
-    if message.HasField("greeting"):
-        site, to_site = sites_of(message.greeting)
+    if message.HasField("hello"):
+        site, to_site = sites_of(message.hello)
         if site != SPEAKER:
             raise ContractError(FederationRefusalReason.BAD_CERTIFICATE)
         state.open_stream(2, site, to_site, 1.0)

@@ -215,7 +215,7 @@ def test_a_slow_disk_is_a_warning(tmp_path: Path) -> None:
         command = [*wrapper, sys.executable, "-c", code, str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     check = json.loads(done.stdout)
-    assert (check["outcome"], "which is slow" in check["seen"]) == ("warn", True), check
+    assert (check["outcome"], "which is slow" in check["observed"]) == ("warn", True), check
     assert check["figures"]["written_bytes_per_s"] < 2e6
     assert "take another disk" in check["advice"]
 

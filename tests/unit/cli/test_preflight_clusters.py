@@ -182,7 +182,7 @@ def test_links_are_measured_on_request(
     assert code == 0
     assert found["plant-a", "bandwidth"] == {
         "site": "plant-a", "check": "bandwidth", "outcome": "ok", "advice": "",
-        "seen": "48.9 Mbit/s to plant-b", "figures": {"plant-b_mbit_per_s": 48.94},
+        "observed": "48.9 Mbit/s to plant-b", "figures": {"plant-b_mbit_per_s": 48.94},
     }  # fmt: skip
     code, found = looked("--min-bandwidth", "20", **there)
     assert code == ExitCode.UNAVAILABLE
@@ -211,7 +211,7 @@ def test_a_link_that_is_not_measured_is_unknown(
     assert code == 0
     check = found["plant-a", "bandwidth"]
     assert check["outcome"] == "unknown"
-    assert words in check["seen"]
+    assert words in check["observed"]
 
 
 def test_only_operators_measure_links(
@@ -234,7 +234,7 @@ def test_correct_sites_pass(looked: Callable[..., tuple[int, Found]]) -> None:
             "streams": "ok",
         }  # fmt: skip
         assert "`streams`" in found[site, "port"]["advice"]
-    assert found["plant-a", "streams"]["seen"].endswith("to plant-b (23 ms round trip)")
+    assert found["plant-a", "streams"]["observed"].endswith("to plant-b (23 ms round trip)")
     assert found["plant-a", "streams"]["figures"] == {"plant-b_round_trip_s": 0.0234}
     assert found["all", "clocks"]["outcome"] == "ok"
 
@@ -328,10 +328,10 @@ def test_each_fault_of_a_site_is_reported(
     part = f"{OPERATOR}-{part}" if part in ("trust", "federation") else part
     code, found = looked(a=plant("plant-a", **{part: answer}), b=plant("plant-b"))
     (result,) = (each for (of, name), each in found.items() if name == check and of != "plant-b")
-    assert (result["outcome"], words in result["seen"]) == (outcome, True), result
+    assert (result["outcome"], words in result["observed"]) == (outcome, True), result
     assert code == (ExitCode.UNAVAILABLE if outcome == "fail" else 0)
     if outcome in ("warn", "fail"):
-        assert result["advice"] or "install" in result["seen"].lower()
+        assert result["advice"] or "install" in result["observed"].lower()
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_the_port_of_a_site_behind_a_gateway_may_differ(
     code, found = looked(a=plant("plant-a", **answers), b=plant("plant-b"))
     assert code == 0
     result = found["plant-a", "service"]
-    assert (result["outcome"], words in result["seen"]) == (outcome, True), result
+    assert (result["outcome"], words in result["observed"]) == (outcome, True), result
     assert ("gateway.address" in result["advice"]) == (outcome == "warn")
 
 
@@ -358,9 +358,9 @@ def test_clusters_that_do_not_answer_are_reported(looked: Callable[..., tuple[in
     contexts = ("--contexts", "a,nowhere,b,c")
     code, found = looked(*contexts, a=None, b=plant("plant-b"), c=plant("plant-b"))
     assert code == ExitCode.UNAVAILABLE
-    assert "no API server answers" in found["context a", "api"]["seen"]
-    assert "there is no context 'nowhere'" in found["context nowhere", "api"]["seen"]
-    assert "contexts b and c both lead" in found["plant-b", "api"]["seen"]
+    assert "no API server answers" in found["context a", "api"]["observed"]
+    assert "there is no context 'nowhere'" in found["context nowhere", "api"]["observed"]
+    assert "contexts b and c both lead" in found["plant-b", "api"]["observed"]
 
 
 # ---- clocks --------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_clocks_are_compared(looked: Callable[..., tuple[int, Found]]) -> None:
         assert found[site, "clock"]["outcome"] == "warn"
     apart = found["all", "clocks"]
     assert apart["outcome"] == "fail"
-    assert "plant-a ahead of plant-b" in apart["seen"]
+    assert "plant-a ahead of plant-b" in apart["observed"]
     assert apart["figures"]["apart_at_least_s"] <= 700 <= apart["figures"]["apart_at_most_s"]
 
 
@@ -417,7 +417,7 @@ def test_a_job_is_checked_against_its_runtime(
     code, found = looked("-f", str(file), **servers)
     assert code == ExitCode.UNAVAILABLE
     assert found["plant-a", "runtime"]["outcome"] == "fail"
-    assert "DLionRuntime edge allows 1" in found["plant-a", "runtime"]["seen"]
+    assert "DLionRuntime edge allows 1" in found["plant-a", "runtime"]["observed"]
     assert found["plant-b", "runtime"]["outcome"] == "unknown"
 
 
@@ -433,9 +433,11 @@ def test_a_job_is_checked_against_the_nodes(
     assert code == 0
     assert found["plant-a", "listed"]["outcome"] == "ok"
     assert found["plant-a", "exposure"]["outcome"] == "unknown"
-    assert found["plant-a", "room"]["outcome"] == "unknown"
-    assert found["plant-b", "room"]["outcome"] == "warn"
-    assert "g 1 of 2 workers" in found["plant-b", "room"]["seen"]
-    assert found["plant-b", "room"]["advice"].startswith("Workers without capacity stay Pending")
+    assert found["plant-a", "capacity"]["outcome"] == "unknown"
+    assert found["plant-b", "capacity"]["outcome"] == "warn"
+    assert "g 1 of 2 workers" in found["plant-b", "capacity"]["observed"]
+    assert found["plant-b", "capacity"]["advice"].startswith(
+        "Workers without capacity stay Pending"
+    )
     assert found["plant-b", "images"]["outcome"] == "unknown"
-    assert "w:1" in found["plant-b", "images"]["seen"]
+    assert "w:1" in found["plant-b", "images"]["observed"]

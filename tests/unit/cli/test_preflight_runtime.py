@@ -179,7 +179,7 @@ def with_template(pod: object, node: Any = NODE, **group: Any) -> dict[str, Chec
 def test_a_runtimes_template_determines_where_workers_have_room(
     pod: object, group: dict[str, Any], outcome: CheckOutcome, words: str
 ) -> None:
-    room = with_template(pod, **group)["room"]
+    room = with_template(pod, **group)["capacity"]
     assert (room.outcome, words in room.observed) == (outcome, True), room
 
 

@@ -154,7 +154,7 @@ def test_the_room_for_workers_is_counted(
 def test_workers_without_room_are_a_warning(workers: int, cpu: str, outcome: CheckOutcome) -> None:
     groups = [{"name": "g", "workers": workers, "resources": {"requests": {"cpu": cpu}}}]
     sites = [{"name": "plant-a", "groups": groups}]
-    check = checked({"sidecar": {"resources": SIDECAR}}, [node(), node()], sites=sites)["room"]
+    check = checked({"sidecar": {"resources": SIDECAR}}, [node(), node()], sites=sites)["capacity"]
     assert check.outcome is outcome
     assert "capacity, ignoring other pods" in check.observed
 
@@ -174,7 +174,7 @@ def test_a_template_with_tolerations_may_use_tainted_nodes(of: str) -> None:
         groups[1]["podTemplate"] = template
     else:
         changes["podTemplate"] = template
-    check = checked({}, [node(taints=TAINTED)], **changes)["room"]
+    check = checked({}, [node(taints=TAINTED)], **changes)["capacity"]
     tainted = "g 0 of 1 workers, h 1 of 1 workers"
     assert (tainted if of == "group" else "g 1 of 1 workers, h 1 of 1 workers") in check.observed
 
@@ -195,7 +195,7 @@ def test_templates_place_workers_as_the_operator_merges_them() -> None:
     sites = [{"name": "plant-a", "groups": groups}]
 
     def placed(labels: dict[str, str], **more: Any) -> str:
-        check = checked({}, [node(labels, **more)], sites=sites, podTemplate=template)["room"]
+        check = checked({}, [node(labels, **more)], sites=sites, podTemplate=template)["capacity"]
         return " ".join(re.findall(r"(\w+) 1 of 1", check.observed))
 
     assert placed({"disk": "ssd"}) == "any odd"

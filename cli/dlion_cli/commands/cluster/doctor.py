@@ -113,7 +113,7 @@ def _json(check: Check) -> dict[str, Any]:
         "where": check.site,
         "check": check.name,
         "outcome": _WORDS[check.outcome][0],
-        "seen": check.observed,
+        "observed": check.observed,
         "advice": check.advice,
         "figures": dict(check.figures),
     }

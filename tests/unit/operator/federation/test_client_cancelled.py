@@ -28,7 +28,7 @@ class Stub:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         del channel
 
-    def Tell(self) -> Any:  # noqa: N802 - as in the service
+    def Report(self) -> Any:  # noqa: N802 - as in the service
         return BreakingCall()
 
 
