@@ -1,7 +1,8 @@
-"""Check that pages and Python sources use plain English.
+"""Check that pages, Python sources and YAML files use plain English.
 
 Pages: no banned word, no sentence over 30 words, 16 on average. Code is left out. Python: no banned
 word in docstrings, comments and identifiers, and no docstring that begins with "Of" or "That".
+YAML files and templates of the chart: no banned word.
 Exits with 1 and names the lines on an offence.
 """
 
@@ -18,8 +19,14 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ("api", "operator", "worker", "cli", "tests", "tools", "benchmarks", "examples")
 PAGES = ("README.md", "SECURITY.md")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
-RECORDED = "benchmarks/paper/reduced/"
-"""Programs whose bytes identify recorded figures: they are not edited."""
+YAML = (*SOURCES, "config", "crds", "helm")
+RECORDED = (
+    "benchmarks/paper/reduced/",
+    "benchmarks/paper/environments/",
+    "worker/dlion_environments/files/hetero-cpu-a.yaml",
+    "worker/dlion_environments/files/homo-a.yaml",
+)
+"""Files whose text is part of the digest of recorded figures: they are not edited."""
 MAX_WORDS, MAX_MEAN = 30, 16.0
 BANNED = (
     "told|tells?|whoever|whosoever|whom|in vain|hitherto|thereof|therein|wherein|whereof|anew"
@@ -130,14 +137,24 @@ def _banned_words(text: str, line: int) -> Iterator[Offence]:
         yield Offence(line + text.count("\n", 0, match.start()), f"banned: {words}")
 
 
+def yaml_offences(text: str) -> list[Offence]:
+    """Find banned words in a YAML file, or a template of one."""
+    return list(_banned_words(text, 1))
+
+
+CHECKS = {".md": page_offences, ".py": source_offences}
+
+
 def all_offences(root: Path) -> dict[str, list[Offence]]:
     """Offences of each file that has any, by its path from `root`."""
     paths = [path for name in PAGES if (path := root / name).is_file()]
     paths += sorted((root / "docs").rglob("*.md"))
     paths += [path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))]
+    for suffix in (".yaml", ".tpl"):
+        paths += [path for folder in YAML for path in sorted((root / folder).rglob(f"*{suffix}"))]
     found = dict[str, list[Offence]]()
     for path in paths:
-        check = page_offences if path.suffix == ".md" else source_offences
+        check = CHECKS.get(path.suffix, yaml_offences)
         name = str(path.relative_to(root))
         if name.endswith(GENERATED) or name.startswith(RECORDED):
             continue

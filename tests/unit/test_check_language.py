@@ -115,13 +115,16 @@ def test_other_identifiers_pass(name: str) -> None:
 def test_each_offence_of_a_tree_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in ("docs", "worker"):
+    for folder in ("docs", "worker", "helm"):
         (tmp_path / folder).mkdir()
     (tmp_path / "README.md").write_text("Plain.\n")
     (tmp_path / "docs" / "page.md").write_text("It is told.\n")
     (tmp_path / "worker" / "a_pb2.py").write_text("told = 1\n")
     (tmp_path / "worker" / "a.py").write_text("told = 1\n")
+    (tmp_path / "helm" / "a.yaml").write_text("a: it holds\n# whom\n")
+    (tmp_path / "helm" / "b.tpl").write_text('{{ fail "seen" }}\n')
     assert TOOL.main(tmp_path) == 1
     assert capsys.readouterr().err == (
         "docs/page.md:1: banned: told\nworker/a.py:1: identifier told\n"
+        "helm/a.yaml:2: banned: whom\nhelm/b.tpl:1: banned: seen\n"
     )
