@@ -23,9 +23,10 @@ from dlion_worker.coordination.record_queue import RecordQueue
 _LOG = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
-SLOW_FLUSH_S = 20.0
-"""How long a worker that has finished waits for a coordinator that answers, however slowly: on a
-busy machine its last records, which name the saved model, may take seconds."""
+SLOW_FLUSH_S = 60.0
+"""How long a worker that has finished waits for a coordinator that answers, however slowly. Without
+its last records, which name the saved model, the run counts as ended early. On a machine with 30
+processes for each core they took more than 20 s."""
 
 
 @dataclass(eq=False)
