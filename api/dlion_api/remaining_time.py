@@ -67,7 +67,7 @@ MAX_REMAINING_S: Final = 2.0**31 - 1
 """Upper bound of all times, which fits the status. Records of later times are ignored."""
 MAX_TRAINING_SET: Final = 2**53
 MAX_CLOCK_ERROR_S: Final = 5.0
-"""A worker's seconds of training that exceed the run's clock by more are ignored."""
+"""A worker's seconds of training that exceed those since its beginning by more are ignored."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ class _Worker:
         self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
         self._incarnation = record.incarnation
         self.global_batch_size = record.global_batch_size
-        max_s = record.time_s + MAX_CLOCK_ERROR_S
+        # A worker known from its first step has not trained before: start-up took that time.
+        since_s = 0.0 if self.done_before else self.began_s
+        max_s = record.time_s - since_s + MAX_CLOCK_ERROR_S
         if record.trained_s is not None and 0.0 <= record.trained_s <= max_s:
             self._origin_s = record.time_s - record.trained_s
         trained_s = record.time_s - (self._origin_s or 0.0)

@@ -127,6 +127,20 @@ def test_a_count_of_training_that_no_run_has_is_ignored(trained_s: float) -> Non
     assert remaining.predict().seconds == pytest.approx(25.0)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("too_much_s", [0.0, 20.0])
+def test_a_worker_with_a_known_first_step_cannot_have_trained_before(
+    workers: int, too_much_s: float
+) -> None:
+    """It began at 30 s and cannot have trained for longer. Start-up took the time before."""
+    remaining = estimator({"maxSeconds": 50})
+    for number in range(1, 26):
+        counts = {0: number + too_much_s, 1: float(number)}
+        for rank in range(workers):
+            remaining.take(step(number, 30.0 + number, rank=rank, trained_s=counts[rank]))
+    assert remaining.predict().seconds == pytest.approx(25.0)
+
+
 def test_a_worker_that_rejoins_has_no_pace_from_before() -> None:
     """It was away from 50 to 140 s, and took the iteration of its peer, which trained on. Its count
     of training is that of its checkpoint."""
