@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import adjusted_rand_score
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
@@ -54,6 +53,8 @@ def reports(home: Sequence[int], chance: random.Random, noise: float) -> Reports
 
 
 def agreement(groups: Sequence[Sequence[int]], home: Sequence[int]) -> float:
+    from sklearn.metrics import adjusted_rand_score  # a second of CPU in each process of the tests
+
     label = {rank: at for at, group in enumerate(groups) for rank in group}
     return float(adjusted_rand_score(home, [label[Rank(rank)] for rank in range(len(home))]))
 

@@ -91,10 +91,29 @@ def own_job(folder: Path, text: str, **trainer: Any) -> str:
     return str(manifest)
 
 
+@pytest.fixture
+def slow_link(tmp_path: Path) -> str:
+    """The file of an environment in which two seconds are too short for an exchange."""
+    path = tmp_path / "slow.yaml"
+    workers = [{"count": 2, "cores": 1, "mbitPerS": 0.001}]
+    path.write_text(yaml.safe_dump({"name": "slow", "workers": workers}))
+    return str(path)
+
+
+def assert_trained_with_a_slow_exchange(result: dict[str, Any]) -> None:
+    assert result["note"].startswith("its program trains: ")
+    assert "(0.001 Mbit/s) takes" in result["warning"]
+    assert "longer than the run: 2 s" in result["warning"]
+
+
 def test_a_program_runs_on_one_batch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    slow_link: str,
 ) -> None:
-    """Its output is not part of the result.
+    """Its output is not part of the result. An exchange that takes longer than the run is warned
+    of.
 
     A module in the current folder with the name of one of Python's own has no effect, nor does a
     process of the program that continues.
@@ -103,39 +122,35 @@ def test_a_program_runs_on_one_batch(
     (tmp_path / "tempfile.py").write_text("raise ImportError('not Python's')\n")
     started = "import os, subprocess\nsubprocess.Popen(['sleep', '60'])\n"
     printing = "print('hello')\nos.system('echo again')\n"
-    manifest = own_job(tmp_path, f"{started}{printing}{TWO_INPUTS.text}")
+    text = f"{started}{printing}{TWO_INPUTS.text}"
+    manifest = own_job(tmp_path, text, stop={"maxSeconds": 2})
     began_s = time.monotonic()
-    assert main(["validate", manifest, "-o", "json"]) == 0
+    assert main(["validate", manifest, "-e", slow_link, "-o", "json"]) == 0
     assert time.monotonic() - began_s < 50
     captured = capsys.readouterr()
     (result,) = json.loads(captured.out)
-    assert result["note"].startswith("its program trains: ")
+    assert_trained_with_a_slow_exchange(result)
     assert "has 400 samples with " in result["note"]
     assert "hello" in captured.err
     assert "again" in captured.err
     assert list(tmp_path.glob("*.keras")) == []
 
 
-def test_an_exchange_that_takes_longer_than_the_run_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_built_in_program_is_tried_for_the_size_of_its_exchange_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], slow_link: str
 ) -> None:
-    """The size of the model is known from the trial only. A built-in program is tried for it."""
-    environment = tmp_path / "slow.yaml"
-    workers = [{"count": 2, "cores": 1, "mbitPerS": 0.001}]
-    environment.write_text(yaml.safe_dump({"name": "slow", "workers": workers}))
-    stop = {"stop": {"maxSeconds": 2}}
-    manifests = [own_job(tmp_path, PROBABILITIES.text, **stop)]
+    """The size of the model is known from the trial only."""
+    manifests = []
     for policy in ("full", "none"):
         path = tmp_path / f"{policy}.yaml"
-        path.write_text(yaml.safe_dump(job_document(2, trainer=stop, exchange={"policy": policy})))
+        trainer = {"stop": {"maxSeconds": 2}}
+        document = job_document(2, trainer=trainer, exchange={"policy": policy})
+        path.write_text(yaml.safe_dump(document))
         manifests.append(str(path))
-    words = [*manifests, "-e", str(environment)]
+    words = [*manifests, "-e", slow_link]
     assert main(["validate", *words, "-o", "json"]) == 0
-    *warned, silent = json.loads(capsys.readouterr().out)
-    for result in warned:
-        assert result["note"].startswith("its program trains: ")
-        assert "(0.001 Mbit/s) takes" in result["warning"]
-        assert "longer than the run: 2 s" in result["warning"]
+    warned, silent = json.loads(capsys.readouterr().out)
+    assert_trained_with_a_slow_exchange(warned)
     assert (silent["note"], silent["warning"]) == ("", "")
     assert main(["validate", "--no-run", *words]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -186,14 +201,6 @@ def test_a_batch_that_the_program_rejects_is_its_fault(
     assert "dataset.path" not in error
 
 
-def test_a_program_that_ends_its_process_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = own_job(tmp_path, f"import os\nos._exit(0)\n{PROBABILITIES.text}")
-    assert main(["validate", manifest]) == ExitCode.PROGRAM
-    assert "program mine.py: it ended its process with exit code 0" in capsys.readouterr().err
-
-
 @pytest.mark.slow  # the other failures have the codes of a program and of data
 def test_no_failure_of_a_program_ends_with_0(tmp_path: Path) -> None:
     """Any other exit code is kept, here that of an error class of DLion."""
@@ -208,16 +215,17 @@ def test_no_failure_of_a_program_ends_with_0(tmp_path: Path) -> None:
 def test_modules_of_one_name_are_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each manifest is tried with the module in its own folder."""
+    """Each manifest is tried with the module in its own folder; one ends its process."""
     manifests = []
-    for name, text in (("a", PROBABILITIES.text), ("b", PROBABILITIES.text.replace("(3,", "(2,"))):
+    ending = f"import os\nos._exit(0)\n{PROBABILITIES.text}"
+    for name, text in (("a", PROBABILITIES.text), ("b", ending)):
         (tmp_path / name).mkdir()
         manifests.append(own_job(tmp_path / name, text, program={"module": "mine"}))
     assert main(["validate", *manifests]) == ExitCode.PROGRAM
     captured = capsys.readouterr()
     assert "a/job.yaml: DLionJob default/test#1 is valid" in captured.out
     assert "spec.trainer.program.module: program mine: " in captured.err
-    assert "the wrong shape (given: [2]" in captured.err
+    assert "program mine: it ended its process with exit code 0" in captured.err
     assert "--no-run" not in captured.err
     assert "Traceback" not in captured.err
 

@@ -23,7 +23,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from dlion_api.document import explain
 from dlion_api.errors import DataError
@@ -221,6 +220,8 @@ def test_labels_beyond_classes_txt_are_refused() -> None:
 
 def test_digits_are_small_grey_images() -> None:
     """They are those that scikit-learn loads."""
+    from sklearn.datasets import load_digits  # a second of CPU in each process of the tests
+
     x, y = named_datasets.digits()
     expected = load_digits()
     assert x.shape == (1797, 8, 8, 1)
