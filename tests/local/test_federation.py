@@ -598,12 +598,17 @@ async def test_the_newest_stream_of_a_site_is_used(folder: Path) -> None:
 @within
 async def test_a_workers_certificate_does_not_replace_an_operator(folder: Path) -> None:
     """It is refused before one of its messages is read, so it can hold neither calls nor memory."""
-    async with scene(folder) as at, at.channel(of_a_worker(at)) as channel:
+    async with scene(folder) as at, contextlib.AsyncExitStack() as stack:
         assert at.called.node is not None
-        service = at.called.node.service
-        call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
-        measure = channel.stream_unary("/dlion.v1alpha1.Federation/Measure")
-        silent = [call() for _ in range(service_module.MAX_STREAMS)] + [measure()]
+        service, proof = at.called.node.service, of_a_worker(at)
+        most = service_module.MAX_CALLS_PER_CONNECTION
+        silent: list[Any] = []
+        for _ in range(service_module.MAX_STREAMS // most):
+            channel = await stack.enter_async_context(at.channel(proof))
+            call = channel.stream_stream("/dlion.v1alpha1.Federation/Report")
+            silent += [call() for _ in range(most)]
+        channel = await stack.enter_async_context(at.channel(proof))
+        silent.append(channel.stream_unary("/dlion.v1alpha1.Federation/Measure")())
         async with at.channel(at.identity()) as honest:
             stream = honest.stream_stream("/dlion.v1alpha1.Federation/Report")()
             await stream.write(HELLO)

@@ -601,7 +601,7 @@ def test_a_caller_with_too_many_streams_is_refused_and_blocks_no_other(
         call.cancel()
     for channel in channels:
         channel.close()
-    until(lambda: not a.exchange._service._open or len(a.exchange._service._open) == 1)
+    until(lambda: len(a.exchange._service._open.by_caller) <= 1)
 
 
 def test_calls_of_one_connection_are_queued(

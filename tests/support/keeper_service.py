@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
+from dlion_worker.artifact_server.process import make_server
 from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
@@ -128,8 +127,7 @@ class Keeper:
             self.revoked,
             ProvenanceSigner(job().key, UID, PLANT_A, self.folder, credentials, self.revoked),
         )
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers((self.service.handler(),))
+        self._server = make_server(self.service)
         secure = credentials.server()
         assert secure is not None
         self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", secure)

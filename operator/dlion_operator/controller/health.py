@@ -22,6 +22,16 @@ TICK_S = 1.0
 MAX_LOOP_LAG_S = 30.0
 MAX_STALE_ROUNDS = 2
 
+MAX_CONNECTIONS = 128
+"""For each of the two ports. The oldest is closed for a further one."""
+SILENCE_S = 75.0
+"""A connection that asks for nothing for this long is closed. Scrapers ask once a minute or more
+often."""
+MAX_HEADER_BYTES = 4096
+"""aiohttp keeps at most 128 such fields of a request."""
+
+_Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
 
 class HealthMonitor:
     """The health of this process."""
@@ -54,16 +64,16 @@ class HealthMonitor:
         return ""
 
 
-async def serve_health(health: HealthMonitor, port: int) -> web.AppRunner:
+async def serve_health(health: HealthMonitor, port: int) -> web.ServerRunner:
     """Serve /livez and /readyz. Raises: OSError if the port is in use."""
 
-    async def livez(_: web.Request) -> web.Response:
+    async def livez(_: web.BaseRequest) -> web.Response:
         unhealthy_reason = health.unhealthy_reason()
         return web.Response(
             text=f"{unhealthy_reason or 'ok'}\n", status=503 if unhealthy_reason else 200
         )
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz(_: web.BaseRequest) -> web.Response:
         text = "ok" if health.ready else "not all jobs are known yet"
         return web.Response(text=f"{text}\n", status=200 if health.ready else 503)
 
@@ -79,20 +89,20 @@ Raises: LookupError if the site is unknown, DLionError.
 
 async def serve_metrics(
     registry: CollectorRegistry, port: int, measure: Measure | None = None
-) -> web.AppRunner:
+) -> web.ServerRunner:
     """Serve /metrics and, with `measure`, /bandwidth/SITE, which measures the link to that site.
 
     Any caller may request a measurement, so a site must allow it. Raises: OSError if the port is in
     use.
     """
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics(_: web.BaseRequest) -> web.Response:
         return web.Response(
             body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    async def bandwidth(request: web.Request) -> web.Response:
-        site = SiteName(request.match_info["site"])
+    async def bandwidth(request: web.BaseRequest) -> web.Response:
+        site = SiteName(request.path.rpartition("/")[2])
         if measure is None:
             message = "links are not measured (federation.measureOnDemand), or no other site exists"
             return web.json_response({"message": message}, status=404)
@@ -112,14 +122,36 @@ async def serve_metrics(
             }
         )
 
-    return await _serve({"/metrics": metrics, "/bandwidth/{site}": bandwidth}, port)
+    return await _serve({"/metrics": metrics, "/bandwidth/": bandwidth}, port)
 
 
-async def _serve(handlers: dict[str, Callable[[web.Request], object]], port: int) -> web.AppRunner:
-    app = web.Application()
-    for path, handler in handlers.items():
-        app.router.add_get(path, handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(app, access_log=None)
+class _BoundedServer(web.Server):
+    """Closes its oldest connection for each one over the limit, so that a new caller is served."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        open_ones = self.connections  # the oldest first
+        # Those that are closing already are among them.
+        for oldest in open_ones[: max(0, len(open_ones) - MAX_CONNECTIONS)]:
+            oldest.force_close()
+
+
+async def _serve(handlers: dict[str, _Handler], port: int) -> web.ServerRunner:
+    """Serve each handler at its path, or at the paths below it if it ends in a slash."""
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        handler = handlers.get(request.path, handlers.get(request.path.rpartition("/")[0] + "/"))
+        if handler is None:
+            raise web.HTTPNotFound
+        if request.method not in ("GET", "HEAD"):
+            raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
+        return await handler(request)
+
+    server = _BoundedServer(
+        handle, access_log=None, keepalive_timeout=SILENCE_S, max_field_size=MAX_HEADER_BYTES
+    )
+    runner = web.ServerRunner(server)
     await runner.setup()
-    await web.TCPSite(runner, None, port).start()
+    # The loop accepts this many at once, before it reads their requests.
+    await web.TCPSite(runner, None, port, backlog=MAX_CONNECTIONS // 2).start()
     return runner

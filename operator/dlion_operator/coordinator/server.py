@@ -10,6 +10,7 @@ import grpc
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.port_limits import connection_options
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import MAX_REPORT_BYTES
 from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
@@ -25,11 +26,18 @@ from dlion_operator.pki.authority import CertificateAuthority
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
 
+MAX_CONNECTIONS = 8192
+"""A trainer holds one, a sidecar a second one while it asks for a certificate."""
+
+MAX_CALLS_PER_CONNECTION = 16
+"""Further ones wait."""
+
 _OPTIONS = (
     *SERVER_OPTIONS,
     # Above the protocol's limit, so that a report just over it is refused with a reason.
     ("grpc.max_receive_message_length", 2 * MAX_REPORT_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
+    *connection_options(MAX_CONNECTIONS, max_calls_per_connection=MAX_CALLS_PER_CONNECTION),
 )
 
 

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError
+from dlion_api.protocol.port_limits import REQUEST_WITHIN_S
 from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import CallRefusedError
@@ -37,9 +38,6 @@ STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
     RefusalReason.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
     RefusalReason.NO_AUTHORITY: grpc.StatusCode.UNAVAILABLE,
 }
-
-REQUEST_WITHIN_S = 10.0
-"""How long a caller may take to send its request."""
 
 MAX_UNREAD_CALLS = 256
 """Calls of one address that wait for their request. Many workers may share an address, but a

@@ -13,6 +13,7 @@ import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, SiteName
+from dlion_api.protocol.port_limits import connection_options
 from dlion_api.protocol.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.credentials import Credentials
@@ -28,6 +29,10 @@ _LOG = logging.getLogger(__name__)
 SERVICE = "dlion.v1alpha1.Federation"
 MAX_STREAMS = 256
 """Concurrent calls. A caller that is not an operator holds one only until it is refused."""
+MAX_CONNECTIONS = 256
+"""An operator holds one, and another one for a measurement."""
+MAX_CALLS_PER_CONNECTION = 32
+"""Further ones wait."""
 MAX_STREAMS_OF_SITE = 4
 """A site has one, briefly two, and a few after a link failed silently. A further stream ends the
 oldest."""
@@ -42,6 +47,7 @@ _OPTIONS = (
     *SERVER_OPTIONS,
     # Above the protocol's limit, so that a statement just over it is refused with a reason.
     ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES + 64 * 1024),
+    *connection_options(MAX_CONNECTIONS, max_calls_per_connection=MAX_CALLS_PER_CONNECTION),
 )
 
 STATUS: Mapping[FederationRefusalReason, grpc.StatusCode] = {

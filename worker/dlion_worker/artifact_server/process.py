@@ -13,13 +13,18 @@ import grpc.aio
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import UnavailableError
+from dlion_api.protocol.port_limits import connection_options
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES
 from dlion_worker.artifact_server.certificate import KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.record_stream import RecordStream
 from dlion_worker.artifact_server.recorder import Recorder
-from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
+from dlion_worker.artifact_server.service import (
+    MAX_CALLS_OF_CALLER,
+    ArtifactService,
+    UploadRejections,
+)
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import RevokedWorkers, SiteWorkerRegistry
 
@@ -27,6 +32,9 @@ _LOG = logging.getLogger(__name__)
 
 MAX_CALLS = 256
 """Each worker uploads one file at a time; the rest is for those that reconnect after a break."""
+
+MAX_CONNECTIONS = 1024
+"""Trainers and sidecars of one site; those without a call for a while are closed."""
 
 REPORT_INTERVAL_S = 3.0
 """How often new rejections are reported."""
@@ -42,6 +50,7 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    *connection_options(MAX_CONNECTIONS, max_calls_per_connection=MAX_CALLS_OF_CALLER),
 )
 
 
@@ -106,6 +115,13 @@ async def _report_rejections(rejections: UploadRejections, records: RecordStream
             records.reconnect()
 
 
+def make_server(service: ArtifactService) -> grpc.aio.Server:
+    """Return a server of this service, without a port. Call it in the loop that will run it."""
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+    server.add_generic_rpc_handlers((service.handler(),))
+    return server
+
+
 async def _start_server(
     config: KeeperConfig,
     certificate: KeeperCertificate,
@@ -123,8 +139,7 @@ async def _start_server(
     service = ArtifactService(
         config.job.key, workers, store, credentials, rejections, revoked, signer
     )
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
-    server.add_generic_rpc_handlers((service.handler(),))
+    server = make_server(service)
     address = join_host_port(config.listen_host, config.port)
     try:
         certificate.credentials.add_port(server, address)

@@ -8,7 +8,8 @@ import asyncio
 import errno
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.port_limits import OpenCalls
 from dlion_api.protocol.refusals import (
     MAX_TEXT_BYTES,
     REASON_KEY,
@@ -45,10 +47,17 @@ SERVICE = keeping_pb2.DESCRIPTOR.services_by_name["Keeping"].full_name
 SILENCE_TIMEOUT_S = 30.0
 """A caller that is silent for this long in the middle of a file is disconnected."""
 
+MAX_CALLS_OF_CALLER = 8
+"""A trainer and a sidecar make one call at a time each; the rest is for those that have broken."""
+
 MAX_NAME_CHARACTERS = 63
 
 ArtifactCallContext = grpc.aio.ServicerContext[Any, Any]
 _M = TypeVar("_M", bound=Message)
+
+
+class TooManyCallsError(CallerError):
+    """The caller has too many calls open; a retry may help."""
 
 
 class UploadRejections:
@@ -87,6 +96,8 @@ class ArtifactService:
         self._workers = workers
         self._store = store
         self._credentials = credentials
+        self._open = OpenCalls(MAX_CALLS_OF_CALLER)
+        """By certificate, which identifies a caller before its first message."""
         self._incarnations: dict[Rank, int] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks by folder: its files replace others one at a time, and a statement is signed while
@@ -98,17 +109,20 @@ class ArtifactService:
             SERVICE,
             {
                 "Put": grpc.stream_unary_rpc_method_handler(self._put),
-                "Get": grpc.unary_stream_rpc_method_handler(self._get),
+                # As a stream of one request: gRPC would wait for the request without limit.
+                "Get": grpc.stream_stream_rpc_method_handler(self._get),
             },
         )
 
     # ---- uploads --------------------------------------------------------------------------------
 
     async def _put(self, _requests: object, context: ArtifactCallContext) -> bytes:
-        try:
-            total_bytes = await self._receive_file(context)
-        except (ContractError, UnavailableError, OSError) as error:
-            await self._refuse(error, context)
+        with self._open.counted(_certificate_of(context)) as is_allowed:
+            try:
+                _check_allowed(is_allowed)
+                total_bytes = await self._receive_file(context)
+            except (ContractError, UnavailableError, OSError) as error:
+                await self._refuse(error, context)
         return keeping_pb2.PutReply(kept_bytes=total_bytes).SerializeToString()
 
     async def _receive_file(self, context: ArtifactCallContext) -> int:
@@ -171,22 +185,29 @@ class ArtifactService:
 
     # ---- downloads ------------------------------------------------------------------------------
 
-    async def _get(self, data: bytes, context: ArtifactCallContext) -> AsyncIterator[bytes]:
-        try:
-            request = _parsed(keeping_pb2.GetRequest, data)
-            max_file_bytes(request.path, self._caller(request.run, request.worker, context))
-            with await asyncio.to_thread(self._store.open, request.path) as file:
-                total_bytes = file.seek(0, 2)
-                file.seek(0)
-                if not total_bytes:
-                    yield keeping_pb2.FileChunk().SerializeToString()
-                chunks = read_chunks(file, total_bytes)
-                while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-                    yield keeping_pb2.FileChunk(
-                        total_bytes=total_bytes, **chunk._asdict()
-                    ).SerializeToString()
-        except (ContractError, UnavailableError, OSError) as error:
-            await self._refuse(error, context)
+    async def _get(self, _requests: object, context: ArtifactCallContext) -> AsyncIterator[bytes]:
+        with self._open.counted(_certificate_of(context)) as is_allowed:
+            try:
+                _check_allowed(is_allowed)
+                async with aclosing(self._send_file(context)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except (ContractError, UnavailableError, OSError) as error:
+                await self._refuse(error, context)
+
+    async def _send_file(self, context: ArtifactCallContext) -> AsyncGenerator[bytes]:
+        request = _parsed(keeping_pb2.GetRequest, await _next(context))
+        max_file_bytes(request.path, self._caller(request.run, request.worker, context))
+        with await asyncio.to_thread(self._store.open, request.path) as file:
+            total_bytes = file.seek(0, 2)
+            file.seek(0)
+            if not total_bytes:
+                yield keeping_pb2.FileChunk().SerializeToString()
+            chunks = read_chunks(file, total_bytes)
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield keeping_pb2.FileChunk(
+                    total_bytes=total_bytes, **chunk._asdict()
+                ).SerializeToString()
 
     # ---- access -------------------------------------------------------------------------------
 
@@ -201,9 +222,8 @@ class ArtifactService:
             raise AccessDeniedError(text, PeerRefusal.MALFORMED)
         worker = WorkerIdentity(Rank(wire.rank), SiteName(wire.site), wire.group, wire.index)
         self._workers.check(worker)
-        certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         try:
-            self._credentials.check_peer(certificate, worker, self._job)
+            self._credentials.check_peer(_certificate_of(context), worker, self._job)
         except ContractError as error:
             raise AccessDeniedError(str(error), refusal_kind(error)) from error
         self._revoked.check(worker)
@@ -223,6 +243,16 @@ class ArtifactService:
             _status(error), str(error) or f"silent for {SILENCE_TIMEOUT_S:g} s", metadata
         )
         raise error  # abort does not return, but its type does not declare it
+
+
+def _certificate_of(context: ArtifactCallContext) -> bytes | None:
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def _check_allowed(is_allowed: bool) -> None:
+    if not is_allowed:
+        text = f"{MAX_CALLS_OF_CALLER} calls by this certificate are open already"
+        raise TooManyCallsError(PeerRefusal.MALFORMED, text)
 
 
 async def _completed(work: Coroutine[Any, Any, None]) -> None:
@@ -257,6 +287,8 @@ def _status(error: Exception) -> grpc.StatusCode:
     match error:
         case AccessDeniedError():
             return grpc.StatusCode.PERMISSION_DENIED
+        case TooManyCallsError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case ContractError():
             return grpc.StatusCode.INVALID_ARGUMENT
         case TimeoutError():

@@ -8,9 +8,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
@@ -36,6 +35,7 @@ from dlion_core.heat.heat_controller import SAMPLE_S
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
+from dlion_worker.metrics_server import MetricsServer, serve_metrics
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.demand_prediction import DemandPrediction
 from dlion_worker.sidecar.heat_budget import HeatBudget
@@ -355,7 +355,7 @@ class SidecarProcess:
 
     # ---- metrics -------------------------------------------------------------------------------
 
-    def _serve_metrics(self) -> WSGIServer:
+    def _serve_metrics(self) -> MetricsServer:
         host, port = self._metrics_address
         registry = CollectorRegistry()
         registry.register(
@@ -367,7 +367,7 @@ class SidecarProcess:
             )
         )
         ProcessCollector(registry=registry)
-        server, _ = start_http_server(port, addr=host, registry=registry)
+        server = serve_metrics(registry, host, port)
         _LOG.info("metrics at http://%s/metrics", join_host_port(host, server.server_port))
         return server
 

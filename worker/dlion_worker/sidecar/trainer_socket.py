@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES = 1 << 20
 """A trainer with more unread bytes than this is disconnected; it reconnects."""
+MAX_CONNECTIONS = 8
+"""A trainer has one. The oldest is closed for a further one: a restarted trainer is the newest."""
 END_S = 1.0
 """How long an end waits for connections that were aborted, which takes one turn of the loop."""
 
@@ -53,7 +55,7 @@ class TrainerSocket:
         """
         listener = _listen(self._path)
         self._server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=MAX_LINE_BYTES
+            self._serve, sock=listener, limit=MAX_LINE_BYTES, backlog=MAX_CONNECTIONS
         )
         _LOG.info("listening for the trainer at %s", self._path)
 
@@ -83,6 +85,9 @@ class TrainerSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # Those that are closing already are among them.
+        for oldest in tuple(self._writers)[: max(0, len(self._writers) + 1 - MAX_CONNECTIONS)]:
+            oldest.transport.abort()
         self._writers[writer] = task
         try:
             for initial in self._on_connected():

@@ -21,6 +21,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.measurements import LinkDelivery, SentBytes
 from dlion_api.protocol.membership import Membership, MemberState
+from dlion_api.protocol.port_limits import connection_options
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
@@ -38,8 +39,8 @@ TICK_S = HEARTBEAT_S / 2
 START_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_CALLS = 4096
-"""Concurrent calls of all peers: a link, its successor and a pull each. Callers retry when
-rejected. For limits per caller see `service` and `state_server`."""
+"""Concurrent calls of all peers, and connections: a link, its successor and a pull each. Callers
+retry when rejected. For limits per caller see `service` and `state_server`."""
 MAX_CALLS_PER_CONNECTION = 8
 """A conforming peer makes one call per connection; further ones wait."""
 
@@ -47,7 +48,7 @@ _SERVER_OPTIONS = [
     *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     # Somewhat above the protocol's limit, so that our own check reports such a frame.
     ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES),
-    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    *connection_options(MAX_CALLS, max_calls_per_connection=MAX_CALLS_PER_CONNECTION),
     ("grpc.so_reuseport", 0),
 ]
 

@@ -8,13 +8,15 @@ rejected here and not inside gRPC.
 import asyncio
 import logging
 import time
-from collections import Counter
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_api.protocol.port_limits import REQUEST_WITHIN_S, OpenCalls
 from dlion_api.protocol.refusals import CallerError, PeerRefusal, refusal_kind
 from dlion_api.wire import exchange_pb2
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
@@ -39,7 +41,7 @@ HELLO_TIMEOUT_S = 10.0
 
 MAX_STREAMS_PER_CERTIFICATE = 16
 """Open streams per certificate: one, a second one while connections are renewed, and a few that
-have broken."""
+have broken. Pulls without a request yet count, too."""
 
 ACKNOWLEDGEMENT_DELAY_S = 0.002
 """An acknowledgement per frame costs the receiver a third of its CPU time. This delay is far below
@@ -50,8 +52,8 @@ class ExchangeService:
     def __init__(self, links: PeerLinks, state_provider: StateProvider) -> None:
         self._links = links
         self._pulls = StateServer(links, state_provider)
-        self._open: Counter[bytes] = Counter()
-        """Open streams by the caller's certificate, which identifies it before its hello."""
+        self._open = OpenCalls(MAX_STREAMS_PER_CERTIFICATE)
+        """By certificate, which identifies a caller before its hello."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers for a server; requests and responses stay bytes."""
@@ -59,27 +61,41 @@ class ExchangeService:
             SERVICE,
             {
                 "Link": grpc.stream_stream_rpc_method_handler(self._link),
-                "PullState": grpc.unary_stream_rpc_method_handler(self._pulls.serve),
+                # As a stream of one request: gRPC would wait for the request without limit.
+                "PullState": grpc.stream_stream_rpc_method_handler(self._pull),
             },
         )
 
     async def _link(self, _requests: object, context: CallContext) -> None:
         caller = certificate_of(context)
-        if caller is not None and self._open[caller] >= MAX_STREAMS_PER_CERTIFICATE:
-            text = f"{MAX_STREAMS_PER_CERTIFICATE} streams by this certificate are open already"
-            self._links.emit(Refused(None, text, kind=PeerRefusal.MALFORMED))
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        if caller is not None:
-            self._open[caller] += 1
-        try:
+        with self._open.counted(caller) as is_allowed:
+            if not is_allowed:
+                await self._refuse_excess(context)
             stream = IncomingStream(self._links, context)
             code, reason = await stream.run()
-        finally:
-            if caller is not None:
-                self._open[caller] -= 1
-                self._open += Counter()  # drops those at zero
         if code is not grpc.StatusCode.OK:
             await context.abort(code, reason, refusal_metadata(stream.refusal))
+
+    async def _pull(self, _requests: object, context: CallContext) -> AsyncIterator[bytes]:
+        with self._open.counted(certificate_of(context)) as is_allowed:
+            if not is_allowed:
+                await self._refuse_excess(context)
+            try:
+                async with asyncio.timeout(REQUEST_WITHIN_S):
+                    request = await context.read()
+            except TimeoutError:
+                text = f"no request within {REQUEST_WITHIN_S:g} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        data = b"" if request is grpc.aio.EOF else request
+        async with aclosing(self._pulls.serve(data, context)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _refuse_excess(self, context: CallContext) -> NoReturn:
+        text = f"{MAX_STREAMS_PER_CERTIFICATE} streams by this certificate are open already"
+        self._links.emit(Refused(None, text, kind=PeerRefusal.MALFORMED))
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        raise AssertionError("abort raises")
 
 
 class IncomingStream:

@@ -7,7 +7,7 @@ has one such thread at most, however often it disconnects.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ class StateServer:
         self._provider = provider
         self._queues: dict[Rank, _PullQueue] = {}
 
-    async def serve(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+    async def serve(self, data: bytes, context: CallContext) -> AsyncGenerator[bytes]:
         """Yield the chunks of the requested state; empty chunks while it is being gathered."""
         try:
             request = PullStateRequest.FromString(data)

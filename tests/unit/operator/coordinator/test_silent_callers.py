@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import grpc
 import grpc.aio
@@ -19,6 +20,7 @@ import pytest
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.coordinator.server import MAX_CALLS_PER_CONNECTION
 from dlion_operator.coordinator.service import MAX_UNREAD_CALLS, SERVICE
 
 WITHIN_S = 20.0
@@ -59,9 +61,19 @@ def test_one_address_has_a_limited_number_of_silent_calls() -> None:
     async def body() -> None:
         server = CoordinatorServer("127.0.0.1:0", None)
         port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            silent = channel.stream_stream(f"/{SERVICE}/Join")
-            held = [silent(silence()) for _ in range(MAX_UNREAD_CALLS)]
+        async with AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(
+                    grpc.aio.insecure_channel(
+                        f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]
+                    )
+                )
+                for _ in range(MAX_UNREAD_CALLS // MAX_CALLS_PER_CONNECTION + 1)
+            ]
+            channel = channels[-1]
+            silents = [each.stream_stream(f"/{SERVICE}/Join") for each in channels]
+            silent = silents.pop()
+            held = [each(silence()) for each in silents for _ in range(MAX_CALLS_PER_CONNECTION)]
             for call in held:
                 await call.wait_for_connection()
             await until(lambda: sum(server.service._unread.values()) == MAX_UNREAD_CALLS)
