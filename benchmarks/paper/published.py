@@ -100,7 +100,9 @@ class Comparison:
             words += ["--environment", environment(name)]
         for family, rates in self.grids.items():
             words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
-        for setting in (*self.settings, *decoded_settings(self.file)):
+        # The published systems have no bound of contributions, and `clip` is the default.
+        plain = "exchange.robustness=detect"
+        for setting in (*self.settings, *decoded_settings(self.file), plain):
             words += ["--set", setting]
         if self.tuned_in:
             words += ["--tuned-in", environment(self.tuned_in)]

@@ -64,7 +64,7 @@ GRPC = {
     MEASURING: "/dlion.v1alpha1.Measuring/Share",
     KEEPER: "/dlion.v1alpha1.Keeping/Get",
     COORDINATOR: "/dlion.v1alpha1.Coordination/Sign",
-    FEDERATION: "/dlion.v1alpha1.Federation/Tell",
+    FEDERATION: "/dlion.v1alpha1.Federation/Report",
 }
 """A method of each gRPC port, of which a caller may send less than a request."""
 _SCRAPERS = "callers that `metricsFrom` allows"
