@@ -244,7 +244,7 @@ def test_after_convergence_opposition_to_workers_that_disagree_is_not_named() ->
         assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
-@pytest.mark.parametrize(("size", "is_named"), [(1e-3, False), (0.05, True)])
+@pytest.mark.parametrize(("size", "is_named"), [(1e-3, False), (0.02, False), (0.1, True)])
 def test_after_convergence_a_lasting_difference_counts_by_its_size(
     size: float, is_named: bool
 ) -> None:
