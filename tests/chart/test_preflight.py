@@ -78,6 +78,6 @@ def test_the_charts_objects_pass(
         assert found["plant-a", name]["outcome"] == "ok", found["plant-a", name]
     for name in ("definition", "operator", "service"):
         assert found["plant-b", name]["outcome"] == "ok", found["plant-b", name]
-    assert "other-dlion-operator" in found["plant-b", "operator"]["seen"]
-    assert "no plant-c" in found["plant-b", "list"]["seen"]
-    assert "no bundle of plant-c" in found["plant-b", "trust"]["seen"]
+    assert "other-dlion-operator" in found["plant-b", "operator"]["observed"]
+    assert "no plant-c" in found["plant-b", "list"]["observed"]
+    assert "no bundle of plant-c" in found["plant-b", "trust"]["observed"]

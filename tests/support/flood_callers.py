@@ -21,7 +21,7 @@ from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_core.links.events import LinkUp
 from dlion_core.policies.interface import Message, MessageKind
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
-from dlion_operator.federation.messages import greeting
+from dlion_operator.federation.messages import site_hello
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination.channel import worker_to_wire
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
@@ -272,7 +272,7 @@ def _request(where: str, folder: Path) -> bytes:
             worker=coordination_pb2.Worker(site=A), csr_pem=WorkerKey().csr_pem(),
         )  # fmt: skip
     else:
-        message = greeting(B, A)
+        message = site_hello(B, A)
     content: bytes = message.SerializeToString()
     return content
 

@@ -41,7 +41,7 @@ def statements(document: Any) -> Iterator[Statement]:
         for each in part.get("checks", ()):
             if each["outcome"] != "ok":
                 about = f"{each.get('site') or each.get('where')} {each['check']}"
-                yield Statement(each["check"], about, each["seen"])
+                yield Statement(each["check"], about, each["observed"])
 
 
 @dataclass(frozen=True)
