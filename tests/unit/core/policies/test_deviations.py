@@ -5,9 +5,10 @@ Each cause is named at most once. A norm far above all earlier ones is a cause, 
 to workers of like data. The others are values of one sign, a lasting difference from workers of
 like data, repeated values, and no values.
 
-Not named are workers with other data, a small batch, a slow link, or a model that has converged.
-Neither are a jump back to earlier norms, one round of opposition, and sums beyond a float. One bad
-peer of three or four cannot get an honest one named. All workers of one of three sites are named.
+Not named are workers or sites with other data, a small batch, a slow link, or a model that has
+converged. Neither are a jump back to earlier norms, one round of opposition, and sums beyond a
+float. One bad peer of three or four cannot get an honest one named. All workers of one of three
+sites are named if others have like data.
 The manifest determines which workers are compared. With `robustness: off` nothing is found.
 Policies with a barrier report the findings. Few entries of a large model take no memory of its
 size.
@@ -151,6 +152,23 @@ def test_all_workers_of_one_of_three_sites_are_named(send: Send, text: str) -> N
     assert {one.split()[1] for one in found} == {"2", "3"}
     assert sum(text in one for one in found) == 2
     assert named(about) == []
+
+
+@pytest.mark.parametrize("data", [{"partition": "bySite"}, {"partition": "dirichlet"}])
+@pytest.mark.parametrize("each", [2, 3])
+@pytest.mark.parametrize(
+    "send", [lambda _, honest_D: 6 * honest_D, lambda _, honest_D: abs(honest_D)]
+)
+def test_a_site_whose_own_data_make_other_values_is_not_named(
+    send: Send, each: int, data: dict[str, object]
+) -> None:
+    """Such as features that are not scaled. One of its workers alone is named."""
+    ranks = list(map(Rank, range(3 * each)))
+    sites = {rank: "abc"[rank // each] for rank in ranks}
+    about = replace(context(workers=len(ranks), **data), sites=sites)
+    assert named(about, send, attackers=ranks[each : 2 * each]) == []
+    (found,) = named(about, send, attackers=[ranks[each]])
+    assert found.startswith(f"worker {each} contributes values")
 
 
 @pytest.mark.parametrize("workers", [3, 4])

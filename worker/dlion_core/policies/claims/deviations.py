@@ -5,8 +5,8 @@ Each contribution is reduced to a sketch, a random projection to a few hundred v
 Nothing is sent and no contribution is changed: the result is a text for a warning, once per peer
 and cause. The bounds are wide, since a warning about an honest worker is worth less than none.
 
-- **large**: its norm is far above the largest that any other worker ever had. Here and below, with
-  three sites or more, only workers of other sites count (`independent`).
+- **large**: its norm is far above the largest that any other worker ever had. Here and below, of
+  workers with like data at three sites or more, only those of other sites count (`independent`).
 - **opposed**: it points away from workers of like data, which agree with each other.
 - **one-sided**: far more of its entries than of any other worker's have the same sign.
 - **lasting**: it differs from workers of like data in one direction (`lasting_differences`).
@@ -27,7 +27,7 @@ sign for each row of entries. Shape suffixes: D entries, R rows, S values of a s
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -252,6 +252,14 @@ class DeviationDetector:
             found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
 
+    def _units_of(self, ranks: Iterable[Rank]) -> dict[Rank, Hashable]:
+        """Return what each worker is part of: its site only where other sites have like data, as
+        other data may honestly make larger values."""
+        units: dict[Rank, Hashable] = {rank: rank for rank in ranks}
+        for group in self._groups:
+            units |= units_of(group & units.keys(), self._sites)
+        return units
+
     def _large_ones(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
         for rank, one in sizes.items():
             before = self._largest.get(rank, one)
@@ -259,7 +267,7 @@ class DeviationDetector:
                 max(one.norm, before.norm), max(one.comparable, before.comparable)
             )
         found = []
-        units = units_of(self._largest, self._sites)
+        units = self._units_of(self._largest)
         norms = largest_elsewhere({at: size.norm for at, size in self._largest.items()}, units)
         comparables = largest_elsewhere(
             {at: size.comparable for at, size in self._largest.items()}, units
@@ -321,7 +329,7 @@ class DeviationDetector:
             return []
         sizes = {rank: abs(one) for rank, one in balance_of.items()}
         found = []
-        units = units_of(sizes, self._sites)
+        units = self._units_of(sizes)
         largest = largest_elsewhere(sizes, units)
         for rank, one in sizes.items():
             usual = largest[rank]

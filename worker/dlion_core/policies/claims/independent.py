@@ -2,8 +2,8 @@
 
 Called by `deviations` and `lasting_differences`. Who controls a site has all its workers, which
 then hide each other if a worker is compared with the largest of all others. So with three sites or
-more it is compared with those of other sites. With two, one could be as bad as the other, and each
-worker counts for itself.
+more of like data it is compared with those of other sites. With two, one could be as bad as the
+other, and each worker counts for itself.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
