@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.program_traceback import program_traceback
 from dlion_worker.training import datasets, programs
-from dlion_worker.training.building import new_keras_model
+from dlion_worker.training.building import call_arguments, few_samples, new_keras_model
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
@@ -68,7 +69,8 @@ def try_program(
             samples = f"{worker.name} has {data.samples + data.unread_samples:,} samples"
         elif (found := _made_up(program, trainer)) is None:
             return ProgramTrial(
-                "its program builds a model; its data, and so shapes, unknown", None
+                "its program builds a model; shapes are not known without the data: not tried",
+                None,
             )
         else:
             data = found
@@ -89,25 +91,40 @@ def try_program(
 def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.DataSet | None:
     """Samples for the model's own input, with labels for its outputs.
 
-    None: it has no single input and output of a known shape. Raises: ProgramError.
+    None: it has no single input and output of a known shape and a type of numbers, or cannot be
+    called with the length that is assumed for an open dimension. Raises: ProgramError.
     """
     model = new_keras_model(program, (), 0, trainer.seed)
     try:
         (place,), (output,) = model.inputs, model.outputs
         shape = [MADE_UP_SIZE if each is None else int(each) for each in place.shape[1:]]
         class_count = max(2, int(output.shape[-1]))
+        is_integer = np.issubdtype(place.dtype, np.integer)
     except (AttributeError, TypeError, ValueError):
         return None
     random = np.random.default_rng(trainer.seed)
     x: NDArray[Any]
-    if np.issubdtype(place.dtype, np.integer):  # perhaps an index: 0 is always allowed
+    if is_integer:  # perhaps an index: 0 is always allowed
         x = np.zeros((MAX_EVALUATED, *shape), np.int32)
     elif trainer.dataset.format == "npz":
         x = random.random((MAX_EVALUATED, *shape), np.float32)
     else:
         x = random.integers(0, 256, (MAX_EVALUATED, *shape), np.uint8)
+    if None in place.shape[1:] and not _can_be_called(model, shape, x.dtype):
+        return None
     y = (np.arange(MAX_EVALUATED) % class_count).astype(np.int32)
     return datasets.DataSet({"": (x, y)}, x, y, class_count, training_set_samples=len(y))
+
+
+def _can_be_called(model: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """Whether the model takes samples of that shape. With open dimensions it may need larger ones,
+    so that its failure is no fault of the program."""
+    samples = few_samples(shape, dtype, scales_pixels=True)
+    try:
+        model(samples, **call_arguments(model, training=False))
+    except (Exception, SystemExit):  # noqa: BLE001 - user code may raise anything
+        return False
+    return True
 
 
 def _train_one_batch(

@@ -4,7 +4,8 @@ A program of each shape is tried on one batch, without effects left. The trial f
 run finds seconds later or at its end. Examples are another input shape, an undefined name, values
 that are not finite, a layer that Keras cannot save, and an object that is not an optimizer. The
 model is built once, after the data are loaded, as in a run. The sites of the example need each
-other. Of a manifest's data only what is used is read; without them, samples are made up.
+other. Of a manifest's data only what is used is read; without them, samples are made up,
+unless the model may need other shapes.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
@@ -129,6 +130,37 @@ def build_model():
 """
 
 
+LARGE_PIXELS = (
+    PIXELS.replace("(first)", "(halved(first))", 1)
+    + """
+
+def halved(x):
+    for _ in range(5):
+        x = keras.layers.MaxPooling2D()(keras.layers.Conv2D(4, 3)(x))
+    return x
+"""
+)
+
+STRINGS = """
+import keras
+import tensorflow as tf
+
+
+class Lengths(keras.layers.Layer):
+    def call(self, texts):
+        return tf.cast(tf.strings.length(texts), tf.float32)
+
+    def compute_output_spec(self, texts):
+        return keras.KerasTensor(texts.shape, "float32")
+
+
+def build_model():
+    first = keras.Input((1,), dtype="string")
+    return keras.Model(first, keras.layers.Dense(2)(Lengths()(first)))
+"""
+
+NOT_TRIED = "its program builds a model; shapes are not known without the data: not tried"
+
 WITHOUT_INPUT = """
 import keras
 
@@ -144,9 +176,11 @@ def build_model():
         (PIXELS, "images", "made-up samples [32, 32, 3] with 5 classes; one batch trained: loss "),
         (INTEGERS, "npz", "made-up samples [6] with 2 classes; one batch trained: loss "),
         (PIXELS.replace("None, None", "8, 8"), "npz", "made-up samples [8, 8, 3] with 5 classes"),
-        (WITHOUT_INPUT, "npz", "its program builds a model"),
+        (WITHOUT_INPUT, "npz", NOT_TRIED),
+        (LARGE_PIXELS, "images", NOT_TRIED),
+        (STRINGS, "npz", NOT_TRIED),
     ],
-    ids=["any size", "integers", "floats", "without input"],
+    ids=["any size", "integers", "floats", "without input", "a minimum size", "strings"],
 )
 def test_without_data_samples_are_made_up(
     tmp_path: Path, make_job: Any, text: str, form: str, found: str
