@@ -1,0 +1,48 @@
+"""What a client prints to standard error when its server closes the idle connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_CALL_AND_WAIT = """
+import importlib
+import sys
+import threading
+importlib.import_module(sys.argv[1])
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+from dlion_api.protocol import port_limits
+port_limits.IDLE_WITHIN_S = 1
+options = port_limits.connection_options(8, max_calls_per_connection=8)
+server = grpc.server(ThreadPoolExecutor(1), options=options)
+handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("s", {"m": handler})])
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+idle = threading.Event()
+with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    assert channel.unary_unary("/s/m")(b"x", timeout=60, wait_for_ready=True) == b"x"
+    channel.subscribe(lambda state: state is grpc.ChannelConnectivity.IDLE and idle.set())
+    assert idle.wait(60)
+server.stop(None).wait()
+"""
+
+
+def _printed(package: str, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _CALL_AND_WAIT, package],
+        capture_output=True, text=True, timeout=200, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("package", ["dlion_worker", "dlion_operator"])
+def test_an_idle_connection_that_ends_prints_nothing(package: str) -> None:
+    unset = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    assert _printed(package, unset) == ""
+    assert "connection idle" in _printed(package, {**unset, "GRPC_VERBOSITY": "INFO"})
