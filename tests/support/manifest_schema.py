@@ -120,7 +120,8 @@ def _list_type(
 def _is_integer(_checker: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return False
-    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and abs(value) < 2**63
 
 
 STRICT = validators.extend(
