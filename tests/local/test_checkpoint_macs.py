@@ -5,6 +5,9 @@ worker sets it aside, names it, and takes the state of the other one. That one c
 its own checkpoint: in a new pod, with an operator that was restarted and has renewed its authority.
 Keys are in the pods' own folders only, not in a file of the keeper, in a state folder or in a log.
 
+With a new key of the authority, a lone worker ends before it replaces its checkpoint at the keeper.
+With the earlier key it continues from it.
+
 Left out: each way to alter a file (tests/unit/worker/test_checkpoint_mac), trainers that restart in
 their pod (test_renewing), Kubernetes.
 """
@@ -27,14 +30,14 @@ from local_run import blobs, job_document
 from pod_run import UID, PodRun, pod_run
 
 BREAK = 10
-BOTH = ("trainer-0", "trainer-1")
 
 
-def suspend(run: PodRun) -> None:
+def suspend(run: PodRun, *, workers: int = 2) -> None:
     """End all pods but the keeper, and the operator; delete the pods' folders."""
-    assert run.end(*BOTH) == dict.fromkeys(BOTH, ExitCode.INTERRUPTED), run.story()
-    run.end("sidecar-0", "sidecar-1")
-    for rank in range(2):
+    trainers = [f"trainer-{rank}" for rank in range(workers)]
+    assert run.end(*trainers) == dict.fromkeys(trainers, ExitCode.INTERRUPTED), run.story()
+    run.end(*(f"sidecar-{rank}" for rank in range(workers)))
+    for rank in range(workers):
         run.lose_worker(rank)
     run.coordinator.close()
 
@@ -45,6 +48,16 @@ def restart_operator(run: PodRun) -> None:
     later = datetime.now(UTC) + timedelta(seconds=1)
     run.authorities[run.site] = CertificateAuthority(run.site, stored=stored).renewed(now=later)
     run.start_coordinator()
+
+
+def start_again(run: PodRun, authority: CertificateAuthority) -> None:
+    """Start the operator with that authority, and new pods; only the keeper's claim is kept."""
+    run.end("keeper")
+    shutil.rmtree(run.root("keeper") / names.SHARED_DIR.lstrip("/"))
+    run.authorities[run.site] = authority
+    run.start_coordinator()
+    run.start_keeper()
+    run.start_worker(0)
 
 
 def checkpoint(run: PodRun, rank: int) -> Path:
@@ -84,8 +97,36 @@ def test_only_its_own_checkpoint_is_trusted(tmp_path: Path) -> None:
         assert (damaged.rank, damaged.warning) == (1, True)
         assert "lacks the MAC of this worker in this run" in damaged.message
         assert "set aside as checkpoint.npz.damaged" in damaged.message
+        run.wait_until(lambda: run.events("Resumed"), "the other one continues")
         assert [event.rank for event in run.events("Resumed")] == [0], run.story()
         run.wait_until(lambda: run.steps(1)[-1].iteration > broken_at + BREAK, "training of both")
         assert [event.rank for event in run.events("WorkerRejoined")] == [1], run.story()
         assert (run.root("w1") / "var/lib/dlion/worker/checkpoint.npz.damaged").exists()
         assert_keys_are_kept_apart(run)
+
+
+@pytest.mark.timeout(300)
+def test_a_new_key_of_the_authority_does_not_lose_checkpoints(tmp_path: Path) -> None:
+    trainer = {"program": blobs(tmp_path, nap_s=0.1), "stop": {"maxSteps": 100_000}}
+    document = job_document(1, trainer=trainer, checkpoint={"everySeconds": 1}, runId="r1")
+    with pod_run(tmp_path, document, subnet=62) as run:
+        run.start_keeper()
+        run.start_worker(0)
+        run.wait_until(lambda: len(run.steps(0)) >= BREAK, "the break")
+        suspend(run, workers=1)
+        kept, made = checkpoint(run, 0).read_bytes(), len(run.steps(0))
+        stored = run.authorities[run.site]
+
+        start_again(run, CertificateAuthority(run.site))
+        assert run.wait("trainer-0") == ExitCode.DATA, run.story()
+        run.end("sidecar-0")
+        run.lose_worker(0)
+        run.coordinator.close()
+        assert checkpoint(run, 0).read_bytes() == kept
+        assert "restore the key of the site's authority" in run.log("trainer-0")
+        assert len(run.steps(0)) == made
+        assert not run.events("Resumed")
+
+        start_again(run, stored)
+        run.wait_until(lambda: len(run.steps(0)) >= made + BREAK, "training")
+        assert len(run.events("Resumed")) == 1

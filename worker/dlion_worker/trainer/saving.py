@@ -30,7 +30,12 @@ from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.training.checkpointing import Checkpointer
-from dlion_worker.training.snapshot import DamagedCheckpointError, set_aside, storage_error_message
+from dlion_worker.training.snapshot import (
+    DamagedCheckpointError,
+    UntrustedCheckpointError,
+    set_aside,
+    storage_error_message,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,6 +78,8 @@ class StateSaver:
         self._reporter = reporter
         self._uploads: UploadQueue | None = None
         self._model_is_lost = False
+        self._untrusted: UntrustedCheckpointError | None = None
+        """Why this worker's checkpoint was refused; None once a peer's state was adopted."""
         self._failed = Backoff(initial_s=CHECKPOINT_RETRY_S, max_s=MAX_CHECKPOINT_RETRY_S)
         self.checkpointer = checkpointer(self._path)
 
@@ -121,6 +128,8 @@ class StateSaver:
             if not self.checkpointer.load():
                 return False
         except DamagedCheckpointError as error:
+            if isinstance(error, UntrustedCheckpointError):
+                self._untrusted = error
             self._set_aside(error)
             return False
         except DataError as error:
@@ -136,7 +145,7 @@ class StateSaver:
             where = f"it is set aside as {set_aside(self._path).name}"
         except OSError as why:
             where = f"it cannot be set aside ({why})"
-        message = f"{error}: {where}, and this worker continues from a peer's state"
+        message = f"{error}: {where}, and this worker continues from a peer's state if one has any"
         _LOG.warning("%s", message)
         self._event(EventReason.CHECKPOINT_DAMAGED, message, warning=True)
 
@@ -147,9 +156,23 @@ class StateSaver:
         is of another model.
         """
         self.checkpointer.adopt(snapshot)
+        self._untrusted = None
         done = self._progress
         done.job_samples = max(done.job_samples, snapshot.iteration * batch_samples)
         self._event(EventReason.WORKER_REJOINED, "took over a peer's state")
+
+    def check_start(self) -> None:
+        """Check, before training, that its first save will not replace a good checkpoint.
+
+        With a new key of the authority all workers refuse theirs at once, and none has a state.
+        Raises: DataError where the checkpoint was not trusted and no peer's state was adopted.
+        """
+        if self._untrusted is not None:
+            raise DataError(
+                f"{self._untrusted}. No peer has a state to continue from, and training from the"
+                " start would replace this checkpoint at the keeper: restore the key of the site's"
+                " authority, or start a run with another runId"
+            ) from self._untrusted
 
     def save(self) -> None:
         """Save a checkpoint. A full disk does not end training: a later attempt may succeed."""

@@ -260,6 +260,7 @@ class Worker:
 
     def _start_training(self) -> None:
         snapshot = self._join_run()
+        self._saving.check_start()
         if self._inbox.stop_reason is None:
             self._report(EventReason.TRAINING_STARTED, f"linked workers: {len(self._inbox.linked)}")
         if snapshot is None:

@@ -32,6 +32,10 @@ class DamagedCheckpointError(DataError):
     """A checkpoint file cannot be read, or is not one that this worker saved."""
 
 
+class UntrustedCheckpointError(DamagedCheckpointError):
+    """A checkpoint file lacks this worker's MAC, and may be whole."""
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """What a worker needs to continue from another worker's position."""
@@ -114,17 +118,19 @@ def load_checkpoint(
     """Load the saved values; None: there is no file.
 
     With a key, nothing is parsed before the MAC is verified. Without one a small archive can
-    inflate to any size, so that no more than `max_bytes` are read. Raises: DamagedCheckpointError.
+    inflate to any size, so that no more than `max_bytes` are read. Raises: DamagedCheckpointError,
+    UntrustedCheckpointError.
     """
     if not path.exists():
         return None
     try:
         with path.open("rb") as file:
             if key and not has_valid_mac(file, key):
-                raise DamagedCheckpointError(
+                raise UntrustedCheckpointError(
                     f"checkpoint {path} is not trusted, as it lacks the MAC of this worker in this"
-                    " run: an earlier release saved it, it belongs to another worker or run, or it"
-                    " was changed; check who may write to the keeper's claim"
+                    " run: an earlier release saved it, the site's authority has a new key, it"
+                    " belongs to another worker or run, or it was changed; check who may write to"
+                    " the keeper's claim"
                 )
             _check_sizes(file, max_bytes)
             with np.load(file, allow_pickle=False) as archive:

@@ -2,7 +2,7 @@
 
 With a peer's state, the samples of all workers count up to that state, and never fewer than before.
 A full or missing disk is reported and does not end the worker. A damaged checkpoint is set aside,
-as is one of another worker.
+as is one of another worker. Without a peer's state the latter ends the worker before a save.
 
 Left out: the content of a checkpoint (test_checkpointing); uploads (tests/local/test_keeper).
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlion_api.errors import DataError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.worker_config import WorkerConfig
@@ -102,9 +103,12 @@ def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> 
     assert not damaged.saver.resume(is_restart=True)
     assert damaged.reasons() == [EventReason.CHECKPOINT_DAMAGED]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
+    damaged.saver.check_start()  # it holds nothing to lose
 
 
-def test_a_checkpoint_of_another_worker_is_set_aside(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_worker_is_replaced_only_after_a_peers_state_was_adopted(
+    tmp_path: Path,
+) -> None:
     def saving(rank: int) -> Saving:
         made, credentials = Saving(tmp_path, JobProgress(iteration=7)), WorkerCredentials.insecure()
         credentials.checkpoint_key = KEYS[rank]
@@ -115,12 +119,18 @@ def test_a_checkpoint_of_another_worker_is_set_aside(tmp_path: Path) -> None:
     own, another = saving(1), saving(0)
     assert own.saver.resume(is_restart=False)
     assert own.reasons() == [EventReason.RESUMED]
+    own.saver.check_start()
     assert not another.saver.resume(is_restart=False)
     (record,) = another.records
     assert (record.reason, record.warning) == (EventReason.CHECKPOINT_DAMAGED, True)
     assert "check who may write to the keeper's claim: it is set aside as" in record.message
-    assert "continues from a peer's state" in record.message
+    assert "continues from a peer's state if one has any" in record.message
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
+    with pytest.raises(DataError, match=r"No peer has a state.*restore the key.*another runId"):
+        another.saver.check_start()
+    snapshot = StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes())
+    another.saver.adopt(snapshot, batch_samples=80)
+    another.saver.check_start()
 
 
 def test_after_a_full_disk_saving_is_retried_after_a_pause_and_not_at_each_step(
