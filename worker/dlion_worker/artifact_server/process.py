@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 MAX_CALLS = 256
 """Each worker uploads one file at a time; the rest is for those that reconnect after a break."""
 
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 4096
 """Trainers and sidecars of one site; those without a call for a while are closed."""
 
 REPORT_INTERVAL_S = 3.0

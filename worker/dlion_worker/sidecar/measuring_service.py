@@ -36,7 +36,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_CALLS = 256
 """Concurrent calls of all peers."""
 
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 4096
 """Each peer holds one, and briefly a second one when its certificate is renewed."""
 
 MAX_PROBES_PER_CALLER = 4
