@@ -69,8 +69,12 @@ class FloodedPort:
     """Served over a connection of its own; raises if it is not."""
     _certificates: dict[int, WorkerCredentials] = field(default_factory=dict)
 
-    def connect(self, timeout_s: float = 5.0) -> socket.socket:
-        """Connect without a word."""
+    def connect(self, timeout_s: float = WITHIN_S) -> socket.socket:
+        """Connect without a word.
+
+        A full queue of the server drops the first packet, which is sent again after 1, 3, 7, 15 and
+        31 seconds.
+        """
         if self.where == ports.SOCKET:
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(self.address)  # waits while the server's queue is full
@@ -278,7 +282,7 @@ def _request(where: str, folder: Path) -> bytes:
 
 
 def _get(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=5.0) as answer:
+    with urllib.request.urlopen(url, timeout=WITHIN_S) as answer:
         assert answer.status == 200
         assert answer.read()
 
