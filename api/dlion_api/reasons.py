@@ -108,7 +108,7 @@ class EventReason(StrEnum):
     )
     CHECKPOINT_DAMAGED = (
         "CheckpointDamaged",
-        "a checkpoint is unreadable or not the worker's, and moved aside; it takes a peer's state",
+        "a checkpoint, unreadable or not the worker's, is moved aside; a peer's state is used",
     )
     CHECKPOINT_KEPT = "CheckpointKept", "the keeper has a worker's newest checkpoint"
     MODEL_KEPT = "ModelKept", "the keeper has the site's model"

@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     gc.set_threshold(GARBAGE_THRESHOLD)
     if arguments is None:
         exit_on_signals()
+        # For `dlion run` and its workers: gRPC prints a line when a server ends an idle connection.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         # Exit without interpreter shutdown: threads of gRPC and TensorFlow that still run would
         # abort the process. Registered first, so that it is called last.
         atexit.register(_exit_process, codes)

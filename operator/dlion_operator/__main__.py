@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.port_limits import prepare_process
 
 
 def main() -> int:
@@ -18,6 +19,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     from dlion_operator.controller.process import main as run
 
+    prepare_process()
     return run()
 
 

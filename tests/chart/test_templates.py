@@ -187,7 +187,7 @@ def test_the_placement_of_the_operator_has_the_fields_of_a_pod(helm: Helm) -> No
     template, container = operator(helm, {"operator": placed | more})
     assert placed.items() <= template["spec"].items()
     assert template["metadata"]["annotations"]["x"] == "y"
-    assert container["resources"]["limits"] == {"cpu": 1, "memory": "384Mi"}
+    assert container["resources"]["limits"] == {"cpu": 1, "memory": "768Mi"}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sklearn.datasets import load_digits
 
 import trained_jobs
 from dlion_api.cluster_names import GROUP_LABEL
+from dlion_api.errors import UnavailableError
 from podless_jobs import conditions, manifest, workers
 from testbed.project_images import Target
 from trained_jobs import eventually, status_of
@@ -57,8 +58,12 @@ def fail(kubectl: Kubectl, code: int, message: str, *groups: str) -> None:
         {"name": DATASET, "image": "x", "imageID": "x", "ready": False, "restartCount": 0,
          "state": {"terminated": ended}}]}  # fmt: skip
     for pod in living(kubectl, *groups):
-        kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
-                    "--type=merge", "-p", json.dumps({"status": status}))  # fmt: skip
+        try:
+            kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status",
+                        "--type=merge", "-p", json.dumps({"status": status}))  # fmt: skip
+        except UnavailableError as error:  # deleted, since the first failure has ended the run
+            if "NotFound" not in str(error):
+                raise
 
 
 def living(kubectl: Kubectl, *groups: str) -> list[dict[str, Any]]:

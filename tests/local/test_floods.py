@@ -23,8 +23,8 @@ import grpc.aio
 import pytest
 
 import port_table as ports
+from dlion_api.protocol.port_limits import prepare_process
 from flood_callers import SERVERS, FloodedPort, flooded_port
-from flooded_servers import raise_descriptor_limit
 
 if TYPE_CHECKING:
     import socket
@@ -130,7 +130,7 @@ def silent_connections(
 
 @pytest.fixture(autouse=True)
 def many_descriptors() -> None:
-    raise_descriptor_limit()
+    prepare_process()
 
 
 @pytest.mark.parametrize("row", ports.ROWS, ids=lambda row: row.where)

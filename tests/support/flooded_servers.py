@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import re
-import resource
 import runpy
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.names import KeeperIdentity, SiteName
+from dlion_api.protocol.port_limits import prepare_process
 from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority
 
 if TYPE_CHECKING:
@@ -87,12 +87,6 @@ def flooded_server(
     finally:
         process.kill()
         process.wait(WITHIN_S)
-
-
-def raise_descriptor_limit() -> None:
-    """Allow this process and its children as many descriptors as the system does."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # ---- in the process ------------------------------------------------------------------------------
@@ -196,7 +190,7 @@ async def _operator_ports(folder: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Set the constants, then start the server."""
     name, folder, *constants = arguments
-    raise_descriptor_limit()
+    prepare_process()
     for given, value in (each.split("=") for each in constants):
         module, _, constant = given.rpartition(".")
         setattr(importlib.import_module(module), constant, json.loads(value))

@@ -4,6 +4,8 @@ gRPC checks them before any handler runs. They hold for outsiders, too, which ha
 certificate.
 """
 
+import os
+import resource
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,18 @@ def connection_options(
         ("grpc.max_connection_idle_ms", 1000 * IDLE_WITHIN_S),
         ("grpc.max_concurrent_streams", max_calls_per_connection),
     )
+
+
+def prepare_process() -> None:
+    """Prepare a process and its children for these ports. Call it before gRPC is first used.
+
+    Some systems start processes with 1024 descriptors, fewer than a server's connections; it may
+    use as many as the system allows. gRPC prints errors only: the end of an idle connection is
+    none, but its caller would print a line.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class OpenCalls:

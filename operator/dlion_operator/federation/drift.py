@@ -14,7 +14,7 @@ from dlion_operator.federation.reports import ROBUSTNESS_PATH, SpecFingerprint
 
 MAX_NAMED_PATHS = 5
 _STORED_DEFAULT = (
-    "its default is not that of earlier releases, and a stored job keeps it: set it at all sites"
+    "jobs that an earlier release stored keep its default: set it at all sites in a new run"
 )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from dlion_api import cluster_names as names
 from dlion_api.errors import ContractError, DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.port_limits import prepare_process
 from dlion_worker.pod.pod_environment import Pod, under_root
 
 _LOG = logging.getLogger("dlion_worker.pod")
@@ -32,6 +33,7 @@ before the kubelet kills both."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code, if no other program was executed."""
+    prepare_process()
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -32,6 +32,8 @@ from dlion_worker.transport import PeerExchange
 _LOG = logging.getLogger(__name__)
 
 SLICE_S = 0.1
+STATE_WAIT_S = 0.5
+"""Pause before a worker that may not keep its own state looks again for a peer with one."""
 QUIET_S = 5.0
 """A worker that joins within this time reports nothing."""
 UNREACHED_AFTER_S = 60.0
@@ -45,22 +47,33 @@ def join_training(
     stopped: Callable[[], str | None],
     members: Callable[[], Membership | None],
     neighbours: Callable[[], frozenset[Rank]] | None,
+    may_keep_own: Callable[[], bool],
     *,
     is_rejoin: bool,
 ) -> StateSnapshot | None:
-    """Let a worker of these parts join the run, and report what it waits for. As `join_run`."""
-    admission = Admission(
-        parts.job,
-        parts.rank,
-        parts.inbox,
-        membership=members,
-        now_s=time.monotonic(),
-        state_bytes=2 * parts.replica.model.weights_D.nbytes,
-        is_rejoin=is_rejoin,
-        neighbours=neighbours,
-    )
+    """Let a worker of these parts join the run, and report what it waits for. As `join_run`.
+
+    `may_keep_own`: whether it may begin with its own state; otherwise it waits for a peer with one.
+    """
     waiting = JoinWaitReporter(parts.rank, parts.exchange, parts.reporter, members, neighbours)
-    return join_run(admission, parts.exchange, parts.inbox, stopped, waiting.report)
+    while True:
+        admission = Admission(
+            parts.job,
+            parts.rank,
+            parts.inbox,
+            membership=members,
+            now_s=time.monotonic(),
+            state_bytes=2 * parts.replica.model.weights_D.nbytes,
+            is_rejoin=is_rejoin,
+            neighbours=neighbours,
+        )
+        snapshot = join_run(admission, parts.exchange, parts.inbox, stopped, waiting.report)
+        is_over = parts.inbox.stop_reason is not None
+        if snapshot is not None or is_over or may_keep_own():
+            return snapshot
+        if (reason := stopped()) is not None:
+            raise Interrupted(reason)
+        parts.inbox.wait(STATE_WAIT_S)
 
 
 def join_run(

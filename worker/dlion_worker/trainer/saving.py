@@ -80,6 +80,7 @@ class StateSaver:
         self._model_is_lost = False
         self._untrusted: UntrustedCheckpointError | None = None
         """Why this worker's checkpoint was refused; None once a peer's state was adopted."""
+        self._is_wait_reported = False
         self._failed = Backoff(initial_s=CHECKPOINT_RETRY_S, max_s=MAX_CHECKPOINT_RETRY_S)
         self.checkpointer = checkpointer(self._path)
 
@@ -161,18 +162,31 @@ class StateSaver:
         done.job_samples = max(done.job_samples, snapshot.iteration * batch_samples)
         self._event(EventReason.WORKER_REJOINED, "took over a peer's state")
 
-    def check_start(self) -> None:
-        """Check, before training, that its first save will not replace a good checkpoint.
+    def may_keep_own(self) -> bool:
+        """Whether the worker may begin with its own state. Otherwise report once what to do.
 
-        With a new key of the authority all workers refuse theirs at once, and none has a state.
-        Raises: DataError where the checkpoint was not trusted and no peer's state was adopted.
+        With a new key of the authority all workers refuse their checkpoints at once, and none has a
+        state. To train from the start would replace good checkpoints at the keeper.
+        """
+        if self._untrusted is not None and not self._is_wait_reported:
+            self._is_wait_reported = True
+            message = (
+                "waits for a peer with a state, and does not train from the start, which would"
+                " replace its checkpoint at the keeper: suspend the run, restore the key of the"
+                " site's authority, and resume it; or start a run with another runId"
+            )
+            _LOG.warning("%s", message)
+            self._event(EventReason.CHECKPOINT_DAMAGED, message, warning=True)
+        return self._untrusted is None
+
+    def check_start(self) -> None:
+        """Check that the end of this worker does not replace a good checkpoint.
+
+        Raises: DataError where its checkpoint was refused, and no peer gave a state until the run
+        was over.
         """
         if self._untrusted is not None:
-            raise DataError(
-                f"{self._untrusted}. No peer has a state to continue from, and training from the"
-                " start would replace this checkpoint at the keeper: restore the key of the site's"
-                " authority, or start a run with another runId"
-            ) from self._untrusted
+            raise DataError(f"no peer gave a state before the run was over: {self._untrusted}")
 
     def save(self) -> None:
         """Save a checkpoint. A full disk does not end training: a later attempt may succeed."""

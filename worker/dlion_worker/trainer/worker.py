@@ -271,9 +271,10 @@ class Worker:
         """Join the run. Return a peer's state to adopt, or None to keep the own one."""
         selection = self._peer_selection
         neighbours = None if selection.is_all_to_all else selection.neighbours
+        own = self._saving.may_keep_own
         with self._signals.immediate():
             snapshot = join_training(
-                self._parts, self._stopped, self._members, neighbours, is_rejoin=is_rejoin
+                self._parts, self._stopped, self._members, neighbours, own, is_rejoin=is_rejoin
             )
         if snapshot is not None:
             batching = self._job.spec.batching

@@ -103,7 +103,7 @@ def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> 
     assert not damaged.saver.resume(is_restart=True)
     assert damaged.reasons() == [EventReason.CHECKPOINT_DAMAGED]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
-    damaged.saver.check_start()  # it holds nothing to lose
+    assert damaged.saver.may_keep_own()  # it holds nothing to lose
 
 
 def test_a_checkpoint_of_another_worker_is_replaced_only_after_a_peers_state_was_adopted(
@@ -119,6 +119,7 @@ def test_a_checkpoint_of_another_worker_is_replaced_only_after_a_peers_state_was
     own, another = saving(1), saving(0)
     assert own.saver.resume(is_restart=False)
     assert own.reasons() == [EventReason.RESUMED]
+    assert own.saver.may_keep_own()
     own.saver.check_start()
     assert not another.saver.resume(is_restart=False)
     (record,) = another.records
@@ -126,10 +127,15 @@ def test_a_checkpoint_of_another_worker_is_replaced_only_after_a_peers_state_was
     assert "check who may write to the keeper's claim: it is set aside as" in record.message
     assert "continues from a peer's state if one has any" in record.message
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
-    with pytest.raises(DataError, match=r"No peer has a state.*restore the key.*another runId"):
+    assert not another.saver.may_keep_own()
+    assert not another.saver.may_keep_own()
+    (_, record) = another.records  # once
+    assert "restore the key of the site's authority, and resume it" in record.message
+    with pytest.raises(DataError, match=r"before the run was over: checkpoint .* is not trusted"):
         another.saver.check_start()
     snapshot = StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes())
     another.saver.adopt(snapshot, batch_samples=80)
+    assert another.saver.may_keep_own()
     another.saver.check_start()
 
 

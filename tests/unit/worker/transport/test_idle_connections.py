@@ -9,14 +9,12 @@ import sys
 import pytest
 
 _CALL_AND_WAIT = """
-import importlib
 import os
-import sys
 import threading
-importlib.import_module(sys.argv[1])
+from dlion_api.protocol import port_limits
+port_limits.prepare_process()
 import grpc
 from concurrent.futures import ThreadPoolExecutor
-from dlion_api.protocol import port_limits
 port_limits.IDLE_WITHIN_S = 1
 options = port_limits.connection_options(8, max_calls_per_connection=8)
 server = grpc.server(ThreadPoolExecutor(1), options=options)
@@ -33,17 +31,36 @@ os._exit(0)  # the thread that watches the state may print an exception when the
 """
 
 
-def _printed(package: str, environment: dict[str, str]) -> str:
+def _printed(environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", _CALL_AND_WAIT, package],
+        [sys.executable, "-c", _CALL_AND_WAIT],
         capture_output=True, text=True, timeout=200, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-@pytest.mark.parametrize("package", ["dlion_worker", "dlion_operator"])
-def test_an_idle_connection_that_ends_prints_nothing(package: str) -> None:
+def test_an_idle_connection_that_ends_prints_nothing() -> None:
     unset = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
-    assert _printed(package, unset) == ""
-    assert "connection idle" in _printed(package, {**unset, "GRPC_VERBOSITY": "INFO"})
+    assert _printed(unset) == ""
+    assert "connection idle" in _printed({**unset, "GRPC_VERBOSITY": "INFO"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["dlion_operator", "--help"],
+        ["dlion_worker.pod", "--help"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_process_may_use_as_many_descriptors_as_the_system_allows(command: list[str]) -> None:
+    script = "import resource, runpy, sys; sys.argv = sys.argv[1:]; hard = resource.getrlimit(7)[1]"
+    script += "\nresource.setrlimit(7, (256, hard))"
+    script += "\ntry: runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    script += "\nexcept SystemExit: print('soft', resource.getrlimit(7)[0] == hard)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    assert done.stdout.endswith("soft True\n"), done.stdout

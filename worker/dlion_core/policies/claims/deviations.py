@@ -81,7 +81,7 @@ of 0.3."""
 LITTLE_LEFT = 0.05
 """Part of the middle of the workers' largest norms. Differences of smaller contributions add
 nothing to the sum: once all is learned, each worker's own samples set it apart in one direction. At
-0.01 a clean run of 1,460 steps named an honest worker, and sums of others came to 0.7."""
+0.01 clean runs on machines of changing speed named honest workers (docs/robustness.md)."""
 
 LIKE_COUNT = 1.25
 """Maximum ratio of the entries of a contribution and those of the middle one, or the reverse, for
