@@ -228,7 +228,7 @@ class Exchange:
         "against plausible, wrong contributions (docs/robustness.md): nothing; a warning that"
         " names the worker; also a bound of norms; a mean without extreme values; or only those"
         " nearest to each other. Default: clip where contributions of all workers meet in one sum,"
-        " else (and for dlion-published) detect.",
+        " else detect.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

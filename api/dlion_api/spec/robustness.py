@@ -27,9 +27,6 @@ WITHOUT: Final = (
 """Policies that do not combine gradients or changes of all workers at once, or (`ako`) not the same
 entries of each. An installed policy may."""
 
-PUBLISHED: Final = "dlion-published"
-"""By default it stays as published: without a bound."""
-
 MIN_WORKERS: Final = {"trimmed": 3, "krum": 4}
 """One value more than is left out at either end; one neighbour to be compared with."""
 
@@ -47,14 +44,11 @@ def _waits_for_all(spec: Spec) -> bool:
 
 
 def robustness_of(spec: Spec) -> str:
-    """Return the value, or the default: `clip` where it is allowed, else `detect`.
-
-    So it is for `dlion-published`, which allows `clip`, too.
-    """
+    """Return the value, or the default: `clip` where it is allowed, else `detect`."""
     if spec.exchange.robustness is not None:
         return spec.exchange.robustness
     exchange = spec.exchange
-    meets = exchange.policy not in (*WITHOUT, PUBLISHED) and exchange.propagation != "selective"
+    meets = exchange.policy not in WITHOUT and exchange.propagation != "selective"
     return "clip" if meets and _waits_for_all(spec) else "detect"
 
 

@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dlion_api.names import SiteName
-from dlion_operator.federation.reports import ROBUSTNESS_PATH, SpecFingerprint
+from dlion_operator.federation.reports import SpecFingerprint
 
 MAX_NAMED_PATHS = 5
-_STORED_DEFAULT = (
-    "jobs that an earlier release stored keep its default: set it at all sites in a new run"
-)
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,6 @@ class Difference:
         named = ", ".join(self.paths[:MAX_NAMED_PATHS]) or "a field that is not compared separately"
         more = len(self.paths) - MAX_NAMED_PATHS
         named += f" and {more} more" if more > 0 else ""
-        if self.paths == (ROBUSTNESS_PATH,):
-            named += f"; {_STORED_DEFAULT}"
         return f"the manifest of {self.site} differs from that of {self.reference} in {named}"
 
 

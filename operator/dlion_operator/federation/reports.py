@@ -13,14 +13,12 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member
 from dlion_api.protocol.revocation import Revocation
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
-from dlion_api.spec.robustness import CHANGING, robustness_of
 
 MAX_FIELDS = 2048
 """More than any manifest should have; beyond it, only the first by name are compared."""
 MAX_WORKERS = MAX_GROUPS_PER_SITE * MAX_WORKERS_PER_GROUP
 """Per site."""
 MAX_PATH_BYTES = 200
-ROBUSTNESS_PATH = "exchange.robustness"
 RANKS_PATH = f"metadata.annotations[{RANKS_ANNOTATION}]"
 """How workers are numbered; part of the compared fields."""
 FIELD_HASH_BYTES = 8
@@ -40,12 +38,8 @@ class SpecFingerprint:
 
     @classmethod
     def of(cls, job: Job) -> SpecFingerprint:
-        compared, robustness = job.compared(), robustness_of(job.spec)
-        compared["exchange"]["robustness"] = robustness  # releases differ in its default
-        leaves = sorted(_leaves("", compared))[: MAX_FIELDS - 1]
+        leaves = sorted(_leaves("", job.compared()))[: MAX_FIELDS - 1]
         written = {path for path, _ in _leaves("", job.compared(without_defaults=True))}
-        if robustness in CHANGING:  # a release without it adds plain sums
-            written.add(ROBUSTNESS_PATH)
         fields = {_bounded(path): _hash(text) for path, text in leaves}
         defaults = {_bounded(path) for path, _ in leaves if path not in written}
         # Not from the manifest: releases may number the workers of one manifest differently.

@@ -101,7 +101,6 @@ def test_methods_without_effect_change_no_bit(policy: str) -> None:
         ({"policy": "adaptive"}, "bounded", "clip"),
         ({"policy": "gaia"}, "synchronous", "detect"),
         ({"policy": "dlion", "propagation": "selective"}, "synchronous", "detect"),
-        ({"policy": "dlion-published", "weighting": "dlion_ratio"}, "synchronous", "detect"),
     ],
 )
 def test_the_default_is_clip_where_contributions_of_all_meet(

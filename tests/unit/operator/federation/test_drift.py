@@ -5,8 +5,7 @@
 - Every site names the site that differs from most, in the same words.
 - A field that one site's release does not know is not drift if it may be omitted; nor is the hash
   of the whole.
-- The numbering of workers is compared, and the method against wrong contributions that a job has,
-  by default or written.
+- The numbering of workers is compared.
 
 Left out: how hashes travel (test_messages).
 """
@@ -163,24 +162,6 @@ def test_another_default_of_another_release_is_drift() -> None:
     theirs = SpecFingerprint("0" * 64, {**mine.fields, "trainer.seed": b"another!"}, mine.defaults)
     assert "trainer.seed" in mine.defaults
     assert not agree(mine, theirs)
-
-
-def test_a_stored_method_against_wrong_contributions_is_compared_with_the_default() -> None:
-    """Earlier releases stored their default, `detect`, in each object."""
-    mine, stored = printed(), printed(("exchange.robustness", "detect"))
-    earlier = SpecFingerprint(
-        "0" * 64, stored.fields, stored.defaults | mine.defaults | {"exchange.robustness"}
-    )
-    for theirs in (stored, earlier, known_to(mine, without="exchange.robustness")):
-        (found,) = differences({A: mine, B: theirs})
-        assert found.paths == ("exchange.robustness",)
-        assert "not that of earlier releases" in str(found)
-        assert str(found).endswith("set it at all sites")
-    assert agree(mine, printed(("exchange.robustness", "clip")))
-    policy = ("exchange.policy", "gaia")
-    stored = printed(policy, ("exchange.robustness", "detect"))
-    assert agree(printed(policy), stored)
-    assert agree(printed(policy), known_to(stored, without="exchange.robustness"))
 
 
 def test_the_majority_is_right_whatever_its_release() -> None:
