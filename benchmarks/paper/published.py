@@ -100,9 +100,7 @@ class Comparison:
             words += ["--environment", environment(name)]
         for family, rates in self.grids.items():
             words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
-        # The published systems have no bound of contributions, and `clip` is the default.
-        plain = "exchange.robustness=detect"
-        for setting in (*self.settings, *decoded_settings(self.file), plain):
+        for setting in (*self.settings, *decoded_settings(self.file)):
             words += ["--set", setting]
         if self.tuned_in:
             words += ["--tuned-in", environment(self.tuned_in)]

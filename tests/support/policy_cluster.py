@@ -49,15 +49,7 @@ def spec(
     synchronization: dict[str, object] | None = None,
     knowledge_transfer: dict[str, object] | None = None,
 ) -> Spec:
-    """A job's spec with these policy sections.
-
-    Sums are those of the papers and oracles, without bounds, unless `exchange` has a `robustness`.
-    None is the product's default.
-    """
-    plain = {"policy": "dlion", "robustness": "detect"}
-    given = {
-        key: value for key, value in {**plain, **(exchange or {})}.items() if value is not None
-    }
+    """A job's spec with these policy sections."""
     document: dict[str, object] = {
         "apiVersion": "dlion.dev/v1alpha1",
         "kind": "DLionJob",
@@ -71,7 +63,7 @@ def spec(
                 "optimizer": {"name": "sgd", "learningRate": 0.05},
                 "stop": {"maxSteps": 10},
             },
-            "exchange": given,
+            "exchange": {"policy": "dlion", **(exchange or {})},
             "synchronization": synchronization or {},
             "knowledgeTransfer": knowledge_transfer or {"policy": "none"},
         },

@@ -224,11 +224,11 @@ class Exchange:
         " `UnusualValues`; on clusters, most at a site (docs/revocation.md).",
         default="off",
     )
-    robustness: Literal["off", "detect", "clip", "trimmed", "krum"] | None = optional(
+    robustness: Literal["off", "detect", "clip", "trimmed", "krum"] = setting(
         "against plausible, wrong contributions (docs/robustness.md): nothing; a warning that"
         " names the worker; also a bound of norms; a mean without extreme values; or only those"
-        " nearest to each other. Default: clip where contributions of all workers meet in one sum,"
-        " else detect.",
+        " nearest to each other.",
+        default="detect",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

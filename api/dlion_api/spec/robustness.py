@@ -30,8 +30,7 @@ entries of each. An installed policy may."""
 MIN_WORKERS: Final = {"trimmed": 3, "krum": 4}
 """One value more than is left out at either end; one neighbour to be compared with."""
 
-_GIVEN: Final = "has(self.exchange.robustness)"
-_CHANGES: Final = f"({_GIVEN} && self.exchange.robustness in {list(CHANGING)})"
+_CHANGES: Final = f"self.exchange.robustness in {list(CHANGING)}"
 
 
 def _changes(spec: Spec) -> bool:
@@ -43,29 +42,20 @@ def _waits_for_all(spec: Spec) -> bool:
     return is_round or spec.synchronization.mode == "synchronous"
 
 
-def robustness_of(spec: Spec) -> str:
-    """Return the value, or the default: `clip` where it is allowed, else `detect`."""
-    if spec.exchange.robustness is not None:
-        return spec.exchange.robustness
-    exchange = spec.exchange
-    meets = exchange.policy not in WITHOUT and exchange.propagation != "selective"
-    return "clip" if meets and _waits_for_all(spec) else "detect"
-
-
 def _given(spec: Spec) -> str:
     return f"{spec.exchange.robustness}, with {workers_of(spec.sites)} workers"
 
 
 ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
     Rule(
-        cel=f"self.exchange.quarantine == 'off' || !{_GIVEN} || self.exchange.robustness != 'off'",
+        cel="self.exchange.quarantine == 'off' || self.exchange.robustness != 'off'",
         message="quarantine majority needs the warnings that robustness off does not give",
         holds=lambda it: it.exchange.quarantine == "off" or it.exchange.robustness != "off",
         reads=("exchange.quarantine", "exchange.robustness"),
         advice="Set exchange.robustness: detect, or quarantine: off.",
     ),
     Rule(
-        cel=f"!{_CHANGES} || !(self.exchange.policy in {list(WITHOUT)})",
+        cel=f"!({_CHANGES}) || !(self.exchange.policy in {list(WITHOUT)})",
         message="robustness clip, trimmed and krum need a policy that combines the contributions of"
         " all workers at once",
         holds=lambda it: not _changes(it) or it.exchange.policy not in WITHOUT,
@@ -75,7 +65,7 @@ ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
         advice="Set exchange.policy: adaptive, or another of those that docs/robustness.md lists.",
     ),
     Rule(
-        cel=f"!{_CHANGES} || self.exchange.policy in {list(IN_ROUNDS)} ||"
+        cel=f"!({_CHANGES}) || self.exchange.policy in {list(IN_ROUNDS)} ||"
         " self.synchronization.mode == 'synchronous'",
         message="robustness clip, trimmed and krum need mode synchronous with this policy, since"
         " late contributions are added without them",
@@ -84,7 +74,7 @@ ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
         advice="Set synchronization.mode: synchronous, or exchange.policy: adaptive.",
     ),
     Rule(
-        cel=f"!{_CHANGES} || self.exchange.propagation != 'selective'",
+        cel=f"!({_CHANGES}) || self.exchange.propagation != 'selective'",
         message="robustness clip, trimmed and krum need propagation all: else a peer gets the sum"
         " of several gradients at once",
         holds=lambda it: not _changes(it) or it.exchange.propagation != "selective",
@@ -92,7 +82,7 @@ ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
         advice="Set propagation: all, or robustness: detect.",
     ),
     Rule(
-        cel=f"!({_GIVEN} && self.exchange.robustness in ['trimmed', 'krum']) ||"
+        cel="!(self.exchange.robustness in ['trimmed', 'krum']) ||"
         " self.exchange.topology == 'allToAll'",
         message="robustness trimmed and krum need topology allToAll: neighbours are too few",
         holds=lambda it: (
@@ -102,14 +92,13 @@ ROBUSTNESS_RULES: Final[tuple[Rule, ...]] = (
         advice="Set topology: allToAll, or robustness: clip.",
     ),
     Rule(
-        cel=f"!{_GIVEN} || {WORKERS_CEL} >="
-        f" (self.exchange.robustness == 'krum' ? {MIN_WORKERS['krum']} :"
+        cel=f"{WORKERS_CEL} >= (self.exchange.robustness == 'krum' ? {MIN_WORKERS['krum']} :"
         f" (self.exchange.robustness == 'trimmed' ? {MIN_WORKERS['trimmed']} : 1))",
         message="too few workers for this robustness",
-        holds=lambda it: workers_of(it.sites) >= MIN_WORKERS.get(str(it.exchange.robustness), 1),
+        holds=lambda it: workers_of(it.sites) >= MIN_WORKERS.get(it.exchange.robustness, 1),
         reads=("exchange.robustness", "sites"),
         given=_given,
-        allowed=lambda it: f"{MIN_WORKERS[str(it.exchange.robustness)]} workers or more",
+        allowed=lambda it: f"{MIN_WORKERS[it.exchange.robustness]} workers or more",
         advice="Set robustness: clip, or add workers.",
     ),
 )

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_api.spec.robustness import robustness_of
 from dlion_core.codecs import decode_weights
 from dlion_core.codecs.payload import Payload
 from dlion_core.policies.aggregation import Contribution
@@ -56,7 +55,7 @@ class PeerMachine:
         self.context = context
         self.rank, self.size = context.rank, context.layout.size
         self.neighbours = context.neighbours
-        self.robustness = robustness_of(context.spec)
+        self.robustness = context.spec.exchange.robustness
         self.synchronizer = Synchronizer(rule)
         self.links = BudgetsChanged({})
         self.local_batch_size = 1

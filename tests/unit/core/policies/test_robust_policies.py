@@ -3,8 +3,7 @@
 They use each method under each policy that supports it and makes equal replicas. All workers make
 the same bits, with a bad worker among them. So does a worker that joins late. A hundredfold
 contribution moves the weights no further than the method allows. `off`, `detect` and, with similar
-norms, `clip` give the same weights, bit for bit. The default is `clip` where contributions of all
-workers meet in one sum, else `detect`.
+norms, `clip` give the same weights, bit for bit.
 
 Left out: the arithmetic (tests/property/test_robust_sums.py); the methods allowed for a job
 (tests/support/manifest_table.py).
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.spec.robustness import robustness_of
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster, lose_for_a_while
 
@@ -27,8 +25,8 @@ POLICIES = ("adaptive", "demo", "dgc", "full", "sparseloco", "topk")
 METHODS = ("clip", "trimmed", "krum")
 
 
-def cluster(policy: str, robustness: str | None) -> WeighingCluster:
-    """Four workers of unequal batches. `robustness` None: the default."""
+def cluster(policy: str, robustness: str) -> WeighingCluster:
+    """Four workers of unequal batches."""
     parameters: dict[str, object] = {}
     if policy in ("adaptive", "sparseloco"):
         parameters = {"localSteps": 1}
@@ -91,33 +89,6 @@ def test_methods_without_effect_change_no_bit(policy: str) -> None:
         train(workers, 3)
         found.add(weights(workers)[0])
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("exchange", "mode", "expected"),
-    [
-        ({"policy": "full"}, "synchronous", "clip"),
-        ({"policy": "full"}, "bounded", "detect"),
-        ({"policy": "adaptive"}, "bounded", "clip"),
-        ({"policy": "gaia"}, "synchronous", "detect"),
-        ({"policy": "dlion", "propagation": "selective"}, "synchronous", "detect"),
-    ],
-)
-def test_the_default_is_clip_where_contributions_of_all_meet(
-    exchange: dict[str, object], mode: str, expected: str
-) -> None:
-    job = spec(exchange={"robustness": None, **exchange}, synchronization={"mode": mode})
-    assert robustness_of(job) == expected
-
-
-@pytest.mark.parametrize("policy", ["adaptive", "full"])
-def test_by_default_a_large_contribution_is_clipped(policy: str) -> None:
-    found = []
-    for robustness in (None, "clip", "detect"):
-        workers = cluster(policy, robustness)
-        train(workers, 3, scale=100)
-        found.append(weights(workers)[0])
-    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize("method", METHODS)
