@@ -434,7 +434,7 @@ def test_a_model_that_was_not_uploaded_is_lost(
         cast("WorkerConfig", SimpleNamespace(
             state_dir=str(tmp_path), keeper_address=keeper.address, resume=False
         )),
-        checkpointer=lambda _path: cast("Checkpointer", None),
+        checkpointer=lambda _path: cast("Checkpointer", SimpleNamespace(key=b"")),
         progress=JobProgress(),
         reporter=Reporter(
             rank=Rank(0),
