@@ -39,9 +39,9 @@ def connection_options(
 def prepare_process() -> None:
     """Prepare a process and its children for these ports. Call it before gRPC is first used.
 
-    Some systems start processes with 1024 descriptors, fewer than a server's connections; it may
-    use as many as the system allows. gRPC prints errors only: the end of an idle connection is
-    none, but its caller would print a line.
+    Some systems start processes with 1024 descriptors, fewer than a server's connections. So it may
+    use as many as the system allows. gRPC prints errors only, as it would print a line whenever a
+    server ends an idle connection.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
