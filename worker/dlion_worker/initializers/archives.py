@@ -60,8 +60,8 @@ class _BoundedXz(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Raises: LZMAError; EOFError if the file ends within a stream."""
         while True:
-            if self._stream.eof:  # another one may follow
-                packed = (self._stream.unused_data or self._file.read(_CHUNK_BYTES)).lstrip(b"\0")
+            if self._stream.eof:
+                packed = self._start_of_next_stream()
                 if not packed:
                     return 0
                 self._stream = self._new_stream()
@@ -81,6 +81,13 @@ class _BoundedXz(io.RawIOBase):
             if unpacked:
                 buffer[: len(unpacked)] = unpacked
                 return len(unpacked)
+
+    def _start_of_next_stream(self) -> bytes:
+        """Skip the padding after a stream, however long it is. Empty at the end of the file."""
+        packed = self._stream.unused_data.lstrip(b"\0")
+        while not packed and (chunk := self._file.read(_CHUNK_BYTES)):
+            packed = chunk.lstrip(b"\0")
+        return packed
 
     @staticmethod
     def _new_stream() -> lzma.LZMADecompressor:

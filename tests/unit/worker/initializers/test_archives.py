@@ -54,6 +54,12 @@ def two_streams(content: bytes) -> bytes:
     return lzma.compress(content[:700]) + b"\0" * 4 + lzma.compress(content[700:]) + b"\0" * 8
 
 
+def padded_streams(content: bytes) -> bytes:
+    """Two parts of which the second comes after more padding than is read at once."""
+    padding = b"\0" * (2 * archives._CHUNK_BYTES)
+    return lzma.compress(content[:1536]) + padding + lzma.compress(content[1536:])
+
+
 def large_dictionary() -> bytes:
     """An .xz file whose first block requests a dictionary of 1 GiB."""
     packed = bytearray(tar(FILES, "w:xz"))
@@ -86,6 +92,7 @@ def fetch(folder: Path, content: bytes, name: str, **more: int) -> Path:
         ("data.tar.bz2", lambda files: tar(files, "w:bz2")),
         ("data.tar.xz", lambda files: tar(files, "w:xz")),
         ("data.tar.xz", lambda files: two_streams(tar(files))),
+        ("data.tar.xz", lambda files: padded_streams(tar(files))),
         ("data.tar", lambda files: tar(files, "w:xz")),
         ("data.zip", zipped),
     ],
