@@ -241,27 +241,35 @@ def _revoke(jobs: JobClient, name: str, target: str, reason: str) -> tuple[str, 
 
 
 def _restore(jobs: JobClient, name: str, target: str) -> str:
-    """Raises: SpecError if the manifest has no such name and nothing of that name is revoked."""
+    """Accept the target again. Returns what was done.
+
+    Raises: SpecError if the manifest has no such name and nothing of that name is revoked.
+    """
 
     def change(document: Document, known: tuple[Revocation, ...]) -> tuple[Revocation, ...]:
-        if all(each.name != target for each in known):
+        same = [each for each in known if each.name == target]
+        if not same:
             _check_target(target, load_job(document).workers())
-        kept = tuple(each for each in known if each.name != target)
-        if any(each.get("automatic") and each.get("name") == target for each in _revoked(document)):
-            return (*kept, Revocation(target, is_lifted=True))  # the operator must not repeat it
-        return kept
+        others = tuple(each for each in known if each.name != target)
+        is_quarantined = any(each.get("automatic") for each in _revoked(document, target))
+        if is_quarantined or any(each.is_lifted for each in same):
+            return (*others, Revocation(target, is_lifted=True))  # the operator must not repeat it
+        return others
 
     document, changed = _change_revocations(jobs, name, change)
     if changed:
         return f"{name}: {target} is trusted again"
-    by = sorted({text(e.get("by")) for e in _revoked(document) if e.get("name") == target})
+    # A quarantine lifted a moment ago may still be in the status.
+    made = [each for each in _revoked(document, target) if not each.get("automatic")]
+    by = sorted({text(each.get("by")) for each in made})
     where = f"; it is revoked at {', '.join(by)}: restore it there" if by else ""
     return f"{name}: {target} is not revoked here; nothing changed{where}"
 
 
-def _revoked(document: Document) -> list[Document]:
-    """The revocations as the status has them."""
-    return mappings_in(mapping_of(document.get("status")).get("revoked"))
+def _revoked(document: Document, target: str) -> list[Document]:
+    """The revocations of that name as the status has them."""
+    revoked = mappings_in(mapping_of(document.get("status")).get("revoked"))
+    return [each for each in revoked if each.get("name") == target]
 
 
 def _check_target(target: str, workers: Sequence[WorkerIdentity]) -> None:
