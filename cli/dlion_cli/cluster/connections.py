@@ -58,10 +58,18 @@ def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
             if errors:
                 raise ValueError("; ".join(errors))
         _check_encrypted(configuration)
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        return client.ApiClient(configuration)
+    except (
+        config.ConfigException,
+        urllib3.exceptions.HTTPError,  # the URL of a proxy
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,  # the client does not check types
+    ) as error:
         where = "this pod" if chosen is None else _source(chosen)
         raise DataError(f"{where}: cannot be used: {error}") from error
-    return client.ApiClient(configuration)
 
 
 def open_websocket(

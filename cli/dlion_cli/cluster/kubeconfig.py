@@ -12,6 +12,7 @@ import yaml
 from dlion_api.errors import DataError
 from dlion_api.suggestions import did_you_mean
 from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.documents import mappings_in
 
 DEFAULT_NAMESPACE: Final = "default"
 _HEADER_CHARACTERS: Final = "!#$&'*+-.^_`|~"
@@ -112,8 +113,8 @@ def _entries(documents: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str
     return [
         entry
         for document in documents
-        for entry in document.get(f"{kind}s") or ()
-        if isinstance(entry, dict) and isinstance(entry.get(kind), dict)
+        for entry in mappings_in(document.get(f"{kind}s"))
+        if isinstance(entry.get(kind), dict)
     ]
 
 

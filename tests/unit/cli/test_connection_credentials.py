@@ -4,6 +4,7 @@
 - The user of a kubeconfig acts as the one of `as`, with its groups, also for commands in pods,
   unless `--as` names another. Values that no header can hold are refused.
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
+- A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
 
 Left out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
 """
@@ -163,3 +164,29 @@ def test_an_empty_kubeconfig_counts_as_missing(
         with pytest.raises(DataError, match=r"nothing in the kubeconfig .*empty\. Name one"):
             connect(ConnectionSettings(kubeconfig=empty))
     assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("proxy-url", "proxy.example:3128", "(?i)proxy"),
+        ("proxy-url", "http://[::1", "not a valid host"),
+        ("proxy-url", 3128, "cannot be used"),
+        ("server", 8443, "cannot be used"),
+        ("contexts", 1, "there is no context 'here'; it has: none"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_an_error_of_the_kubeconfig(
+    tmp_path: Path, place: str, value: object, message: str
+) -> None:
+    cluster: dict[str, object] = {"server": "https://127.0.0.1:9"}
+    document: dict[str, object] = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+    }
+    (document if place == "contexts" else cluster)[place] = value
+    file = tmp_path / "config"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(DataError, match=message):
+        connect(ConnectionSettings(kubeconfig=str(file)))
