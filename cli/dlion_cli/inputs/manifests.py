@@ -121,12 +121,15 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _value(text: str) -> Any:
+    """The value after `=`; None: there is none, or null. Raises: _CannotSetError."""
     try:
         documents = parse_any_documents(text, source="--set")
     except SpecError as error:
         raise _CannotSetError(
             f"has a value that is not YAML: {error.problems[0].message}"
         ) from None
+    if len(documents) > 1:
+        raise _CannotSetError("has several YAML documents as its value", "Give one value.")
     return documents[0].value if documents else None
 
 

@@ -249,7 +249,7 @@ def test_the_authority_of_a_cluster_is_refused_without_a_cluster(tls: dict[str, 
 
 def test_set_reports_all_problems() -> None:
     bad = ["", "x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
-           "trainer[0]=1", "a={"]  # fmt: skip
+           "trainer[0]=1", "a={", "trainer.seed=1\n---\n2"]  # fmt: skip
     with pytest.raises(SpecError) as caught:
         apply_set(yaml.safe_load(NESTED), bad)
     messages = {problem.path: problem.message for problem in caught.value.problems}
@@ -258,6 +258,7 @@ def test_set_reports_all_problems() -> None:
     assert "is a list" in messages["sites.name=a"]
     assert "is a single value" in messages["trainer.seed.x=1"]
     assert "not YAML" in messages["a={"]
+    assert "several YAML documents" in messages["trainer.seed=1\n---\n2"]
 
 
 @pytest.mark.parametrize(
