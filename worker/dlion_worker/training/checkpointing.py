@@ -6,6 +6,7 @@ that step, including what policies withhold of gradients. The position after the
 in case a peer has made the update (`adopt`).
 """
 
+import math
 import time
 from dataclasses import KW_ONLY, asdict, astuple, dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ class Checkpointer:
         values = {name: _plain(value) for name, value in loaded.items()}
         try:
             self._restore(values)
-        except (KeyError, ValueError, ContractError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, ContractError) as error:
             msg = (
                 f"checkpoint {self.path} does not fit this job ({error}); resume with the "
                 "manifest that it was made with, or remove it to start from scratch"
@@ -179,7 +180,8 @@ class Checkpointer:
 
 
 def _progress(values: Values) -> JobProgress:
-    """The worker's counts. Raises: ValueError for a negative one."""
+    """The worker's counts. Raises: ValueError for a negative or infinite one, and NaN; KeyError,
+    TypeError and OverflowError where a value is no number."""
     progress = JobProgress(
         iteration=int(_array(values["iteration"])),
         own_samples=int(_array(values["own_samples"])),
@@ -188,8 +190,8 @@ def _progress(values: Values) -> JobProgress:
         # Older checkpoints lack it.
         global_batch_size=int(_array(values.get("global_batch_size", 0))),
     )
-    if min(astuple(progress)) < 0:
-        raise ValueError(f"{progress}; allowed: no count below 0")
+    if not all(0 <= count < math.inf for count in astuple(progress)):
+        raise ValueError(f"{progress}; allowed: finite counts of at least 0")
     return progress
 
 

@@ -135,7 +135,7 @@ def test_only_a_negative_global_batch_is_refused(
     np.savez(path, **values, **({} if saved is None else {"global_batch_size": np.int64(saved)}))
     again = Worker(tmp_path, peers=False)
     if loaded is None:
-        with pytest.raises(DataError, match="no count below 0"):
+        with pytest.raises(DataError, match="counts of at least 0"):
             again.checkpointer.load()
     else:
         assert again.checkpointer.load()
@@ -297,3 +297,26 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "checkpoint.npz", weights=np.ones(3))
     with pytest.raises(DataError, match="does not fit"):
         Worker(tmp_path).checkpointer.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("iteration", np.array([1, 2])),
+        ("own_samples", np.float64("inf")),
+        ("trained_s", np.float64("nan")),  # it would never exceed `stop.maxSeconds`
+        ("applied_iteration", np.empty(0)),
+        ("policies.recent_losses", np.float64(1)),
+    ],
+)
+def test_a_checkpoint_with_a_value_of_another_kind_is_refused(
+    tmp_path: Path, name: str, value: np.ndarray
+) -> None:
+    worker = Worker(tmp_path)
+    worker.checkpointer.save()
+    path = tmp_path / "checkpoint.npz"
+    values = dict(np.load(path))
+    assert name in values
+    np.savez(path, **{**values, name: value})
+    with pytest.raises(DataError, match="does not fit"):
+        worker.checkpointer.load()
