@@ -94,12 +94,12 @@ class Fading:
     """Shadowing of each link over time, the same for the same seed."""
 
     def __init__(self, radio: Radio, count: int) -> None:
-        self._chance = random.Random(radio.seed)  # noqa: S311 - no secret
+        self._rng = random.Random(radio.seed)  # noqa: S311 - no secret
         self._deviation = radio.fading_decibels
         self._decibels = {pair: self._drawn() for pair in combinations(range(count), 2)}
 
     def _drawn(self) -> float:
-        return self._chance.gauss(0.0, self._deviation) if self._deviation else 0.0
+        return self._rng.gauss(0.0, self._deviation) if self._deviation else 0.0
 
     def decibels(self) -> Mapping[tuple[int, int], float]:
         """Fading of each pair, the lower rank first."""

@@ -74,13 +74,13 @@ class StragglerModel:
 
     def __init__(self, stragglers: Iterable[Straggler], *, seed: int, rank: Rank) -> None:
         self._own = [straggler for straggler in stragglers if rank in straggler.ranks]
-        self._random = np.random.default_rng([_STREAM, seed, rank])
+        self._rng = np.random.default_rng([_STREAM, seed, rank])
 
     def next_slowdown(self, now_s: float) -> float:
         """Factor on the core seconds of the step that begins now."""
         if not self._own:
             return 1.0
-        draws = self._random.random(len(self._own))
+        draws = self._rng.random(len(self._own))
         return math.prod(
             straggler.slowdown
             for straggler, draw in zip(self._own, draws, strict=True)

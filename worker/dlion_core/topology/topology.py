@@ -100,7 +100,7 @@ def _graph(
     )
 
 
-def _built(topology: str, degree: int | None, chance: random.Random, count: int) -> nx.Graph[int]:
+def _built(topology: str, degree: int | None, rng: random.Random, count: int) -> nx.Graph[int]:
     """Build the graph over positions 0 to `count` - 1."""
     import networkx as nx  # all-to-all does not need it
 
@@ -110,16 +110,16 @@ def _built(topology: str, degree: int | None, chance: random.Random, count: int)
         ring: nx.Graph[int] = nx.cycle_graph(count) if count > 2 else nx.path_graph(2)
         return ring
     if topology == "randomRegular" and degree is not None:
-        return _random_regular(degree, chance, count)
+        return _random_regular(degree, rng, count)
     if topology == "bipartite":
-        return nx.Graph(_between_sides(degree, chance, count))
+        return nx.Graph(_between_sides(degree, rng, count))
     raise ValueError(
         f"topology {topology!r} with degree {degree}; allowed: allToAll, ring, randomRegular with"
         " a degree, bipartite, clustered, staged"
     )
 
 
-def _random_regular(degree: int, chance: random.Random, count: int) -> nx.Graph[int]:
+def _random_regular(degree: int, rng: random.Random, count: int) -> nx.Graph[int]:
     import networkx as nx
 
     if degree >= count or degree * count % 2 or (degree == 1 and count > 2):
@@ -127,21 +127,19 @@ def _random_regular(degree: int, chance: random.Random, count: int) -> nx.Graph[
             f"degree {degree} with {count} workers; allowed: 2 to {count - 1}, one of both even"
         )
     if degree == 2:
-        order = chance.sample(range(count), count)
+        order = rng.sample(range(count), count)
         return nx.Graph(zip(order, [*order[1:], order[0]], strict=True))
     if 2 * degree > count - 1:
-        sparse = nx.random_regular_graph(count - 1 - degree, count, seed=chance)
+        sparse = nx.random_regular_graph(count - 1 - degree, count, seed=rng)
         dense: nx.Graph[int] = nx.complement(sparse)
         return dense
     while True:
-        drawn: nx.Graph[int] = nx.random_regular_graph(degree, count, seed=chance)
+        drawn: nx.Graph[int] = nx.random_regular_graph(degree, count, seed=rng)
         if nx.is_connected(drawn):
             return drawn
 
 
-def _between_sides(
-    degree: int | None, chance: random.Random, count: int
-) -> Iterable[tuple[int, int]]:
+def _between_sides(degree: int | None, rng: random.Random, count: int) -> Iterable[tuple[int, int]]:
     evens, odds = list(range(0, count, 2)), list(range(1, count, 2))
     if degree is None:
         return [(even, odd) for even in evens for odd in odds]
@@ -151,8 +149,8 @@ def _between_sides(
             f"degree {degree} between sides of {len(evens)} and {side} workers; allowed: equal "
             f"sides and 2 to {side}"
         )
-    chance.shuffle(evens)
-    chance.shuffle(odds)
+    rng.shuffle(evens)
+    rng.shuffle(odds)
     return [
         (even, odds[(at + step) % side]) for at, even in enumerate(evens) for step in range(degree)
     ]

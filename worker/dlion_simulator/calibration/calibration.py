@@ -124,10 +124,10 @@ def measure(
     """
     for batch_size in batch_sizes:  # not counted: may compile
         step(batch_size)
-    order = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     observations = []
     for number in range(1, rounds + 1):
-        for batch_size in order.permutation(list(batch_sizes)).tolist():
+        for batch_size in rng.permutation(list(batch_sizes)).tolist():
             step(batch_size)  # warms the caches for this size
             steps, began_cpu_s, began_wall_s = 0, cpu_s(), wall_s()
             while not steps or cpu_s() - began_cpu_s < MIN_OBSERVATION_S:

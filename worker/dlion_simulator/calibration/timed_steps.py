@@ -40,9 +40,9 @@ def builtin_step(name: str, *, max_samples: int) -> Callable[[int], None]:
     model = FlatModel(
         program, input_shape=RANDOM_SHAPE, class_count=RANDOM_CLASSES, seed=1, input_dtype=np.uint8
     )
-    random = np.random.default_rng(1)
-    x = random.integers(0, 256, (max_samples, *RANDOM_SHAPE), np.uint8)
-    y = random.integers(0, RANDOM_CLASSES, max_samples, np.int32)
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 256, (max_samples, *RANDOM_SHAPE), np.uint8)
+    y = rng.integers(0, RANDOM_CLASSES, max_samples, np.int32)
     return _step(model, Optimizer(), lambda samples: (x[:samples], y[:samples]))
 
 

@@ -140,15 +140,13 @@ def value_count(batch_B: NDArray[Any]) -> int:
 
 def few_samples(shape: Sequence[int], dtype: np.dtype[Any], *, scales_pixels: bool) -> Any:
     """Random samples, as a model gets them; integers are 0 or 1, as they may be indices."""
-    random = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     batch = np.zeros((_SAMPLES, *shape), dtype)
     for array in [batch[name] for name in dtype.names] if dtype.names else [batch]:
         is_float = array.dtype.kind == "f"
         highest = 255 if scales_pixels and array.dtype == np.uint8 else 1
         shape = array.shape
-        array[...] = (
-            random.normal(size=shape) if is_float else random.integers(0, highest + 1, shape)
-        )
+        array[...] = rng.normal(size=shape) if is_float else rng.integers(0, highest + 1, shape)
     return scaled(tensors(batch)) if scales_pixels else tensors(batch)
 
 

@@ -169,12 +169,12 @@ def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:
 
     Source: Charikar, Chen, Farach-Colton 2002.
     """
-    generator = np.random.default_rng([seed, 11])
+    rng = np.random.default_rng([seed, 11])
     sums = np.zeros(width)
     for start in range(0, len(weights_D), _CHUNK):
         part = weights_D[start : start + _CHUNK]
-        bucket = generator.integers(0, width, len(part))
-        sign = generator.integers(0, 2, len(part)) * 2 - 1
+        bucket = rng.integers(0, width, len(part))
+        sign = rng.integers(0, 2, len(part)) * 2 - 1
         sums += np.bincount(bucket, weights=part * sign, minlength=width)
     return sums
 

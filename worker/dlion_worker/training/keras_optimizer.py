@@ -161,9 +161,9 @@ def _made(program: TrainingProgram) -> tuple[Any, Any]:
 
 def _check_single_weights(program: TrainingProgram) -> None:
     """Check that two matrices are updated as one vector of both is."""
-    random = np.random.default_rng(1)
-    start = random.normal(size=8).astype(np.float32)
-    gradients = (random.normal(size=(3, 8)) * np.repeat([1.0, 10.0], 4)).astype(np.float32)
+    rng = np.random.default_rng(1)
+    start = rng.normal(size=8).astype(np.float32)
+    gradients = (rng.normal(size=(3, 8)) * np.repeat([1.0, 10.0], 4)).astype(np.float32)
     found = []
     for shape in ((1, 8), (2, 2, 2)):
         optimizer, _ = _made(program)

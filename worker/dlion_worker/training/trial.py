@@ -102,14 +102,14 @@ def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.Da
         is_integer = np.issubdtype(place.dtype, np.integer)
     except (AttributeError, TypeError, ValueError):
         return None
-    random = np.random.default_rng(trainer.seed)
+    rng = np.random.default_rng(trainer.seed)
     x: NDArray[Any]
     if is_integer:  # perhaps an index: 0 is always allowed
         x = np.zeros((MAX_EVALUATED, *shape), np.int32)
     elif trainer.dataset.format == "npz":
-        x = random.random((MAX_EVALUATED, *shape), np.float32)
+        x = rng.random((MAX_EVALUATED, *shape), np.float32)
     else:
-        x = random.integers(0, 256, (MAX_EVALUATED, *shape), np.uint8)
+        x = rng.integers(0, 256, (MAX_EVALUATED, *shape), np.uint8)
     if None in place.shape[1:] and not _can_be_called(model, shape, x.dtype):
         return None
     y = (np.arange(MAX_EVALUATED) % class_count).astype(np.int32)

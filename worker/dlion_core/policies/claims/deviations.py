@@ -162,8 +162,8 @@ class DeviationDetector:
         """Whether what few workers know is not learned, so that their gradients honestly grow."""
         rows = -(-self._size // SKETCH_VALUES)
         seed = (context.spec.trainer.seed, context.rank, context.secret)
-        self._chance = np.random.default_rng(seed)
-        self._sign_R = self._chance.choice(np.array([-1, 1], np.float32), rows)
+        self._rng = np.random.default_rng(seed)
+        self._sign_R = self._rng.choice(np.array([-1, 1], np.float32), rows)
         self._rounds = self._next_measured = 0
         self._adds_up, self._drops = _adds_up(context.spec), _drops(context.spec)
         self._largest: dict[Rank, _Size] = {}
@@ -202,7 +202,7 @@ class DeviationDetector:
             return []
         found = self._empty_ones(contributions)
         if self._rounds % self._every == 0:  # others must not know which round is measured
-            self._next_measured = self._rounds + int(self._chance.integers(self._every))
+            self._next_measured = self._rounds + int(self._rng.integers(self._every))
         if self._rounds < WINDOW or self._rounds == self._next_measured:
             found += self._measured_ones(contributions)
         for rank, one in contributions.items():
@@ -222,7 +222,7 @@ class DeviationDetector:
         unit_of: dict[Rank, NDArray[np.float32]] = {}
         balance_of: dict[Rank, float] = {}
         taken_of: dict[Rank, NDArray[np.float32]] = {}
-        first_block = int(self._chance.integers(2**31))  # the same entries of all contributions
+        first_block = int(self._rng.integers(2**31))  # the same entries of all contributions
         for rank, one in contributions.items():
             if one.part is None:
                 continue

@@ -52,19 +52,19 @@ class LastingDifferences:
         self,
         groups: Iterable[frozenset[Rank]],
         size: int,
-        chance: np.random.Generator,
+        rng: np.random.Generator,
         sites: Mapping[Rank, str] | None = None,
     ) -> None:
-        """`chance`: must not be known to others: they could spare the entries or choose a team.
+        """`rng`: must not be known to others: they could spare the entries or choose a team.
 
         `sites`: of each worker; without them each counts for itself.
         """
         count = min(size, MAX_ENTRIES)
-        self._taken_K = np.sort(chance.choice(size, count, replace=False))
+        self._taken_K = np.sort(rng.choice(size, count, replace=False))
         self.teams = [
             _Team(ranks, count, units_of(ranks, sites or {}))
             for group in groups
-            for ranks in _teams(group, chance)
+            for ranks in _teams(group, rng)
         ]
 
     def forget(self, rank: Rank) -> None:
@@ -87,12 +87,12 @@ class LastingDifferences:
         return found
 
 
-def _teams(group: frozenset[Rank], chance: np.random.Generator) -> list[list[Rank]]:
+def _teams(group: frozenset[Rank], rng: np.random.Generator) -> list[list[Rank]]:
     ranks = sorted(group)
     if len(ranks) < MIN_TEAM:
         return []
     count = -(-len(ranks) // MAX_TEAM)
-    mixed = [ranks[at] for at in chance.permutation(len(ranks))]
+    mixed = [ranks[at] for at in rng.permutation(len(ranks))]
     return [sorted(mixed[first::count]) for first in range(count)]
 
 

@@ -34,13 +34,13 @@ def partition(
 
     Raises: DataError where a worker would get no sample.
     """
-    generator = np.random.default_rng([*seed, 1])
+    rng = np.random.default_rng([*seed, 1])
     if spec.partition == "dirichlet":
-        parts = _dirichlet(labels, len(workers), spec.dirichlet_alpha, generator)
+        parts = _dirichlet(labels, len(workers), spec.dirichlet_alpha, rng)
     elif spec.partition == "bySite":
-        parts = _by_site(labels, workers, site_classes(spec, workers, class_count), generator)
+        parts = _by_site(labels, workers, site_classes(spec, workers, class_count), rng)
     else:
-        parts = _even(np.arange(len(labels)), len(workers), generator)
+        parts = _even(np.arange(len(labels)), len(workers), rng)
     _reject_empty(parts, workers, spec, len(labels))
     return [np.sort(part) for part in parts]
 
@@ -60,10 +60,10 @@ def shares_of_classes(
         has_CP = np.stack(has_PC, axis=1)
         share_CP: Shares = has_CP / np.maximum(has_CP.sum(axis=1, keepdims=True), 1)
         return share_CP
-    generator = np.random.default_rng([*seed, 1])
+    rng = np.random.default_rng([*seed, 1])
     used_classes, count = list(spec.keep_classes) or list(range(class_count)), len(workers)
     for _ in range(_MAX_DRAWS):
-        draws = [_draw_shares(count, spec.dirichlet_alpha, generator) for _ in range(class_count)]
+        draws = [_draw_shares(count, spec.dirichlet_alpha, rng) for _ in range(class_count)]
         share_CP = np.stack(draws)
         if share_CP[used_classes].mean(axis=0).min() >= _MIN_FRACTION_OF_EVEN / count:
             break
@@ -78,17 +78,17 @@ def partition_of_file(
     A worker's part of a class is rounded at random: its mean over files is the worker's share, even
     for files of one sample.
     """
-    generator = np.random.default_rng([*seed, 1])
+    rng = np.random.default_rng([*seed, 1])
     if share_CP is None:
-        parts = _even(np.arange(len(labels)), worker_count, generator)
+        parts = _even(np.arange(len(labels)), worker_count, rng)
         return [np.sort(part) for part in parts]
     chosen: list[list[Indices]] = [[np.zeros(0, np.int64)] for _ in range(worker_count)]
     for label in np.unique(labels):
         share_P = share_CP[label]
         if not share_P.any():  # a class without a site
             continue
-        index = generator.permutation(np.flatnonzero(labels == label))
-        ends = (np.cumsum(share_P)[:-1] * len(index) + generator.random()).astype(int)
+        index = rng.permutation(np.flatnonzero(labels == label))
+        ends = (np.cumsum(share_P)[:-1] * len(index) + rng.random()).astype(int)
         for worker, piece in enumerate(np.split(index, ends)):
             chosen[worker].append(piece)
     return [np.sort(np.concatenate(pieces)) for pieces in chosen]
@@ -119,16 +119,14 @@ def site_classes(
     return {s: tuple(int(c) for c in r) for s, r in zip(sites, ranges, strict=True)}
 
 
-def _even(index_N: Indices, count: int, generator: np.random.Generator) -> list[Indices]:
+def _even(index_N: Indices, count: int, rng: np.random.Generator) -> list[Indices]:
     """Parts of equal size, plus or minus one; which are larger is random."""
-    parts = np.array_split(generator.permutation(index_N), count)
-    shift = int(generator.integers(count))
+    parts = np.array_split(rng.permutation(index_N), count)
+    shift = int(rng.integers(count))
     return [*parts[shift:], *parts[:shift]]
 
 
-def _dirichlet(
-    labels: Labels, count: int, alpha: float, generator: np.random.Generator
-) -> list[Indices]:
+def _dirichlet(labels: Labels, count: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     """Partition each class in proportions drawn from a symmetric Dirichlet distribution.
 
     Drawn again until every worker has a sample. Source: Hsu, Qi, Brown 2019, by class.
@@ -137,8 +135,8 @@ def _dirichlet(
     for _ in range(_MAX_DRAWS):
         chosen: list[list[Indices]] = [[] for _ in range(count)]
         for label in np.unique(labels):
-            index = generator.permutation(np.flatnonzero(labels == label))
-            share_P = _draw_shares(count, alpha, generator)
+            index = rng.permutation(np.flatnonzero(labels == label))
+            share_P = _draw_shares(count, alpha, rng)
             ends = np.round(np.cumsum(share_P)[:-1] * len(index)).astype(int)
             for worker, piece in enumerate(np.split(index, ends)):
                 chosen[worker].append(piece)
@@ -148,10 +146,10 @@ def _dirichlet(
     return parts
 
 
-def _draw_shares(count: int, alpha: float, generator: np.random.Generator) -> Shares:
-    share_P = generator.dirichlet([alpha] * count)
+def _draw_shares(count: int, alpha: float, rng: np.random.Generator) -> Shares:
+    share_P = rng.dirichlet([alpha] * count)
     if not np.isfinite(share_P).all():  # every draw underflowed: the limit is one worker
-        share_P = np.eye(count)[generator.integers(count)]
+        share_P = np.eye(count)[rng.integers(count)]
     return share_P
 
 
@@ -159,7 +157,7 @@ def _by_site(
     labels: Labels,
     workers: Sequence[WorkerIdentity],
     classes: Mapping[str, tuple[int, ...]],
-    generator: np.random.Generator,
+    rng: np.random.Generator,
 ) -> list[Indices]:
     """Give whole classes to sites; sites that share a class split it by their worker counts."""
     sizes = {site: sum(w.site == site for w in workers) for site in classes}
@@ -168,13 +166,13 @@ def _by_site(
         owners = [site for site in classes if int(label) in classes[site] and sizes[site]]
         if not owners:
             continue
-        index = generator.permutation(np.flatnonzero(labels == label))
+        index = rng.permutation(np.flatnonzero(labels == label))
         weights = np.cumsum([sizes[site] for site in owners])
         ends = np.round(weights[:-1] / weights[-1] * len(index)).astype(int)
         for site, piece in zip(owners, np.split(index, ends), strict=True):
             at_site[site].append(piece)
     shares = {
-        site: iter(_even(np.concatenate([np.zeros(0, np.int64), *pieces]), sizes[site], generator))
+        site: iter(_even(np.concatenate([np.zeros(0, np.int64), *pieces]), sizes[site], rng))
         for site, pieces in at_site.items()
         if sizes[site]
     }

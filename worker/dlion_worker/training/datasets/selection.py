@@ -31,12 +31,12 @@ def subsampled(
     """
     if fraction >= 1:
         return np.arange(len(labels))
-    generator = np.random.default_rng([*seed, 2])
+    rng = np.random.default_rng([*seed, 2])
     kept = [np.zeros(0, np.int64)]
     for label in np.unique(labels):
-        index = generator.permutation(np.flatnonzero(labels == label))
+        index = rng.permutation(np.flatnonzero(labels == label))
         if of_file:
-            count = int(float(fraction) * len(index) + generator.random())
+            count = int(float(fraction) * len(index) + rng.random())
         else:
             count = subsampled_count(len(index), fraction)
         kept.append(index[:count])

@@ -42,7 +42,7 @@ class PrivateModel(FlatModel):
     """
 
     _privacy: Privacy
-    _seeded: np.random.Generator
+    _rng: np.random.Generator
     _is_repeatable = False
 
     def protect(self, privacy: Privacy, *, is_repeatable: bool) -> None:
@@ -67,7 +67,7 @@ class PrivateModel(FlatModel):
 
     def _become_own(self, seed: int, rank: int) -> None:
         super()._become_own(seed, rank)
-        self._seeded = np.random.default_rng([seed, rank, _NOISE_STREAM])
+        self._rng = np.random.default_rng([seed, rank, _NOISE_STREAM])
 
     def _function(self, kind: str, x_B: NDArray[Any], y_B: NDArray[Any]) -> Any:
         function = super()._function(kind, x_B, y_B)
@@ -81,7 +81,7 @@ class PrivateModel(FlatModel):
 
     def _noise(self) -> NDArray[np.float64]:
         size, privacy = self.layout.size, self._privacy
-        noise_D = self._seeded.standard_normal(size) if self._is_repeatable else system_noise(size)
+        noise_D = self._rng.standard_normal(size) if self._is_repeatable else system_noise(size)
         noise_D *= privacy.noise_multiplier * privacy.clip_norm
         return noise_D
 
