@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from dlion_api.errors import ProgramError
 from dlion_cli.cluster.connection_flags import connection_flags, given_settings
 from dlion_cli.terminal.failures import exit_code_of, message_of
-from dlion_cli.terminal.interruption import raise_on_signals
+from dlion_cli.terminal.interruption import raise_on_signals, take_interrupt
 from dlion_worker.program_traceback import program_traceback
 
 _WITH_VALUE: Final = re.compile(r"(-[A-Za-z])=(.*)", re.DOTALL)
@@ -171,12 +171,14 @@ def run(arguments: list[str] | None) -> int:
         return error.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except click.Abort:
+    except click.Abort as abort:
+        take_interrupt(abort)
         return _fail(KeyboardInterrupt())
     except BrokenPipeError:  # the reader closed the pipe
         sys.stderr.close()
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler
+        take_interrupt(error)
         return _fail(error)
     return result if isinstance(result, int) else 0
 

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import signal
 import ssl
 import subprocess
 import sys
@@ -222,14 +221,3 @@ def _listening(script: Server | None) -> Iterator[dict[str, str]]:
         finally:
             script.ended.set()
             server.shutdown()
-
-
-def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Press Ctrl-C until a command that watches has ended; return its output.
-
-    Python drops a signal that arrives while it closes an abandoned response (`io.IOBase`).
-    """
-    while True:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=20)

@@ -3,6 +3,10 @@
 While commands are imported a signal ends the process (`exit_on_signals`), later it raises
 KeyboardInterrupt (`raise_on_signals`), and in a run only the first one does (`interruptible`). Owns
 the signal handlers and the time limit. The local runner ends the processes.
+
+Python drops an exception that is raised in a finalizer or callback, as of an abandoned response
+(`io.IOBase`, without a report). So a command that handles one of `raise_on_signals` calls
+`take_interrupt`; without it the signal is sent again.
 """
 
 from __future__ import annotations
@@ -41,11 +45,45 @@ def exit_on_signals() -> None:
 
 def raise_on_signals() -> None:
     """From now on the signals of `exit_on_signals` raise KeyboardInterrupt. Else do nothing."""
-    for number in SIGNALS:
-        if signal.getsignal(number) is _exit_interrupted:
-            # SIGINT has Python's own handler, for which asyncio and others look.
-            is_hang_up = number == signal.SIGHUP
-            signal.signal(number, _hang_up if is_hang_up else signal.default_int_handler)
+    given = [each for each in SIGNALS if signal.getsignal(each) is _exit_interrupted]
+    for number in given:
+        signal.signal(number, _raise_interrupt)
+    if given:
+        sys.unraisablehook = _report_dropped
+
+
+def take_interrupt(error: BaseException | None) -> ExitCode:
+    """The exit code of a command that this KeyboardInterrupt, or an error from it, ends.
+
+    Its signal counts as handled.
+    """
+    while error is not None:
+        if isinstance(error, _Interrupt):
+            error.is_taken = True
+        error = error.__cause__ or error.__context__
+    return ExitCode.INTERRUPTED
+
+
+class _Interrupt(KeyboardInterrupt):
+    """A signal's exception. It sends the signal again if it is dropped."""
+
+    is_taken = False
+
+    def __del__(self) -> None:
+        if not self.is_taken:
+            _interrupt_soon()
+
+
+def _interrupt_soon() -> None:
+    """Send SIGINT after the finalizer or callback that runs now: there it would be dropped."""
+    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+
+
+def _report_dropped(dropped: UnraisableHookArgs) -> None:
+    if not isinstance(dropped.exc_value, _Interrupt):
+        sys.__unraisablehook__(dropped)
 
 
 def _exit_interrupted(number: int, _frame: FrameType | None) -> None:
@@ -55,9 +93,10 @@ def _exit_interrupted(number: int, _frame: FrameType | None) -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def _hang_up(_number: int, _frame: FrameType | None) -> None:
-    _redirect_to_null(_terminals())
-    raise KeyboardInterrupt
+def _raise_interrupt(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        _redirect_to_null(_terminals())
+    raise _Interrupt
 
 
 class OutOfTimeError(BaseException):
@@ -113,7 +152,7 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
             return
         for each, handler in active.items():
             signal.signal(each, handler)
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        _interrupt_soon()
 
     active: dict[signal.Signals, Any] = {}  # handlers when the first signal came
     unraisable_hook = sys.unraisablehook

@@ -13,6 +13,7 @@ from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.documents import without_managed_fields
+from dlion_cli.terminal.interruption import take_interrupt
 from dlion_cli.views.job_status import ConditionView, outcome_exit_code
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
@@ -39,9 +40,9 @@ def watch_to_end(jobs: JobClient, name: str, *, output: str, timeout_s: float | 
             err=True,
         )
         return ExitCode.DEADLINE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         click.echo(f"dlion: watch stopped. {_continues_message(name)}", err=True)
-        return ExitCode.INTERRUPTED
+        return take_interrupt(interrupt)
 
 
 def _continues_message(name: str) -> str:

@@ -21,6 +21,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
+from dlion_cli.terminal.interruption import take_interrupt
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
@@ -35,9 +36,9 @@ def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: flo
     try:
         with live or nullcontext():
             codes = contexts.query(lambda jobs: _followed(jobs, name, view, timeout_s))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         click.echo(f"dlion: watch stopped. The job {name} continues", err=True)
-        return ExitCode.INTERRUPTED
+        return take_interrupt(interrupt)
     return contexts.report_errors(codes)
 
 

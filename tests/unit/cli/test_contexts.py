@@ -29,7 +29,7 @@ from dlion_cli.__main__ import main
 from dlion_cli.commands.cluster.logs import _DRAIN_S
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.multi_context_watch import MultiContextView
-from scripted_servers import Server, interrupted, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -207,7 +207,8 @@ def test_ctrl_c_ends_the_watch_of_all(kubeconfig: Callable[..., str]) -> None:
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
         contexts = {watching.stdout.readline().split()[1] for _ in range(2)}
-        _, message = interrupted(watching)
+        watching.send_signal(signal.SIGINT)
+        _, message = watching.communicate(timeout=60)
     assert contexts == {"a", "b"}
     assert watching.returncode == ExitCode.INTERRUPTED
     assert message == "dlion: watch stopped. The job digits continues\n"

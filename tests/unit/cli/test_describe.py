@@ -30,7 +30,7 @@ from dlion_api.names import JobKey
 from dlion_cli.__main__ import main
 from dlion_cli.views.job_status import JobStatus
 from manifest_table import changed, smallest
-from scripted_servers import Server, interrupted, served
+from scripted_servers import Server, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -440,7 +440,8 @@ def test_watched_events_appear_once_each_until_ctrl_c(kubeconfig: Callable[..., 
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(1 + len(OURS) + 2)]
-        rest, errors = interrupted(watching)
+        watching.send_signal(signal.SIGINT)
+        rest, errors = watching.communicate(timeout=60)
     assert watching.returncode == ExitCode.INTERRUPTED
     reasons = [line.split()[2] for line in lines[1:]]
     assert reasons == [*(each["reason"] for each in OURS), "Pulled", "BackOff"]

@@ -1,7 +1,7 @@
 """Test the handling of signals by the command line.
 
-- The first signal interrupts and later ones have no effect; a hang-up under `nohup` is ignored. A
-  signal whose exception Python drops is raised again.
+- The first signal interrupts and later ones have no effect; a hang-up under `nohup` is ignored.
+- A signal whose exception Python drops is raised again, one that a command has taken is not.
 - Output for a closed terminal is dropped without an error. Only after a signal, work over its time
   limit is cancelled, whatever exceptions it catches. The handlers are restored.
 - A signal during the import of a command, or blocked until then, ends it with 130 and a message
@@ -12,12 +12,15 @@ Left out: real runs (tests/local/test_interrupts.py).
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import click
 import pytest
 
 from dlion_cli.terminal.interruption import (
@@ -25,6 +28,7 @@ from dlion_cli.terminal.interruption import (
     exit_on_signals,
     interruptible,
     raise_on_signals,
+    take_interrupt,
 )
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # the other method uses SIGALRM, too
@@ -172,27 +176,66 @@ def test_a_signal_that_was_blocked_at_the_start_ends_the_command(received):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_after_the_imports_interrupts(number, received):
-    before = {each: signal.getsignal(each) for each in SIGNALS}
+@contextlib.contextmanager
+def signals_of_a_command():
+    before, hook = {each: signal.getsignal(each) for each in SIGNALS}, sys.unraisablehook
     try:
         exit_on_signals()
         raise_on_signals()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(number)
-        raise_on_signals()
+        yield
+        time.sleep(0.1)  # a signal that is sent again would come now
     finally:
+        sys.unraisablehook = hook
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_imports_interrupts(number, received):
+    with signals_of_a_command():
+        with pytest.raises(KeyboardInterrupt) as caught:
+            signal.raise_signal(number)
+        assert take_interrupt(caught.value) == 130
+        raise_on_signals()
+
+
+def test_an_interruption_that_becomes_another_error_is_taken_with_it(received):
+    def prompt():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
+    with signals_of_a_command():
+        with pytest.raises(click.Abort) as caught:
+            prompt()
+        take_interrupt(caught.value)
+        del caught
+
+
+class AbandonedResponse(io.RawIOBase):
+    def close(self):
+        if not self.closed:
+            super().close()
+            signal.raise_signal(signal.SIGINT)
+
+
+class AbandonedObject:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("abandoned", [AbandonedResponse, AbandonedObject])
+def test_a_signal_in_a_finalizer_interrupts_what_follows(abandoned, received, capfd):
+    with signals_of_a_command():
+        abandoned()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            time.sleep(10)
+        take_interrupt(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_signals_that_the_parent_ignores_stay_ignored(received):
-    before = {each: signal.getsignal(each) for each in SIGNALS}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        exit_on_signals()
-        raise_on_signals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals_of_a_command():
         signal.raise_signal(signal.SIGHUP)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

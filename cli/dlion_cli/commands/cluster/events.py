@@ -16,6 +16,7 @@ from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
+from dlion_cli.terminal.interruption import take_interrupt
 from dlion_cli.views.event_table import (
     COLUMNS,
     event_cells,
@@ -132,8 +133,8 @@ def _watch(
                 json.dumps(document, ensure_ascii=False) if output == "json" else _line(cells)
             )
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return take_interrupt(interrupt)
     return ExitCode.OK
 
 

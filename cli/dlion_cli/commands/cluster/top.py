@@ -23,6 +23,7 @@ from dlion_cli.cluster.worker_metrics import WorkerMetrics, read_metrics
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.interruption import take_interrupt
 from dlion_cli.terminal.plain_table import FoldedLines
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.load_tables import load_tables
@@ -189,8 +190,8 @@ def _show(name: str, read: Callable[[], Reading], *, watch: bool, output: str) -
             _watch(LoadView(output_console(), name, wide=output == "wide"), read, output)
         time.sleep(INTERVAL_S)
         loads, _ = read()
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return take_interrupt(interrupt)
     if output == "json":
         click.echo(json.dumps(_document(loads), indent=2, ensure_ascii=False))
         return ExitCode.OK
