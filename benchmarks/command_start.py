@@ -95,6 +95,9 @@ def one_run(
     environment = {
         "KUBECONFIG": str(config),
         "PYTHONPATH": os.pathsep.join(str(tree / package) for package in PACKAGES),
+        # An installed command has its modules compiled. Bytecode of the tree may be absent or old.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(config.parent / "bytecode"),
     }
     files = {"NEW": new, "JOB": "job.yaml", "BAD": "bad.yaml"}
     words = [files.get(word, word) for word in text.split()]
