@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -98,14 +99,19 @@ def test_the_bundle_has_the_files_of_its_list(bundle: Path) -> None:
     done = subprocess.run(["sha256sum", "--strict", "--quiet", "-c", "checksums.txt"], cwd=bundle)
     assert done.returncode == 0
     facts = facts_of(bundle)
+    digest = facts["base"].partition("@")[2]
     assert facts["base"].startswith("localhost/testbed-base:")
+    assert re.fullmatch("sha256:[0-9a-f]{64}", digest)
+    base = "org.opencontainers.image.base"
     for target, package in PACKAGES.items():
         with tarfile.open(bundle / f"images/{target}.tar") as archive:
-            assert configuration(archive)["config"]["Labels"][
-                "org.opencontainers.image.base.name"
-            ] == facts["base"]  # fmt: skip
+            labels = configuration(archive)["config"]["Labels"]
+        assert labels[f"{base}.name"] == facts["base"]
+        assert labels[f"{base}.digest"] == digest
         sbom = json.loads((bundle / f"sbom/{target}.cdx.json").read_text())
         assert sbom["bomFormat"] == "CycloneDX"
+        listed = {each["name"]: each["value"] for each in sbom["metadata"]["properties"]}
+        assert listed[f"syft:image:labels:{base}.digest"] == digest
         kinds = {part.get("purl", "").partition("/")[0]: part for part in sbom["components"]}
         assert {"pkg:deb", "pkg:pypi"} <= kinds.keys()
         names = {part["name"] for part in sbom["components"]}

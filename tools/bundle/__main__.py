@@ -29,7 +29,7 @@ from bundle.image_builders import (
 )
 
 BASE = "docker.io/library/debian:bookworm-slim"
-_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
 
 
 def _plan(arguments: argparse.Namespace) -> BundlePlan:
@@ -39,13 +39,17 @@ def _plan(arguments: argparse.Namespace) -> BundlePlan:
         raise BundleError(f"PLATFORM={platform}: allowed are {', '.join(PLATFORMS)}")
     builder = chosen_builder(arguments.builder or "auto")
     if arguments.base and not _REFERENCE.fullmatch(arguments.base):
-        raise BundleError(f"BASE={arguments.base!r} is not a name of an image")
+        raise BundleError(f"BASE={arguments.base!r} is not an image: NAME or NAME@sha256:DIGITS, "
+                          "64 hexadecimal ones")  # fmt: skip
     if builder == "testbed" and arguments.base:
         raise BundleError("BUILDER=testbed has a base of its own: leave BASE out")
     require_platform(platform, builder)
     base = testbed_base(platform) if builder == "testbed" else arguments.base or BASE
     if "@sha256:" not in base:
-        progress(f"note: the base {base} is named without a digest; a release sets BASE=")
+        progress(
+            f"note: the base {base} has no digest: the next build may get another content. "
+            f"A release sets BASE={base}@sha256:..., which `crane digest {base}` prints"
+        )
     return BundlePlan(version, platform, builder, base, source_date_epoch_s())
 
 

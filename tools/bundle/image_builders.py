@@ -22,6 +22,10 @@ from bundle.errors import BundleError
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORMS = ("linux/amd64", "linux/arm64")
 BUILDERS = ("docker", "podman", "buildah", "testbed")
+BASE_DIGEST = "org.opencontainers.image.base.digest"
+"""Label of OCI. A Dockerfile cannot take the digest out of the name in BASE."""
+_FORMAT = "--format=docker"
+"""In OCI's own format buildah 1.28 names the digest of an earlier stage as that of the base."""
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _EMULATORS = {"amd64": "qemu-x86_64", "arm64": "qemu-aarch64"}
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
@@ -40,9 +44,11 @@ class BuildRequest:
     @property
     def options(self) -> list[str]:
         """Return the options of all builders."""
+        digest = self.base.partition("@")[2]
         return [
             f"--target={self.target}", f"--tag={self.reference}", f"--platform={self.platform}",
             f"--build-arg=BASE={self.base}",
+            *([f"--label={BASE_DIGEST}={digest}"] if digest else []),
         ]  # fmt: skip
 
 
@@ -141,13 +147,13 @@ def _by_docker(request: BuildRequest, layout: Path) -> None:
 
 
 def _by_podman(request: BuildRequest, layout: Path) -> None:
-    run("podman", "build", *request.options, ".")
+    run("podman", "build", _FORMAT, *request.options, ".")
     save = ("podman", "save", "--format=oci-archive", "--output")
     _unpacked(lambda path: run(*save, path, request.reference), layout)
 
 
 def _by_buildah(request: BuildRequest, layout: Path) -> None:
-    run("buildah", "bud", "--layers", *request.options, ".")
+    run("buildah", "bud", "--layers", _FORMAT, *request.options, ".")
     run("buildah", "push", request.reference, f"oci:{layout}")
 
 
@@ -157,8 +163,7 @@ def _by_testbed(request: BuildRequest, layout: Path) -> None:
     from testbed.buildah import buildah
     from testbed.project_images import alone
 
-    # The format of the testbed, so that its layers are reused.
-    options: Sequence[str] = ("--layers", "--pull-never", "--network=host", "--format=docker")
+    options: Sequence[str] = ("--layers", "--pull-never", "--network=host", _FORMAT)
     try:
         with alone():
             buildah("bud", *options, *request.options, str(ROOT))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dlion_api.errors import UnavailableError
 from testbed.binaries import cache_folder
-from testbed.buildah import buildah, has_image
+from testbed.buildah import buildah, digest_of, has_image
 
 _SUITE = "bookworm"
 _CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
@@ -51,7 +51,7 @@ class MachineSettings:
 
 
 def make_base_image(architecture: str = "") -> str:
-    """Build it, unless it exists with this machine's settings; return its name.
+    """Build it, unless it exists with this machine's settings; return its name and digest.
 
     `architecture` is Debian's name of one that this machine emulates; empty for its own. Raises:
     UnavailableError.
@@ -69,7 +69,7 @@ def make_base_image(architecture: str = "") -> str:
             _run("tar", "--create", f"--file={folder}/root.tar", f"--directory={folder}/root", ".")
             (folder / "Dockerfile").write_text('FROM scratch\nADD root.tar /\nCMD ["bash"]\n')
             buildah("bud", f"--platform=linux/{name}", f"--tag={reference}", str(folder))
-    return reference
+    return f"{reference}@{digest_of(reference)}"
 
 
 def machine_settings() -> MachineSettings:

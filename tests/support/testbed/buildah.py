@@ -56,3 +56,8 @@ def buildah(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
 def has_image(reference: str) -> bool:
     """Whether the storage holds an image of that name."""
     return bool(buildah("images", "--quiet", "--filter", f"reference={reference}").strip())
+
+
+def digest_of(reference: str) -> str:
+    """The digest of that image's manifest, `sha256:...`. Raises: UnavailableError."""
+    return buildah("inspect", "--type=image", "--format={{.FromImageDigest}}", reference).strip()

@@ -132,7 +132,8 @@ FOREIGN = {"linux/amd64": "linux/arm64", "linux/arm64": "linux/amd64"}[own_platf
         (["--builder=kaniko"], f"BUILDER=kaniko: allowed are {', '.join(BUILDERS)}"),
         (["--builder=podman"], "BUILDER=podman: no such program on the PATH"),
         (["--builder=testbed", "--base=debian"], "leave BASE out"),
-        (["--builder=testbed", "--base=--privileged"], "is not a name of an image"),
+        (["--builder=testbed", "--base=--privileged"], "'--privileged' is not an image"),
+        (["--builder=testbed", "--base=debian@sha256:..."], "NAME or NAME@sha256:DIGITS"),
         (["--builder=testbed", f"--platform={FOREIGN}"], f"does not emulate {FOREIGN[6:]}"),
     ],
 )
@@ -151,16 +152,21 @@ def test_an_impossible_build_is_refused_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("base", [[], [f"--base={BASE}"]])
 @pytest.mark.parametrize("given", ["yesterday", "-1", "0", "99999999999"])
-def test_a_wrong_time_is_refused(tmp_path: Path, given: str) -> None:
+def test_a_wrong_time_is_refused_and_a_base_without_digest_reported(
+    tmp_path: Path, given: str, base: list[str]
+) -> None:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "tools"), "SOURCE_DATE_EPOCH": given, "PATH": str(tmp_path)
     }  # fmt: skip
     (tmp_path / "buildah").symlink_to("/bin/true")
     done = subprocess.run(
-        [sys.executable, "-m", "bundle", f"--out={tmp_path}/out", "--builder=buildah"],
+        [sys.executable, "-m", "bundle", f"--out={tmp_path}/out", "--builder=buildah", *base],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert f"SOURCE_DATE_EPOCH={given}" in done.stderr
+    how = "crane digest docker.io/library/debian:bookworm-slim"
+    assert (how in done.stderr) == (not base)
     assert not (tmp_path / "out").exists()
