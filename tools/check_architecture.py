@@ -51,7 +51,6 @@ SEPARATE = {
     "dlion_worker.coordination.download_reports": "gRPC; the importer does not use it",
     "dlion_worker.trainer.awaited_peers": "the importer has 400 lines",
     "dlion_worker.trainer.step_clock": "the importer has 400 lines",
-    "dlion_worker.transport.connection_facts": "exported by its package",
 }
 """Why a small module with one importer, or none, is separate."""
 

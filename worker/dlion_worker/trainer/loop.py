@@ -43,7 +43,7 @@ from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.replica import LocalReplica
-from dlion_worker.transport import PeerExchange, with_connections
+from dlion_worker.transport import CountedLinks, PeerExchange
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""
@@ -109,7 +109,7 @@ class TrainingLoop:
         """`training_set_samples`: of all workers; 0 if unknown. Its argument: whether this worker
         has made a step."""
         self._callbacks, self._loss = callbacks, 0.0
-        self._parts = parts
+        self._parts, self._links = parts, CountedLinks(parts.exchange.link_counters)
         self.progress = progress
         self._checkpointer = checkpointer
         self._external_stop = external_stop
@@ -350,11 +350,11 @@ class TrainingLoop:
 
     def report_links(self, *, now: bool = False) -> None:
         """Report link counters when due, or `now`: then to the sidecar, too, as no step follows."""
-        links, iteration = self._parts.exchange, self.progress.iteration
-        states = (lambda: with_connections(links.link_counters())) if now else links.link_counters
-        self._parts.reporter.links(states, self._cycle.directive, iteration, now=now)
+        read, directive = self._links.read, self._cycle.directive
+        counted, iteration = lambda: read(is_last=now), self.progress.iteration
+        self._parts.reporter.links(counted, directive, iteration, now=now)
         if now:
-            self._parts.sidecar.send(*links.take_deliveries())
+            self._parts.sidecar.send(*self._parts.exchange.take_deliveries())
 
     def _report_to_sidecar(self, took: StepDuration) -> None:
         """Send deliveries before the timing, which closes their iteration."""

@@ -5,8 +5,8 @@ that runs both. The state machines behind them are in `dlion_core.links`. Payloa
 `codecs`, the meaning of messages to `policies`.
 """
 
-from dlion_worker.transport.connection_facts import with_connections
+from dlion_worker.transport.connection_facts import CountedLinks
 from dlion_worker.transport.peer_exchange import PeerExchange
 from dlion_worker.transport.peer_links import PeerExchangeConfig
 
-__all__ = ["PeerExchange", "PeerExchangeConfig", "with_connections"]
+__all__ = ["CountedLinks", "PeerExchange", "PeerExchangeConfig"]

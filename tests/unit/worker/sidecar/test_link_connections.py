@@ -1,10 +1,10 @@
 """Tests of loss and round trips by site, with the kernel's own list of sockets.
 
 A real connection is found at its address, of both IP families, and its counts grow. What sites add
-up to never shrinks: connections end, counts start again from 0. Truncated lists are no error. Host
-names are looked up once in a while, also after a failure, and nothing waits for a slow resolver.
+up to never shrinks: connections end, counts start again from 0. Truncated lists are no error.
 
-Left out: real loss (tests/local/test_lossy_links), a real sidecar (tests/local/test_sidecar).
+Left out: look-ups of host names (tests/unit/worker/test_host_names), real loss
+(tests/local/test_lossy_links), a real sidecar (tests/local/test_sidecar).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,10 @@ import pytest
 from dlion_api.addresses import join_host_port
 from dlion_api.names import SiteName
 from dlion_worker.sidecar import link_connections
-from dlion_worker.sidecar.link_connections import HostNames, LinkConnections, SiteConnections
+from dlion_worker.sidecar.link_connections import LinkConnections, SiteConnections
 from dlion_worker.tcp_connections import TcpConnection, _read_messages
 from ipv6 import needs_ipv6
+from look_ups import look_ups_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,116 +110,17 @@ def test_what_is_no_address_is_left_out(address: str) -> None:
     assert links((address, A)).add([connection(1, 5)]) == {}
 
 
-def looked_up(names: HostNames, *wanted: str) -> list[set[str]]:
-    """The addresses of those names once the thread that looks them up has ended."""
-    names.look_up(wanted)
-    for thread in threading.enumerate():
-        if thread.name == "names":
-            thread.join(10)
-    return [{str(each) for each in names.addresses(name)} for name in wanted]
-
-
 def test_the_connection_to_a_host_name_is_found_at_its_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as sender:
             sender.sendall(b"x")
-            names = HostNames()
             found = links((f"localhost:{port}", A))
-            found._names = names
             found.sample()
-            looked_up(names, "localhost")
+            look_ups_end()
             assert found.sample()[A].sent_segments == 1, "since its beginning"
             found.set_addresses([(f"localhost:{port}", A), (f"127.0.0.1:{port}", B)])
             assert found.sample()[A].round_trip_s is None, "both sites are reached there"
-
-
-def test_names_are_looked_up_at_intervals_and_a_failure_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers: dict[str, list[object]] = {"a.example": ["10.0.0.7", "::ffff:10.0.0.8", "fd00::9"]}
-    asked, now_s = [], [100.0]
-
-    def resolve(name: str, *_: object, **__: object) -> list[object]:
-        asked.append(name)
-        if name not in answers:
-            raise socket.gaierror(-2, "Name or service not known")
-        return [(0, 0, 0, "", (address, 0)) for address in answers[name]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    names, all_of_a = HostNames(), {"10.0.0.7", "10.0.0.8", "fd00::9"}
-    assert looked_up(names, "a.example", "b.example") == [all_of_a, set()]
-    assert looked_up(names, "a.example", "b.example") == [all_of_a, set()]
-    assert asked == ["a.example", "b.example"]
-    now_s[0] += link_connections.LOOK_UP_EVERY_S
-    answers = {"b.example": ["10.0.0.10"]}
-    assert looked_up(names, "a.example", "b.example") == [all_of_a, {"10.0.0.10"}]
-    assert looked_up(names, "b.example") == [{"10.0.0.10"}]
-    assert names.addresses("a.example") == set(), "it is no peer's any longer"
-
-
-def test_a_name_that_no_resolver_accepts_is_no_error() -> None:
-    assert looked_up(HostNames(), "x" * 70, "..", "a\0b") == [set(), set(), set()]
-
-
-def test_nothing_waits_for_a_slow_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second thread is started meanwhile. What is found until then is known, and names that are
-    no peer's any longer are forgotten."""
-    asked, is_slow, is_over = [], threading.Event(), threading.Event()
-
-    def resolve(name: str, *_: object, **__: object) -> list[object]:
-        asked.append(name)
-        if name == "slow.example":
-            is_slow.set()
-            is_over.wait(10)
-        return [(0, 0, 0, "", ("10.0.0.7", 0))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    names = HostNames()
-    try:
-        names.look_up(["a.example", "slow.example"])
-        assert is_slow.wait(10)
-        assert names.addresses("a.example") == {NEAR[0]}
-        names.look_up(["b.example"])
-        assert [names.addresses(name) for name in ("a.example", "b.example")] == [frozenset()] * 2
-    finally:
-        is_over.set()
-    looked_up(names, "b.example")  # the first thread may have to end before
-    assert names.addresses("slow.example") == frozenset(), "it was forgotten meanwhile"
-    assert looked_up(names, "b.example") == [{"10.0.0.7"}]
-    assert asked == ["a.example", "slow.example", "b.example"]
-
-
-def test_names_are_looked_up_again_after_no_thread_could_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = HostNames()
-
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as limited:
-        limited.setattr(threading.Thread, "start", refused)
-        names.look_up(["localhost"])
-    (found,) = looked_up(names, "localhost")
-    assert "127.0.0.1" in found
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_names_are_looked_up_again_after_an_unexpected_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = HostNames()
-
-    def fails(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as broken:
-        broken.setattr(socket, "getaddrinfo", fails)
-        assert looked_up(names, "localhost") == [set()]
-    (found,) = looked_up(names, "localhost")
-    assert "127.0.0.1" in found
 
 
 def test_a_connection_is_counted_once_although_its_peer_was_away() -> None:
