@@ -12,9 +12,11 @@ In jobs: missing data, infinite numbers, an image that does not exist or needs a
 exhausted ResourceQuota, an evicted pod, an expired token, a worker of another release. The test
 prints a table (`make causes`).
 
-A certificate from the future stands for a site's clock, since the machine has one clock. The path
-with a smaller MTU has its own TLS server. Left out: network devices, real disk errors, the time
-until a token expires.
+A certificate issued two hours ahead stands for a site's clock, since the machine has one clock. The
+path with a smaller MTU has its own TLS server, behind a router of 1,280 bytes without ICMP. A
+control group limits the slow disk to 1 MB/s, and iptables drops one packet in twenty. The release
+is that of the workers' protocol. The token is signed with the API server's own key. Left out:
+network devices, real disk errors, the time until a token expires.
 """
 
 from __future__ import annotations
