@@ -8,7 +8,7 @@ Work on many entries is in branch-free loops, which the compiler vectorises. The
 relevant entry, and only those are then visited one by one. Magnitudes are compared as integers: the
 bits of |x| increase with |x|, and those of non-finite values are above all others.
 
-Legend: D entries of the flat vector, K kept, L variables, C candidates.
+Legend: D entries of the flat vector, K kept, L variables, C candidates, B blocks of positions.
 """
 
 from typing import Any, Final
@@ -228,13 +228,13 @@ def gather_bitmap(
     )
 )
 def gather_blocks(
-    value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, count_: Any, place_K: Any
+    value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, count_B: Any, place_K: Any
 ) -> int:
     """As `gather_bitmap`, with a count per block of 255 and each kept entry's place in its
     block."""
     kept, word = _marks(_BLOCK + 1)
     variable, written, size = 0, 0, value_D.size
-    for block in range(count_.size):
+    for block in range(count_B.size):
         start = block * _BLOCK
         stop = min(start + _BLOCK, size)
         variable = _mark(bits_D, end_L, cut_L, variable, start, stop, kept, word)
@@ -249,7 +249,7 @@ def gather_blocks(
                 place_K[written], value_K[written] = np.uint8(at), part[at]
                 written += 1
                 rest &= rest - _ONE
-        count_[block] = written - before
+        count_B[block] = written - before
     return written
 
 
@@ -321,19 +321,19 @@ def places_after(gap: Any, place_K: Any) -> None:
 
 
 @compiled(types.boolean(_BYTES, _BYTES, types.int64))
-def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
+def blocks_rise(count_B: Any, place_K: Any, size: int) -> bool:
     """Whether places increase within each block and stay below `size`. Their number is already
     checked."""
     at = 0
-    for block in range(count_.size):
+    for block in range(count_B.size):
         before: Any = -1
-        for place in place_K[at : at + count_[block]]:
+        for place in place_K[at : at + count_B[block]]:
             if np.int64(place) <= before:
                 return False
             before = np.int64(place)
         if before >= _BLOCK or block * _BLOCK + before >= size:
             return False
-        at += count_[block]
+        at += count_B[block]
     return True
 
 
@@ -368,11 +368,11 @@ def add_bitmap(word: Any, value_K: Any, weight: Any, target_D: Any) -> None:
 
 
 @compiled(types.void(_BYTES, _BYTES, _FLOATS, types.float32, types.float32[::1]))
-def add_blocks(count_: Any, place_K: Any, value_K: Any, weight: Any, target_D: Any) -> None:
+def add_blocks(count_B: Any, place_K: Any, value_K: Any, weight: Any, target_D: Any) -> None:
     """As `add_whole`, at the places of each block."""
     written = 0
-    for block in range(count_.size):
-        for _ in range(count_[block]):
+    for block in range(count_B.size):
+        for _ in range(count_B[block]):
             at = block * _BLOCK + np.int64(place_K[written])
             target_D[at] += np.float32(value_K[written] * weight)
             written += 1

@@ -154,16 +154,16 @@ def max_kept_entries(budget_bytes: int, size: int, coding: AnyCoding) -> int:
     """
     coding = coding_of(coding)
     if coding.indices is IndexCodec.FAST and (each := coding.values.bytes_each):
-        return _fast_that_fit(budget_bytes - HEADER_BYTES, size, each)
-    return _searched_that_fit(budget_bytes, size, coding)
+        return _max_kept_closed_form(budget_bytes - HEADER_BYTES, size, each)
+    return _max_kept_by_search(budget_bytes, size, coding)
 
 
 @lru_cache(maxsize=4096)  # Planning a round asks for the same budgets again.
-def _searched_that_fit(budget_bytes: int, size: int, coding: Coding) -> int:
-    return _max_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
+def _max_kept_by_search(budget_bytes: int, size: int, coding: Coding) -> int:
+    return _max_count_within(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
 
 
-def _fast_that_fit(room_bytes: int, size: int, bytes_each: int) -> int:
+def _max_kept_closed_form(room_bytes: int, size: int, bytes_each: int) -> int:
     """Closed form, since it is called for each link at every step."""
     if room_bytes >= size * bytes_each:
         return size
@@ -184,10 +184,10 @@ def range_bytes(length: int, size: int, coding: AnyCoding) -> int:
 
 def max_range_length(budget_bytes: int, size: int, coding: AnyCoding) -> int:
     """Return the longest range of `size` whose payload fits `budget_bytes`; 0: none."""
-    return _max_that_fit(budget_bytes, size, lambda length: range_bytes(length, size, coding))
+    return _max_count_within(budget_bytes, size, lambda length: range_bytes(length, size, coding))
 
 
-def _max_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) -> int:
+def _max_count_within(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) -> int:
     """Sizes increase with the number of entries, except for all of them, which need no
     positions."""
     if bytes_of(size) <= budget_bytes:

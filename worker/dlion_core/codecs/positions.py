@@ -5,7 +5,7 @@ Called by `payload`. The maximum size of a scheme follows from the number kept a
 policy knows the cost of a selection in advance; gaps may be smaller. Decoding accepts exactly the
 output of encoding: strictly increasing positions below D.
 
-Legend: D entries of the flat vector, K kept.
+Legend: D entries of the flat vector, K kept, B blocks.
 """
 
 from dataclasses import dataclass
@@ -95,8 +95,8 @@ class CodedPositions:
             word.view(np.uint8)[: self.coded.size] = self.coded
             kernels.add_bitmap(word, value_K, weight, target_D)
         elif self.scheme is Positions.BLOCK:
-            count, place_K = _of_blocks(self.coded, self.size)
-            kernels.add_blocks(count, place_K, value_K, weight, target_D)
+            count_B, place_K = _of_blocks(self.coded, self.size)
+            kernels.add_blocks(count_B, place_K, value_K, weight, target_D)
         elif self.scheme is Positions.RANGE:
             begin = _begin_of(self.coded)
             kernels.add_whole(value_K, weight, target_D[begin : begin + value_K.size])
@@ -158,9 +158,9 @@ def _check_bitmap(coded: NDArray[np.uint8], kept: int, size: int) -> None:
 
 def _check_blocks(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     _require_length(coded, positions_bytes(Positions.BLOCK, kept, size))
-    count, place_K = _of_blocks(coded, size)
-    _require_count(int(count.sum(dtype=np.int64)), kept)
-    if not kernels.blocks_rise(count, place_K, size):
+    count_B, place_K = _of_blocks(coded, size)
+    _require_count(int(count_B.sum(dtype=np.int64)), kept)
+    if not kernels.blocks_rise(count_B, place_K, size):
         msg = f"block positions: not strictly rising, each below {BLOCK}, all below {size}"
         raise ContractError(msg)
 

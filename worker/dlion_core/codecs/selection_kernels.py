@@ -3,7 +3,7 @@
 Called by `policies.gradient.magnitudes` and `selected`, which check every argument. As in
 `kernels`, nothing is checked here, and ratios are rounded as in `kernels.measure`.
 
-Legend: D entries of the flat vector, K kept, L variables, C candidates.
+Legend: D entries of the flat vector, K kept, L variables, C candidates, B blocks of positions.
 """
 
 from typing import Any, Final
@@ -174,12 +174,12 @@ def write_bitmap(place_K: Any, bitmap: Any) -> None:
 
 
 @compiled(types.void(_BITS, types.uint8[::1], types.uint8[::1]))
-def write_blocks(place_K: Any, count_: Any, within_K: Any) -> None:
-    count_[:] = 0
+def write_blocks(place_K: Any, count_B: Any, within_K: Any) -> None:
+    count_B[:] = 0
     for i in range(place_K.size):
         block = place_K[i] // np.uint32(_BLOCK)
         within_K[i] = np.uint8(place_K[i] - block * np.uint32(_BLOCK))
-        count_[block] += 1
+        count_B[block] += 1
 
 
 @compiled(types.int64(_BITS, types.uint16[::1]))
