@@ -29,7 +29,7 @@ from dlion_core.topology.clusters import (
 from dlion_core.topology.forecast_model import ForecastModel
 from dlion_core.topology.grouping import PairBandwidths
 from dlion_core.topology.link_forecast import DirectedRates, LinkForecast
-from dlion_core.topology.regrouping import LOOK_S, PATIENCE, Regrouping
+from dlion_core.topology.regrouping import CHECK_INTERVAL_S, PATIENCE, Regrouping
 
 COMPUTE_S = 0.5
 WEIGHTS_BYTES = 40_000
@@ -124,7 +124,7 @@ def reports_of(fleet: Fleet, *, fresh: bool) -> list[dict[tuple[Rank, Rank], flo
                 if peer is None:
                     break
                 own.probed(peer, rates.get((min(rank, peer), max(rank, peer)), beyond))
-        if second % LOOK_S == 0:
+        if second % CHECK_INTERVAL_S == 0:
             probed = {
                 (Rank(rank), peer): rate
                 for rank, own in enumerate(probing)
@@ -163,16 +163,16 @@ def exchange(
     rounds: list[float] = []
     done_s, changes, agreements = 0.0, 0, []
     for check, news in enumerate(reports):
-        now_s = check * LOOK_S
+        now_s = check * CHECK_INTERVAL_S
         known.update(news)
         if forecast is not None:
             measured = forecast.rates(everyone, known, now_s)
         else:
             measured = _slower(known)
-        if found := regrouping.look(everyone, measured, held, now_s):
+        if found := regrouping.check(everyone, measured, held, now_s):
             held, changes = found, changes + 1
         agreements.append(_agreement(held, fleet, now_s))
-        while done_s < now_s + LOOK_S:
+        while done_s < now_s + CHECK_INTERVAL_S:
             rates = fleet.rates[int(done_s / RADIO["everySeconds"])]
             done_s += round_s(held, rates, fleet.radio.beyond_bytes_per_s)
             rounds.append(done_s)

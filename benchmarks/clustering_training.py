@@ -25,7 +25,7 @@ from dlion_api.names import Rank
 from dlion_core.topology import forecast_model
 from dlion_core.topology.forecast_model import FEATURES, FORMAT, ForecastModel, parse_model
 from dlion_core.topology.link_forecast import MAX_LOG, LinkHistory
-from dlion_core.topology.regrouping import LOOK_S
+from dlion_core.topology.regrouping import CHECK_INTERVAL_S
 
 MODEL_FILE = Path(forecast_model.__file__).with_name(forecast_model.FILE)
 HORIZON_S = 30.0
@@ -54,7 +54,7 @@ def examples_of(fleet: Fleet) -> list[Example]:
     ahead = int(HORIZON_S / every_s)
     for check, news in enumerate(reports_of(fleet, fresh=True)):
         known.update(news)
-        now_s = check * LOOK_S
+        now_s = check * CHECK_INTERVAL_S
         step = int(now_s / every_s)
         if step + ahead >= len(fleet.rates):
             break

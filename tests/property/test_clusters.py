@@ -34,7 +34,7 @@ from dlion_api.spec import load_job
 from dlion_core.topology import clusters
 from dlion_core.topology.clusters import SEPARATION, find_groups, graph_of_groups, misfit
 from dlion_core.topology.grouping import GroupingState
-from dlion_core.topology.regrouping import LOOK_S, MIN_GAIN, PATIENCE, Regrouping
+from dlion_core.topology.regrouping import CHECK_INTERVAL_S, MIN_GAIN, PATIENCE, Regrouping
 from example_counts import examples
 from local_run import job_document
 
@@ -205,7 +205,7 @@ def test_the_rest_stays_connected_after_any_departure(
     present = [rank for rank in graph_of_groups(held) if not gone >> rank & 1]
     if not present:
         return
-    found = Regrouping(present[0]).look(present, rates, held, 0.0) or held
+    found = Regrouping(present[0]).check(present, rates, held, 0.0) or held
     graph = nx.Graph()
     graph.add_nodes_from(present)
     graph.add_edges_from(
@@ -271,8 +271,8 @@ def run_checks(
     changes = []
     present = sorted({rank for pair in rates for rank in pair})
     for at in range(count):
-        now_s += LOOK_S
-        if found := regrouping.look(present, rates, held, now_s):
+        now_s += CHECK_INTERVAL_S
+        if found := regrouping.check(present, rates, held, now_s):
             assert found.version == held.version + 1
             held = found
             changes.append(at)
@@ -323,8 +323,8 @@ def test_the_first_check_needs_no_patience_and_waits_for_all_rates() -> None:
     sites = clusters.groups_by_site({Rank(rank): "one" for rank in range(5)})
     regrouping, missing = Regrouping(Rank(0)), dict(rates)
     del missing[Rank(1), Rank(3)]
-    assert regrouping.look(range(5), missing, sites, 0.0) is None
-    found = regrouping.look(range(5), rates, sites, 1.0)
+    assert regrouping.check(range(5), missing, sites, 0.0) is None
+    found = regrouping.check(range(5), rates, sites, 1.0)
     assert found is not None
     assert (found.version, found.groups) == (1, ((0, 1, 2), (3, 4)))
     # later changes of it do need patience
@@ -338,7 +338,7 @@ def test_an_absent_worker_stays_with_its_group() -> None:
     rates = rates_of([[0, 1, 4, 5], [2]], random.Random(1))
     regrouping = Regrouping(Rank(0))
     for at in range(4):
-        held = regrouping.look([0, 1, 2, 4, 5], rates, held, at * LOOK_S) or held
+        held = regrouping.check([0, 1, 2, 4, 5], rates, held, at * CHECK_INTERVAL_S) or held
     assert held.groups == ((0, 1, 3, 4, 5), (2,))
 
 
@@ -452,7 +452,7 @@ def test_all_end_with_the_same_grouping(
     share_rates(workers, rates_of(first, chance))
     now_s = 0.0
     for sender, receiver, mask in script:
-        now_s += LOOK_S
+        now_s += CHECK_INTERVAL_S
         own = workers[sender % count]
         present = [rank for rank in range(count) if mask >> rank & 1 or rank == sender % count]
         own.regroup(present, now_s)
@@ -472,7 +472,7 @@ def test_all_end_with_the_same_grouping(
     assert len({own.held for own in workers}) == 1
     # and the decider, with all members, applies the rates of links
     for _ in range(2 * PATIENCE):
-        now_s += LOOK_S
+        now_s += CHECK_INTERVAL_S
         workers[0].regroup(range(count), now_s)
         for own in workers:
             own.take(workers[0].held)

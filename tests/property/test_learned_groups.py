@@ -30,7 +30,7 @@ from dlion_core.topology.clusters import SEPARATION, find_groups
 from dlion_core.topology.forecast_model import shipped_model
 from dlion_core.topology.grouping import GroupingState, PairBandwidths
 from dlion_core.topology.link_forecast import LinkForecast
-from dlion_core.topology.regrouping import LOOK_S
+from dlion_core.topology.regrouping import CHECK_INTERVAL_S
 from example_counts import examples
 from local_run import job_document
 
@@ -83,8 +83,8 @@ def test_worker_names_do_not_matter(seed: int, order: list[int]) -> None:
     for check in range(4):
         rates = reports(home, chance, 0.5)
         renamed = {(Rank(order[a]), Rank(order[b])): rate for (a, b), rate in rates.items()}
-        one = plain.rates(range(12), rates, check * LOOK_S)
-        two = other.rates(range(12), renamed, check * LOOK_S)
+        one = plain.rates(range(12), rates, check * CHECK_INTERVAL_S)
+        two = other.rates(range(12), renamed, check * CHECK_INTERVAL_S)
         for a, b in combinations(range(12), 2):
             pair = Rank(min(order[a], order[b])), Rank(max(order[a], order[b]))
             assert two[pair] == pytest.approx(one[Rank(a), Rank(b)], rel=1e-6)
@@ -117,7 +117,7 @@ def test_constant_noise_changes_no_group(seed: int) -> None:
         rates = reports(home, chance, 0.4)
         if chance.random() < 0.3:  # a link fades for this check
             rates[Rank(0), Rank(1)] = rates[Rank(1), Rank(0)] = SLOW
-        check(state, rates, at * LOOK_S)
+        check(state, rates, at * CHECK_INTERVAL_S)
     assert state.held.groups == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
 
 
@@ -126,7 +126,7 @@ def test_a_worker_that_moves_permanently_changes_groups_once() -> None:
     before, after = [0] * 5 + [1] * 5, [0] * 4 + [1] * 6
     groupings = [state.held.groups]
     for at in range(40):
-        check(state, reports(before if at < 10 else after, chance, 0.3), at * LOOK_S)
+        check(state, reports(before if at < 10 else after, chance, 0.3), at * CHECK_INTERVAL_S)
         if state.held.groups != groupings[-1]:
             groupings.append(state.held.groups)
             changed_at = at

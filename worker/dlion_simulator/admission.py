@@ -65,7 +65,7 @@ class VirtualAdmission:
         self._wake_at_s: float | None = None
         self._schedule()
 
-    def look(self, events: Iterable[Event] = ()) -> None:
+    def advance(self, events: Iterable[Event] = ()) -> None:
         """Advance as far as the current state allows.
 
         `events` are new events, used only while catching up.
@@ -80,7 +80,7 @@ class VirtualAdmission:
     def _wake(self) -> None:
         self._wake_at_s = None
         if self._catching_up is None:
-            self.look()
+            self.advance()
 
     def _schedule(self) -> None:
         wake_at_s = self._admission.wake_at_s

@@ -28,7 +28,7 @@ from dlion_core.policies import factory
 from dlion_core.policies.catalogue import local_optimizer, messages_must_arrive
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
-from dlion_core.topology.regrouping import LOOK_S
+from dlion_core.topology.regrouping import CHECK_INTERVAL_S
 from dlion_core.topology.topology import CLUSTERED, neighbours_of
 from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_environments.slow_exchange import report_slow_exchange, slowest_link
@@ -315,7 +315,7 @@ class Simulation:
             self._deadline = self._clock.after(max_s, over)
             self._scheduled.append(self._deadline)
         if self._job.spec.exchange.topology == CLUSTERED:
-            self._clock.after(LOOK_S, self._check_links)
+            self._clock.after(CHECK_INTERVAL_S, self._check_links)
         for worker in self._churn.workers.values():
             worker.advance()
 
@@ -323,7 +323,7 @@ class Simulation:
         """Let sidecars probe and regroup while steps are long, unless nothing else happens."""
         if not self._stop_reason and not self._clock.has_only(self._deadline):
             self._churn.check_links()
-            self._clock.after(LOOK_S, self._check_links)
+            self._clock.after(CHECK_INTERVAL_S, self._check_links)
 
     def _change(self, change: ConditionsChange) -> None:
         self._conditions = change.conditions

@@ -176,7 +176,7 @@ class VirtualWorker:
         self.inbox.put(arrival)
         events = self.inbox.drain()
         if self.admission is not None:
-            self.admission.look(events)
+            self.admission.advance(events)
         elif self.phase is WorkerPhase.COMPUTING:
             self._arrived += events
         elif self.phase is WorkerPhase.HELD:

@@ -235,7 +235,7 @@ class PeerMachine:
             return []
         if self._deviations is None:  # policies without a barrier need no memory for it
             self._deviations = DeviationDetector(self.context)
-        texts = self._deviations.look(contributions)
+        texts = self._deviations.detect(contributions)
         return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts]
 
     @property

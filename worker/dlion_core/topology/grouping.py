@@ -186,5 +186,5 @@ class GroupingState:
         if self._forecast is not None and self._regrouping.is_due(now_s):
             reported = self.rates.directed(frozenset(present))
             rates = self._forecast.rates(present, reported, now_s)
-        slower = self._regrouping.look(present, rates, self.held, now_s)
+        slower = self._regrouping.check(present, rates, self.held, now_s)
         return slower is not None and slower.version <= MAX_VERSION and self.take(slower)

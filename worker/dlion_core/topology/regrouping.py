@@ -30,7 +30,7 @@ from dlion_core.topology.clusters import (
     sorted_groups,
 )
 
-LOOK_S: Final = 5.0
+CHECK_INTERVAL_S: Final = 5.0
 PATIENCE: Final = 3
 MIN_GAIN: Final = 0.25
 """Required improvement, as a fraction of the links of one worker. Moving one worker counts the same
@@ -49,15 +49,15 @@ class Regrouping:
     ) -> None:
         """`find` returns groups for rates and the ratio of fast to slow ones that parts them."""
         self._decider, self._find, self._patience = decider, find, patience
-        self._looked_at_s = float("-inf")
+        self._checked_s = float("-inf")
         self._times = 0
         """Consecutive checks in which another grouping fits better."""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether `look` would check the groups now."""
-        return now_s - self._looked_at_s >= LOOK_S
+        """Whether `check` would check the groups now."""
+        return now_s - self._checked_s >= CHECK_INTERVAL_S
 
-    def look(
+    def check(
         self, present: Collection[Rank], rates: PairRates, held: Grouping, now_s: float
     ) -> Grouping | None:
         """Return the next grouping, or None to keep `held`. While the rate of a pair of `present`
@@ -70,8 +70,8 @@ class Regrouping:
         known = {pair: rates[pair] for pair in pairs_of(present) if pair in rates}
         if len(present) < 2 or len(known) < len(pairs_of(present)):
             return None
-        is_first = held.version == 0 and self._looked_at_s == float("-inf")
-        self._looked_at_s = now_s
+        is_first = held.version == 0 and self._checked_s == float("-inf")
+        self._checked_s = now_s
         wanted = self._better(present, known, held)
         self._times = 0 if wanted is None else self._times + 1
         if wanted is None or (self._times < self._patience and not is_first):

@@ -51,7 +51,7 @@ class MachineHeat:
         return event_s if self._controller is None else min(event_s, self._next_sample_s)
 
     def advance(self, to_s: float, *, is_busy: bool) -> None:
-        """Advance to `to_s`; the worker has computed all the time since the last call, or not."""
+        """Advance to `to_s`. `is_busy`: whether the worker computed since the last call."""
         load = float(is_busy)
         while self._now_s < to_s:
             until_s = min(to_s, self._machine.next_event_s(load), self._next_sample_s)

@@ -280,7 +280,7 @@ def simulated(entry: Entry) -> tuple[str, Peers]:
 
     def lose(peer: Rank) -> None:
         inbox.put(LinkDown(peer, 1, "gone"))
-        entrance.look(inbox.drain())
+        entrance.advance(inbox.drain())
 
     entrance = _Entrance(
         cast("Any", worker), clock, membership=lambda: membership_of(entry, job), pull=pull,
@@ -292,7 +292,7 @@ def simulated(entry: Entry) -> tuple[str, Peers]:
     for arrivals in entry.arrivals:
         for arrival in arrivals:
             inbox.put(arrival)
-        entrance.look(inbox.drain())
+        entrance.advance(inbox.drain())
         run_for(clock, 1.0)
     return describe(begun[0]) if begun else "waits", peers
 

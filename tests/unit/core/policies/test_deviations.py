@@ -105,7 +105,7 @@ def named(
             found_D = bad(at, honest_D) if bad is not None and rank in attackers else honest_D
             part = None if found_D is None else GradientPart(found_D)
             sent[rank] = Contribution(8, part)
-        texts += detector.look(sent)
+        texts += detector.detect(sent)
     return texts
 
 
@@ -187,7 +187,7 @@ def test_a_small_deviation_in_each_entry_is_named_soon(other: dict[str, object])
         value_PD = common_D + rng.standard_normal((len(about.ranks), SIZE))
         value_PD[BAD] = value_PD.mean(axis=0) - 1.5 * value_PD.std(axis=0)
         parts = [GradientPart(one.astype(np.float32)) for one in value_PD]
-        texts += detector.look({rank: Contribution(8, parts[rank]) for rank in about.ranks})
+        texts += detector.detect({rank: Contribution(8, parts[rank]) for rank in about.ranks})
     (found,) = texts
     assert found.startswith("worker 1 contributes values of one sign: 83%"), found
 
@@ -199,7 +199,7 @@ def test_if_another_worker_has_one_sign_too_no_worker_is_named(one_sided: Collec
         value_PD = rng.standard_normal((4, SIZE)).astype(np.float32)
         value_PD[list(one_sided)] = abs(value_PD[list(one_sided)])
         parts = enumerate(map(GradientPart, value_PD))
-        assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+        assert not detector.detect({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_minority_that_flips_signs_is_named(workers: int, flippers: int) -> No
         for rank in about.ranks:
             value_D = (common_D + rng.standard_normal(SIZE)) * (-1 if rank in bad else 1)
             sent[rank] = Contribution(8, GradientPart(value_D.astype(np.float32)))
-        texts += detector.look(sent)
+        texts += detector.detect(sent)
     named_ranks = {int(text.split()[1]) for text in texts}
     assert named_ranks == (set(bad) if 2 * flippers < workers else set())
 
@@ -230,7 +230,7 @@ def measured(secret: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, in
     monkeypatch.setattr(deviations, "sign_balance", look_on)
     detector, part = DeviationDetector(about), GradientPart(np.ones(SIZE, np.float32))
     for now[0] in range(WINDOW + 10 * GRADIENT_EVERY):
-        detector.look({rank: Contribution(8, part) for rank in about.ranks})
+        detector.detect({rank: Contribution(8, part) for rank in about.ranks})
     return sorted(set(found))
 
 
@@ -259,7 +259,7 @@ def test_after_convergence_opposition_to_workers_that_disagree_is_not_named() ->
         value_PD = rng.standard_normal((4, SIZE)).astype(np.float32)
         value_PD[BAD] = value_PD[BAD] - value_PD.sum(axis=0)
         parts = enumerate(map(GradientPart, value_PD))
-        assert not detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+        assert not detector.detect({Rank(rank): Contribution(8, part) for rank, part in parts})
 
 
 @pytest.mark.parametrize(("size", "is_named"), [(1e-3, False), (0.02, False), (0.1, True)])
@@ -293,7 +293,7 @@ def test_values_that_a_slow_link_drops_are_no_lasting_difference(
         value_PD = (common_D + 0.3 * rng.standard_normal((4, SIZE))).astype(np.float32)
         value_PD[BAD][abs(value_PD[BAD]) < 1] = 0
         parts = enumerate(map(GradientPart, value_PD))
-        texts += detector.look({Rank(rank): Contribution(8, part) for rank, part in parts})
+        texts += detector.detect({Rank(rank): Contribution(8, part) for rank, part in parts})
     assert any("differ from those" in text for text in texts) == bool(texts) == is_named
 
 
@@ -341,7 +341,7 @@ def test_a_bad_worker_cannot_get_an_honest_one_named(workers: int) -> None:
             rank: (common_D + rng.standard_normal(SIZE)).astype(np.float32) for rank in about.ranks
         }
         sent[BAD] = np.float32(-4) * sent[Rank(2)]
-        texts += detector.look({r: Contribution(8, GradientPart(one)) for r, one in sent.items()})
+        texts += detector.detect({r: Contribution(8, GradientPart(one)) for r, one in sent.items()})
     assert {text.split()[1] for text in texts} == {"1"}, texts
 
 
@@ -377,10 +377,10 @@ def test_few_entries_of_a_large_model_take_no_memory_of_its_size() -> None:
     some_D[::1000] = 1
     part = encode_nonzero(some_D, ValueCodec.FLOAT32).part
     sent = {rank: Contribution(8, part) for rank in about.ranks}
-    detector.look(sent)
+    detector.detect(sent)
     tracemalloc.start()
     try:
-        detector.look(sent)
+        detector.detect(sent)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -392,7 +392,7 @@ def test_a_link_that_accumulates_budget_for_a_message_may_be_silent_for_longer()
     other_D = np.ones(SIZE, np.float32)
     sent = {rank: Contribution(8, GradientPart(other_D)) for rank in map(Rank, range(4))}
     sent[BAD] = Contribution(8, None)
-    rounds = [detector.look(sent) for _ in range(EMPTY_SAVING_STEPS)]
+    rounds = [detector.detect(sent) for _ in range(EMPTY_SAVING_STEPS)]
     assert not any(rounds[:-1])
     assert len(rounds[-1]) == 1
 
@@ -411,10 +411,10 @@ def test_noise_of_a_much_smaller_batch_is_not_named_without_earlier_rounds() -> 
         }
 
     for _ in range(ROUNDS):
-        texts += detector.look(sent(1.0))
+        texts += detector.detect(sent(1.0))
     assert texts == []
     for _ in range(2):
-        texts += detector.look(sent(6.0))
+        texts += detector.detect(sent(6.0))
     assert len(texts) == 1
 
 
@@ -444,7 +444,7 @@ def test_residuals_of_a_slow_link_are_not_named(silent: int, share: float) -> No
                         rest_D[where_K] = 0
                         part = encode_nonzero(sent_D, ValueCodec.FLOAT32).part
                 sent[rank] = Contribution(8, part)
-            texts += detector.look(sent)
+            texts += detector.detect(sent)
         if share == 1.0 or not is_named:
             assert any("norm" in text for text in texts) is is_named, (factor, texts)
 
@@ -461,7 +461,7 @@ def test_a_worker_that_returns_starts_without_history() -> None:
             )
             for rank in map(Rank, range(4))
         }
-        texts += detector.look(sent)
+        texts += detector.detect(sent)
         detector.forget(BAD)
     assert texts == []
 

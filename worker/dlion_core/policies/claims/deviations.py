@@ -196,15 +196,15 @@ class DeviationDetector:
         self._earlier.pop(rank, None)
         del self._empty[rank], self._silent[rank]
 
-    def look(self, contributions: Mapping[Rank, Contribution]) -> list[str]:
+    def detect(self, contributions: Mapping[Rank, Contribution]) -> list[str]:
         """Return what deviates in this round, `worker 2 ...`, for each peer and cause once."""
         if len(contributions) < MIN_WORKERS:
             return []
-        found = self._empty_ones(contributions)
+        found = self._find_empty(contributions)
         if self._rounds % self._every == 0:  # others must not know which round is measured
             self._next_measured = self._rounds + int(self._rng.integers(self._every))
         if self._rounds < WINDOW or self._rounds == self._next_measured:
-            found += self._measured_ones(contributions)
+            found += self._measure(contributions)
         for rank, one in contributions.items():
             self._silent[rank] = self._silent[rank] + 1 if one.part is None else 0
         self._rounds += 1
@@ -215,9 +215,7 @@ class DeviationDetector:
                 texts.append(f"worker {rank} {text}")
         return texts
 
-    def _measured_ones(
-        self, contributions: Mapping[Rank, Contribution]
-    ) -> list[tuple[Rank, str, str]]:
+    def _measure(self, contributions: Mapping[Rank, Contribution]) -> list[tuple[Rank, str, str]]:
         sizes: dict[Rank, _Size] = {}
         unit_of: dict[Rank, NDArray[np.float32]] = {}
         balance_of: dict[Rank, float] = {}
@@ -243,13 +241,13 @@ class DeviationDetector:
             if balance is not None:
                 balance_of[rank] = balance
             taken_of[rank] = self._lasting.taken(sent)
-        found = [*self._large_ones(sizes), *self._repeated_ones(unit_of)]
-        found += self._one_sided_ones(balance_of)
+        found = [*self._find_large(sizes), *self._find_repeated(unit_of)]
+        found += self._find_one_sided(balance_of)
         if self._drops:
             taken_of = _of_like_count(taken_of)
-        found += self._lasting_ones(taken_of, sizes)
+        found += self._find_lasting(taken_of, sizes)
         for group in self._groups:
-            found += self._opposed_ones({rank: unit_of[rank] for rank in unit_of if rank in group})
+            found += self._find_opposed({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
 
     def _units_of(self, ranks: Iterable[Rank]) -> dict[Rank, Hashable]:
@@ -260,7 +258,7 @@ class DeviationDetector:
             units |= units_of(group & units.keys(), self._sites)
         return units
 
-    def _large_ones(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
+    def _find_large(self, sizes: Mapping[Rank, _Size]) -> list[tuple[Rank, str, str]]:
         for rank, one in sizes.items():
             before = self._largest.get(rank, one)
             self._largest[rank] = _Size(
@@ -286,7 +284,7 @@ class DeviationDetector:
                     found.append((rank, "large", f"{text} {others} so far is {norm:.2g}"))
         return found
 
-    def _empty_ones(
+    def _find_empty(
         self, contributions: Mapping[Rank, Contribution]
     ) -> list[tuple[Rank, str, str]]:
         with_values = {
@@ -301,7 +299,7 @@ class DeviationDetector:
                 found.append((rank, "empty", text))
         return found
 
-    def _opposed_ones(
+    def _find_opposed(
         self, unit_of: Mapping[Rank, NDArray[np.float32]]
     ) -> list[tuple[Rank, str, str]]:
         if len(unit_of) < MIN_WORKERS:
@@ -324,7 +322,7 @@ class DeviationDetector:
                 found.append((rank, "opposed", f"{text} is their middle cosine"))
         return found
 
-    def _one_sided_ones(self, balance_of: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
+    def _find_one_sided(self, balance_of: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
         if len(balance_of) < MIN_WORKERS:
             return []
         sizes = {rank: abs(one) for rank, one in balance_of.items()}
@@ -341,7 +339,7 @@ class DeviationDetector:
                 found.append((rank, "one-sided", text))
         return found
 
-    def _lasting_ones(
+    def _find_lasting(
         self, taken_of: Mapping[Rank, NDArray[np.float32]], sizes: Mapping[Rank, _Size]
     ) -> list[tuple[Rank, str, str]]:
         found = []
@@ -354,7 +352,7 @@ class DeviationDetector:
                 found.append((rank, "lasting", f"{text} direction, round after round"))
         return found
 
-    def _repeated_ones(
+    def _find_repeated(
         self, unit_of: Mapping[Rank, NDArray[np.float32]]
     ) -> list[tuple[Rank, str, str]]:
         for rank, unit_S in unit_of.items():
