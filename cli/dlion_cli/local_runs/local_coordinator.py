@@ -84,9 +84,9 @@ class LocalCoordinator:
         if isinstance(record, EvaluationRecord) and (reason := self._target.take(record)):
             self.request_stop(reason)
         if isinstance(record, EventRecord) and self._job.spec.exchange.quarantine != "off":
-            self._accuse(record)
+            self._take_accusation(record)
 
-    def _accuse(self, record: EventRecord) -> None:
+    def _take_accusation(self, record: EventRecord) -> None:
         """Quarantine a worker once most of the others, of all sites, have named it."""
         server, thread = self._server, self._thread
         if server is None or thread is None:

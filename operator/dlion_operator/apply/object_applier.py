@@ -258,11 +258,15 @@ class ObjectApplier:
         return is_same and self._is_there(document)
 
     async def _apply_over(self, live: Document | None, document: Document, digest: str) -> None:
+        """Apply the document unless `live` has it already, with the labels that find it.
+
+        Raises: as `_check_owner` and `KubernetesClient.apply`.
+        """
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-        is_found = live is None or label_patch(live, identifying_labels(document)) is None
-        if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not is_found:
+        has_labels = live is not None and label_patch(live, identifying_labels(document)) is None
+        if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not has_labels:
             live = await self._cluster.apply(_with_digest(document, digest))
         self._record(live, document, digest)
 

@@ -383,10 +383,10 @@ class SiteRuns:
             self._check_target_accuracy(key)
         if isinstance(record, EventRecord):
             if served.job.spec.exchange.quarantine != "off":
-                self._accuse(key, record)
+                self._take_accusation(key, record)
             self._trigger(ObjectName(key.namespace, key.name))
 
-    def _accuse(self, run: JobKey, record: EventRecord) -> None:
+    def _take_accusation(self, run: JobKey, record: EventRecord) -> None:
         """Quarantine a worker once most of the others at this site have named it."""
         served = self._served[run]
         ready = self._server.membership(run).ready()

@@ -57,9 +57,9 @@ _WITHOUT_CHECK: Final = (
 def is_dispatched(document: Mapping[str, Any]) -> bool:
     """Whether the job runs as a copy in another cluster, by its queue here."""
     metadata = document["metadata"]
-    is_kueues = (document.get("spec") or {}).get("managedBy") == names.MULTIKUEUE
+    is_managed = (document.get("spec") or {}).get("managedBy") == names.MULTIKUEUE
     is_queued = bool((metadata.get("labels") or {}).get(names.QUEUE_LABEL))
-    return is_kueues and is_queued and not metadata.get("deletionTimestamp")
+    return is_managed and is_queued and not metadata.get("deletionTimestamp")
 
 
 def sent_to_wrong_site(site: str) -> Diagnosis:
@@ -88,7 +88,7 @@ def decide_dispatch(observed: Observed, settings: Settings) -> Decision:
     view = observed.queue.view if observed.queue is not None else None
     if ended := end_condition(observed, key.run_id):
         return _decide_after_end(ended, observed, view, cleaning)
-    if view is not None and _is_kueues(view, observed):
+    if view is not None and _was_dispatched(view, observed):
         # From here on Kueue writes the status. An evicted copy has a time limit for its end.
         actions = (*cleaning, *_held_actions(observed, view))
         return Decision(actions, requeue_after_s=REQUEUE_S)
@@ -140,9 +140,11 @@ def _too_many_sites(job: Job) -> Diagnosis:
     return Diagnosis(JobPhase.STUCK, Reason.QUEUE_UNUSABLE, message)
 
 
-def _is_kueues(view: WorkloadView, observed: Observed) -> bool:
-    """Whether the run has a copy in another cluster, or had one until its end or eviction. That
-    holds as well while the manifest cannot be read."""
+def _was_dispatched(view: WorkloadView, observed: Observed) -> bool:
+    """Whether the run has a copy in another cluster, or had one until its end or eviction.
+
+    The spec is read unchecked: the copy is there as well while the manifest cannot be read.
+    """
     has_copy = view.has_quota and bool(view.cluster or view.is_evicted)
     return (
         (has_copy or view.is_finished)
