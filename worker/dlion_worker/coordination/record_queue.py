@@ -41,19 +41,19 @@ class _BoundedQueue:
         self.waiting: deque[_QueuedRecord] = deque()
         self._bytes = 0
 
-    def put(self, waiting: _QueuedRecord) -> list[_QueuedRecord]:
+    def put(self, queued: _QueuedRecord) -> list[_QueuedRecord]:
         """Append; return the records dropped for it."""
-        self.waiting.append(waiting)
-        self._bytes += len(waiting.text)
+        self.waiting.append(queued)
+        self._bytes += len(queued.text)
         dropped = []
         while self._bytes > self._limit_bytes:
             dropped.append(self.take())
         return dropped
 
     def take(self) -> _QueuedRecord:
-        waiting = self.waiting.popleft()
-        self._bytes -= len(waiting.text)
-        return waiting
+        queued = self.waiting.popleft()
+        self._bytes -= len(queued.text)
+        return queued
 
 
 class RecordQueue:
@@ -87,7 +87,7 @@ class RecordQueue:
 
     def take_batch(self) -> list[str]:
         """The oldest records as JSON, as many as one report may carry; empty if none are queued."""
-        texts = self._dropped_event()
+        texts = self._take_drop_report()
         free_bytes = MAX_REPORT_BYTES - _ENVELOPE_BYTES
         while (queue := self._queue_with_oldest()) and len(texts) < MAX_RECORDS_PER_REPORT:
             free_bytes -= len(queue.waiting[0].text) + 8  # a field's tag and length
@@ -103,7 +103,8 @@ class RecordQueue:
         queues = [queue for queue in (self._droppable, self._retained) if queue.waiting]
         return min(queues, key=lambda queue: queue.waiting[0].number, default=None)
 
-    def _dropped_event(self) -> list[str]:
+    def _take_drop_report(self) -> list[str]:
+        """The event about dropped records as JSON; empty if none was dropped since the last one."""
         last, self._last_dropped = self._last_dropped, None
         if last is None:
             return []

@@ -62,7 +62,7 @@ class FinalEvaluations:
             return None
         away_s = 0.0
         while request_path.exists():
-            away_s += POLL_S if _is_away(self._folder) else 0.0
+            away_s += POLL_S if _is_evaluator_away(self._folder) else 0.0
             if away_s > MAX_AWAY_S:
                 return None
             between_polls()
@@ -123,7 +123,7 @@ def _store(path: Path, result: EvaluationResult) -> None:
         _LOG.warning("a final evaluation cannot be stored, its trainer repeats it: %s", error)
 
 
-def _is_away(folder: Path) -> bool:
+def _is_evaluator_away(folder: Path) -> bool:
     try:
         with (folder / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -52,15 +52,15 @@ def explain(field: str, recursive: bool, policy: str | None, kind: str) -> None:
     for rule in explanation.rules:
         click.echo(_paragraph(f"Rule: {rule}."))
     if explanation.path == POLICY:
-        _policies()
+        _print_policies()
     if explanation.path == PARAMETERS:
-        _parameters(policy)
+        _print_parameters(policy)
     if explanation.children:
         click.echo("\nFIELDS:")
-        _fields(explanation.children, depth=1, recursive=recursive)
+        _print_fields(explanation.children, depth=1, recursive=recursive)
 
 
-def _policies() -> None:
+def _print_policies() -> None:
     click.echo("\nPOLICIES:")
     for name in catalogue.names():
         try:
@@ -70,11 +70,11 @@ def _policies() -> None:
         click.echo(f"  {name}\n{_paragraph(summary, '    ')}\n")
 
 
-def _parameters(policy: str | None) -> None:
+def _print_parameters(policy: str | None) -> None:
     if policy is not None:
         children = _parameters_of(policy).children
         click.echo(f"\nPARAMETERS OF {policy}:" + ("" if children else " none"))
-        _fields(children, depth=1, recursive=False)
+        _print_fields(children, depth=1, recursive=False)
         return
     click.echo("\nPARAMETERS (--policy NAME describes them):")
     for name in catalogue.names():
@@ -135,14 +135,14 @@ def _find_parameter(name: str, policy: str | None) -> Explanation:
         raise SpecError(error.problems, source=f"explain --policy {policy}") from None
 
 
-def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:
+def _print_fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:
     indent = "  " * depth
     for child in children:
         click.echo(f"{indent}{child.name} <{child.type}>{_facts(child)}")
         if not recursive:
             click.echo(_paragraph(child.doc, indent + "  ") + "\n")
         else:
-            _fields(child.children, depth=depth + 1, recursive=True)
+            _print_fields(child.children, depth=depth + 1, recursive=True)
 
 
 def _facts(field: Explanation) -> str:
