@@ -147,9 +147,7 @@ def test_the_link_returns_when_the_revocation_ends(workers: list[Worker]) -> Non
     assert a.exchange.quarantined() == set()
 
 
-def test_a_revoked_worker_has_left_for_the_trainer(
-    workers: list[Worker],
-) -> None:
+def test_a_revoked_worker_has_left_for_the_trainer(workers: list[Worker]) -> None:
     """No barrier waits longer for it, and its last announcement does not end the run."""
     a, _, bad = workers
     revoked = membership(workers, revoked=True)

@@ -80,11 +80,12 @@ def attack_manifest(chance: random.Random, folder: Path) -> str | None:
     except SpecError as error:
         _printable(error)
         return "refused"
-    words = [_job_of(text.value, text.lines) for text in texts]
+    words = [_is_accepted(text.value, text.lines) for text in texts]
     return "taken" if words and all(words) else "refused"
 
 
-def _job_of(value: Any, lines: dict[str, int]) -> bool:
+def _is_accepted(value: Any, lines: dict[str, int]) -> bool:
+    """Whether it is a valid job. Then it is unchanged after writing and reading."""
     try:
         job = load_job(value, source="hostile", lines=lines)
     except SpecError as error:
@@ -107,7 +108,7 @@ def attack_set(chance: random.Random, folder: Path) -> str | None:
         return "refused"
     if changed == valid:
         return None
-    return "taken" if _job_of(changed, {}) else "refused"
+    return "taken" if _is_accepted(changed, {}) else "refused"
 
 
 @functools.cache

@@ -287,14 +287,14 @@ def test_a_target_that_cannot_be_predicted_is_unknown(accuracies: list[float]) -
     assert now.seconds is not None, "the other rule is still predicted"
 
 
-def test_noise_alone_gives_no_range() -> None:
-    chance = np.random.default_rng(7)
+@pytest.mark.parametrize("seed", [4, 6, 9])  # fits to it reach the target, at very different times
+def test_noise_alone_gives_no_range(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     remaining = estimator({"targetAccuracy": 0.9})
     remaining.take(step(1, 1.0))
     for number in range(1, 30):
-        remaining.take(evaluation(float(number), 0.5 + float(chance.normal(0, 0.05))))
-    now = remaining.predict()
-    assert now.target_s is None or now.target_s[1] > 2 * now.target_s[0]
+        remaining.take(evaluation(float(number), 0.5 + float(rng.normal(0, 0.05))))
+    assert remaining.predict().target_s is None
 
 
 def test_the_mean_over_replicas_is_fitted_once_all_were_evaluated() -> None:

@@ -53,14 +53,14 @@ def work_that_swallows_errors(seconds):
 
 
 @pytest.fixture
-def received():
+def default_hangup():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_interrupts_and_a_second_has_no_effect(number, received):
+def test_the_first_signal_interrupts_and_a_second_has_no_effect(number, default_hangup):
     with interruptible() as interruption:
         assert interruption.at_s is None
         with pytest.raises(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def test_a_hang_up_under_nohup_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_output_for_a_closed_terminal_is_dropped(received, monkeypatch):
+def test_output_for_a_closed_terminal_is_dropped(default_hangup, monkeypatch):
     ours, its = os.openpty()
     with os.fdopen(its, "w") as terminal:
         monkeypatch.setattr(sys, "__stdout__", terminal)
@@ -157,13 +157,13 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, received):
+def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, default_hangup):
     code = AT_AN_IMPORT.format(number=int(number))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "dlion: interrupted\n")
 
 
-def test_a_signal_that_was_blocked_at_the_start_ends_the_command(received):
+def test_a_signal_that_was_blocked_at_the_start_ends_the_command(default_hangup):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         process = subprocess.Popen(
@@ -191,7 +191,7 @@ def signals_of_a_command():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_after_the_imports_interrupts(number, received):
+def test_a_signal_after_the_imports_interrupts(number, default_hangup):
     with signals_of_a_command():
         with pytest.raises(KeyboardInterrupt) as caught:
             signal.raise_signal(number)
@@ -199,7 +199,7 @@ def test_a_signal_after_the_imports_interrupts(number, received):
         raise_on_signals()
 
 
-def test_an_interruption_that_becomes_another_error_is_taken_with_it(received):
+def test_an_interruption_that_becomes_another_error_is_taken_with_it(default_hangup):
     def prompt():
         try:
             signal.raise_signal(signal.SIGINT)
@@ -226,7 +226,7 @@ class AbandonedObject:
 
 
 @pytest.mark.parametrize("abandoned", [AbandonedResponse, AbandonedObject])
-def test_a_signal_in_a_finalizer_interrupts_what_follows(abandoned, received, capfd):
+def test_a_signal_in_a_finalizer_interrupts_what_follows(abandoned, default_hangup, capfd):
     with signals_of_a_command():
         abandoned()
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -235,7 +235,7 @@ def test_a_signal_in_a_finalizer_interrupts_what_follows(abandoned, received, ca
     assert capfd.readouterr().err == ""
 
 
-def test_signals_that_the_parent_ignores_stay_ignored(received):
+def test_signals_that_the_parent_ignores_stay_ignored(default_hangup):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals_of_a_command():
         signal.raise_signal(signal.SIGHUP)

@@ -121,8 +121,8 @@ def service(kind: str = "NodePort", ingress: object = None, **port: int) -> Answ
     return ok({"spec": {"type": kind, "ports": ports}, "status": status})
 
 
-def plant(site: str, *, ahead_s: float = 0.0, **changes: Answer) -> Server:
-    """Return the answers of a correct site with these changes; `-` is `_` in names."""
+def server_of(site: str, *, ahead_s: float = 0.0, **changes: Answer) -> Server:
+    """Return a server with the answers of a correct site and these changes; `-` is `_` in names."""
     (other,) = set(NAMES) - {site}
     answers: dict[str, Answer] = {
         "version": ok({"gitVersion": "v1.34.0"}),
@@ -172,8 +172,8 @@ def test_links_are_measured_on_request(
     looked: Callable[..., tuple[int, Found]],
 ) -> None:
     there = {
-        "a": plant("plant-a", plant_b=rate(48.94)),
-        "b": plant("plant-b", plant_a=rate(19.2)),
+        "a": server_of("plant-a", plant_b=rate(48.94)),
+        "b": server_of("plant-b", plant_a=rate(19.2)),
     }
     code, found = looked(**there)
     assert not [name for _, name in found if name == "bandwidth"]
@@ -206,7 +206,7 @@ def test_a_link_that_is_not_measured_is_unknown(
     looked: Callable[..., tuple[int, Found]], answer: Answer, words: str
 ) -> None:
     code, found = looked(
-        "--min-bandwidth", "20", a=plant("plant-a", plant_b=answer), b=plant("plant-b")
+        "--min-bandwidth", "20", a=server_of("plant-a", plant_b=answer), b=server_of("plant-b")
     )
     assert code == 0
     check = found["plant-a", "bandwidth"]
@@ -217,14 +217,14 @@ def test_a_link_that_is_not_measured_is_unknown(
 def test_only_operators_measure_links(
     looked: Callable[..., tuple[int, Found]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    looked(a=plant("plant-a"))
+    looked(a=server_of("plant-a"))
     assert main(["preflight", str(tmp_path / "sites.yaml"), "--bandwidth"]) == ExitCode.USAGE
     assert "--contexts" in capsys.readouterr().err
 
 
 def test_correct_sites_pass(looked: Callable[..., tuple[int, Found]]) -> None:
     """Nothing listens at their addresses here, and the result does not depend on it."""
-    code, found = looked(a=plant("plant-a"), b=plant("plant-b"))
+    code, found = looked(a=server_of("plant-a"), b=server_of("plant-b"))
     assert code == 0
     for site in NAMES:
         outcomes = {name: each["outcome"] for (of, name), each in found.items() if of == site}
@@ -326,7 +326,7 @@ def test_each_fault_of_a_site_is_reported(
     words: str,
 ) -> None:
     part = f"{OPERATOR}-{part}" if part in ("trust", "federation") else part
-    code, found = looked(a=plant("plant-a", **{part: answer}), b=plant("plant-b"))
+    code, found = looked(a=server_of("plant-a", **{part: answer}), b=server_of("plant-b"))
     (result,) = (each for (of, name), each in found.items() if name == check and of != "plant-b")
     assert (result["outcome"], words in result["observed"]) == (outcome, True), result
     assert code == (ExitCode.UNAVAILABLE if outcome == "fail" else 0)
@@ -347,7 +347,7 @@ def test_the_port_of_a_site_behind_a_gateway_may_differ(
     """Its Service has another port than the list, which names the gateway."""
     with_gateway = settings("plant-a", "plant-b", gateway={"address": address})
     answers = {OPERATOR: with_gateway, f"{OPERATOR}-federation": service("ClusterIP")}
-    code, found = looked(a=plant("plant-a", **answers), b=plant("plant-b"))
+    code, found = looked(a=server_of("plant-a", **answers), b=server_of("plant-b"))
     assert code == 0
     result = found["plant-a", "service"]
     assert (result["outcome"], words in result["observed"]) == (outcome, True), result
@@ -356,7 +356,7 @@ def test_the_port_of_a_site_behind_a_gateway_may_differ(
 
 def test_clusters_that_do_not_answer_are_reported(looked: Callable[..., tuple[int, Found]]) -> None:
     contexts = ("--contexts", "a,nowhere,b,c")
-    code, found = looked(*contexts, a=None, b=plant("plant-b"), c=plant("plant-b"))
+    code, found = looked(*contexts, a=None, b=server_of("plant-b"), c=server_of("plant-b"))
     assert code == ExitCode.UNAVAILABLE
     assert "no API server answers" in found["context a", "api"]["observed"]
     assert "there is no context 'nowhere'" in found["context nowhere", "api"]["observed"]
@@ -367,7 +367,9 @@ def test_clusters_that_do_not_answer_are_reported(looked: Callable[..., tuple[in
 
 
 def test_clocks_are_compared(looked: Callable[..., tuple[int, Found]]) -> None:
-    code, found = looked(a=plant("plant-a", ahead_s=400.0), b=plant("plant-b", ahead_s=-300.0))
+    code, found = looked(
+        a=server_of("plant-a", ahead_s=400.0), b=server_of("plant-b", ahead_s=-300.0)
+    )
     assert code == ExitCode.UNAVAILABLE
     for site, ahead_s in (("plant-a", 400.0), ("plant-b", -300.0)):
         figures = found[site, "clock"]["figures"]
@@ -413,7 +415,7 @@ def test_a_job_is_checked_against_its_runtime(
     given = {"spec.sites": sites, "spec.runtime": "edge"}
     file.write_text(yaml.safe_dump(changed(smallest(), given)))
     strict = ok({"metadata": {"name": "edge"}, "spec": {"limits": {"maxWorkers": 1}}})
-    servers = {"a": plant("plant-a", edge=strict), "b": plant("plant-b", edge=MAY_NOT)}
+    servers = {"a": server_of("plant-a", edge=strict), "b": server_of("plant-b", edge=MAY_NOT)}
     code, found = looked("-f", str(file), **servers)
     assert code == ExitCode.UNAVAILABLE
     assert found["plant-a", "runtime"]["outcome"] == "fail"
@@ -428,7 +430,7 @@ def test_a_job_is_checked_against_the_nodes(
     groups = [{"name": "g", "workers": 2, "resources": {"requests": {"cpu": "1"}}}]
     sites = [{"name": name, "groups": groups} for name in NAMES]
     file.write_text(yaml.safe_dump(changed(smallest(), {"spec.sites": sites})))
-    servers = {"a": plant("plant-a", nodes=MAY_NOT), "b": plant("plant-b")}
+    servers = {"a": server_of("plant-a", nodes=MAY_NOT), "b": server_of("plant-b")}
     code, found = looked("-f", str(file), **servers)
     assert code == 0
     assert found["plant-a", "listed"]["outcome"] == "ok"
