@@ -1,6 +1,6 @@
 """Measure the start of commands without TensorFlow: the bar is 0.3 s for each.
 
-    python benchmarks/command_start.py [--runs 15] [--against REV]
+    python benchmarks/command_start.py [--runs 15] [--against REV] [--only WORD ...]
 
 Each command runs to its end without waits: cluster commands have a server that refuses every
 request at once. `TAB` is what a shell runs for completions. A row has the median and the maximum of
@@ -135,8 +135,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
+    parser.add_argument("--only", metavar="WORD", nargs="+", help="commands that begin with one")
     options = parser.parse_args()
     runs, late = options.runs, []
+    commands = [each for each in COMMANDS if each.split()[0] in (options.only or each.split())]
     with tempfile.TemporaryDirectory() as name, cluster(Path(name)) as config:
         folder = Path(name)
         job = (ROOT / "examples" / "digits.yaml").read_text()
@@ -152,7 +154,7 @@ def main() -> int:
         compared = f" {options.against:>10} {'in pairs':>8}" if options.against else ""
         columns = f"{'command':45} {'wall':>7} {'longest':>8} {'CPU':>7} {'ratio':>6} {'code':>5}"
         print(columns + compared)
-        for number, text in enumerate(COMMANDS):
+        for number, text in enumerate(commands):
             rounds = [
                 [
                     one_run(text, f"new-{number}-{run}-{place}", folder, tree, config)
