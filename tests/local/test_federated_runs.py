@@ -43,7 +43,8 @@ from dlion_operator.federation import state as state_module
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
+from dlion_operator.pki.job_authority import issuer_of
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.plan.decisions import OpenRun
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.site_runs import SiteRuns

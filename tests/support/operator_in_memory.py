@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import JobKey, SiteName
     from dlion_operator.model.settings import Settings
-    from dlion_operator.pki.job_authority import NamedAuthority
+    from dlion_operator.pki.named_authority import NamedAuthority
     from dlion_operator.plan.decisions import JobEvent, OpenRun
     from dlion_operator.plan.objects.exposure import Addresses
 

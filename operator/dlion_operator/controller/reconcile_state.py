@@ -15,7 +15,7 @@ from dlion_operator.kubernetes.client import Document, RequestRefusedError
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.pki.named_secret import NamedSecret
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.node_states import NodeState

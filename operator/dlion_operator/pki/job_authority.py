@@ -24,6 +24,7 @@ from dlion_operator.pki.authority_bundles import (
     valid_now,
 )
 from dlion_operator.pki.certificate_issuer import Issuer, SigningKey, pem
+from dlion_operator.pki.named_authority import NamedAuthority
 
 MIN_RSA_BITS = 2048
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -32,17 +33,6 @@ _KINDS = f"RSA of {MIN_RSA_BITS} bits or more, EC P-256, P-384 or P-521"
 
 class CannotSignError(UnavailableError):
     """There is no signing key at the moment."""
-
-
-@dataclass(frozen=True)
-class NamedAuthority:
-    """The state of the authority that a job names."""
-
-    issuer: Issuer | None
-    problem: str = ""
-    """Why there is no issuer, and what to do; empty: there is one."""
-    missing_s: float = 0.0
-    """How long there has been no issuer."""
 
 
 @dataclass(frozen=True)

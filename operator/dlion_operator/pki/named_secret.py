@@ -28,8 +28,8 @@ from dlion_operator.model import settings as site_settings
 from dlion_operator.model.job_view import condition
 from dlion_operator.pki.authority_secret import CERTIFICATE_KEY, PRIVATE_KEY
 from dlion_operator.pki.certificate_issuer import Issuer
-from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
-from dlion_operator.pki.run_trust import NAMED_MODES
+from dlion_operator.pki.job_authority import issuer_of
+from dlion_operator.pki.named_authority import NAMED_MODES, NamedAuthority
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,22 +13,14 @@ from cryptography.hazmat.primitives import serialization
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_api.spec import Job
 from dlion_operator.pki.authority_bundles import checked_run_bundle, valid_now
 from dlion_operator.pki.certificate_issuer import pem
 
 Bundles = Mapping[SiteName, bytes]
 """Site → public certificates, PEM."""
 
-NAMED_MODES = ("Secret", "CertManager")
-"""Values of `tls.mode` for which the job names an authority at each site."""
 MAX_STORED_BYTES = 128 * 1024
 """Half of the limit for all annotations of an object."""
-
-
-def names_authority(job: Job) -> bool:
-    """Whether the job names the authority that signs for its workers."""
-    return job.spec.tls.mode in NAMED_MODES
 
 
 def trusted_bundles(

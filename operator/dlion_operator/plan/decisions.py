@@ -8,7 +8,7 @@ from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.revocation import Revocation, RevocationInEffect
 from dlion_api.spec import Job
 from dlion_operator.kubernetes.client import Document, Kind
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.plan.objects.exposure import Addresses
 
 

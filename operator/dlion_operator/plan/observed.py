@@ -23,7 +23,7 @@ from dlion_operator.model.job_view import (
 )
 from dlion_operator.model.site_runtime import RuntimeState
 from dlion_operator.model.workload_view import QueueState
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.plan.initializer_state import end_of_initializer, failed_initializer
 from dlion_operator.plan.node_states import NodeState
 

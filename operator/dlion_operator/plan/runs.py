@@ -27,8 +27,7 @@ from dlion_operator.model.job_view import WorkerJobView, parse_time
 from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import SiteRuntime, kept_runtime
 from dlion_operator.model.workload_view import QueueState
-from dlion_operator.pki import run_trust
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority, names_authority
 from dlion_operator.plan.observed import (
     EMPTY_RUN_VIEW,
     Observed,
@@ -102,7 +101,7 @@ class Run:
     @property
     def authority(self) -> NamedAuthority | None:
         """The state of the authority that the job names. None: it names none."""
-        if not run_trust.names_authority(self.job):
+        if not names_authority(self.job):
             return None
         return self.observed.authority or NOT_READ
 
@@ -141,7 +140,13 @@ class Run:
     @property
     def kept_bundles(self) -> Mapping[SiteName, bytes]:
         """The latest trust bundles of each site's workers, where the job names an authority."""
-        return run_trust.bundles_from_text(_kept(self.jobs, names.AUTHORITIES_ANNOTATION))
+        text = _kept(self.jobs, names.AUTHORITIES_ANNOTATION)
+        if not text:
+            return {}
+        # With `cryptography`, which `dlion render` does without.
+        from dlion_operator.pki.run_trust import bundles_from_text
+
+        return bundles_from_text(text)
 
     @property
     def own_revocations(self) -> tuple[Revocation, ...]:

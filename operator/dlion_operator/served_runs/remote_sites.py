@@ -16,7 +16,7 @@ from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import LinksTo, ReportedWorkers, RunReport, SpecFingerprint
 from dlion_operator.federation.state import SiteReachability
-from dlion_operator.pki.run_trust import names_authority
+from dlion_operator.pki.named_authority import names_authority
 from dlion_operator.plan.observed import RemoteView, RunView
 
 RUN_ABSENT = "its operator does not have this run; apply the manifest there, or resume it"

@@ -28,7 +28,8 @@ from dlion_operator.federation.reports import (
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.model.job_view import format_time
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_operator.pki.job_authority import JobAuthority, NamedAuthority
+from dlion_operator.pki.job_authority import JobAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.pki.run_trust import shared_keys, trusted_bundles
 from dlion_operator.plan.decisions import JobEvent, OpenRun
 from dlion_operator.plan.objects.exposure import advertised_members
@@ -130,8 +131,7 @@ class SiteRuns:
             return
         own, now = self._authority.site, datetime.now(UTC)
         authority = served.authority.updated_with(named, now) if named else served.authority
-        reports = self._remote_of(served).by_site
-        reported = {site: each.bundle_pem for site, each in reports.items()}
+        reported = {site: each.bundle_pem for site, each in self._remote_of(served).by_site.items()}
         kept = {**served.kept_bundles, **served.bundles}
         sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
         trusted = trusted_bundles(sites, {**reported, own: authority.bundle_pem}, kept, now)

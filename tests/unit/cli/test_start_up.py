@@ -5,7 +5,8 @@
 - Commands that print no table do not import rich. None imports the Kubernetes client, which takes
   half, before it connects, nor TensorFlow or asyncio.
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
-- `render` asks no cluster and imports no code for a connection.
+- The Kubernetes client's import loads no plugins of Pydantic, which others keep.
+- `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
 - To list the commands or to complete their names imports none of them.
 
 Left out: the time itself (benchmarks/command_start.py).
@@ -17,6 +18,7 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,7 @@ MANIFEST = ("dlion_api.document", "dlion_api.spec")
 CLUSTER = "dlion_cli.commands.cluster."
 KEPT = "dlion_cli.pod_streams.kept_records"
 CONNECTION = ("dlion_cli.cluster.client", "dlion_cli.cluster.cluster_jobs", "ssl")
+MANIFEST_FILE = Path(__file__).parents[3] / "examples" / "digits.yaml"
 
 
 @pytest.mark.parametrize(
@@ -50,9 +53,37 @@ for command in {commands!r}:
         assert imported == [], command
 
 
-def test_rendering_imports_no_connection() -> None:
-    code = "import sys, dlion_cli.commands.local.render; print(*sys.modules)"
-    assert {*CONNECTION}.isdisjoint(output_of(code).split())
+def test_rendering_imports_no_connection_and_no_certificates() -> None:
+    code = f"""
+import sys
+from dlion_cli.command_line import run
+code = run(["render", {str(MANIFEST_FILE)!r}, "--site", "plant-a"])
+print(code, *sys.modules)
+"""
+    code, *imported = output_of(code).splitlines()[-1].split()
+    assert code == "0"
+    assert {*CONNECTION, "cryptography"}.isdisjoint(imported)
+
+
+def test_the_kubernetes_client_loads_no_plugins(tmp_path: Path) -> None:
+    """The plugin of an installed package would end the process."""
+    (tmp_path / "ending_plugin.py").write_text("raise SystemExit('loaded')")
+    metadata = tmp_path / "ending_plugin-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ending-plugin\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[pydantic]\nending = ending_plugin:plugin\n")
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(tmp_path)!r})
+from dlion_cli.cluster.connections import require_library
+require_library()
+import pydantic
+try:
+    type("Own", (pydantic.BaseModel,), {{}})
+except SystemExit as error:
+    print(error, os.environ.get("PYDANTIC_DISABLE_PLUGINS"))
+"""
+    assert output_of(code) == "loaded None\n"
 
 
 @pytest.mark.parametrize("line", [None, "dlion "])

@@ -6,7 +6,6 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
-from dlion_operator.pki.run_trust import bundles_to_text
 from dlion_operator.plan.decisions import Action, Patch
 from dlion_operator.plan.queues.queueing import placement_problem, start_job
 from dlion_operator.plan.runs import Run
@@ -37,6 +36,9 @@ def store_bundles(run: Run) -> Iterator[Action]:
     """Store the trust bundles on the Jobs, for an operator that restarts."""
     if not run.view.bundles:
         return
+    # With `cryptography`, which `dlion render` does without.
+    from dlion_operator.pki.run_trust import bundles_to_text
+
     kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(run.view.bundles, run.site)}
     for view in run.jobs.values():
         if view.ended_at is None and not kept.items() <= view.annotations.items():

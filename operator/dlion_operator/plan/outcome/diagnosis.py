@@ -5,7 +5,7 @@ from dataclasses import replace
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
 from dlion_api.status import Reason
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.plan.initializer_state import failed_initializer, running_initializer
 from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_problems
 from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue

@@ -22,12 +22,8 @@ from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity
 from dlion_operator.pki.authority_bundles import MAX_RUN_CERTIFICATES
 from dlion_operator.pki.certificate_issuer import Issuer
-from dlion_operator.pki.job_authority import (
-    CannotSignError,
-    JobAuthority,
-    NamedAuthority,
-    issuer_of,
-)
+from dlion_operator.pki.job_authority import CannotSignError, JobAuthority, issuer_of
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from given_authorities import GivenAuthority, ec_key
 from linked_workers import JOB, PLANT_A, PLANT_B, identity

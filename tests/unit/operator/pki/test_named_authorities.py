@@ -30,7 +30,8 @@ from dlion_operator.federation.reports import (
 from dlion_operator.federation.state import SiteReachability
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_operator.pki.job_authority import CannotSignError, NamedAuthority, issuer_of
+from dlion_operator.pki.job_authority import CannotSignError, issuer_of
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.plan.decisions import Apply, Create, OpenRun
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.remote_sites import NO_REMOTE_AUTHORITY

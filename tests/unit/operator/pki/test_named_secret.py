@@ -22,7 +22,7 @@ import pytest
 
 from dlion_api import cluster_names as names
 from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
-from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_authority import NamedAuthority
 from dlion_operator.pki.named_secret import (
     CERT_MANAGER_ANNOTATION,
     READ_INTERVAL_S,
