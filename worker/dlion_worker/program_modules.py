@@ -1,12 +1,13 @@
-"""The modules beside a user's program: which files belong to it, and how they are imported.
+"""The files beside a user's program: which belong to it, and how its modules are imported.
 
 A program may import modules and packages of its own folder. They are found in the syntax trees,
 from the program on; nothing is executed. `training.programs` imports them, `dlion submit` sends
 them in the program's ConfigMap, `dlion compare` compares them. All three take exactly these files,
-so that a program that runs on one machine does not lack a module in a pod.
+so that a program that runs on one machine does not lack a module in a pod. Likewise a data file
+belongs to it, such as weights, that a module names in a text and finds by `__file__`.
 
 A ConfigMap has no folders: there the module `net.layers` is the key `net.layers.py`, and the
-package `net` is `net.__init__.py`.
+package `net` is `net.__init__.py`. A data file is beside its module by its name alone.
 
 Standard library only: commands for clusters run without TensorFlow.
 """
@@ -31,7 +32,7 @@ _INIT = "__init__"
 
 @dataclass(frozen=True)
 class ProgramModules:
-    """The modules that belong to a program, but for its own file."""
+    """The files that belong to a program, but for its own."""
 
     files: Mapping[str, Path]
     """Files by dotted name, sorted. A package's file is its `__init__.py`."""
@@ -39,6 +40,8 @@ class ProgramModules:
     """Whether one of the files imports the program by its file's name."""
     problems: tuple[str, ...]
     """Why the program cannot have what it imports. Each begins with file and line."""
+    data_files: tuple[Path, ...] = ()
+    """Files that a module with `__file__` names, in the module's folder."""
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -136,6 +139,7 @@ class _Search:
         self._program, self._in_config_map = program, in_config_map
         self._folder = program.parent
         self._files: dict[str, Path] = {}
+        self._data_files: set[Path] = set()
         self._pending: list[tuple[str, Path]] = [("", program)]
         self._imports_program = False
         self._problems: dict[str, str] = {}
@@ -151,13 +155,15 @@ class _Search:
                 if name:
                     self._problems[name] = str(error)
                 continue
+            self._data_files.update(_data_files(tree, path.parent))
             package = name if is_package(name, path) else name.rpartition(".")[0]
             for node, is_tried in _imports(tree):
                 where = f"{path}:{node.lineno}"
                 for imported in self._absolute(node, package, "" if is_tried else where):
                     self._take(imported, where)
         files = dict(sorted(self._files.items()))
-        return ProgramModules(files, self._imports_program, tuple(self._problems.values()))
+        problems, data_files = self._problems.values(), sorted(self._data_files)
+        return ProgramModules(files, self._imports_program, tuple(problems), tuple(data_files))
 
     def _absolute(
         self, node: ast.Import | ast.ImportFrom, package: str, where: str
@@ -230,6 +236,25 @@ class _Search:
         if self._in_config_map and any(self._folder.glob(f"{name}.*.py")):
             return True
         return os.path.isdir(self._folder.joinpath(*name.split(".")))  # noqa: PTH112 - likewise
+
+
+def _data_files(tree: ast.Module, folder: Path) -> Iterator[Path]:
+    """Files of the folder whose names are texts of the module.
+
+    None without `__file__`, as the working directory is another folder. Python's files are modules,
+    and hidden files may be secrets.
+    """
+    nodes = [*ast.walk(tree)]
+    if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
+        return
+    for node in nodes:
+        match node:
+            case ast.Constant(value=str(name)) if not name.startswith(".") and (
+                "/" not in name and not name.endswith(".py")
+            ):
+                # `Path.is_file` raises for names that are too long.
+                if os.path.isfile(folder / name):  # noqa: PTH113
+                    yield folder / name
 
 
 def _imports(tree: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:

@@ -1,7 +1,7 @@
 """The identity of a compared run: every change to it requires another run.
 
-Data files do not count. Built-in policies are identified by DLion's version, others by the code of
-their installed package.
+Data files do not count, unless they belong to the program. Built-in policies are identified by
+DLion's version, others by the code of their installed package.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def _job(planned: PlannedRun, matrix: Matrix) -> Job:
 
 
 def program_files(job: Job, file: Path) -> dict[str, Path]:
-    """The job's program, first, and the modules beside it that it imports, by names.
+    """The job's program, first, and the files beside it that belong to it, by names.
 
     Empty for a built-in program. `file`: the job's manifest.
     """
@@ -64,7 +64,10 @@ def program_files(job: Job, file: Path) -> dict[str, Path]:
     program = find_program_root(job, file, None) / job.spec.trainer.program.file
     if not program.is_file():
         return {}
-    return {program.name: program, **find_modules(program.resolve()).keys()}
+    found = find_modules(program.resolve())
+    folder = program.resolve().parent
+    data_files = {str(each.relative_to(folder)): each for each in found.data_files}
+    return {program.name: program, **found.keys(), **data_files}
 
 
 def _policy_source(name: str) -> dict[str, str]:

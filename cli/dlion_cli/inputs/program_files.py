@@ -1,13 +1,14 @@
 """A program in a file of the user's: what is checked without running it, and how it travels.
 
-`dlion submit` puts the file and the modules beside it that it imports into a ConfigMap, whose name
-has the hash of their text. So all sites that are given the same files get the same manifest, and a
-run keeps its program.
+`dlion submit` puts the file, and the modules and data files that belong to it, into a ConfigMap,
+whose name has the hash of their contents. So all sites that are given the same files get the same
+manifest, and a run keeps its program.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class PackedProgram:
     key: str
     texts: Mapping[str, str]
     """Texts by key: the program first, then its modules."""
+    data: Mapping[str, bytes]
+    """Contents of data files by key."""
 
     @property
     def field(self) -> dict[str, Any]:
@@ -49,13 +52,17 @@ class PackedProgram:
         metadata: dict[str, Any] = {"name": self.name, "namespace": namespace}
         if owner is not None:
             metadata["ownerReferences"] = [owner]
-        return {
+        document: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
             "immutable": True,
             "data": dict(self.texts),
         }
+        if self.data:
+            encoded = {key: base64.b64encode(each).decode() for key, each in self.data.items()}
+            document["binaryData"] = encoded
+        return document
 
 
 def program_problems(job: Job, root: Path) -> list[Problem]:
@@ -111,30 +118,37 @@ def packed_program(job: Job, root: Path) -> tuple[PackedProgram | None, list[Pro
     path = (root / program.file).resolve()
     key = path.name if _KEY.fullmatch(path.name) else "program.py"
     found = find_modules(path)
-    modules = found.keys()
-    wrong = [each for each in modules if not _KEY.fullmatch(each) or each == key]
+    modules, data_files = found.keys(), {each.name: each for each in found.data_files}
+    wrong = [each for each in (*modules, *data_files) if not _KEY.fullmatch(each) or each == key]
     if found.imports_program and key != path.name:
         wrong.append(path.name)
     if wrong:
         message = f"{wrong[0]!r} cannot be a key of a ConfigMap, or is the program's key, too"
-        advice = f"Rename the module, with letters and digits of ASCII. {_ADVICE}"
+        advice = f"Rename the file, with letters and digits of ASCII. {_ADVICE}"
         return None, [Problem(f"{_FIELD}.file", message, program.file, advice=advice)]
-    contents = {each: file.read_bytes() for each, file in {key: path, **modules}.items()}
-    size = sum(len(each) + len(content) for each, content in contents.items())
-    texts = {each: _text(content) for each, content in contents.items()}
+    if same := [each for each in found.data_files if data_files[each.name] != each]:
+        message = f"{same[0]} and {data_files[same[0].name]} would have one key of a ConfigMap"
+        return None, [Problem(f"{_FIELD}.file", message, program.file, advice="Rename one.")]
+    sources = {each: file.read_bytes() for each, file in {key: path, **modules}.items()}
+    data = {each: file.read_bytes() for each, file in data_files.items()}
+    size = sum(len(each) + len(content) for each, content in {**sources, **data}.items())
+    texts = {each: _text(content) for each, content in sources.items()}
     strange = [each for each, text in texts.items() if text is None]
-    if strange or size > MAX_PROGRAM_BYTES or not contents[key]:
+    if strange or size > MAX_PROGRAM_BYTES or not sources[key]:
         allowed = f"UTF-8 text of at most {MAX_PROGRAM_BYTES:,} bytes"
-        what = f"{strange[0]} does" if strange else f"program and modules, {size:,} bytes, do"
+        parts = "program, modules and data files" if data else "program and modules"
+        what = f"{strange[0]} does" if strange else f"{parts}, {size:,} bytes, do"
         message = f"{what} not fit into a ConfigMap"
         return None, [
             Problem(f"{_FIELD}.file", message, program.file, allowed=allowed, advice=_ADVICE)
         ]
-    digest = hashlib.sha256(contents[key])
+    digest = hashlib.sha256(sources[key])
     for each in modules:
-        digest.update(f"\0{each}\0".encode() + contents[each])  # no source has a NUL
+        digest.update(f"\0{each}\0".encode() + sources[each])  # no source has a NUL
+    for each, content in data.items():
+        digest.update(f"\0{each}\0{hashlib.sha256(content).hexdigest()}".encode())
     name = f"{job.metadata.name}-program-{digest.hexdigest()[:10]}"
-    return PackedProgram(name, key, {each: text or "" for each, text in texts.items()}), []
+    return PackedProgram(name, key, {each: text or "" for each, text in texts.items()}, data), []
 
 
 def _text(content: bytes) -> str | None:

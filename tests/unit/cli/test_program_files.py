@@ -379,6 +379,40 @@ def test_the_modules_beside_a_program_are_sent_with_it(tmp_path: Path) -> None:
     assert len(names) == 1 + len(texts)
 
 
+def test_data_files_that_modules_name_are_sent_beside_them(tmp_path: Path) -> None:
+    """A ConfigMap has one folder: there each module finds its file by `__file__`."""
+    load = "from pathlib import Path\nHERE = Path(__file__).parent\n"
+    texts = {
+        "mine.py": f"{load}import net.layers\nx = (HERE / 'head.npy').read_bytes()\n{MODEL}",
+        "net/layers.py": f"{load}y = (HERE / 'body.npy').read_bytes()\n",
+    }
+    data = {"head.npy": b"\x93\xff", "net/body.npy": b"\0"}
+    (tmp_path / "net").mkdir()
+    for name, content in {**data, "unused.npy": b"", "body.npy": b"another"}.items():
+        (tmp_path / name).write_bytes(content)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    program, _ = packed(tmp_path)
+    assert program is not None
+    document = program.document("there", None)
+    assert document["data"].keys() == {"mine.py", "net.layers.py"}
+    assert document["binaryData"] == {"head.npy": "k/8=", "body.npy": "AA=="}
+    names = {program.name}
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(content + b"x")
+        other, _ = packed(tmp_path)
+        assert other is not None
+        names.add(other.name)
+    assert len(names) == 1 + len(data)
+    (tmp_path / "head.npy").write_bytes(b"x" * MAX_PROGRAM_BYTES)
+    _, (problem,) = packed(tmp_path)
+    assert problem.startswith("program, modules and data files, 92")
+    (tmp_path / "head.npy").unlink()
+    (tmp_path / "mine.py").write_text(texts["mine.py"].replace("head", "body"))
+    _, (problem,) = packed(tmp_path)
+    assert problem.endswith("body.npy would have one key of a ConfigMap")
+
+
 @pytest.mark.parametrize(
     ("modules", "message"),
     [

@@ -1,8 +1,8 @@
 """Test when two runs of a comparison are the same.
 
-A change of its own program, of a module beside it, of the code of its policy's package or of the
-calibration makes another run. A change of another column's program or policy does not. Every
-simulation needs costs of steps. The number of earlier runs is reported.
+A change of its own program, of a module or data file that belongs to it, of the code of its
+policy's package or of the calibration makes another run. A change of another column's program or
+policy does not. Every simulation needs costs of steps. The number of earlier runs is reported.
 
 Left out: that an identical run is not repeated (tests/simulated).
 """
@@ -35,13 +35,13 @@ BUILT_IN = PlannedRun(
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Matrix:
-    for path in ("own.py", "helper.py", "sub/other.py", "sub/beside.py", "costs.json"):
+    for path in ("own.py", "helper.py", "sub/other.py", "sub/beside.py", "costs.json", "sub/a.txt"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("first = 1\n")
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "layers.py").write_text("first = 1\n")
     (tmp_path / "own.py").write_text("import helper, net.layers\n")
-    (tmp_path / "sub" / "other.py").write_text("import beside\n")
+    (tmp_path / "sub" / "other.py").write_text("import beside\nx = __file__, 'a.txt'\n")
     manifest = tmp_path / "job.yaml"
     manifest.write_text((ROOT / "examples" / "digits.yaml").read_text())
     return Matrix(
@@ -65,6 +65,7 @@ def matrix(tmp_path: Path) -> Matrix:
         ("net/layers.py", {"own"}),
         ("sub/other.py", {"other"}),
         ("sub/beside.py", {"other"}),
+        ("sub/a.txt", {"other"}),
         ("costs.json", {"own", "other", "built in"}),
     ],
 )
@@ -94,7 +95,7 @@ def test_a_new_module_counts_and_other_files_do_not(matrix: Matrix) -> None:
 def test_each_column_has_its_own_program(matrix: Matrix) -> None:
     jobs = [_job(one, matrix) for one in (OWN, OTHER, BUILT_IN)]
     assert [list(program_files(job, matrix.file)) for job in jobs] == [
-        ["own.py", "helper.py", "net.layers.py"], ["other.py", "beside.py"], []
+        ["own.py", "helper.py", "net.layers.py"], ["other.py", "beside.py", "a.txt"], []
     ]  # fmt: skip
 
 

@@ -5,7 +5,8 @@ and without `__init__.py`, and cycles. Other files in the folder cannot be impor
 installed packages and of Python's modules are refused with file and line. An editable installation
 of the same file is accepted, and so are modules that only the script's folder has. Links out of the
 folder are refused. Files that are not Python, missing names and thousands of modules do no harm. A
-ConfigMap's keys and a folder give the same modules.
+ConfigMap's keys and a folder give the same modules. Data files beside a module belong to the
+program if it names them and uses `__file__`.
 
 Left out: the use by a program (tests/unit/worker/training/test_programs); the transfer
 (tests/unit/cli/test_program_files).
@@ -26,6 +27,8 @@ from typing import Any
 import pytest
 
 from dlion_worker.program_modules import ProgramFinder, ProgramModules, find_modules
+
+HERE = "from pathlib import Path\nHERE = Path(__file__).parent\n"
 
 
 @pytest.fixture(autouse=True)
@@ -306,18 +309,21 @@ def test_keys_of_a_config_map_give_the_same_modules(tmp_path: Path) -> None:
         "net.__init__": "from .deep import *",
         "net.layers": "WIDTH = 3",
         "net.deep.__init__": "from ..layers import WIDTH as DEPTH",
-        "bare.one": "x = 5",
+        "bare.one": f"{HERE}x = int((HERE / 'five').read_text())",
         "bare.two": "",
         "helper": "import program",
     }
-    modules = find_modules(written(tmp_path / "mine", **texts))
+    program = written(tmp_path / "mine", **texts)
+    (tmp_path / "mine" / "bare" / "five").write_text("5")
+    modules = find_modules(program)
     assert sorted(modules.keys()) == [
         "bare.one.py", "helper.py", "net.__init__.py", "net.deep.__init__.py", "net.layers.py"
     ]  # fmt: skip
     real = tmp_path / "mount" / "..2026"
     real.mkdir(parents=True)
     (real.parent / "..data").symlink_to("..2026")
-    for key, path in {"program.py": tmp_path / "mine" / "program.py", **modules.keys()}.items():
+    data = {path.name: path for path in modules.data_files}
+    for key, path in {"program.py": program, **modules.keys(), **data}.items():
         shutil.copy(path, real / key)
         (real.parent / key).symlink_to(f"..data/{key}")
     mounted = find_modules(real.parent / "program.py", in_config_map=True)
@@ -330,8 +336,28 @@ def test_keys_of_a_config_map_give_the_same_modules(tmp_path: Path) -> None:
         assert loaded(each, "net").__path__ is not None
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("bare.two")
-    in_folder: Any = find_modules(tmp_path / "mine" / "program.py", in_config_map=True)
+    in_folder: Any = find_modules(program, in_config_map=True)
     assert list(in_folder.files) == list(modules.files)
+
+
+def test_files_that_a_module_names_beside_itself_belong_to_the_program(tmp_path: Path) -> None:
+    program = written(
+        tmp_path,
+        program=f"{HERE}import net.layers, plain, tool\nx = HERE / 'head.h5', '{'x' * 300}', '\\0'",
+        **{
+            "net.layers": f"{HERE}NAMES = ['body.h5', 'none.h5', 'below/far.h5', '.env', 'tool.py']"
+        },
+        plain="x = 'plain.h5'",  # without __file__
+        tool="",
+    )
+    for name in ("head.h5", "plain.h5", "unnamed.h5"):
+        (tmp_path / name).touch()
+    (tmp_path / "net" / "below").mkdir()
+    for name in ("body.h5", "head.h5", "below/far.h5", ".env", "tool.py"):
+        (tmp_path / "net" / name).touch()
+    modules = find_modules(program)
+    assert modules.problems == ()
+    assert modules.data_files == (tmp_path / "head.h5", tmp_path / "net" / "body.h5")
 
 
 def test_the_next_program_gets_its_own_modules(tmp_path: Path) -> None:

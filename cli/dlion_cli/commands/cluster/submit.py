@@ -46,7 +46,7 @@ def submit(
 
     If a document is invalid (exit code 65) or its program is (67), nothing is sent. Submit a job of
     several sites at each of them. Unless trainer.image is set, a program beside the manifest goes
-    with the modules of its folder into a ConfigMap.
+    with the modules and weights of its folder into a ConfigMap.
 
     \b
     dlion submit job.yaml --set runId=2 --wait      # a new run, watched to its end
