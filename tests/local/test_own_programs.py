@@ -1,14 +1,13 @@
-"""Test that user programs of many kinds train in a real run, with a package beside them.
+"""Test that user programs train in a real run, with a package beside them.
 
-The kinds are: probabilities, two classes of one output, float targets, several inputs and outputs,
-a custom loss, untrained weights, and a script with compile(), tf.data, augmentation and callbacks.
-The model of each site predicts as well as the summary states, from the program's own inputs. The
-run is resumed and replayed from its result folder, with the package where it was. A package or a
-callback that fails ends the run with the user's line. Callbacks write into a folder of their
-worker, and compiled metrics are in the records.
+One has several inputs and outputs, one has two classes of one output, and one is a script with
+compile(), tf.data, augmentation and callbacks. The model of each site predicts as the program's
+own, from its inputs. The run is resumed and replayed from its result folder, with the package where
+it was. A package or a callback that fails ends the run with the user's line. Callbacks write into a
+folder of their worker, and compiled metrics are in the records.
 
-Left out: errors (tests/unit/worker/training/test_scoring and test_programs), virtual time
-(tests/simulated/test_own_programs), pods (tests/cluster/test_own_programs).
+Left out: errors (tests/unit/worker/training/test_scoring and test_programs), and the other shapes
+(tests/cluster/test_own_programs trains them on this machine, in virtual time and in pods).
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
 from local_run import LONG_S, LocalRun, run_command
-from own_programs import FROZEN, KERAS_SCRIPT, OWN_PROGRAMS, SITES, TWO_INPUTS, OwnProgram
+from own_programs import BINARY, FROZEN, KERAS_SCRIPT, SITES, TWO_INPUTS, OwnProgram
 
 pytestmark = pytest.mark.patient
-
-USUAL = [TWO_INPUTS]
-"""It covers what the others lack; `make slow` also trains the others."""
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "own",
     [
-        pytest.param(own, id=own.name, marks=() if own in USUAL else pytest.mark.slow)
-        for own in OWN_PROGRAMS
+        pytest.param(TWO_INPUTS, id=TWO_INPUTS.name),
+        *(pytest.param(own, id=own.name, marks=pytest.mark.slow) for own in (BINARY, KERAS_SCRIPT)),
     ],
 )
-def test_a_program_of_each_shape_trains_and_its_model_predicts(
-    tmp_path: Path, own: OwnProgram
-) -> None:
+def test_a_program_trains_and_its_model_predicts(tmp_path: Path, own: OwnProgram) -> None:
     own.project(tmp_path)
     with LocalRun(tmp_path, None) as run:
         assert run.finish(within_s=2 * LONG_S) == ExitCode.OK
@@ -63,9 +57,9 @@ def test_a_script_for_keras_trains_as_written(tmp_path: Path) -> None:
     """It trains with its optimizer, metrics and callbacks; a resumed run continues with all of
     them.
     """
-    KERAS_SCRIPT.project(tmp_path, steps=60)
+    KERAS_SCRIPT.project(tmp_path)
     often = ("--set", "checkpoint.everySeconds=5", "--set", "trainer.evaluation.everySamples=400")
-    with LocalRun(tmp_path, None, *often) as run:
+    with LocalRun(tmp_path, None, *often, "--set", "trainer.stop.maxSteps=60") as run:
         assert run.finish(within_s=2 * LONG_S) == ExitCode.OK, run.terminal()
         steps = run.steps()
         evaluations = [each for each in run.records() if isinstance(each, EvaluationRecord)]
@@ -113,10 +107,11 @@ def test_a_run_is_resumed_and_replayed_with_the_package_beside_its_program(
     """The folder is neither the program's nor the run's."""
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
-    FROZEN.project(tmp_path, steps=40)
-    with LocalRun(tmp_path, None, "--set", "checkpoint.everySeconds=5") as run:
+    FROZEN.project(tmp_path)
+    often = ("--set", "checkpoint.everySeconds=5")
+    with LocalRun(tmp_path, None, *often, "--set", "trainer.stop.maxSteps=40") as run:
         assert run.finish(within_s=2 * LONG_S) == ExitCode.OK
-    more = ("--resume", str(run.folder), "--set", "checkpoint.everySeconds=5")
+    more = ("--resume", str(run.folder), *often)
     with LocalRun(tmp_path, None, *more, "--set", "trainer.stop.maxSteps=60") as again:
         assert again.finish(within_s=2 * LONG_S) == ExitCode.OK, again.terminal()
         assert max(step.iteration for step in again.steps()) == 60

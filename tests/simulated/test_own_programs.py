@@ -12,8 +12,7 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
-from tests.support.simulations import run_commands
+from tests.support.simulations import run_commands, two_workers
 
 from dlion_cli.__main__ import main
 from own_programs import KERAS_SCRIPT, OWN_PROGRAMS, PROBABILITIES, OwnProgram
@@ -29,15 +28,13 @@ def reported(folder: Path, reason: str) -> list[str]:
 def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """The mean accuracy of each program's replicas at the end."""
     folder = tmp_path_factory.mktemp("own")
-    workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
-    environment = folder / "two.yaml"
-    environment.write_text(yaml.safe_dump({"name": "two", "workers": workers}))
+    environment = two_workers(folder)
     commands = {}
     for own in OWN_PROGRAMS:
         (folder / own.name).mkdir()
-        manifest = own.project(folder / own.name, steps=100)
+        manifest = own.project(folder / own.name)
         commands[own.name] = [
-            "simulate", str(manifest), "-e", str(environment), "-o", "json", "--no-report",
+            "simulate", str(manifest), "-e", environment, "-o", "json", "--no-report",
             "--out", str(folder / own.name / "out"),
         ]  # fmt: skip
     found = {}
@@ -62,13 +59,11 @@ def test_a_program_of_each_shape_trains_in_virtual_time(
 
 def test_columns_of_a_comparison_have_the_package_beside_the_program(tmp_path: Path) -> None:
     """A changed module makes another run; other files do not count."""
-    environment = tmp_path / "two.yaml"
-    workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
-    environment.write_text(yaml.safe_dump({"name": "two", "workers": workers}))
     manifest = PROBABILITIES.project(tmp_path)
     command = [
-        "compare", str(manifest), "-e", str(environment), "--policies", "adaptive", "--seeds", "1",
-        "--seconds", "5", "--target-accuracy", "0.5", "--out", str(tmp_path / "out"),
+        "compare", str(manifest), "-e", two_workers(tmp_path), "--policies", "adaptive",
+        "--seeds", "1", "--seconds", "5", "--target-accuracy", "0.5",
+        "--out", str(tmp_path / "out"),
     ]  # fmt: skip
 
     def written_ns() -> int:

@@ -13,8 +13,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-import yaml
-from tests.support.simulations import run_commands
+from tests.support.simulations import run_commands, two_workers
 
 from dlion_api.spec.privacy import Privacy
 from dlion_results.summary.privacy import epsilon
@@ -28,16 +27,13 @@ SETTINGS = {
     "trainer.privacy.noiseMultiplier": 0.5,
     "knowledgeTransfer.policy": "none",
     "batching.globalBatchSize.initial": 200,
+    "trainer.stop.maxSteps": 60,
 }
 
 
 def test_a_private_job_learns_and_reports_its_epsilon(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    manifest = PROBABILITIES.project(tmp_path / "own", steps=60)
-    environment = tmp_path / "two.yaml"
-    environment.write_text(
-        yaml.safe_dump({"name": "two", "workers": [{"count": 2, "cores": 2, "mbitPerS": 20}]})
-    )
+    manifest = PROBABILITIES.project(tmp_path / "own")
     settings = [f"--set={path}={value}" for path, value in SETTINGS.items()]
     commands = {}
     for name in ("once", "again"):
@@ -47,7 +43,7 @@ def test_a_private_job_learns_and_reports_its_epsilon(tmp_path: Path) -> None:
             "simulate",
             str(manifest),
             "-e",
-            str(environment),
+            two_workers(tmp_path),
             *settings,
             "--out",
             out,

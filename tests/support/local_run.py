@@ -367,13 +367,15 @@ class LocalRun:
         return "\n".join([self.terminal()[-3000:], *ends])
 
 
-def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    folder: Path, *arguments: str, within_s: float = LONG_S
+) -> subprocess.CompletedProcess[str]:
     """`dlion` with these arguments, forked like a `LocalRun`. `folder` is for its output."""
     stdout, stderr = (folder / f"{name}-of-{arguments[0]}" for name in ("stdout", "stderr"))
     for path in (stdout, stderr):
         path.write_bytes(b"")
     environment = {RUN_MARK: uuid.uuid4().hex, **os.environ}
-    code = start(RUN, arguments, environment, stderr, stdout).wait(LONG_S)
+    code = start(RUN, arguments, environment, stderr, stdout).wait(within_s)
     return subprocess.CompletedProcess(arguments, code, stdout.read_text(), stderr.read_text())
 
 

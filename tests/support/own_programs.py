@@ -1,7 +1,8 @@
 """Programs as users write them, one of each shape.
 
-Each has the minimum accuracy after some hundred steps, and a check of its models. Each is a folder
-with a manifest, a program and a package beside it, the same in all tiers, or one text.
+Each has the minimum accuracy after 300 steps, and a check of its models. Each is a folder with a
+manifest, a program, a package beside it and a file of weights, or one text. All tests write the
+same bytes, whether they train it on this machine, in virtual time or at sites of a testbed.
 """
 
 from __future__ import annotations
@@ -36,15 +37,22 @@ _LEARNED = """
 
     LEARNED = np.concatenate([np.eye(4), -np.eye(4)], axis=1)
 """
+LEARNED = np.concatenate([np.eye(4), -np.eye(4)], axis=1)
 _PARTS = {
     "__init__.py": """
     from .sampling import samples as samples
     from .weights.learned import LEARNED as LEARNED
     """,
     "sampling.py": f"    import numpy as np{_SAMPLES}",
-    "weights/learned.py": f"    import numpy as np{_LEARNED}",
+    "weights/learned.py": """
+    from pathlib import Path
+
+    import numpy as np
+
+    LEARNED = np.load(Path(__file__).with_name("learned.npy"))
+    """,
 }
-"""A package with a subpackage without `__init__.py`."""
+"""A package with a subpackage without `__init__.py`, where a module loads weights from a file."""
 
 
 def _plain(text: str) -> str:
@@ -65,19 +73,22 @@ class OwnProgram:
         """All of it in one file."""
         return _plain(_IMPORTS + _SAMPLES + _LEARNED + self.body)
 
-    def project(self, folder: Path, *, steps: int = 300) -> Path:
-        """Write it into that folder as a user's project; the manifest has two sites with one
-        worker."""
+    def project(self, folder: Path) -> Path:
+        """Write it into that folder as a user's project; return its manifest.
+
+        It has two sites with one worker each.
+        """
         for name, text in _PARTS.items():
             path = folder / "parts" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_plain(text))
+        np.save(folder / "parts" / "weights" / "learned.npy", LEARNED)
         imports = f"{_IMPORTS}\n    from parts import LEARNED, samples\n"
         (folder / "program.py").write_text(_plain(imports + self.body))
         trainer = {
             "program": {"file": "program.py"},
             "optimizer": {"name": self.optimizer, "learningRate": 0.1},
-            "stop": {"maxSteps": steps},
+            "stop": {"maxSteps": 300},
         }
         groups = [{"name": "small", "workers": 1}]
         document = {
@@ -94,36 +105,52 @@ class OwnProgram:
         return manifest
 
     def judge(self, folder: Path, model: Path) -> None:
-        """Whether that model predicts better than the data's means alone.
+        """Assert that the saved model is the program's own, and that it has learned.
 
-        It uses held-out samples of the project in `folder`. Only Keras loads the model.
+        Only Keras loads it. With its weights, the program's model predicts the same from held-out
+        samples. With initial weights it does not reach the minimum accuracy.
         """
         from dlion_worker.training.framework import keras
 
-        data = imported(folder / "program.py").load_data("test", SITES[0], 0)
+        program = imported(folder / "program.py")
+        data = program.load_data("test", SITES[0], 0)
         if self is KERAS_SCRIPT:  # a `tf.data.Dataset` of batches
             data = (np.concatenate(parts) for parts in zip(*data.as_numpy_iterator(), strict=True))
         x, y = data
+        keras.utils.set_random_seed(0)
+        own = program.build_model()
+        assert not self._has_learned(own(x), y)
         restarts = pytest.warns(UserWarning, match="Skipping variable loading for optimizer 'adam'")
         with restarts if self is KERAS_SCRIPT else contextlib.nullcontext():
             loaded = keras.models.load_model(model)
         predicted = loaded(x)
-        if self is TWO_INPUTS:
-            sums, found = (
-                np.asarray(predicted["sum"])[:, 0],
-                np.asarray(predicted["sign"])[:, 0] > 0,
-            )
-            assert is_near(sums, y["sum"])
-            assert (found == y["sign"]).mean() > self.min_accuracy
-        elif self is REGRESSION:
-            assert is_near(np.asarray(predicted)[:, 0], y)
-        else:
-            found = np.asarray(predicted)
-            found = (found[:, 0] > 0.5) if self is BINARY else found.argmax(axis=1)
-            assert (found == y).mean() > self.min_accuracy
+        assert self._has_learned(predicted, y)
         if self is FROZEN:
             kernel = loaded.get_layer("body").get_layer("learned").kernel
-            assert np.array_equal(kernel, np.concatenate([np.eye(4), -np.eye(4)], axis=1))
+            assert np.array_equal(kernel, LEARNED)
+        own.set_weights(loaded.get_weights())
+        keras.tree.map_structure(np.testing.assert_array_equal, predicted, own(x))
+
+    def _has_learned(self, predicted: Any, y: Any) -> bool:
+        if self is TWO_INPUTS:
+            sums, signs = (np.asarray(predicted[name])[:, 0] for name in ("sum", "sign"))
+            is_right = (signs > 0) == y["sign"]
+            return is_near(sums, y["sum"]) and bool(is_right.mean() > self.min_accuracy)
+        found = np.asarray(predicted)
+        if self is REGRESSION:
+            return is_near(found[:, 0], y)
+        found = (found[:, 0] > 0.5) if self is BINARY else found.argmax(axis=1)
+        return bool((found == y).mean() > self.min_accuracy)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files below a folder, but for Python's caches."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.parent.name != "__pycache__"
+    }
 
 
 def is_near(predicted: Any, y: Any) -> bool:

@@ -106,6 +106,14 @@ def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
     return [point for point in points if point is not None]
 
 
+def two_workers(folder: Path) -> str:
+    """Write an environment of two equal workers into that folder; return the file."""
+    file = folder / "two.yaml"
+    workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
+    file.write_text(yaml.safe_dump({"name": "two", "workers": workers}))
+    return str(file)
+
+
 def four_workers(**fields: Any) -> dict[str, Any]:
     """An environment of four equal workers, three at one site and one at another."""
     return {
