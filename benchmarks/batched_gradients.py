@@ -53,9 +53,9 @@ def _ways(workers: int, batch: int, executor: ThreadPoolExecutor) -> dict[str, C
     from dlion_worker.training.programs.builtin import cipher
 
     model = cipher((32, 32, 3), 10)
-    chance = np.random.default_rng(1)
-    x_WB = tf.constant(chance.random((workers, batch, 32, 32, 3), np.float32))
-    y_WB = tf.constant(chance.integers(0, 10, (workers, batch)), tf.int32)
+    rng = np.random.default_rng(1)
+    x_WB = tf.constant(rng.random((workers, batch, 32, 32, 3), np.float32))
+    y_WB = tf.constant(rng.integers(0, 10, (workers, batch)), tf.int32)
     stacked = [
         tf.stack([v.numpy() * (1 + 0.01 * k) for k in range(workers)])
         for v in model.trainable_variables

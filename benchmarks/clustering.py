@@ -144,15 +144,15 @@ def _planted(workers: int, noise: float, seed: int) -> dict[str, float]:
 
     Each direction has log-normal noise.
     """
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     groups = round(math.sqrt(workers / 2))
     home_N = np.concatenate(
-        [np.repeat(np.arange(groups), 3), chance.integers(0, groups, workers - 3 * groups)]
+        [np.repeat(np.arange(groups), 3), rng.integers(0, groups, workers - 3 * groups)]
     )
     everyone = [Rank(rank) for rank in range(workers)]
     reported = {
         (one, other): (2.5e6 if home_N[one] == home_N[other] else 1.25e5)
-        * float(np.exp(chance.normal(0, noise)))
+        * float(np.exp(rng.normal(0, noise)))
         for one in everyone
         for other in everyone
         if one != other

@@ -112,21 +112,21 @@ class Fleet:
 
 def make_fleet(kind: str, count: int, seed: int, seconds: int) -> Fleet:
     """Return a fleet of that kind; equal arguments give equal fleets."""
-    chance = np.random.default_rng([seed, count, len(kind)])
+    rng = np.random.default_rng([seed, count, len(kind)])
     groups = max(2, round(math.sqrt(count / 2)))
     home_N = np.sort(np.arange(count) % groups)
     side = 700.0 * math.sqrt(groups)
     road = 500.0 * groups
     is_road = kind == "highway"
     extent = np.array([road, 0.0]) if is_road else np.array([side, side])
-    centre_GC = chance.uniform(0, 1, (groups, 2)) * extent
+    centre_GC = rng.uniform(0, 1, (groups, 2)) * extent
     if kind == "static":  # apart like sites
         grid = math.ceil(math.sqrt(groups))
         centre_GC = np.array([[g % grid, g // grid] for g in range(groups)]) * 600.0
-    goal_GC = chance.uniform(0, 1, (groups, 2)) * extent
-    speed_G = chance.uniform(8, 22, groups) if is_road else chance.uniform(5, 15, groups)
+    goal_GC = rng.uniform(0, 1, (groups, 2)) * extent
+    speed_G = rng.uniform(8, 22, groups) if is_road else rng.uniform(5, 15, groups)
     way_G = np.where(np.arange(groups) % 2, -1.0, 1.0)
-    offset_NC = chance.normal(0, SPREAD_M, (count, 2))
+    offset_NC = rng.normal(0, SPREAD_M, (count, 2))
     place_NC = centre_GC[home_N] + offset_NC
     met = np.zeros((groups, groups), bool)
     positions, homes = [], []
@@ -146,10 +146,10 @@ def make_fleet(kind: str, count: int, seed: int, seconds: int) -> Fleet:
             gap_GC = goal_GC - centre_GC
             gap_G = np.linalg.norm(gap_GC, axis=1)
             arrived = gap_G < speed_G
-            goal_GC[arrived] = chance.uniform(0, side, (int(arrived.sum()), 2))
+            goal_GC[arrived] = rng.uniform(0, side, (int(arrived.sum()), 2))
             centre_GC += gap_GC / np.maximum(gap_G, 1e-9)[:, None] * speed_G[:, None]
-        home_N = _changed_over(chance, home_N, centre_GC, met, way_G if is_road else None)
-        offset_NC += -0.02 * offset_NC + chance.normal(0, SPREAD_M * 0.2, (count, 2)) * 0.5
+        home_N = _changed_over(rng, home_N, centre_GC, met, way_G if is_road else None)
+        offset_NC += -0.02 * offset_NC + rng.normal(0, SPREAD_M * 0.2, (count, 2)) * 0.5
         gap_NC = centre_GC[home_N] + offset_NC - place_NC
         gap_N = np.linalg.norm(gap_NC, axis=1)
         place_NC += gap_NC * np.minimum(1.0, MEMBER_SPEED / np.maximum(gap_N, 1e-9))[:, None]
@@ -157,7 +157,7 @@ def make_fleet(kind: str, count: int, seed: int, seconds: int) -> Fleet:
 
 
 def _changed_over(
-    chance: np.random.Generator,
+    rng: np.random.Generator,
     home_N: NDArray[np.int64],
     centre_GC: Array,
     met: NDArray[np.bool_],
@@ -173,7 +173,7 @@ def _changed_over(
             met[one, other] = near
             if not begins or (way_G is not None and way_G[one] != way_G[other]):
                 continue
-            change = chance.random(len(home_N)) < CHANGE_CHANCE * (1 if way_G is None else 2)
+            change = rng.random(len(home_N)) < CHANGE_CHANCE * (1 if way_G is None else 2)
             was = home_N.copy()
             home_N[(was == one) & change] = other
             home_N[(was == other) & change] = one

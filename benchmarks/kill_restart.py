@@ -86,8 +86,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dlion-kill-") as folder:
         with LocalRun(Path(folder), _document(arguments, Path(folder))) as run:
             run.wait_for_step(SETTLED)
-            chance = random.Random(arguments.seed)
-            cycles = [_cycle(run, chance.randrange(WORKERS)) for _ in range(arguments.cycles)]
+            rng = random.Random(arguments.seed)
+            cycles = [_cycle(run, rng.randrange(WORKERS)) for _ in range(arguments.cycles)]
             run.process.send_signal(signal.SIGTERM)
             code = run.finish()
         outcome = _print(run, cycles, code, arguments)

@@ -45,12 +45,12 @@ def _stdout(*command: str) -> str:
 
 def random_images(folder: Path, samples: int = 2000) -> Path:
     """Write an .npz of random 32x32x3 images in ten classes: only the cost of a step matters."""
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     path = folder / "images.npz"
     np.savez(
         path,
-        x=chance.integers(0, 256, (samples, 32, 32, 3), np.uint8),
-        y=chance.integers(0, 10, samples, np.int32),
+        x=rng.integers(0, 256, (samples, 32, 32, 3), np.uint8),
+        y=rng.integers(0, 10, samples, np.int32),
     )
     return path
 

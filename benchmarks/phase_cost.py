@@ -101,8 +101,8 @@ def main() -> None:
     )
     for peer in PEERS:
         executor.handle(MemberJoined(Rank(peer), 0))
-    chance = np.random.default_rng(1)
-    gradient_D = chance.normal(0, 1, ENTRIES).astype(np.float32)
+    rng = np.random.default_rng(1)
+    gradient_D = rng.normal(0, 1, ENTRIES).astype(np.float32)
     times_s: dict[bool, list[float]] = {True: [], False: []}
     counted = CountedClock()
     clock = PhaseClock(counted)

@@ -133,9 +133,9 @@ def gradient_s(repeat: int) -> tuple[float, int]:
     from dlion_worker.training.programs.builtin import cipher
 
     model = cipher((32, 32, 3), 10)
-    chance = np.random.default_rng(1)
-    x_B = tf.constant(chance.random((BATCH, 32, 32, 3), np.float32))
-    y_B = tf.constant(chance.integers(0, 10, BATCH), tf.int32)
+    rng = np.random.default_rng(1)
+    x_B = tf.constant(rng.random((BATCH, 32, 32, 3), np.float32))
+    y_B = tf.constant(rng.integers(0, 10, BATCH), tf.int32)
 
     @tf.function
     def gradient() -> Any:
@@ -164,14 +164,14 @@ def main() -> None:
     print(f" {BATCH} samples takes {compute_s * 1e3:.0f} ms\n")
     print("| policy | method | exchange of a step | added | of a step | bytes beside `off` |")
     print("|---|---|---|---|---|---|")
-    chance = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     for policy, parameters in POLICIES.items():
         steps = parameters.get("localSteps", 1)
         workers = {method: Workers(policy, method, size) for method in METHODS}
         times_s: dict[str, list[float]] = {method: [] for method in METHODS}
         for _ in range(arguments.repeat):
             gradients = [
-                [chance.standard_normal(size).astype(np.float32) for _ in range(WORKERS)]
+                [rng.standard_normal(size).astype(np.float32) for _ in range(WORKERS)]
                 for _ in range(steps)
             ]
             for method in METHODS:

@@ -213,9 +213,9 @@ def images(path: Path, count: int, seed: int) -> Pair:
 
 def with_wrong(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Return labels of which that share is replaced by another class, uniformly."""
-    chance = np.random.default_rng(seed)
-    wrong = chance.permutation(len(labels)) < round(share * len(labels))
-    moved = (labels + chance.integers(1, CLASSES, len(labels))) % CLASSES
+    rng = np.random.default_rng(seed)
+    wrong = rng.permutation(len(labels)) < round(share * len(labels))
+    moved = (labels + rng.integers(1, CLASSES, len(labels))) % CLASSES
     return np.where(wrong, moved, labels).astype(np.int32)
 
 

@@ -68,8 +68,8 @@ def train(path: Path, rank: int, evaluate_every: int, out: IO[str]) -> None:
     plain = program.build(
         data.input_shape, data.class_count
     )  # evaluated with a copy of the weights
-    chance = np.random.default_rng([spec.seed, 7])  # the samples of dlion's evaluator
-    chosen = chance.permutation(len(data.held_out_y))[: spec.evaluation.max_samples]
+    rng = np.random.default_rng([spec.seed, 7])  # the samples of dlion's evaluator
+    chosen = rng.permutation(len(data.held_out_y))[: spec.evaluation.max_samples]
     held_out_x = data.held_out_x[chosen].astype("float32") / 255.0
     held_out_y = data.held_out_y[chosen]
 

@@ -287,10 +287,10 @@ async def _create_all(kubeconfig: Path, size: Size) -> None:
 
 async def _change_some(kubeconfig: Path, size: Size) -> None:
     """Change a field that affects only the generation in the status."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     async with ApiAccess(kubeconfig) as api:
         for count in range(size.probes):
-            name = f"job-{chance.randrange(size.jobs):04}"
+            name = f"job-{rng.randrange(size.jobs):04}"
             body = {"spec": {"ttlSecondsAfterFinished": 100_000 + count}}
             await api.request("PATCH", f"{JOBS_PATH}/{name}", body, patch=True)
             await asyncio.sleep(1 / PROBES_PER_S)

@@ -48,7 +48,7 @@ def test_frames_and_the_other_inputs_make_the_total(total: int) -> None:
 
 
 def test_an_undocumented_error_is_a_defect(tmp_path: Path) -> None:
-    def attack(chance: object, folder: Path) -> str:
+    def attack(rng: object, folder: Path) -> str:
         raise KeyError(folder)
 
     with pytest.raises(KeyError) as caught:

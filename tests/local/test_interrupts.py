@@ -84,8 +84,8 @@ def closing(run: LocalRun) -> None:
 
 def cipher_on_noise(folder: Path, global_batch: int = 192) -> dict[str, Any]:
     """Train the built-in `cipher` on random images of CIFAR-10's size, for two workers."""
-    chance = np.random.default_rng(5)
-    x, y = chance.integers(0, 256, (600, 32, 32, 3)).astype(np.uint8), chance.integers(0, 10, 600)
+    rng = np.random.default_rng(5)
+    x, y = rng.integers(0, 256, (600, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, 600)
     np.savez(folder / "noise.npz", x=x, y=y)
     return job_document(
         2,

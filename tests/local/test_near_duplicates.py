@@ -40,10 +40,10 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 def repeated(x: np.ndarray, y: np.ndarray, times: int = 4) -> Samples:
     """Repeat every image, each time with its own noise."""
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     copies = np.repeat(x, times, axis=0).astype(np.float32)
-    copies += chance.normal(0, 255 * NOISE, copies.shape)
-    order = chance.permutation(len(copies))
+    copies += rng.normal(0, 255 * NOISE, copies.shape)
+    order = rng.permutation(len(copies))
     return np.clip(copies, 0, 255).astype(np.uint8)[order], np.repeat(y, times)[order]
 
 

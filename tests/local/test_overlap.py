@@ -27,9 +27,9 @@ MEGABYTE = 1_000_000
 
 def test_messages_are_sent_and_received_while_a_step_computes() -> None:
     model = FlatModel(builtin("cipher"), input_shape=(32, 32, 3), class_count=10, seed=1)
-    chance = np.random.default_rng(1)
-    x_B = chance.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
-    y_B = chance.integers(0, 10, SAMPLES).astype(np.int32)
+    rng = np.random.default_rng(1)
+    x_B = rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
+    y_B = rng.integers(0, 10, SAMPLES).astype(np.int32)
     model.step(x_B, y_B)  # traces it
     authorities = {PLANT_A: CertificateAuthority(PLANT_A)}
     one, other = (Worker(who, credentials(who, authorities)) for who in map(identity, (0, 1)))

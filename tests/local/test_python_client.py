@@ -171,9 +171,9 @@ dlion.train({document!r}, root={str(tmp_path / "runs")!r})
 def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: str) -> None:
     from dlion_worker.training.framework import keras
 
-    chance = np.random.default_rng(1)
-    y = chance.integers(0, 3, 900)
-    x = (chance.normal(0, 1, (900, 8)) + 2 * y[:, None]).astype(np.float32)
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 3, 900)
+    x = (rng.normal(0, 1, (900, 8)) + 2 * y[:, None]).astype(np.float32)
     layers = [keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)]
     model = keras.Sequential(layers, name="three_blobs")
     model.compile(

@@ -53,7 +53,7 @@ class FragileCluster(WeighingCluster):
         super().__init__(job, [4 + rank % 3 for rank in range(workers)], seed=seed % 999)
         self.queues: dict[tuple[Rank, Rank], deque[Message | MemberJoined | MemberLeft]]
         self.queues = defaultdict(deque)
-        self.chance = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.alive = set(self.ranks)
         self.up = {frozenset(link) for link in self.links}
 
@@ -102,7 +102,7 @@ class FragileCluster(WeighingCluster):
         replica.weights_D = donor.weights_D.copy()
         machine = self.machine(rank, replica.weights_D)
         assert isinstance(machine, IterationGuard)
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             machine.restore(kept)
         machine.take_over(donor.machine.next_iteration() - 1)
         replica.machine, replica.iteration = machine, machine.next_iteration() - 1
@@ -111,7 +111,7 @@ class FragileCluster(WeighingCluster):
             self.heal(rank, peer)
 
     def any_of(self, ranks: set[Rank]) -> Rank:
-        return sorted(ranks)[int(self.chance.integers(len(ranks)))]
+        return sorted(ranks)[int(self.rng.integers(len(ranks)))]
 
     def move(self, *, keeps_up: bool = False) -> bool:
         """One step or delivery; return whether one was possible.
@@ -121,11 +121,11 @@ class FragileCluster(WeighingCluster):
         """
         may = [rank for rank in sorted(self.alive) if self.may_step(rank)]
         links = [link for link, queue in self.queues.items() if queue and link[1] in self.alive]
-        if keeps_up and links and self.chance.random() < 0.8:
+        if keeps_up and links and self.rng.random() < 0.8:
             may = []
         if not may and not links:
             return False
-        choice = int(self.chance.integers(len(may) + len(links)))
+        choice = int(self.rng.integers(len(may) + len(links)))
         if choice < len(may):
             self.step(may[choice])
             return True
@@ -137,7 +137,7 @@ class FragileCluster(WeighingCluster):
     def fault(self) -> None:
         """A link breaks or returns; rarely a worker dies or restarts."""
         one, other = self.any_of(set(self.ranks)), self.any_of(set(self.ranks))
-        match int(self.chance.integers(10)):
+        match int(self.rng.integers(10)):
             case 0 | 1 | 2 if one != other:
                 self.cut(one, other)
             case 8 if len(self.alive) > 2:
@@ -165,7 +165,7 @@ def test_after_all_faults_all_workers_continue_with_the_same_anchors(
 ) -> None:
     cluster = FragileCluster(policy, 3 + seed % 2, seed)
     for _ in range(500):
-        if cluster.chance.random() < 0.06:
+        if cluster.rng.random() < 0.06:
             cluster.fault()
         else:
             cluster.move()
@@ -203,9 +203,9 @@ def test_sides_whose_links_return_one_by_one_keep_all_training(ahead: int, seed:
             cluster.move()
     cluster.alive = set(cluster.ranks)
     apart = [cluster.rounds(side[0]).state() for side in sides]
-    for place in cluster.chance.permutation(len(across)):
+    for place in cluster.rng.permutation(len(across)):
         cluster.heal(*across[place])
-        for _ in range(int(cluster.chance.integers(60))):
+        for _ in range(int(cluster.rng.integers(60))):
             assert cluster.move()
     for _ in range(600):
         assert cluster.move(), "blocked"

@@ -93,7 +93,7 @@ KINDS: dict[str, Spec] = {
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_worker_blocks_while_workers_are_regrouped(kind: str) -> None:
     for seed in range(6):
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         cluster = GroupedCluster(clustered(KINDS[kind]), SIZES, seed=seed)
 
         def hear(own: WeightsCluster, rank: Rank) -> None:
@@ -102,7 +102,7 @@ def test_no_worker_blocks_while_workers_are_regrouped(kind: str) -> None:
             newest = max(own.held.values()).version
             known = own.held[rank].version
             following = min(known + 1, len(GROUPINGS) - 1)
-            if chance.random() < 0.3 and (known < newest or chance.random() < 0.5):  # noqa: B023
+            if rng.random() < 0.3 and (known < newest or rng.random() < 0.5):  # noqa: B023
                 own.regroup(rank, GROUPINGS[following])
 
         run_at_random(cluster, seed, steps=20, check=hear)
@@ -115,27 +115,27 @@ def test_no_worker_blocks_while_workers_are_regrouped(kind: str) -> None:
 def test_hop_averages_by_the_newest_grouping() -> None:
     job_spec = weights_spec("hop", backupWorkers=0, staleness=0, skipBehind=0)
     cluster = GroupedCluster(clustered(job_spec), [4] * 6, rate=0.1)
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     expected = cluster.weights().astype(np.float64)
     for grouping in (GROUPINGS[0], GROUPINGS[2], GROUPINGS[4]):
         for rank in cluster.ranks:
             cluster.regroup(rank, grouping)
         w = mixing_matrix(graph_of_groups(grouping))
         np.testing.assert_allclose(w.sum(axis=0), 1.0)
-        expected = averaged(cluster, expected, w, chance)
+        expected = averaged(cluster, expected, w, rng)
         # A new link counts from its second step: the first round may lack it, so the reference is
         # reset there.
         if grouping is GROUPINGS[0]:
             np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
-        expected = averaged(cluster, cluster.weights().astype(np.float64), w, chance)
+        expected = averaged(cluster, cluster.weights().astype(np.float64), w, rng)
         np.testing.assert_allclose(cluster.weights(), expected, rtol=2e-5, atol=2e-5)
 
 
 def averaged(
-    cluster: WeightsCluster, before: np.ndarray, w: np.ndarray, chance: np.random.Generator
+    cluster: WeightsCluster, before: np.ndarray, w: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Four rounds of the cluster, and the weights of the reference."""
-    gradients = chance.standard_normal((4, 6, 7)).astype(np.float32)
+    gradients = rng.standard_normal((4, 6, 7)).astype(np.float32)
     lockstep(cluster, gradients)
     for of_step in gradients:
         before = w @ (before - 0.1 * of_step)

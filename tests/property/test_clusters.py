@@ -47,14 +47,12 @@ FAST, SLOW = 10e6, 1e6
 """Bytes per second: a factor of ten, and noise of up to a factor of 1.4 either way."""
 
 
-def rates_of(
-    planted: Sequence[Collection[int]], chance: random.Random, noise: float = 0.3
-) -> Rates:
+def rates_of(planted: Sequence[Collection[int]], rng: random.Random, noise: float = 0.3) -> Rates:
     """Rates that are fast inside planted groups and slow between them."""
     group_of = {rank: at for at, group in enumerate(planted) for rank in group}
     return {
         (Rank(one), Rank(other)): (FAST if group_of[one] == group_of[other] else SLOW)
-        * math.exp(chance.uniform(-noise, noise))
+        * math.exp(rng.uniform(-noise, noise))
         for one, other in combinations(sorted(group_of), 2)
     }
 
@@ -95,9 +93,9 @@ def test_planted_groups_are_found(planted: list[list[int]], seed: int) -> None:
 def test_random_differences_of_links_separate_no_workers(
     count: int, rate: float, noise: float, seed: int
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     rates = {
-        (Rank(one), Rank(other)): rate * math.exp(chance.uniform(-noise, noise))
+        (Rank(one), Rank(other)): rate * math.exp(rng.uniform(-noise, noise))
         for one, other in combinations(range(count), 2)
     }
     assert find_groups(rates, SEPARATION) == (tuple(range(count)),)
@@ -170,9 +168,9 @@ def test_misfit_is_the_wrong_share_of_all_links(
 
 
 def grouping_of(planted: Sequence[Collection[int]], seed: int = 0, version: int = 1) -> Grouping:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     groups = as_groups(planted)
-    gateways = tuple(chance.choice(group) for group in groups)
+    gateways = tuple(rng.choice(group) for group in groups)
     return Grouping(version, Rank(0), groups, gateways)
 
 
@@ -282,26 +280,26 @@ def run_checks(
 @settings(deadline=None, max_examples=examples(30))
 @given(planted=plantings(), seed=st.integers(0, 1000))
 def test_small_changes_of_rates_do_not_regroup(planted: list[list[int]], seed: int) -> None:
-    chance, regrouping, held = random.Random(seed), Regrouping(Rank(0)), grouping_of(planted, seed)
-    held, _, now_s = run_checks(regrouping, held, rates_of(planted, chance, noise=0.05), 5, 0.0)
+    rng, regrouping, held = random.Random(seed), Regrouping(Rank(0)), grouping_of(planted, seed)
+    held, _, now_s = run_checks(regrouping, held, rates_of(planted, rng, noise=0.05), 5, 0.0)
     for _ in range(25):
-        rates = rates_of(planted, chance, noise=0.2)
+        rates = rates_of(planted, rng, noise=0.2)
         held, changes, now_s = run_checks(regrouping, held, rates, 1, now_s)
         assert not changes
 
 
 def test_a_short_change_does_not_regroup_and_a_lasting_one_does_once() -> None:
     before, after = [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4, 5]]
-    chance, regrouping, held = random.Random(1), Regrouping(Rank(0)), grouping_of(before)
-    held, _, now_s = run_checks(regrouping, held, rates_of(before, chance, 0.1), 4, 0.0)
+    rng, regrouping, held = random.Random(1), Regrouping(Rank(0)), grouping_of(before)
+    held, _, now_s = run_checks(regrouping, held, rates_of(before, rng, 0.1), 4, 0.0)
     for _ in range(6):
         held, changes, now_s = run_checks(
-            regrouping, held, rates_of(after, chance, 0.1), PATIENCE - 1, now_s
+            regrouping, held, rates_of(after, rng, 0.1), PATIENCE - 1, now_s
         )
         assert not changes
-        held, changes, now_s = run_checks(regrouping, held, rates_of(before, chance, 0.1), 1, now_s)
+        held, changes, now_s = run_checks(regrouping, held, rates_of(before, rng, 0.1), 1, now_s)
         assert not changes
-    held, changes, now_s = run_checks(regrouping, held, rates_of(after, chance, 0.1), 10, now_s)
+    held, changes, now_s = run_checks(regrouping, held, rates_of(after, rng, 0.1), 10, now_s)
     assert changes == [PATIENCE - 1]
     assert held.groups == as_groups(after)
 
@@ -345,13 +343,13 @@ def test_an_absent_worker_stays_with_its_group() -> None:
 # ---- comparison with other groupings -------------------------------------------------------------
 
 
-def k_means(rates: Rates, count: int, k: int, chance: np.random.Generator) -> Any:
+def k_means(rates: Rates, count: int, k: int, rng: np.random.Generator) -> Any:
     """Lloyd's algorithm from one random start, with the right number of groups, over each worker's
     row of the logarithms of rates. The entry for itself is the largest."""
     rows = np.full((count, count), math.log(max(rates.values())))
     for (one, other), rate in rates.items():
         rows[one, other] = rows[other, one] = math.log(rate)
-    centres = rows[chance.choice(count, k, replace=False)]
+    centres = rows[rng.choice(count, k, replace=False)]
     for _ in range(50):
         nearest = np.argmin(((rows[:, None] - centres[None]) ** 2).sum(axis=2), axis=1)
         centres = np.array(
@@ -376,7 +374,7 @@ def inside_share(groups: Any, planted: Sequence[Collection[int]]) -> float:
 
 def test_groups_last_longer_and_hold_more_traffic_than_k_means_and_one_split() -> None:
     """Twelve workers of three groups; one moves every 40 checks, and links fade now and then."""
-    chance, numpy_chance = random.Random(3), np.random.default_rng(3)
+    rng, numpy_rng = random.Random(3), np.random.default_rng(3)
     planted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     once = as_groups(planted)
     ours, regrouping, now_s = grouping_of(planted), Regrouping(Rank(0)), 0.0
@@ -385,16 +383,16 @@ def test_groups_last_longer_and_hold_more_traffic_than_k_means_and_one_split() -
     looks = 400
     for look in range(looks):
         if look % 40 == 39:
-            source = chance.choice([group for group in planted if len(group) > 2])
-            target = chance.choice([group for group in planted if group is not source])
-            target.append(source.pop(chance.randrange(len(source))))
-        rates = rates_of(planted, chance, noise=0.4)
+            source = rng.choice([group for group in planted if len(group) > 2])
+            target = rng.choice([group for group in planted if group is not source])
+            target.append(source.pop(rng.randrange(len(source))))
+        rates = rates_of(planted, rng, noise=0.4)
         for pair in rates:
-            if chance.random() < 0.05:
+            if rng.random() < 0.05:
                 rates[pair] /= 20
         ours, changed, now_s = run_checks(regrouping, ours, rates, 1, now_s)
         changes["ours"] += len(changed)
-        found = k_means(rates, 12, 3, numpy_chance)
+        found = k_means(rates, 12, 3, numpy_rng)
         changes["k-means"] += found != theirs
         theirs = found
         for name, groups in (("ours", ours.groups), ("k-means", theirs), ("once", once)):
@@ -446,10 +444,10 @@ def test_all_end_with_the_same_grouping(
 ) -> None:
     """In a step of the script, a sidecar checks with any belief about the members, and reports to
     one other. Some links change meanwhile. At the end all get all reports, in any order."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     workers = sidecars(count)
     first = [list(range(1, count, 2)), list(range(0, count, 2))]
-    share_rates(workers, rates_of(first, chance))
+    share_rates(workers, rates_of(first, rng))
     now_s = 0.0
     for sender, receiver, mask in script:
         now_s += CHECK_INTERVAL_S
@@ -457,13 +455,13 @@ def test_all_end_with_the_same_grouping(
         present = [rank for rank in range(count) if mask >> rank & 1 or rank == sender % count]
         own.regroup(present, now_s)
         assert clusters.grouping_problem(own.held, range(count)) == ""
-        if chance.random() < 0.2:
-            share_rates(workers, rates_of([range(count // 2), range(count // 2, count)], chance))
+        if rng.random() < 0.2:
+            share_rates(workers, rates_of([range(count // 2), range(count // 2, count)], rng))
         before = workers[receiver % count].held
         workers[receiver % count].take(own.held)
         assert workers[receiver % count].held == max(before, own.held)
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b] * 2
-    chance.shuffle(pairs)
+    rng.shuffle(pairs)
     for sender, receiver in pairs:
         workers[receiver].take(workers[sender].held)
     for receiver in range(count):  # the largest version reaches those without it

@@ -41,11 +41,10 @@ FAST, SLOW = 2.5e6, 1.25e5
 Reports = dict[tuple[Rank, Rank], float]
 
 
-def reports(home: Sequence[int], chance: random.Random, noise: float) -> Reports:
+def reports(home: Sequence[int], rng: random.Random, noise: float) -> Reports:
     """Rates by sender and receiver: fast inside a group, with separate noise each way."""
     return {
-        (Rank(a), Rank(b)): (FAST if home[a] == home[b] else SLOW)
-        * math.exp(chance.gauss(0, noise))
+        (Rank(a), Rank(b)): (FAST if home[a] == home[b] else SLOW) * math.exp(rng.gauss(0, noise))
         for a in range(len(home))
         for b in range(len(home))
         if a != b
@@ -65,10 +64,10 @@ def agreement(groups: Sequence[Sequence[int]], home: Sequence[int]) -> float:
 def test_planted_groups_are_found_at_moderate_noise() -> None:
     found = []
     for seed in range(12):
-        chance = random.Random(seed)
-        home = [*([0, 1, 2, 3] * 3), *(chance.randrange(4) for _ in range(20))]
+        rng = random.Random(seed)
+        home = [*([0, 1, 2, 3] * 3), *(rng.randrange(4) for _ in range(20))]
         predicted = LinkForecast(shipped_model()).rates(
-            range(len(home)), reports(home, chance, 0.4), 0.0
+            range(len(home)), reports(home, rng, 0.4), 0.0
         )
         found.append(agreement(find_groups(predicted, SEPARATION), home))
     assert np.mean(found) >= 0.95, found
@@ -77,11 +76,11 @@ def test_planted_groups_are_found_at_moderate_noise() -> None:
 @settings(deadline=None, max_examples=examples(40))
 @given(seed=st.integers(0, 1000), order=st.permutations(range(12)))
 def test_worker_names_do_not_matter(seed: int, order: list[int]) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     home = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
     plain, other = LinkForecast(shipped_model()), LinkForecast(shipped_model())
     for check in range(4):
-        rates = reports(home, chance, 0.5)
+        rates = reports(home, rng, 0.5)
         renamed = {(Rank(order[a]), Rank(order[b])): rate for (a, b), rate in rates.items()}
         one = plain.rates(range(12), rates, check * CHECK_INTERVAL_S)
         two = other.rates(range(12), renamed, check * CHECK_INTERVAL_S)
@@ -111,22 +110,22 @@ def check(state: GroupingState, reported: Reports, now_s: float) -> bool:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_constant_noise_changes_no_group(seed: int) -> None:
-    chance, state = random.Random(seed), state_of({"a": 5, "b": 5})
+    rng, state = random.Random(seed), state_of({"a": 5, "b": 5})
     home = [0] * 5 + [1] * 5
     for at in range(60):
-        rates = reports(home, chance, 0.4)
-        if chance.random() < 0.3:  # a link fades for this check
+        rates = reports(home, rng, 0.4)
+        if rng.random() < 0.3:  # a link fades for this check
             rates[Rank(0), Rank(1)] = rates[Rank(1), Rank(0)] = SLOW
         check(state, rates, at * CHECK_INTERVAL_S)
     assert state.held.groups == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
 
 
 def test_a_worker_that_moves_permanently_changes_groups_once() -> None:
-    chance, state = random.Random(1), state_of({"a": 5, "b": 5})
+    rng, state = random.Random(1), state_of({"a": 5, "b": 5})
     before, after = [0] * 5 + [1] * 5, [0] * 4 + [1] * 6
     groupings = [state.held.groups]
     for at in range(40):
-        check(state, reports(before if at < 10 else after, chance, 0.3), at * CHECK_INTERVAL_S)
+        check(state, reports(before if at < 10 else after, rng, 0.3), at * CHECK_INTERVAL_S)
         if state.held.groups != groupings[-1]:
             groupings.append(state.held.groups)
             changed_at = at

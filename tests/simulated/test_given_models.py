@@ -24,9 +24,9 @@ SITES = {"plant-a": 3, "plant-b": 1}
 
 
 def blobs(count: int, seed: int) -> tuple[Any, Any]:
-    chance = np.random.default_rng(seed)
-    y = chance.integers(0, 3, count)
-    return (chance.normal(0, 1, (count, 8)) + 2 * y[:, None]).astype(np.float32), y
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, count)
+    return (rng.normal(0, 1, (count, 8)) + 2 * y[:, None]).astype(np.float32), y
 
 
 def classifier(learning_rate: float) -> Any:

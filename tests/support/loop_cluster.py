@@ -44,13 +44,13 @@ SIZE = 6
 class Model:
     """Weights, and a step whose gradient depends on them and on the batch."""
 
-    def __init__(self, rank: int, chance: random.Random, nap_s: float, before: Any) -> None:
+    def __init__(self, rank: int, rng: random.Random, nap_s: float, before: Any) -> None:
         self.weights_D = np.ones(SIZE, np.float32)
-        self._rank, self._chance, self._nap_s, self._before = rank, chance, nap_s, before
+        self._rank, self._rng, self._nap_s, self._before = rank, rng, nap_s, before
 
     def step(self, x_B: np.ndarray, y_B: np.ndarray) -> Any:
         self._before()
-        time.sleep(self._nap_s * self._chance.random())
+        time.sleep(self._nap_s * self._rng.random())
         gradient_D = self.weights_D * np.float32(0.1) + np.float32(x_B[0] % 7) * (self._rank + 1)
         return SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True, features=None)
 
@@ -158,9 +158,9 @@ class Stream:
 class Network:
     """Every link of the cluster; a message arrives after those before it, with a delay."""
 
-    def __init__(self, chance: random.Random, delay_s: float, *, state_s: float = 0.0) -> None:
+    def __init__(self, rng: random.Random, delay_s: float, *, state_s: float = 0.0) -> None:
         """`state_s` is the time that the transfer of a whole state takes."""
-        self._chance, self._delay_s, self._state_s = chance, delay_s, state_s
+        self._rng, self._delay_s, self._state_s = rng, delay_s, state_s
         self._lock = threading.RLock()
         self.up: dict[Rank, Node] = {}
         self._cut: set[Rank] = set()
@@ -236,7 +236,7 @@ class Network:
         node = self.up.get(donor)
         if node is None:
             raise UnavailableError(f"{donor} has ended")
-        time.sleep(self._delay_s * self._chance.random())
+        time.sleep(self._delay_s * self._rng.random())
         while wanted is not None and node.replica.iteration < wanted.at_least:
             if self.up.get(donor) is not node:
                 raise UnavailableError(f"{donor} has ended")
@@ -246,7 +246,7 @@ class Network:
         return snapshot
 
     def _post(self, link: queue.SimpleQueue[Any], arrival: Any) -> None:
-        link.put((time.monotonic() + self._delay_s * self._chance.random(), arrival))
+        link.put((time.monotonic() + self._delay_s * self._rng.random(), arrival))
 
     def _carry(self, link: queue.SimpleQueue[Any], to: Node) -> None:
         while (posted := link.get()) is not None:

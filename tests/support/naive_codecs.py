@@ -114,11 +114,11 @@ def quantized(
         scales.append(top)
         scale = reach[top] / levels
         ratio = np.clip(part / scale, -levels, levels) if top else np.zeros_like(part)
-        chance = chance_K[start : start + 256]
+        rng = chance_K[start : start + 256]
         if levels == 3:  # odd multiples
-            codes.append(2 * np.floor((ratio + 3) / 2 + chance) - 3 if top else ratio + 1)
+            codes.append(2 * np.floor((ratio + 3) / 2 + rng) - 3 if top else ratio + 1)
         else:
-            codes.append(np.floor(ratio + chance) if top else ratio)
+            codes.append(np.floor(ratio + rng) if top else ratio)
     return np.array(scales, np.uint16), np.concatenate(codes).astype(np.int8)
 
 

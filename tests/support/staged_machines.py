@@ -43,11 +43,11 @@ class FeatureView:
 
 def samples(first: int = 0, total: int = TOTAL, *, shape: tuple[int, ...] = SHAPE) -> LocalFeatures:
     """A batch whose channels have very different ranges."""
-    chance = np.random.default_rng(first)
+    rng = np.random.default_rng(first)
     count = min(BATCH_SAMPLES, total - first)
     scale_C = np.resize([1, 100, 0.01], shape[-1])
-    values = chance.normal(0, scale_C, (count, *shape)).astype(np.float32)
-    return LocalFeatures(first, total, values, chance.integers(0, CLASSES, count, np.int32))
+    values = rng.normal(0, scale_C, (count, *shape)).astype(np.float32)
+    return LocalFeatures(first, total, values, rng.integers(0, CLASSES, count, np.int32))
 
 
 def staged_machine(

@@ -102,17 +102,17 @@ def _share(story: Story, rank: int) -> float:
     return CAPACITIES[rank % 6] / sum(CAPACITIES[r % 6] for r in range(story.workers))
 
 
-def _accuracy(story: Story, rank: int, time_s: float, chance: np.random.Generator) -> float:
+def _accuracy(story: Story, rank: int, time_s: float, rng: np.random.Generator) -> float:
     top = story.top_accuracy if story.exchange else 0.35 + 0.02 * rank
     pace = story.learning_s * (1 + 0.03 * rank) * (1 if story.weighted else 1.6)
     learned = 0.1 + (top - 0.1) * (1 - math.exp(-time_s / pace))
-    return float(np.clip(learned + chance.normal(0, 0.006), 0, 1))
+    return float(np.clip(learned + rng.normal(0, 0.006), 0, 1))
 
 
 def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
-    chance = np.random.default_rng([story.seed, rank])
+    rng = np.random.default_rng([story.seed, rank])
     shared = np.random.default_rng(story.seed).normal(size=SKETCH)
-    own = chance.normal(size=SKETCH)
+    own = rng.normal(size=SKETCH)
     peers = [Rank(p) for p in range(story.workers) if p != rank and story.exchange]
     time_s, iteration, samples, incarnation, sent_s = 1.0 + 0.1 * rank, 0, 0, 1, 0.0
     capacities = {Rank(r): CAPACITIES[r % 6] for r in range(story.workers)}
@@ -128,8 +128,8 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
             yield EventRecord(time_s, rank, iteration, "WorkerRejoined", "state pulled from peer 2")
         gbs = 192 * (1 + min(4, int(time_s // 50)))
         lbs = max(1, round(gbs * _share(story, rank)))
-        compute_s = lbs / capacities[rank] * (1 + abs(chance.normal(0, 0.03)))
-        wall_s = max(story.step_s * gbs / 192, compute_s) + abs(chance.normal(0, 0.02))
+        compute_s = lbs / capacities[rank] * (1 + abs(rng.normal(0, 0.03)))
+        wall_s = max(story.step_s * gbs / 192, compute_s) + abs(rng.normal(0, 0.02))
         if iteration % 25 == 1:
             yield DirectiveRecord(
                 time_s, rank, iteration, lbs, gbs, dict.fromkeys(peers, 500_000), capacities,
@@ -137,7 +137,7 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
             )  # fmt: skip
         time_s += wall_s
         samples += lbs
-        loss = 2.3 * math.exp(-time_s / story.learning_s) + 0.4 + abs(chance.normal(0, 0.15))
+        loss = 2.3 * math.exp(-time_s / story.learning_s) + 0.4 + abs(rng.normal(0, 0.15))
         yield StepRecord(
             time_s, rank, incarnation, iteration, loss, lbs, gbs, 0.05, compute_s, wall_s,
             compute_s * 0.4, 0.02 * wall_s, story.waiting * max(0.0, wall_s - compute_s), samples,
@@ -147,7 +147,7 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
         if time_s - sent_s >= 1:
             rate = UPLINK_BYTES_PER_S[rank % 6] / 5 * (0.4 if 180 < time_s < 230 else 1.0)
             for peer in peers:
-                sent = int(rate * (time_s - sent_s) * min(1, chance.normal(0.93, 0.03)))
+                sent = int(rate * (time_s - sent_s) * min(1, rng.normal(0.93, 0.03)))
                 yield LinkRecord(
                     time_s, rank, peer, iteration, sent, int(sent * 0.98), int(sent * 0.3), 0,
                     int(rate * wall_s), rate * 1.01, 0, True,
@@ -155,8 +155,8 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
             sent_s = time_s
         if time_s - evaluated_s >= 6:
             evaluated_s = time_s
-            yield _evaluation(story, rank, time_s, iteration, samples, shared, own, chance)
-    yield _evaluation(story, rank, time_s, iteration, samples, shared, own, chance, final=True)
+            yield _evaluation(story, rank, time_s, iteration, samples, shared, own, rng)
+    yield _evaluation(story, rank, time_s, iteration, samples, shared, own, rng, final=True)
 
 
 def _phases(free_s: float, parts: tuple[float, ...]) -> dict[str, float]:
@@ -166,12 +166,12 @@ def _phases(free_s: float, parts: tuple[float, ...]) -> dict[str, float]:
 
 def _evaluation(
     story: Story, rank: Rank, time_s: float, iteration: int, samples: int,
-    shared: np.ndarray, own: np.ndarray, chance: np.random.Generator, *, final: bool = False,
+    shared: np.ndarray, own: np.ndarray, rng: np.random.Generator, *, final: bool = False,
 ) -> EvaluationRecord:  # fmt: skip
-    accuracy = _accuracy(story, rank, time_s, chance)
+    accuracy = _accuracy(story, rank, time_s, rng)
     apart = 0.05 * (1 + math.sin(time_s / 15)) if story.exchange else 0.002 * time_s
     sketch = shared * (1 + time_s / 300) + apart * own
-    classes = tuple(float(np.clip(accuracy + chance.normal(0, 0.05), 0, 1)) for _ in range(10))
+    classes = tuple(float(np.clip(accuracy + rng.normal(0, 0.05), 0, 1)) for _ in range(10))
     return EvaluationRecord(
         time_s, rank, iteration, samples, accuracy, 2.3 - 2 * accuracy,
         10_000 if final else 2000, classes, tuple(float(v) for v in sketch),

@@ -62,7 +62,7 @@ class WeightsCluster(Cluster):
     ) -> None:
         self.rate = np.float32(rate)
         self.momentum = np.float32(MOMENTUM if momentum else 0)
-        self.chance = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.velocity_D: dict[Rank, np.ndarray] = {}
         self.updates: dict[Rank, list[np.ndarray]] = {}
         self.withheld: dict[Rank, np.ndarray] = {}
@@ -118,7 +118,7 @@ class WeightsCluster(Cluster):
             return False
         first = {lane_of(message.kind): at for at, message in reversed(list(enumerate(queue)))}
         lanes = sorted(first)
-        at = first[lanes[self.chance.integers(len(lanes))]]
+        at = first[lanes[self.rng.integers(len(lanes))]]
         message = queue[at]
         del queue[at]
         self.handle(target, MessageArrived(source, message))

@@ -65,37 +65,37 @@ def valid_members() -> tuple[tuple[str, bytes], ...]:
     return tuple(made)
 
 
-def altered_member(chance: random.Random, data: bytes) -> bytes:
+def altered_member(rng: random.Random, data: bytes) -> bytes:
     """Return one array's bytes, mostly with another header."""
-    match chance.randrange(4):
+    match rng.randrange(4):
         case 0:
-            return bending.bytes_of(chance, data)
+            return bending.bytes_of(rng, data)
         case 1:
-            at = chance.randrange(min(len(data), 128))
-            return data[:at] + chance.randbytes(1) + data[at + 1 :]
+            at = rng.randrange(min(len(data), 128))
+            return data[:at] + rng.randbytes(1) + data[at + 1 :]
         case 2:
             return b"\x93NUMPY\x01\x00" + pickle.dumps(print)
         case _:
-            text = chance.choice(HEADERS).encode() + b"\n"
-            version = chance.choice((1, 1, 2, 3, 9))
+            text = rng.choice(HEADERS).encode() + b"\n"
+            version = rng.choice((1, 1, 2, 3, 9))
             size = struct.pack("<H" if version == 1 else "<I", len(text))
             return b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(200)
 
 
-def altered_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...]) -> bytes:
+def altered_archive(rng: random.Random, members: tuple[tuple[str, bytes], ...]) -> bytes:
     """Return an archive of these arrays with one of them, a name, or the archive's own bytes
     altered.
     """
     changed = list(members)
-    at = chance.randrange(len(changed))
-    what = chance.randrange(6)
+    at = rng.randrange(len(changed))
+    what = rng.randrange(6)
     if what in (0, 1):
-        changed[at] = (changed[at][0], altered_member(chance, changed[at][1]))
+        changed[at] = (changed[at][0], altered_member(rng, changed[at][1]))
     elif what == 2:
-        changed[at] = (chance.choice(("x", "../up.npy", "a" * 3000, "é.npy")), changed[at][1])
+        changed[at] = (rng.choice(("x", "../up.npy", "a" * 3000, "é.npy")), changed[at][1])
     elif what == 3:
         del changed[at]
-    method = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
+    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
                             zipfile.ZIP_LZMA))  # fmt: skip
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
@@ -103,19 +103,19 @@ def altered_archive(chance: random.Random, members: tuple[tuple[str, bytes], ...
             archive.writestr(name, data)
     data = file.getvalue()
     if what in (4, 5):
-        return bending.until_different(data, lambda: altered_container(chance, data))
+        return bending.until_different(data, lambda: altered_container(rng, data))
     return data
 
 
-def altered_container(chance: random.Random, data: bytes) -> bytes:
+def altered_container(rng: random.Random, data: bytes) -> bytes:
     """Return an archive with some of its own bytes altered."""
-    if chance.random() < 0.5:
-        return bending.bytes_of(chance, data)
+    if rng.random() < 0.5:
+        return bending.bytes_of(rng, data)
     # A field of the central directory: sizes, offsets, flags (encryption), methods.
     start = data.rfind(b"PK\x01\x02")
-    at = start + chance.choice((6, 8, 10, 16, 20, 24, 28, 30, 32, 42))
-    number = chance.choice((*bending.NUMBERS, 8, 9, 12, 14, 99))
-    field = struct.pack("<I", number)[: chance.choice((2, 4))]
+    at = start + rng.choice((6, 8, 10, 16, 20, 24, 28, 30, 32, 42))
+    number = rng.choice((*bending.NUMBERS, 8, 9, 12, 14, 99))
+    field = struct.pack("<I", number)[: rng.choice((2, 4))]
     return data[:at] + field + data[at + len(field) :]
 
 
@@ -159,19 +159,19 @@ def with_mac(data: bytes) -> bytes:
 
 
 @ignore_numpy_warnings()
-def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
+def attack_checkpoint(rng: random.Random, folder: Path) -> str | None:
     """Read one damaged checkpoint; a new one then replaces it.
 
     A third has no MAC, as with `dlion run`. A third has a valid one, as an insider's. A third was
     altered after its MAC was made: all of them are refused.
     """
     path = folder / "checkpoint.npz"
-    key, is_altered_later = chance.choice(((b"", False), (KEY, False), (KEY, True)))
+    key, is_altered_later = rng.choice(((b"", False), (KEY, False), (KEY, True)))
     if is_altered_later:
         valid = with_mac(archive_of(valid_members()))
-        path.write_bytes(bending.until_different(valid, lambda: altered_container(chance, valid)))
+        path.write_bytes(bending.until_different(valid, lambda: altered_container(rng, valid)))
     else:
-        altered = altered_archive(chance, valid_members())
+        altered = altered_archive(rng, valid_members())
         path.write_bytes(with_mac(altered) if key else altered)
     try:
         values = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES, key=key)
@@ -183,7 +183,7 @@ def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
     except DataError as error:
         require_named(path, error)
         word = "refused"
-    if chance.random() < 0.02:  # it waits for the disk
+    if rng.random() < 0.02:  # it waits for the disk
         save_checkpoint(path, {"iteration": 4}, key=key)
         again = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES, key=key)
         assert again is not None
@@ -192,19 +192,19 @@ def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
 
 
 @ignore_numpy_warnings()
-def attack_replica(chance: random.Random, folder: Path) -> str | None:
+def attack_replica(rng: random.Random, folder: Path) -> str | None:
     """Read one damaged snapshot of a replica on its way to the evaluator."""
     write_snapshot(folder, _REPLICA)
     (path,) = folder.glob("*.npz")
     with zipfile.ZipFile(path) as archive:
         members = tuple((name, archive.read(name)) for name in archive.namelist())
-    if chance.random() < 0.3:
-        about = np.asarray([chance.choice((0, -1, 1e300, np.nan, np.inf)) for _ in range(
-            chance.choice((0, 3, 4, 4, 5)))])  # fmt: skip
+    if rng.random() < 0.3:
+        about = np.asarray([rng.choice((0, -1, 1e300, np.nan, np.inf)) for _ in range(
+            rng.choice((0, 3, 4, 4, 5)))])  # fmt: skip
         file = io.BytesIO()
         np.lib.format.write_array(file, about, allow_pickle=False)
         members = (("about.npy", file.getvalue()), *members[1:])
-    path.write_bytes(altered_archive(chance, members))
+    path.write_bytes(altered_archive(rng, members))
     try:
         for replica in take_snapshots(folder):
             assert replica.weights_D.dtype != object

@@ -57,10 +57,10 @@ def run(target: Target, count: int, seed: int, folder: Path) -> Counter[str]:
     _forget_peak()
     while words.total() < count:
         number += 1
-        chance = random.Random((seed << 40) + number)
+        rng = random.Random((seed << 40) + number)
         peak_kib, began_s = _peak_kib(), time.process_time()
         try:
-            word = target.attack(chance, folder)
+            word = target.attack(rng, folder)
             cpu_s, growth_kib = time.process_time() - began_s, _peak_kib() - peak_kib
             if number > FIRST:
                 assert cpu_s < MAX_CPU_S, f"took {cpu_s:.1f} s"

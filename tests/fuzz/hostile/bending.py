@@ -23,58 +23,58 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def bytes_of(chance: random.Random, data: bytes) -> bytes:
+def bytes_of(rng: random.Random, data: bytes) -> bytes:
     """Flip bits; remove, repeat or insert a piece; truncate; or write extreme numbers."""
     broken = bytearray(data)
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        at = chance.randrange(len(broken) + 1)
-        end = at + chance.choice((1, 2, 4, 8, 40))
-        what = chance.randrange(7)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        at = rng.randrange(len(broken) + 1)
+        end = at + rng.choice((1, 2, 4, 8, 40))
+        what = rng.randrange(7)
         if what == 0 and at < len(broken):
-            broken[at] ^= 1 << chance.randrange(8)
+            broken[at] ^= 1 << rng.randrange(8)
         elif what == 1:
             del broken[at:]
         elif what == 2:
-            broken[at:at] = chance.randbytes(chance.choice((1, 3, 40)))
+            broken[at:at] = rng.randbytes(rng.choice((1, 3, 40)))
         elif what == 3:
             del broken[at:end]
         elif what == 4:
             broken[at:at] = broken[at:end]
         elif what == 5 and at < len(broken):
-            broken[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+            broken[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
         else:
-            width = chance.choice((2, 4, 8))
-            number = chance.choice(LARGE) % 256**width
-            broken[at : at + width] = number.to_bytes(width, chance.choice(("little", "big")))
+            width = rng.choice((2, 4, 8))
+            number = rng.choice(LARGE) % 256**width
+            broken[at : at + width] = number.to_bytes(width, rng.choice(("little", "big")))
     return bytes(broken)
 
 
-def spliced(chance: random.Random, data: bytes, other: bytes) -> bytes:
+def spliced(rng: random.Random, data: bytes, other: bytes) -> bytes:
     """Return the beginning of one value and the end of another."""
-    return data[: chance.randrange(len(data) + 1)] + other[chance.randrange(len(other) + 1) :]
+    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 
-def value_of(chance: random.Random, document: Any) -> Any:
+def value_of(rng: random.Random, document: Any) -> Any:
     """Return a copy of a JSON value with one to three places changed, removed,
     repeated or added.
     """
     changed = copy.deepcopy(document)
-    for _ in range(chance.choice((1, 1, 1, 3))):
+    for _ in range(rng.choice((1, 1, 1, 3))):
         places = list(_places(changed))
         if not places:
-            return chance.choice(ODD_VALUES)
-        holder, key = chance.choice(places)
-        what = chance.randrange(6)
+            return rng.choice(ODD_VALUES)
+        holder, key = rng.choice(places)
+        what = rng.randrange(6)
         if what == 0:
             del holder[key]
         elif what == 1:
-            _add(chance, holder, holder[key])
+            _add(rng, holder, holder[key])
         elif what == 2:
-            _, other = chance.choice(places)
+            _, other = rng.choice(places)
             if isinstance(holder, dict):
                 holder[str(other)] = holder.pop(key)
         else:
-            holder[key] = copy.deepcopy(chance.choice(ODD_VALUES))
+            holder[key] = copy.deepcopy(rng.choice(ODD_VALUES))
     return changed
 
 
@@ -87,9 +87,9 @@ def _places(value: Any) -> Any:
             yield from _places(value[key])
 
 
-def _add(chance: random.Random, holder: Any, value: Any) -> None:
+def _add(rng: random.Random, holder: Any, value: Any) -> None:
     if isinstance(holder, dict):
-        holder[chance.choice(("x", "", "0", "99", "-1", "kind", "rank", "\ud800"))] = value
+        holder[rng.choice(("x", "", "0", "99", "-1", "kind", "rank", "\ud800"))] = value
     else:
         holder.append(copy.deepcopy(value))
 

@@ -51,17 +51,17 @@ def valid_images() -> tuple[bytes, ...]:
     return (*(form.numpy() for form in forms), header + image.tobytes(), gif)
 
 
-def _altered_image(chance: random.Random) -> bytes:
-    valid = chance.choice(valid_images())
-    what = chance.randrange(4)
+def _altered_image(rng: random.Random) -> bytes:
+    valid = rng.choice(valid_images())
+    what = rng.randrange(4)
     if what == 0:  # sizes are near the beginning of every format
-        at = chance.randrange(min(40, len(valid)))
-        number = chance.choice((0, 1, 9, 255, 65_535, 2**31 - 1, 2**32 - 1))
-        field = struct.pack(chance.choice(("<I", ">I")), number)[: chance.choice((2, 4))]
+        at = rng.randrange(min(40, len(valid)))
+        number = rng.choice((0, 1, 9, 255, 65_535, 2**31 - 1, 2**32 - 1))
+        field = struct.pack(rng.choice(("<I", ">I")), number)[: rng.choice((2, 4))]
         return valid[:at] + field + valid[at + len(field) :]
     if what == 1:
-        return bending.spliced(chance, valid, chance.choice(valid_images()))
-    return bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
+        return bending.spliced(rng, valid, rng.choice(valid_images()))
+    return bending.until_different(valid, lambda: bending.bytes_of(rng, valid))
 
 
 def _example(image: bytes, label: int) -> bytes:
@@ -79,23 +79,23 @@ def _records_file(path: Path, records: list[bytes]) -> bytes:
     return path.read_bytes()
 
 
-def attack_records(chance: random.Random, folder: Path) -> str | None:
+def attack_records(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile TFRecord file: its frame, one record (with valid checksums),
     or one image.
     """
     path = folder / "a.tfrecord"
     records = [_example(valid_images()[0], n) for n in range(COUNT)]
-    at = chance.randrange(COUNT)
-    what = chance.randrange(4)
+    at = rng.randrange(COUNT)
+    what = rng.randrange(4)
     if what == 0:
         records[at] = bending.until_different(
-            records[at], lambda: bending.bytes_of(chance, records[at])
+            records[at], lambda: bending.bytes_of(rng, records[at])
         )
     elif what == 1:
-        records[at] = _example(_altered_image(chance), chance.choice((0, 0, -1, 2**31, 2**63 - 1)))
+        records[at] = _example(_altered_image(rng), rng.choice((0, 0, -1, 2**31, 2**63 - 1)))
     data = _records_file(path, records)
     if what > 1:
-        data = bending.until_different(data, lambda: _altered_frame(chance, data))
+        data = bending.until_different(data, lambda: _altered_frame(rng, data))
     path.write_bytes(data)
     try:
         source = TFRecordSource(path)
@@ -107,20 +107,20 @@ def attack_records(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def _altered_frame(chance: random.Random, data: bytes) -> bytes:
-    if chance.random() < 0.5:
-        return bending.bytes_of(chance, data)
-    length = chance.choice((0, 1, len(data), 2**31, 2**63, 2**64 - 1, 2**64 - 16, 2**64 - 12))
+def _altered_frame(rng: random.Random, data: bytes) -> bytes:
+    if rng.random() < 0.5:
+        return bending.bytes_of(rng, data)
+    length = rng.choice((0, 1, len(data), 2**31, 2**63, 2**64 - 1, 2**64 - 16, 2**64 - 12))
     return struct.pack("<Q", length) + data[8:]
 
 
-def attack_images(chance: random.Random, folder: Path) -> str | None:
+def attack_images(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile image file among valid ones, or alone."""
     path = folder / "hostile.png"
-    path.write_bytes(_altered_image(chance))
+    path.write_bytes(_altered_image(rng))
     other = folder / "right.png"
     other.write_bytes(valid_images()[0])
-    files = chance.choice(([path], [path, other], [other, path]))
+    files = rng.choice(([path], [path, other], [other, path]))
     source = ImageSource("images", [(file, 0) for file in files])
     try:
         images = source.read(np.arange(len(files)))
@@ -131,10 +131,10 @@ def attack_images(chance: random.Random, folder: Path) -> str | None:
 
 
 @ignore_numpy_warnings()
-def attack_npz(chance: random.Random, folder: Path) -> str | None:
+def attack_npz(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile `.npz` file, as training data and as held-out data."""
     path = folder / "data.npz"
-    path.write_bytes(altered_archive(chance, valid_arrays()))
+    path.write_bytes(altered_archive(rng, valid_arrays()))
     word = "taken"
     for read in (npz.read_train, npz.read_evaluation):
         try:

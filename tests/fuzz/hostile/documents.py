@@ -44,37 +44,37 @@ def valid_texts(folder: str) -> tuple[str, ...]:
     return tuple(path.read_text() for path in sorted((ROOT / folder).glob("*.yaml")))
 
 
-def altered_text(chance: random.Random, valid: str) -> bytes:
+def altered_text(rng: random.Random, valid: str) -> bytes:
     """Return a YAML text with lines, values or bytes altered, or a document with values altered."""
-    if chance.randrange(3) == 0:
-        value = bending.value_of(chance, yaml.safe_load(valid))
+    if rng.randrange(3) == 0:
+        value = bending.value_of(rng, yaml.safe_load(valid))
         return json.dumps(value).encode("utf-8", "surrogatepass")
     lines = valid.splitlines()
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        at = chance.randrange(len(lines))
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(lines))
         name, colon, rest = lines[at].partition(":")
-        word = chance.choice(ODD_WORDS)
-        match chance.randrange(8):
+        word = rng.choice(ODD_WORDS)
+        match rng.randrange(8):
             case 0:
                 lines[at:] = [*lines[at + 1 :], ""]
             case 1:
-                lines.insert(chance.randrange(len(lines) + 1), lines[at])
+                lines.insert(rng.randrange(len(lines) + 1), lines[at])
             case 2:
-                lines[at] = " " * chance.randrange(9) + lines[at].lstrip()
+                lines[at] = " " * rng.randrange(9) + lines[at].lstrip()
             case 3 if colon:
                 lines[at] = f"{name}: &a {rest.strip() or 'x'}"
             case 4:
-                lines.insert(at, chance.choice((word, f"<<: {word}", f"{word}: 1", BOMB)))
+                lines.insert(at, rng.choice((word, f"<<: {word}", f"{word}: 1", BOMB)))
             case _:
                 lines[at] = f"{name}{colon or ':'} {word}"
     data = "\n".join(lines).encode("utf-8", "surrogatepass")
-    return bending.bytes_of(chance, data) if chance.randrange(4) == 0 else data
+    return bending.bytes_of(rng, data) if rng.randrange(4) == 0 else data
 
 
-def attack_manifest(chance: random.Random, folder: Path) -> str | None:
+def attack_manifest(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile manifest like `dlion validate` and `dlion run`."""
-    valid = chance.choice(valid_texts("examples"))
-    data = bending.until_different(valid.encode(), lambda: altered_text(chance, valid))
+    valid = rng.choice(valid_texts("examples"))
+    data = bending.until_different(valid.encode(), lambda: altered_text(rng, valid))
     try:
         texts = parse_any_documents(data, source="hostile")
     except SpecError as error:
@@ -97,10 +97,10 @@ def _is_accepted(value: Any, lines: dict[str, int]) -> bool:
     return True
 
 
-def attack_set(chance: random.Random, folder: Path) -> str | None:
+def attack_set(rng: random.Random, folder: Path) -> str | None:
     """Apply one to three hostile `--set` assignments to a valid manifest."""
     valid = _valid_document()
-    assignments = [_assignment(chance) for _ in range(chance.choice((1, 1, 3)))]
+    assignments = [_assignment(rng) for _ in range(rng.choice((1, 1, 3)))]
     try:
         changed = apply_set(valid, assignments)
     except SpecError as error:
@@ -119,23 +119,23 @@ def _valid_document() -> dict[str, Any]:
     return document
 
 
-def _assignment(chance: random.Random) -> str:
+def _assignment(rng: random.Random) -> str:
     steps = ("spec", "sites", "[0]", "[1]", "[999999]", "[-1]", "groups", "workers", "trainer",
              "dataset", "stop", "maxSteps", "", ".", "x", "metadata", "name", "exchange", "policy",
              "[", "é")  # fmt: skip
-    path = ".".join(chance.choice(steps) for _ in range(chance.randint(1, 6))).replace(".[", "[")
-    if chance.random() < 0.5:
-        path = chance.choice(("trainer.stop.maxSteps", "sites[0].name", "exchange.codec",
+    path = ".".join(rng.choice(steps) for _ in range(rng.randint(1, 6))).replace(".[", "[")
+    if rng.random() < 0.5:
+        path = rng.choice(("trainer.stop.maxSteps", "sites[0].name", "exchange.codec",
                               "sites[0].groups[0].workers", "trainer.optimizer"))  # fmt: skip
-    equals = "" if chance.random() < 0.05 else "="
-    return f"{path}{equals}{chance.choice((*ODD_WORDS, BOMB))}"
+    equals = "" if rng.random() < 0.05 else "="
+    return f"{path}{equals}{rng.choice((*ODD_WORDS, BOMB))}"
 
 
-def attack_environment(chance: random.Random, folder: Path) -> str | None:
+def attack_environment(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile environment file."""
-    valid = chance.choice(valid_texts("environments"))
+    valid = rng.choice(valid_texts("environments"))
     path = folder / "hostile.yaml"
-    path.write_bytes(bending.until_different(valid.encode(), lambda: altered_text(chance, valid)))
+    path.write_bytes(bending.until_different(valid.encode(), lambda: altered_text(rng, valid)))
     try:
         environment = load_environment(path)
     except SpecError as error:

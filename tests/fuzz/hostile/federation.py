@@ -62,54 +62,54 @@ def _report(site: SiteName) -> RunReported:
     )
 
 
-def _valid(chance: random.Random) -> wire.Statement:
+def _valid(rng: random.Random) -> wire.Statement:
     statements: tuple[Statement, ...] = (_report(SPEAKER), RunRemoved(RUN), Heartbeat())
     messages = (site_hello(SPEAKER, OWN), *map(to_wire, statements))
-    return chance.choices(messages, (2, 6, 1, 1))[0]
+    return rng.choices(messages, (2, 6, 1, 1))[0]
 
 
-def _altered(chance: random.Random, valid: wire.Statement) -> bytes:
-    if chance.random() < 0.4:
-        return bending.bytes_of(chance, valid.SerializeToString())
+def _altered(rng: random.Random, valid: wire.Statement) -> bytes:
+    if rng.random() < 0.4:
+        return bending.bytes_of(rng, valid.SerializeToString())
     altered = wire.Statement()
     altered.CopyFrom(valid)
-    for _ in range(chance.choice((1, 1, 3))):
-        _alter(chance, altered)
+    for _ in range(rng.choice((1, 1, 3))):
+        _alter(rng, altered)
     return altered.SerializeToString()
 
 
-def _alter(chance: random.Random, message: Any) -> None:
+def _alter(rng: random.Random, message: Any) -> None:
     """Change, repeat or remove one field anywhere in the message."""
     fields = message.DESCRIPTOR.fields
     if not fields:  # a heartbeat has no field
         return
-    field = chance.choice(fields)
+    field = rng.choice(fields)
     value = getattr(message, field.name)
-    if isinstance(value, Message) and chance.random() < 0.9:
-        _alter(chance, value)
+    if isinstance(value, Message) and rng.random() < 0.9:
+        _alter(rng, value)
         return
     with contextlib.suppress(
         TypeError, ValueError, AttributeError, KeyError, OverflowError
     ):  # of another type
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             message.ClearField(field.name)
         elif field.name == "fields":
-            value[chance.choice(TEXTS)] = chance.choice(BYTES)
+            value[rng.choice(TEXTS)] = rng.choice(BYTES)
         elif not field.is_repeated:
-            setattr(message, field.name, chance.choice((*TEXTS, *NUMBERS, *BYTES, True)))
+            setattr(message, field.name, rng.choice((*TEXTS, *NUMBERS, *BYTES, True)))
         elif value and isinstance(value[0], Message):
-            if chance.random() < 0.3:
-                value.extend(list(value) * chance.choice((1, 1, 5000)))
+            if rng.random() < 0.3:
+                value.extend(list(value) * rng.choice((1, 1, 5000)))
             else:
-                _alter(chance, chance.choice(value))
+                _alter(rng, rng.choice(value))
         else:
-            value.append(chance.choice((*TEXTS, *NUMBERS)))
+            value.append(rng.choice((*TEXTS, *NUMBERS)))
 
 
-def attack_federation(chance: random.Random, folder: Path) -> str | None:
+def attack_federation(rng: random.Random, folder: Path) -> str | None:
     """Receive one hostile statement on an open stream, or as the beginning of a new one."""
-    valid = _valid(chance)
-    content = bending.until_different(valid.SerializeToString(), lambda: _altered(chance, valid))
+    valid = _valid(rng)
+    content = bending.until_different(valid.SerializeToString(), lambda: _altered(rng, valid))
     state = FederationState(OWN, (SPEAKER, OTHER))
     state.open_stream(1, SPEAKER, OWN, 0.0)
     state.receive(1, _report(SPEAKER), 0.0)

@@ -42,49 +42,49 @@ def valid_stream() -> bytes:
     return output.getvalue()
 
 
-def _made(chance: random.Random) -> bytes:
+def _made(rng: random.Random) -> bytes:
     """A stream with valid checksums in which only one member is altered."""
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     documents: dict[str, Any] = {
         CONTENTS: {"run": "1", "files": {name: len(FILES[name]) for name in FILES}},
         CHECKSUMS: {"sha256": sums},
     }
-    if chance.random() < 0.5:
-        which = chance.choice((CONTENTS, CHECKSUMS))
-        documents[which] = bending.value_of(chance, documents[which])
+    if rng.random() < 0.5:
+        which = rng.choice((CONTENTS, CHECKSUMS))
+        documents[which] = bending.value_of(rng, documents[which])
     contents = {name: json.dumps(each).encode() for name, each in documents.items()}
     members = [(CONTENTS, contents[CONTENTS]), *FILES.items(), (CHECKSUMS, contents[CHECKSUMS])]
-    altered, output = chance.randrange(len(members)), io.BytesIO()
+    altered, output = rng.randrange(len(members)), io.BytesIO()
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for number, (name, content) in enumerate(members):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             if number == altered:
-                _alter(chance, entry)
+                _alter(rng, entry)
             archive.addfile(entry, io.BytesIO(content))
     return output.getvalue()
 
 
-def _alter(chance: random.Random, entry: tarfile.TarInfo) -> None:
-    match chance.randrange(4):
+def _alter(rng: random.Random, entry: tarfile.TarInfo) -> None:
+    match rng.randrange(4):
         case 0:
-            entry.name = chance.choice(NAMES)
+            entry.name = rng.choice(NAMES)
         case 1:
-            entry.type, entry.linkname = chance.choice(TYPES), chance.choice(NAMES)
+            entry.type, entry.linkname = rng.choice(TYPES), rng.choice(NAMES)
         case 2:
-            entry.mtime = chance.choice((-1, 2**31, 2**40, 2**62, 2**63, 1e300))
+            entry.mtime = rng.choice((-1, 2**31, 2**40, 2**62, 2**63, 1e300))
         case _:
-            entry.pax_headers = {chance.choice(("path", "size", "mtime", "linkpath", "x")): str(
-                chance.choice((*NAMES[:6], "-1", "1e999", "nan", "9" * 30)))}  # fmt: skip
+            entry.pax_headers = {rng.choice(("path", "size", "mtime", "linkpath", "x")): str(
+                rng.choice((*NAMES[:6], "-1", "1e999", "nan", "9" * 30)))}  # fmt: skip
 
 
-def attack_fetched(chance: random.Random, folder: Path) -> str | None:
+def attack_fetched(rng: random.Random, folder: Path) -> str | None:
     """Unpack one hostile stream into a folder that has a file of the same name."""
     valid = valid_stream()
-    if chance.random() < 0.5:
-        stream = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
+    if rng.random() < 0.5:
+        stream = bending.until_different(valid, lambda: bending.bytes_of(rng, valid))
     else:
-        stream = _made(chance)
+        stream = _made(rng)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         out = Path(made) / "out"
         before = out / "models" / "plant-a" / "model.json"

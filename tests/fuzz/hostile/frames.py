@@ -29,16 +29,16 @@ LARGE = (*bending.LARGE, LIMIT, LIMIT + 1)
 KINDS = tuple(MessageKind)
 
 
-def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
+def valid_stream(rng: random.Random) -> tuple[list[bytes], set[bytes]]:
     """Return frames of a few messages of the real sender, and their payloads."""
     send_queue = SendQueue(QueueRule.KEEP, 100)
     frames = [Frame(hello=Hello(epoch=send_queue.reset())).SerializeToString()]
-    send_queue.set_budget(chance.choice((512, 4096, 40_000)))
+    send_queue.set_budget(rng.choice((512, 4096, 40_000)))
     payloads = {b""}
-    for iteration in range(chance.randint(1, 3)):
-        kind = chance.choice(KINDS)
-        size = min(chance.choice((1, 7, 500, 5000)), allowed_bytes(kind, LIMIT))
-        payload = chance.randbytes(size)
+    for iteration in range(rng.randint(1, 3)):
+        kind = rng.choice(KINDS)
+        size = min(rng.choice((1, 7, 500, 5000)), allowed_bytes(kind, LIMIT))
+        payload = rng.randbytes(size)
         payloads.add(payload)
         send_queue.push(Message(kind, iteration, payload=payload))
     while (frame := send_queue.next_frame(0.0)) is not None:
@@ -47,62 +47,62 @@ def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
 
 
 EDITS: tuple[Callable[[random.Random, Frame], object], ...] = (
-    lambda chance, frame: setattr(frame, "message", chance.choice(LARGE)),
-    lambda chance, frame: setattr(frame, "offset", chance.choice(LARGE)),
-    lambda chance, frame: setattr(frame, "checksum", chance.choice(NUMBERS)),
-    lambda chance, frame: setattr(frame, "payload", chance.randbytes(chance.choice((0, 1, 999)))),
-    lambda chance, frame: setattr(frame.header, "kind", chance.randrange(len(KINDS) + 2)),
-    lambda chance, frame: setattr(frame.header, "message", chance.choice(LARGE)),
-    lambda chance, frame: setattr(frame.header, "total_bytes", chance.choice(LARGE)),
-    lambda chance, frame: setattr(frame.header, "iteration", chance.choice(LARGE)),
-    lambda chance, frame: frame.ClearField("header"),
-    lambda chance, frame: setattr(frame.hello, "rank", chance.choice(NUMBERS)),
-    lambda chance, frame: setattr(frame.hello, "epoch", chance.choice(LARGE)),
+    lambda rng, frame: setattr(frame, "message", rng.choice(LARGE)),
+    lambda rng, frame: setattr(frame, "offset", rng.choice(LARGE)),
+    lambda rng, frame: setattr(frame, "checksum", rng.choice(NUMBERS)),
+    lambda rng, frame: setattr(frame, "payload", rng.randbytes(rng.choice((0, 1, 999)))),
+    lambda rng, frame: setattr(frame.header, "kind", rng.randrange(len(KINDS) + 2)),
+    lambda rng, frame: setattr(frame.header, "message", rng.choice(LARGE)),
+    lambda rng, frame: setattr(frame.header, "total_bytes", rng.choice(LARGE)),
+    lambda rng, frame: setattr(frame.header, "iteration", rng.choice(LARGE)),
+    lambda rng, frame: frame.ClearField("header"),
+    lambda rng, frame: setattr(frame.hello, "rank", rng.choice(NUMBERS)),
+    lambda rng, frame: setattr(frame.hello, "epoch", rng.choice(LARGE)),
 )
 
 
-def _altered_fields(chance: random.Random, data: bytes) -> bytes:
+def _altered_fields(rng: random.Random, data: bytes) -> bytes:
     frame = Frame.FromString(data)
-    chance.choice(EDITS)(chance, frame)
+    rng.choice(EDITS)(rng, frame)
     return frame.SerializeToString()
 
 
-def _altered(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    match chance.randrange(8):
+def _altered(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    match rng.randrange(8):
         case 0 | 1 | 2:
-            return bending.bytes_of(chance, data)
+            return bending.bytes_of(rng, data)
         case 3 | 4 | 5:
-            return _altered_fields(chance, data)
+            return _altered_fields(rng, data)
         case 6:
-            return bending.spliced(chance, data, other)
+            return bending.spliced(rng, data, other)
         case _:
-            return chance.randbytes(chance.choice((0, 1, 30, 3000)))
+            return rng.randbytes(rng.choice((0, 1, 30, 3000)))
 
 
-def _reordered(chance: random.Random, frames: list[bytes]) -> list[bytes]:
+def _reordered(rng: random.Random, frames: list[bytes]) -> list[bytes]:
     """Drop (not the last: that is only a slow sender), repeat or move a frame."""
     changed = list(frames)
-    at = chance.randrange(len(changed))
-    match chance.randrange(3):
+    at = rng.randrange(len(changed))
+    match rng.randrange(3):
         case 0:
-            del changed[chance.randrange(len(changed) - 1)]
+            del changed[rng.randrange(len(changed) - 1)]
         case 1:
-            changed.insert(chance.randrange(len(changed) + 1), changed[at])
+            changed.insert(rng.randrange(len(changed) + 1), changed[at])
         case _:
-            changed.insert(chance.randrange(len(changed)), changed.pop(at))
+            changed.insert(rng.randrange(len(changed)), changed.pop(at))
     return changed
 
 
-def attack_inbox(chance: random.Random, folder: Path) -> str | None:
+def attack_inbox(rng: random.Random, folder: Path) -> str | None:
     """Give the receiver one stream with one frame altered, dropped, repeated or moved."""
-    frames, payloads = valid_stream(chance)
+    frames, payloads = valid_stream(rng)
     altered: bytes | None = None
-    if chance.randrange(4) == 0:
-        stream = bending.until_different(frames, lambda: _reordered(chance, frames))
+    if rng.randrange(4) == 0:
+        stream = bending.until_different(frames, lambda: _reordered(rng, frames))
     else:
-        stream, at = list(frames), chance.randrange(len(frames))
-        other = chance.choice(frames)
-        altered = bending.until_different(frames[at], lambda: _altered(chance, frames[at], other))
+        stream, at = list(frames), rng.randrange(len(frames))
+        other = rng.choice(frames)
+        altered = bending.until_different(frames[at], lambda: _altered(rng, frames[at], other))
         stream[at] = altered
     inbox = StreamReceiver(LIMIT, incarnation=1)
     refused = not _received(inbox, stream, payloads, altered)
@@ -135,7 +135,7 @@ def _received(
     return True
 
 
-def attack_outbox(chance: random.Random, folder: Path) -> str | None:
+def attack_outbox(rng: random.Random, folder: Path) -> str | None:
     """Give the sender one hostile acknowledgement; it continues in its next epoch."""
     send_queue = SendQueue(QueueRule.KEEP, 100)
     send_queue.reset()
@@ -143,7 +143,7 @@ def attack_outbox(chance: random.Random, folder: Path) -> str | None:
     send_queue.next_frame(0.0)
     honest = Acknowledgement(epoch=1, incarnation=1, frames=1, stream_bytes=3000, busy_bytes=9)
     data = bending.until_different(
-        honest.SerializeToString(), lambda: _altered_acknowledgement(chance, honest)
+        honest.SerializeToString(), lambda: _altered_acknowledgement(rng, honest)
     )
     try:
         send_queue.acknowledge(_acknowledgement(data), 1.0)
@@ -161,22 +161,20 @@ def attack_outbox(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-def _altered_acknowledgement(chance: random.Random, honest: Acknowledgement) -> bytes:
-    if chance.random() < 0.5:
-        return bending.bytes_of(chance, honest.SerializeToString())
+def _altered_acknowledgement(rng: random.Random, honest: Acknowledgement) -> bytes:
+    if rng.random() < 0.5:
+        return bending.bytes_of(rng, honest.SerializeToString())
     altered = Acknowledgement()
     altered.CopyFrom(honest)
-    setattr(
-        altered, chance.choice([f.name for f in honest.DESCRIPTOR.fields]), chance.choice(LARGE)
-    )
+    setattr(altered, rng.choice([f.name for f in honest.DESCRIPTOR.fields]), rng.choice(LARGE))
     return altered.SerializeToString()
 
 
-def attack_assembly(chance: random.Random, folder: Path) -> str | None:
+def attack_assembly(rng: random.Random, folder: Path) -> str | None:
     """Receive one hostile chunk of state; a new assembly then accepts the honest one."""
-    snapshot = StateSnapshot(1, 1, chance.randbytes(chance.choice((1, 300))))
+    snapshot = StateSnapshot(1, 1, rng.randbytes(rng.choice((1, 300))))
     honest = next(state_chunks(snapshot))
-    data = bending.until_different(honest, lambda: _altered_chunk(chance, honest))
+    data = bending.until_different(honest, lambda: _altered_chunk(rng, honest))
     try:
         taken = StateAssembler(LIMIT).feed(data)
         assert taken is None or len(taken.payload) <= LIMIT
@@ -187,10 +185,10 @@ def attack_assembly(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-def _altered_chunk(chance: random.Random, honest: bytes) -> bytes:
-    if chance.random() < 0.5:
-        return bending.bytes_of(chance, honest)
+def _altered_chunk(rng: random.Random, honest: bytes) -> bytes:
+    if rng.random() < 0.5:
+        return bending.bytes_of(rng, honest)
     chunk = StateChunk.FromString(honest)
-    setattr(chunk, chance.choice(("total_bytes", "offset", "iteration", "samples", "checksum")),
-            chance.choice(NUMBERS))  # fmt: skip
+    setattr(chunk, rng.choice(("total_bytes", "offset", "iteration", "samples", "checksum")),
+            rng.choice(NUMBERS))  # fmt: skip
     return chunk.SerializeToString()

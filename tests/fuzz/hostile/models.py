@@ -42,21 +42,21 @@ def _valid(class_count: int = 10) -> bytes:
         return path.read_bytes()
 
 
-def _altered(chance: random.Random, valid: bytes) -> bytes:
+def _altered(rng: random.Random, valid: bytes) -> bytes:
     """Alter the container, or its parts except the weights, with valid checksums."""
-    what = chance.randrange(4)
+    what = rng.randrange(4)
     if what == 0:
-        return altered_container(chance, valid)
+        return altered_container(rng, valid)
     if what == 1:
-        return bending.spliced(chance, valid, _valid(12))
+        return bending.spliced(rng, valid, _valid(12))
     with zipfile.ZipFile(io.BytesIO(valid)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     if what == 2:
-        gone = chance.choice(list(members))
-        members[chance.choice((gone.upper(), f"../{gone}", "x"))] = members.pop(gone)
+        gone = rng.choice(list(members))
+        members[rng.choice((gone.upper(), f"../{gone}", "x"))] = members.pop(gone)
     else:
-        name = chance.choice([name for name in members if name != WEIGHTS])
-        members[name] = bending.bytes_of(chance, members[name])
+        name = rng.choice([name for name in members if name != WEIGHTS])
+        members[name] = bending.bytes_of(rng, members[name])
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
@@ -64,10 +64,10 @@ def _altered(chance: random.Random, valid: bytes) -> bytes:
     return file.getvalue()
 
 
-def attack_keras(chance: random.Random, folder: Path) -> str | None:
+def attack_keras(rng: random.Random, folder: Path) -> str | None:
     """Read one hostile file, then a valid one."""
     model, valid, path = _model(), _valid(), folder / "model.keras"
-    path.write_bytes(bending.until_different(valid, lambda: _altered(chance, valid)))
+    path.write_bytes(bending.until_different(valid, lambda: _altered(rng, valid)))
     size = len(model.weights_D)
     try:
         model.load_keras(path)

@@ -80,42 +80,42 @@ def valid_payloads(size: int) -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def altered_payload(chance: random.Random, size: int) -> bytes:
+def altered_payload(rng: random.Random, size: int) -> bytes:
     """Return a payload for that size with its header, values or positions altered."""
-    valid = chance.choice(valid_payloads(size))
-    return bending.until_different(valid, lambda: _altered(chance, valid, size))
+    valid = rng.choice(valid_payloads(size))
+    return bending.until_different(valid, lambda: _altered(rng, valid, size))
 
 
-def _altered(chance: random.Random, valid: bytes, size: int) -> bytes:
-    match chance.randrange(6):
+def _altered(rng: random.Random, valid: bytes, size: int) -> bytes:
+    match rng.randrange(6):
         case 0 | 1:
             fields = list(_HEADER.unpack_from(valid))
-            at = chance.randrange(len(fields))
+            at = rng.randrange(len(fields))
             edges = (0, 1, 2, 3, 4, 5, 6, 7, size - 1, size, size + 1, *bending.NUMBERS)
             width = (8, 8, 8, 8, 16, 16, 32, 32)[at]
-            fields[at] = chance.choice(edges) % 2**width
+            fields[at] = rng.choice(edges) % 2**width
             if at == 4:
-                fields[at] = chance.choice((-(2**15), -114, -1, 1, 9, 10, 113, 114, 2**15 - 1))
+                fields[at] = rng.choice((-(2**15), -114, -1, 1, 9, 10, 113, 114, 2**15 - 1))
             return _HEADER.pack(*fields) + valid[HEADER_BYTES:]
         case 2:
-            tail = bending.bytes_of(chance, valid[HEADER_BYTES:])
+            tail = bending.bytes_of(rng, valid[HEADER_BYTES:])
             return valid[:HEADER_BYTES] + tail
         case 3:
-            other = chance.choice(valid_payloads(chance.choice(SIZES)))
-            return bending.spliced(chance, valid, other)
+            other = rng.choice(valid_payloads(rng.choice(SIZES)))
+            return bending.spliced(rng, valid, other)
         case 4:  # positions that descend, repeat or exceed the size: bytes at the end exchanged
-            at = chance.randrange(HEADER_BYTES, len(valid))
+            at = rng.randrange(HEADER_BYTES, len(valid))
             return valid[:at] + bytes(sorted(valid[at:], reverse=True))
         case _:
-            return bending.bytes_of(chance, valid)
+            return bending.bytes_of(rng, valid)
 
 
-def attack_gradient(chance: random.Random, folder: Path) -> str | None:
+def attack_gradient(rng: random.Random, folder: Path) -> str | None:
     """Decode one hostile gradient, or the same bytes as weights."""
-    size = chance.choice(SIZES)
-    payload = altered_payload(chance, size)
+    size = rng.choice(SIZES)
+    payload = altered_payload(rng, size)
     try:
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             weights_D = decode_weights(payload, size)
             assert weights_D.shape == (size,)
             assert np.isfinite(weights_D).all()
@@ -134,87 +134,83 @@ def attack_gradient(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def attack_words(chance: random.Random, folder: Path) -> str | None:
+def attack_words(rng: random.Random, folder: Path) -> str | None:
     """Decode one hostile loss, join message or state of a peer."""
-    what = chance.randrange(3)
+    what = rng.randrange(3)
     try:
         if what == 0:
             valid = encode_loss(0.5)
-            loss = decode_loss(
-                bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
-            )
+            loss = decode_loss(bending.until_different(valid, lambda: bending.bytes_of(rng, valid)))
             assert np.isfinite(loss)
         elif what == 1:
-            payload = chance.randbytes(chance.choice((0, 1, 1, 1, 2, 9)))
+            payload = rng.randbytes(rng.choice((0, 1, 1, 1, 2, 9)))
             if payload == b"\x00":
                 return None
-            done, asked = chance.choice(bending.LARGE), chance.choice(bending.LARGE)
+            done, asked = rng.choice(bending.LARGE), rng.choice(bending.LARGE)
             message = Message(MessageKind.MEET, done, weights_version=asked, payload=payload)
             answer = join_barrier.parse_message(message)
             assert isinstance(answer, join_barrier.JoinAnswer)
             assert answer.done == message.iteration
-            _meet(chance, answer)
+            _meet(rng, answer)
         else:
-            _unpack(chance)
+            _unpack(rng)
     except ContractError:
         return "refused"
     return "taken"
 
 
-def _meet(chance: random.Random, answer: join_barrier.JoinAnswer) -> None:
+def _meet(rng: random.Random, answer: join_barrier.JoinAnswer) -> None:
     """A latecomer names later iterations only a bounded number of times."""
     meeting = join_barrier.JoinBarrier()
     for _ in range(5):
-        asked = meeting.peers_to_ask({PEER: chance.randrange(3)}, {PEER: answer})
+        asked = meeting.peers_to_ask({PEER: rng.randrange(3)}, {PEER: answer})
         assert set(asked) <= {PEER}
         meeting.is_agreed([PEER], {PEER: answer})
     assert meeting.iteration <= answer.done + join_barrier.MAX_MARGIN
 
 
-def _unpack(chance: random.Random) -> None:
+def _unpack(rng: random.Random) -> None:
     like = TrainingState(*(np.ones(count, np.float32) for count in (5, 2, 3)))
-    valid = pack(like, weights_only=chance.random() < 0.5)
-    wrong = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
-    state = unpack(wrong, like, weights_only=chance.random() < 0.5)
+    valid = pack(like, weights_only=rng.random() < 0.5)
+    wrong = bending.until_different(valid, lambda: bending.bytes_of(rng, valid))
+    state = unpack(wrong, like, weights_only=rng.random() < 0.5)
     for name, values in vars(state).items():
         assert values.shape == getattr(like, name).shape
         assert np.isfinite(values).all()
 
 
-def altered_held(chance: random.Random) -> bytes:
+def altered_held(rng: random.Random) -> bytes:
     """Return the contents of a peer's weights, valid or altered."""
-    valid = encode_version_vector(
-        {Rank(0): chance.choice(bending.LARGE), PEER: chance.randrange(10**6)}
-    )
-    return valid if chance.random() < 0.5 else bending.bytes_of(chance, valid)
+    valid = encode_version_vector({Rank(0): rng.choice(bending.LARGE), PEER: rng.randrange(10**6)})
+    return valid if rng.random() < 0.5 else bending.bytes_of(rng, valid)
 
 
-def any_message(chance: random.Random, size: int) -> Message:
+def any_message(rng: random.Random, size: int) -> Message:
     """Return a message that valid frames may contain: any kind, any numbers."""
-    kind = chance.choice(list(MessageKind))
+    kind = rng.choice(list(MessageKind))
     if kind is MessageKind.PROGRESS or kind.name.endswith("_REQUEST"):
         payload = b""
     elif kind is MessageKind.HELD:
-        payload = altered_held(chance)
+        payload = altered_held(rng)
     elif kind is MessageKind.FOLD:
-        payload = altered_held(chance) + altered_payload(chance, size)
+        payload = altered_held(rng) + altered_payload(rng, size)
     elif kind in (MessageKind.GRADIENT, MessageKind.WEIGHTS):
-        payload = altered_payload(chance, size)
+        payload = altered_payload(rng, size)
     else:
-        payload = chance.randbytes(chance.choice((0, 1, 7, 8, 4096)))
+        payload = rng.randbytes(rng.choice((0, 1, 7, 8, 4096)))
     near = (0, 1, 2, 3, 5, 1000)
     return Message(
         kind,
-        iteration=chance.choice((*near, 2**31, 2**53)),
-        local_batch_size=chance.choice((*near, 2**31, 2**32 - 1)),
-        weights_version=chance.choice(bending.LARGE),
+        iteration=rng.choice((*near, 2**31, 2**53)),
+        local_batch_size=rng.choice((*near, 2**31, 2**32 - 1)),
+        weights_version=rng.choice(bending.LARGE),
         payload=payload,
     )
 
 
-def attack_policies(chance: random.Random, folder: Path) -> str | None:
+def attack_policies(rng: random.Random, folder: Path) -> str | None:
     """Send one hostile message through the trainer's inbox to real policies at a barrier."""
-    size, policy = 3, chance.choice(("dlion", "adaptive"))
+    size, policy = 3, rng.choice(("dlion", "adaptive"))
     spec = _job().spec
     spec = replace(spec, exchange=replace(spec.exchange, policy=policy))
     machine = factory.build(
@@ -223,12 +219,12 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     sent: list[Message] = []
     inbox = EventInbox(lambda _, message, epoch: sent.append(message), clock_s=lambda: 0.0)
     inbox.put(LinkUp(PEER, 1, 0))
-    started = chance.random() < 0.7
+    started = rng.random() < 0.7
     if started:
         for event in inbox.start(0):
             machine.handle(event)
     refused = len(inbox.refusals)
-    inbox.put(MessageArrived(PEER, any_message(chance, size)))
+    inbox.put(MessageArrived(PEER, any_message(rng, size)))
     events = inbox.drain()
     instructions = [each for event in events for each in machine.handle(event)]
     for event in [] if started else inbox.start(0):
@@ -236,10 +232,10 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     instructions += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
     if policy == "adaptive":  # its round ends
         instructions += machine.handle(UpdateApplied())
-    if chance.random() < 0.5:  # it requests weights, and gets this message
+    if rng.random() < 0.5:  # it requests weights, and gets this message
         lacked = Message(MessageKind.HELD, 1, payload=encode_version_vector({PEER: 10**6}))
         instructions += machine.handle(MessageArrived(PEER, lacked))
-        instructions += machine.handle(MessageArrived(PEER, any_message(chance, size)))
+        instructions += machine.handle(MessageArrived(PEER, any_message(rng, size)))
     for instruction in instructions:
         if isinstance(instruction, ApplyGradient):
             assert np.isfinite(instruction.gradient_D).all()

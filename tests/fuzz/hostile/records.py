@@ -79,25 +79,25 @@ PROGRESS: tuple[progress.ProgressRecord, ...] = (
 )
 
 
-def altered_json(chance: random.Random, valid: bytes) -> bytes:
+def altered_json(rng: random.Random, valid: bytes) -> bytes:
     """Return a line of JSON with its values, its structure or its bytes altered."""
-    match chance.randrange(8):
+    match rng.randrange(8):
         case 0 | 1 | 2 | 3 | 4:
-            return json.dumps(bending.value_of(chance, json.loads(valid))).encode()
+            return json.dumps(bending.value_of(rng, json.loads(valid))).encode()
         case 5:
-            deep = chance.choice((b"[", b'{"a":', b'{"kind":['))
-            return bending.spliced(chance, valid, deep * chance.choice((3, 2000, 100_000)))
+            deep = rng.choice((b"[", b'{"a":', b'{"kind":['))
+            return bending.spliced(rng, valid, deep * rng.choice((3, 2000, 100_000)))
         case 6:
-            text = json.dumps(bending.value_of(chance, json.loads(valid)))
-            return text.encode(chance.choice(("utf-16", "utf-32", "utf-8-sig", "utf-8")))
+            text = json.dumps(bending.value_of(rng, json.loads(valid)))
+            return text.encode(rng.choice(("utf-16", "utf-32", "utf-8-sig", "utf-8")))
         case _:
-            return bending.bytes_of(chance, valid)
+            return bending.bytes_of(rng, valid)
 
 
-def attack_socket(chance: random.Random, folder: Path) -> str | None:
+def attack_socket(rng: random.Random, folder: Path) -> str | None:
     """Parse one hostile line on the socket between trainer and sidecar."""
-    valid = sidecar_protocol.encode(chance.choice(LOCAL))
-    line = bending.until_different(valid, lambda: altered_json(chance, valid))
+    valid = sidecar_protocol.encode(rng.choice(LOCAL))
+    line = bending.until_different(valid, lambda: altered_json(rng, valid))
     try:
         record = sidecar_protocol.decode(line)
         again = sidecar_protocol.encode(record)
@@ -107,10 +107,10 @@ def attack_socket(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def attack_record(chance: random.Random, folder: Path) -> str | None:
+def attack_record(rng: random.Random, folder: Path) -> str | None:
     """Parse one hostile progress record, as in a report."""
-    valid = records.record_to_json(chance.choice(PROGRESS)).encode()
-    line = bending.until_different(valid, lambda: altered_json(chance, valid))
+    valid = records.record_to_json(rng.choice(PROGRESS)).encode()
+    line = bending.until_different(valid, lambda: altered_json(rng, valid))
     try:
         record = records.record_from_json(line)
     except ContractError:
@@ -120,11 +120,11 @@ def attack_record(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def attack_events(chance: random.Random, folder: Path) -> str | None:
+def attack_events(rng: random.Random, folder: Path) -> str | None:
     """Read `events.jsonl` with one hostile line in the middle: the lines around it are read."""
     valid = [records.record_to_json(record).encode() for record in PROGRESS]
-    at = chance.randrange(1, len(valid) - 1)
-    wrong = bending.until_different(valid[at], lambda: altered_json(chance, valid[at]))
+    at = rng.randrange(1, len(valid) - 1)
+    wrong = bending.until_different(valid[at], lambda: altered_json(rng, valid[at]))
     path = folder / "events.jsonl"
     path.write_bytes(b"\n".join([*valid[:at], wrong.replace(b"\n", b" "), *valid[at + 1 :], b""]))
     bad: list[object] = []
@@ -139,10 +139,10 @@ def _valid_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
     return wire.PodProof(key_der=PROOF_KEY.public_der(), count=7, signature=signature)
 
 
-def _valid_request(chance: random.Random) -> Message:
+def _valid_request(rng: random.Random) -> Message:
     worker = wire.Worker(rank=0, site=SITE, group="small", index=0)
     common: dict[str, Any] = {"run": str(JOB), "worker": worker, "token": "t"}
-    match chance.randrange(4):
+    match rng.randrange(4):
         case 0:
             csr_pem = b"-----BEGIN"
             return wire.SignRequest(csr_pem=csr_pem, role="trainer",
@@ -159,38 +159,38 @@ def _valid_request(chance: random.Random) -> Message:
             return wire.ProgressReport(incarnation=1, sequence=1, records_json=texts, **common)
 
 
-def _altered_message(chance: random.Random, valid: Message) -> bytes:
-    if chance.random() < 0.4:
-        return bending.bytes_of(chance, valid.SerializeToString())
+def _altered_message(rng: random.Random, valid: Message) -> bytes:
+    if rng.random() < 0.4:
+        return bending.bytes_of(rng, valid.SerializeToString())
     altered = type(valid)()
     altered.CopyFrom(valid)
     place: Any = altered
-    if hasattr(altered, "worker") and chance.random() < 0.3:
+    if hasattr(altered, "worker") and rng.random() < 0.3:
         place = altered.worker
-    elif hasattr(altered, "proof") and chance.random() < 0.3:
+    elif hasattr(altered, "proof") and rng.random() < 0.3:
         place = altered.proof
-    name = chance.choice([field.name for field in place.DESCRIPTOR.fields])
+    name = rng.choice([field.name for field in place.DESCRIPTOR.fields])
     values = (*bending.LARGE, -1.0, math.nan, math.inf, "", "x" * 300, "x" * 100_000, "\x00", b"x",
               b"\xff" * 9000, True, "sidecar")  # fmt: skip
     with contextlib.suppress(
         TypeError, ValueError, AttributeError, OverflowError
     ):  # of another type
-        setattr(place, name, chance.choice(values))
-    if isinstance(altered, wire.ProgressReport) and chance.random() < 0.5:
-        line = altered_json(chance, records.record_to_json(chance.choice(PROGRESS)).encode())
+        setattr(place, name, rng.choice(values))
+    if isinstance(altered, wire.ProgressReport) and rng.random() < 0.5:
+        line = altered_json(rng, records.record_to_json(rng.choice(PROGRESS)).encode())
         altered.records_json.append(line.decode("utf-8", "replace"))
     return altered.SerializeToString()
 
 
-def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
+def attack_coordinator(rng: random.Random, folder: Path) -> str | None:
     """Send one hostile request; the coordinator then admits an honest worker."""
-    valid = _valid_request(chance)
+    valid = _valid_request(rng)
     content = bending.until_different(
-        valid.SerializeToString(), lambda: _altered_message(chance, valid)
+        valid.SerializeToString(), lambda: _altered_message(rng, valid)
     )
     state = CoordinatorState(JOB, WORKERS, "hash")
     state.join(JoinRequested(1, WORKERS[0], Bearer(), 1, "h:1", "", "hash", 0))
-    token_ok = chance.random() < 0.9
+    token_ok = rng.random() < 0.9
     bearer = Bearer("uid") if token_ok else None
     try:
         request: Any = type(valid).FromString(content)
@@ -216,7 +216,7 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     return word
 
 
-def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
+def attack_sidecar(rng: random.Random, folder: Path) -> str | None:
     """Receive one hostile message of a sidecar."""
     grouping = measurements.Grouping(1, Rank(0), ((0,), (1,)), (0, 1))
     capacity = measurements.Capacity(
@@ -225,7 +225,7 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
     )  # fmt: skip
     valid = capacity_messages.to_wire(capacity, JOB, 1)
     content = bending.until_different(
-        valid.SerializeToString(), lambda: _altered_message(chance, valid)
+        valid.SerializeToString(), lambda: _altered_message(rng, valid)
     )
     try:
         share = measuring_pb2.CapacityShare.FromString(content)
@@ -245,13 +245,13 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def attack_membership(chance: random.Random, folder: Path) -> str | None:
+def attack_membership(rng: random.Random, folder: Path) -> str | None:
     """Receive one hostile membership from a coordinator."""
     valid = membership_update(
         MEMBERSHIP, elapsed_s=2.0, stop_reason="", site_bundles_pem={"plant-a": b"PEM"}
     )
     content = bending.until_different(
-        valid.SerializeToString(), lambda: _altered_membership(chance, valid)
+        valid.SerializeToString(), lambda: _altered_membership(rng, valid)
     )
     try:
         update = wire.MembershipUpdate.FromString(content)
@@ -267,16 +267,16 @@ def attack_membership(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def _altered_membership(chance: random.Random, valid: wire.MembershipUpdate) -> bytes:
+def _altered_membership(rng: random.Random, valid: wire.MembershipUpdate) -> bytes:
     altered = wire.MembershipUpdate()
     altered.CopyFrom(valid)
-    if chance.random() < 0.6:
-        member = chance.choice(altered.members)
-        member.state = chance.choice(("Ready", "ready", "", "x" * 9000, "Lost"))
-        member.incarnation = chance.choice(bending.LARGE)
-        member.worker.rank = chance.choice(bending.NUMBERS)
+    if rng.random() < 0.6:
+        member = rng.choice(altered.members)
+        member.state = rng.choice(("Ready", "ready", "", "x" * 9000, "Lost"))
+        member.incarnation = rng.choice(bending.LARGE)
+        member.worker.rank = rng.choice(bending.NUMBERS)
         return altered.SerializeToString()
-    return _altered_message(chance, valid)
+    return _altered_message(rng, valid)
 
 
 @functools.cache
@@ -289,14 +289,14 @@ def _authority() -> tuple[CertificateAuthority, bytes]:
     )
 
 
-def attack_signing(chance: random.Random, folder: Path) -> str | None:
+def attack_signing(rng: random.Random, folder: Path) -> str | None:
     """Send one hostile certificate signing request: it is refused, unless its own key signs it."""
     authority, valid = _authority()
-    der = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
+    der = bending.until_different(valid, lambda: bending.bytes_of(rng, valid))
     pem = (b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der)
            + b"-----END CERTIFICATE REQUEST-----\n")  # fmt: skip
-    if chance.random() < 0.2:
-        pem = bending.until_different(pem, lambda: bending.bytes_of(chance, pem))
+    if rng.random() < 0.2:
+        pem = bending.until_different(pem, lambda: bending.bytes_of(rng, pem))
     try:
         chain = authority.sign(pem, WORKERS[0], JOB)
     except ContractError:
@@ -310,17 +310,17 @@ def attack_signing(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def attack_kept(chance: random.Random, folder: Path) -> str | None:
+def attack_kept(rng: random.Random, folder: Path) -> str | None:
     """Read one damaged file of a worker's state folder: it counts as missing, or is valid."""
-    if chance.random() < 0.2:
+    if rng.random() < 0.2:
         valid = b"17\n"
-        wrong = bending.until_different(valid, lambda: bending.bytes_of(chance, valid))
+        wrong = bending.until_different(valid, lambda: bending.bytes_of(rng, valid))
         (folder / saved_state.INCARNATION_FILE).write_bytes(wrong)
         return "taken" if saved_state.next_incarnation(folder, wall_clock_s=5.0) > 5 else "refused"
     saved_state.save_membership(folder, saved_state.SavedMembership(MEMBERSHIP, 12.5))
     path = folder / saved_state.MEMBERSHIP_FILE
     valid = path.read_bytes()
-    path.write_bytes(bending.until_different(valid, lambda: altered_json(chance, valid)))
+    path.write_bytes(bending.until_different(valid, lambda: altered_json(rng, valid)))
     found = saved_state.load_membership(folder, JOB)
     if found is None:
         return "refused"

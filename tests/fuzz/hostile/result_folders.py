@@ -67,7 +67,7 @@ def valid_texts() -> dict[str, str]:
     }
 
 
-def attack_report(chance: random.Random, folder: Path) -> str | None:
+def attack_report(rng: random.Random, folder: Path) -> str | None:
     """Read a run with one damaged file beside the events; sometimes make a page of it.
 
     A result counts as refused if it differs from that of the valid file.
@@ -76,19 +76,17 @@ def attack_report(chance: random.Random, folder: Path) -> str | None:
     if not (folder / EVENTS).exists():
         for name, text in texts.items():
             (folder / name).write_text(text)
-    name = chance.choice((SUMMARY, ENVIRONMENT))
+    name = rng.choice((SUMMARY, ENVIRONMENT))
     valid = texts[name]
     if name == SUMMARY:
-        wrong = bending.until_different(
-            valid.encode(), lambda: altered_json(chance, valid.encode())
-        )
+        wrong = bending.until_different(valid.encode(), lambda: altered_json(rng, valid.encode()))
     else:
-        wrong = bending.until_different(valid.encode(), lambda: altered_text(chance, valid))
+        wrong = bending.until_different(valid.encode(), lambda: altered_text(rng, valid))
     (folder / name).write_bytes(wrong)
     try:
         with _ignore_warnings():
             run = load_run(folder, "hostile")
-        if chance.random() < RENDERED:
+        if rng.random() < RENDERED:
             assert "</html>" in render([run])
     finally:
         (folder / name).write_text(valid)

@@ -16,8 +16,8 @@ from hostile.attacking import Target
 
 
 def _attack(module: str, name: str) -> Callable[[random.Random, Path], str | None]:
-    def attack(chance: random.Random, folder: Path) -> str | None:
-        made: str | None = getattr(importlib.import_module(module), name)(chance, folder)
+    def attack(rng: random.Random, folder: Path) -> str | None:
+        made: str | None = getattr(importlib.import_module(module), name)(rng, folder)
         return made
 
     return attack

@@ -73,27 +73,27 @@ def _part(value: object) -> str:
     return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
-def _altered(chance: random.Random, valid: str, claims: dict[str, Any]) -> str:
+def _altered(rng: random.Random, valid: str, claims: dict[str, Any]) -> str:
     header, payload, signature = valid.split(".")
-    match chance.randrange(5):
+    match rng.randrange(5):
         case 0:
-            header = _part({"alg": chance.choice(HEADERS), "typ": "JWT", "kid": "k1"})
+            header = _part({"alg": rng.choice(HEADERS), "typ": "JWT", "kid": "k1"})
         case 1:
-            header = _part(bending.value_of(chance, {"alg": "ES256", "kid": "k1", "crit": ["x"]}))
+            header = _part(bending.value_of(rng, {"alg": "ES256", "kid": "k1", "crit": ["x"]}))
         case 2:
-            payload = _part(bending.value_of(chance, claims))
+            payload = _part(bending.value_of(rng, claims))
         case 3:
-            signature = chance.choice(("", "AA", signature[:-4], payload, "é"))
+            signature = rng.choice(("", "AA", signature[:-4], payload, "é"))
         case _:
-            return bending.bytes_of(chance, valid.encode()).decode("utf-8", "replace")
+            return bending.bytes_of(rng, valid.encode()).decode("utf-8", "replace")
     return f"{header}.{payload}.{signature}"
 
 
-def attack_token(chance: random.Random, folder: Path) -> str | None:
+def attack_token(rng: random.Random, folder: Path) -> str | None:
     """Verify one hostile token, and then the valid one, which must still be accepted."""
     claims = _claims()
     valid = jwt.encode(claims, _key(), algorithm="ES256", headers={"kid": "k1"})
-    wrong = bending.until_different(valid, lambda: _altered(chance, valid, claims))
+    wrong = bending.until_different(valid, lambda: _altered(rng, valid, claims))
     tokens = PodTokens(_Site().store, _Site().read_keys)
 
     async def verified() -> tuple[bool, bool]:

@@ -28,12 +28,12 @@ def evaluation(rank, time_s, sketch, norm=1.0):
 
 def test_drift_from_sketches_is_close_to_that_of_the_weights():
     """The reference is a dense Gaussian projection with a known error: about 1/sqrt(2 * 256)."""
-    chance = np.random.default_rng(5)
-    projection = chance.normal(size=(256, 3000)) / np.sqrt(256)
+    rng = np.random.default_rng(5)
+    projection = rng.normal(size=(256, 3000)) / np.sqrt(256)
     estimates, true_drifts = [], []
     for _ in range(20):
-        base = chance.normal(size=3000)
-        weights = [base + 0.1 * chance.normal(size=3000) for _ in range(4)]
+        base = rng.normal(size=3000)
+        weights = [base + 0.1 * rng.normal(size=3000) for _ in range(4)]
         norms = [float(np.linalg.norm(w)) for w in weights]
         estimates.append(drift([projection @ w for w in weights], norms))
         true_drifts.append(naive_drift(weights))

@@ -232,11 +232,11 @@ def test_most_ranges_until_a_target_contain_the_truth(name: str, share: float) -
     """The curves have noise, and some have forms that are not fitted."""
     curve, truth_s, outcomes = CURVES[name], 100.0, []
     for seed in range(20):
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         remaining = estimator({"targetAccuracy": curve(truth_s)})
         remaining.take(step(1, 1.0))
         for number in range(1, int(40 * share) + 1):
-            accuracy = curve(2.5 * number) + float(chance.normal(0, 0.01))
+            accuracy = curve(2.5 * number) + float(rng.normal(0, 0.01))
             remaining.take(evaluation(2.5 * number, min(1.0, max(0.0, accuracy))))
         now_s = share * truth_s
         now = remaining.predict(now_s)

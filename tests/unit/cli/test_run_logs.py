@@ -218,20 +218,20 @@ def test_a_truncated_log_is_followed_without_repeats(tmp_path: Path, same: bool)
     """Between two reads the log grows by at most what a truncation keeps, also in parts of
     lines.
     """
-    chance = random.Random(7)
+    rng = random.Random(7)
     path = tmp_path / "worker-0.log"
     path.touch()
     whole, shown, cuts = "", [], 0
     reader = GrowingFile(path, None)
     for number in range(300):
         text = "".join(
-            f"line {0 if same else f'{number}.{each}'}\n" for each in range(chance.randrange(80))
+            f"line {0 if same else f'{number}.{each}'}\n" for each in range(rng.randrange(80))
         )
-        text = text[: len(text) - chance.choice((0, 0, 3))]  # a line without its end
+        text = text[: len(text) - rng.choice((0, 0, 3))]  # a line without its end
         whole += text
         with path.open("a") as log:
             log.write(text)
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             shown += reader.lines(is_last=False)
             cuts += cut_log(path, max_bytes=4000, kept_bytes=2000) > 0
     shown += reader.lines(is_last=True)

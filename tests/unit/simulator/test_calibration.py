@@ -30,10 +30,10 @@ def observed(
     noise: float, rounds: int = 9, fixed_s: float = FIXED_S, seed: int = 3
 ) -> list[Observation]:
     """Steps that follow the law with relative noise."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return [
         Observation(
-            batch, number, (fixed_s + SAMPLE_S * batch) * (1 + noise * chance.normal()), 0.2, 3
+            batch, number, (fixed_s + SAMPLE_S * batch) * (1 + noise * rng.normal()), 0.2, 3
         )
         for number in range(rounds)
         for batch in BATCHES

@@ -321,10 +321,10 @@ def test_a_worker_with_other_data_is_not_named() -> None:
 
 
 def test_a_small_batch_or_a_converged_model_names_no_worker() -> None:
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
 
     def noisy(_: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
-        return honest_D + (chance.standard_normal(SIZE) / 15).astype(np.float32)
+        return honest_D + (rng.standard_normal(SIZE) / 15).astype(np.float32)
 
     assert named(context(), noisy) == []
     assert named(context(), lambda _, honest_D: 1e-9 * honest_D) == []
@@ -399,11 +399,11 @@ def test_a_link_that_accumulates_budget_for_a_message_may_be_silent_for_longer()
 
 def test_noise_of_a_much_smaller_batch_is_not_named_without_earlier_rounds() -> None:
     """After a restart near a minimum, the norm decreases with the root of the samples."""
-    detector, chance = DeviationDetector(context()), np.random.default_rng(4)
+    detector, rng = DeviationDetector(context()), np.random.default_rng(4)
     batches, texts = {Rank(0): 100, BAD: 1, Rank(2): 80, Rank(3): 60}, []
 
     def sent(factor: float) -> dict[Rank, Contribution]:
-        noise = {rank: chance.standard_normal(SIZE) / np.sqrt(n) for rank, n in batches.items()}
+        noise = {rank: rng.standard_normal(SIZE) / np.sqrt(n) for rank, n in batches.items()}
         noise[BAD] *= factor
         return {
             rank: Contribution(batches[rank], GradientPart(one.astype(np.float32)))
@@ -425,14 +425,14 @@ def test_residuals_of_a_slow_link_are_not_named(silent: int, share: float) -> No
     about = context("dlion")
     exchange = replace(about.spec.exchange, residual="perLink")
     about = replace(about, spec=replace(about.spec, exchange=exchange))
-    chance = np.random.default_rng(5)
-    steady_D = chance.standard_normal(SIZE)
+    rng = np.random.default_rng(5)
+    steady_D = rng.standard_normal(SIZE)
     for factor, is_named in ((1.0, False), (12.0, True)):
         detector, rest_D, texts = DeviationDetector(about), np.zeros(SIZE), list[str]()
         for at in range(300):
             sent = {}
             for rank in about.ranks:
-                value_D = steady_D + chance.standard_normal(SIZE)
+                value_D = steady_D + rng.standard_normal(SIZE)
                 part: GradientPart | None = GradientPart(value_D.astype(np.float32))
                 if rank == BAD:
                     rest_D += value_D
@@ -450,10 +450,10 @@ def test_residuals_of_a_slow_link_are_not_named(silent: int, share: float) -> No
 
 
 def test_a_worker_that_returns_starts_without_history() -> None:
-    detector, chance = DeviationDetector(context()), np.random.default_rng(0)
+    detector, rng = DeviationDetector(context()), np.random.default_rng(0)
     texts = []
     for _ in range(60):
-        common_D = chance.standard_normal(SIZE)
+        common_D = rng.standard_normal(SIZE)
         sent = {
             rank: Contribution(
                 8,

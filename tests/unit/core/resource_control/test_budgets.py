@@ -171,9 +171,9 @@ def test_throttled_receivers_take_nothing_from_the_others() -> None:
     """They read late: bytes received meanwhile seem to arrive all at once, or over a long time."""
     limits = {peer: constant((100 if peer <= 3 else 1.6) * MBIT) for peer in range(1, 6)}
     network = FluidNetwork(constant(50 * MBIT), limits, dict.fromkeys(limits, PLENTY))
-    chance = random.Random(1)
+    rng = random.Random(1)
     for peer in (4, 5):
-        network.lateness[peer] = lambda: chance.choice([0.02, 0.3, 0.7, 1.0, 3.0])
+        network.lateness[peer] = lambda: rng.choice([0.02, 0.3, 0.7, 1.0, 3.0])
     observed = []
     for _ in range(80):
         network.round()

@@ -33,10 +33,10 @@ def fed(costs_s: list[float]) -> SampleCost:
 
 
 def test_single_steps_at_three_times_the_cost_do_not_count() -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     cost = fed([COST_S] * 3)
     for number in range(100):
-        spike = 3 if number % 5 == 0 else chance.uniform(0.95, 1.05)
+        spike = 3 if number % 5 == 0 else rng.uniform(0.95, 1.05)
         cost.add(SAMPLES, COST_S * SAMPLES * spike)
         assert cost.cost_s() == pytest.approx(COST_S, rel=0.05)
 

@@ -32,12 +32,12 @@ MODEL = shipped_model()
 
 def document() -> dict[str, Any]:
     """A model of three hidden units with random weights."""
-    chance = random.Random(1)
+    rng = random.Random(1)
 
     def layer(outputs: int, inputs: int) -> dict[str, Any]:
         return {
-            "weights": [[chance.uniform(-1, 1) for _ in range(inputs)] for _ in range(outputs)],
-            "bias": [chance.uniform(-1, 1) for _ in range(outputs)],
+            "weights": [[rng.uniform(-1, 1) for _ in range(inputs)] for _ in range(outputs)],
+            "bias": [rng.uniform(-1, 1) for _ in range(outputs)],
         }
 
     sizes = {"first": (3, 7), "second": (3, 13), "third": (3, 6), "output": (1, 3)}
@@ -48,9 +48,9 @@ def document() -> dict[str, Any]:
 
 
 def random_features(count: int, seed: int) -> dict[tuple[Rank, Rank], list[float]]:
-    chance = random.Random(seed)
-    pairs = [pair for pair in combinations(range(count), 2) if chance.random() < 0.6]
-    return {(Rank(a), Rank(b)): [chance.uniform(-1, 1) for _ in FEATURES] for a, b in pairs}
+    rng = random.Random(seed)
+    pairs = [pair for pair in combinations(range(count), 2) if rng.random() < 0.6]
+    return {(Rank(a), Rank(b)): [rng.uniform(-1, 1) for _ in FEATURES] for a, b in pairs}
 
 
 def by_numpy(found: dict[str, Any], features: dict[tuple[Rank, Rank], list[float]]) -> Any:
@@ -176,8 +176,8 @@ def test_no_link_or_one_link_stays_as_measured(reported: dict[Any, float]) -> No
 
 
 def test_rates_of_one_class_stay_as_measured() -> None:
-    chance = random.Random(1)
-    reported = {link: 1e6 * chance.uniform(0.9, 1.1) for link in reports(TWO)}
+    rng = random.Random(1)
+    reported = {link: 1e6 * rng.uniform(0.9, 1.1) for link in reports(TWO)}
     found = LinkForecast(MODEL).rates(range(8), reported, 0.0)
     assert found == {
         (Rank(a), Rank(b)): min(reported[Rank(a), Rank(b)], reported[Rank(b), Rank(a)])

@@ -189,15 +189,15 @@ CASES = [(0, "full"), (1, "full"), (2, "dlion")]
 
 @pytest.mark.parametrize(("seed", "policy"), CASES)
 def test_a_worker_that_returns_has_the_weights_of_the_others(seed: int, policy: str) -> None:
-    job, chance = synchronous_job(WORKERS, 10_000_000, policy=policy), random.Random(seed)
-    network = Network(chance, DELAY_S)
+    job, rng = synchronous_job(WORKERS, 10_000_000, policy=policy), random.Random(seed)
+    network = Network(rng, DELAY_S)
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(WORKERS)}
     try:
         for kill in range(KILLS):
-            dead = [Rank(0)] if kill == 0 else chance.sample(sorted(nodes), chance.choice([1, 2]))
+            dead = [Rank(0)] if kill == 0 else rng.sample(sorted(nodes), rng.choice([1, 2]))
             for rank in dead:
                 nodes[rank].kill()
-            time.sleep(0.05 * chance.random())
+            time.sleep(0.05 * rng.random())
             for rank in dead:
                 nodes[rank] = Node(job, rank, network, kill + 2, NAP_S).start()
             deadline_s = time.monotonic() + 30
@@ -217,13 +217,13 @@ def test_a_latecomer_joins_the_only_worker_left_although_it_jumps_ahead(
     workers: int, lost: int
 ) -> None:
     """Alone, it is faster than a question. So a later iteration is named, and it jumps there."""
-    job, chance = synchronous_job(workers, 10_000_000), random.Random(workers)
-    network = Network(chance, 3 * DELAY_S)
+    job, rng = synchronous_job(workers, 10_000_000), random.Random(workers)
+    network = Network(rng, 3 * DELAY_S)
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S / 3).start() for r in range(workers)}
     try:
         for kill in range(KILLS):
             _wait(lambda: all(len(node.hashes) > 3 for node in nodes.values()), f"kill {kill}")
-            dead = chance.sample(sorted(nodes), lost)
+            dead = rng.sample(sorted(nodes), lost)
             for rank in dead:
                 nodes[rank].kill()
             for rank in dead:
@@ -241,15 +241,13 @@ def test_no_worker_waits_permanently_when_others_vanish_while_they_join(
     seed: int, policy: str
 ) -> None:
     """At any moment one of two workers trains, and the other joins and vanishes."""
-    job, chance = synchronous_job(2, 10_000_000, policy=policy), random.Random(seed)
-    network, every = Network(chance, DELAY_S), []
+    job, rng = synchronous_job(2, 10_000_000, policy=policy), random.Random(seed)
+    network, every = Network(rng, DELAY_S), []
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)}
     try:
         for kill in range(4 * KILLS):
             _wait(lambda: any(node.is_training for node in nodes.values()), f"kill {kill}")
-            remaining = chance.choice(
-                sorted(rank for rank, node in nodes.items() if node.is_training)
-            )
+            remaining = rng.choice(sorted(rank for rank, node in nodes.items() if node.is_training))
             (leaving,) = nodes.keys() - {remaining}
             if nodes[
                 remaining
@@ -257,7 +255,7 @@ def test_no_worker_waits_permanently_when_others_vanish_while_they_join(
                 every.append(nodes[leaving])
             nodes[leaving].kill()
             nodes[leaving] = Node(job, leaving, network, kill + 2, NAP_S).start()
-            time.sleep(0.04 * chance.random())
+            time.sleep(0.04 * rng.random())
         _wait(lambda: all(len(node.hashes) > 10 for node in nodes.values()), "after the last")
         assert policy != "full" or not differing([*every, *nodes.values()])
     finally:
@@ -269,8 +267,8 @@ def test_no_worker_waits_permanently_when_others_vanish_while_they_join(
 @pytest.mark.parametrize(("workers", "policy"), [(2, "dlion"), (4, "dlion"), (4, "full")])
 def test_the_others_continue_while_a_state_is_transferred(workers: int, policy: str) -> None:
     """Policies with equal replicas are the exception."""
-    job, chance = synchronous_job(workers, 10_000_000, policy=policy), random.Random(workers)
-    network = Network(chance, DELAY_S, state_s=STATE_S)
+    job, rng = synchronous_job(workers, 10_000_000, policy=policy), random.Random(workers)
+    network = Network(rng, DELAY_S, state_s=STATE_S)
     nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(workers)]
     try:
         _wait(lambda: all(len(node.hashes) > 20 for node in nodes), "the beginning")
@@ -289,8 +287,8 @@ def test_the_others_continue_while_a_state_is_transferred(workers: int, policy: 
 
 
 def test_an_impossible_message_does_not_stop_others_from_catching_up() -> None:
-    job, chance = synchronous_job(3, 10_000_000, policy="dlion"), random.Random(3)
-    network = Network(chance, DELAY_S, state_s=STATE_S / 4)
+    job, rng = synchronous_job(3, 10_000_000, policy="dlion"), random.Random(3)
+    network = Network(rng, DELAY_S, state_s=STATE_S / 4)
     nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(3)]
     try:
         _wait(lambda: all(len(node.hashes) > 20 for node in nodes), "the beginning")

@@ -32,9 +32,9 @@ COUNT = 2 * BATCH_SAMPLES + 5
 
 
 def data(count: int = COUNT) -> DataSet:
-    chance = np.random.default_rng(1)
-    x = chance.integers(0, 256, (count, 4, 4, 1)).astype(np.uint8)
-    y = chance.integers(0, 3, count).astype(np.int32)
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 256, (count, 4, 4, 1)).astype(np.uint8)
+    y = rng.integers(0, 3, count).astype(np.int32)
     return DataSet({"all": (x, y)}, x[:7], y[:7], 3, count)
 
 

@@ -38,11 +38,11 @@ class File:
 
     def write(self, path: Path, bad: dict[int, bytes] | None = None) -> None:
         """`bad`: what some records hold in place of their image."""
-        chance = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(self.seed)
         with tf.io.TFRecordWriter(str(path)) as writer:
             for number, form in enumerate(self.forms):
-                encoded = (bad or {}).get(number) or _image(form, chance)
-                writer.write(_example(encoded, int(chance.integers(10)), self.ballast))
+                encoded = (bad or {}).get(number) or _image(form, rng)
+                writer.write(_example(encoded, int(rng.integers(10)), self.ballast))
 
 
 # With 300,000 extra bytes a batch has three records, with two million it has one.
@@ -54,8 +54,8 @@ files = st.builds(
 )
 
 
-def _image(form: str, chance: np.random.Generator) -> bytes:
-    image = chance.integers(0, 256, SHAPE, dtype=np.uint8)
+def _image(form: str, rng: np.random.Generator) -> bytes:
+    image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
     encoded = {
         "png": lambda: tf.io.encode_png(image),
         "png16": lambda: tf.io.encode_png(image.astype(np.uint16) * 255),

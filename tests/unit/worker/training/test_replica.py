@@ -67,16 +67,16 @@ def fresh(seed: int) -> LocalReplica:
 
 
 def apply_gradient(replica: LocalReplica, *, iteration: int) -> None:
-    chance = np.random.default_rng(iteration)
-    gradient_D = chance.normal(size=replica.model.layout.size).astype(np.float32)
+    rng = np.random.default_rng(iteration)
+    gradient_D = rng.normal(size=replica.model.layout.size).astype(np.float32)
     replica.apply_gradient(
         gradient_D, batch_samples=32, iteration=iteration, samples=32 * iteration
     )
 
 
 def other_weights(replica: LocalReplica) -> np.ndarray:
-    chance = np.random.default_rng(7)
-    return chance.normal(size=replica.model.layout.size).astype(np.float32)
+    rng = np.random.default_rng(7)
+    return rng.normal(size=replica.model.layout.size).astype(np.float32)
 
 
 def merged(own_D: np.ndarray, other_D: np.ndarray) -> np.ndarray:
@@ -124,9 +124,9 @@ def test_a_worker_that_adopts_a_state_continues_like_its_donor(replica: LocalRep
 def test_untrained_weights_are_measured_before_a_peers_replace_them(
     replica: LocalReplica, iteration: int
 ) -> None:
-    receiver, chance = fresh(seed=2), np.random.default_rng(3)
+    receiver, rng = fresh(seed=2), np.random.default_rng(3)
     receiver.iteration = iteration
-    receiver.measure_on(chance.random((20, 8, 8, 1), np.float32), np.arange(20) % 10)
+    receiver.measure_on(rng.random((20, 8, 8, 1), np.float32), np.arange(20) % 10)
     before = receiver.loss_of(None)
     receiver.restore_from(replica.snapshot_for(StateRequest()))
     assert receiver.loss_of(None) != before
