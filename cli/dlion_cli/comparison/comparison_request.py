@@ -116,7 +116,11 @@ def build_matrix(request: ComparisonRequest) -> Matrix:
         file=request.file,
         variants=separate_families([one for one in columns if one is not None], list(rates)),
         environments=request.environments,
-        assignments=(*request.assignments, f"trainer.stop={{maxSeconds: {goal.at_s!r}}}"),
+        assignments=(
+            *request.assignments,
+            f"trainer.stop={{maxSeconds: {goal.at_s!r}}}",
+            *_set_limits(request.assignments),
+        ),
         seeds=tuple(range(1, request.seeds + 1)),
         learning_rates=rates.get("", (job.spec.trainer.optimizer.learning_rate,)),
         target_accuracy=goal.target_accuracy,
@@ -176,6 +180,15 @@ def _checked_job(
 def _job(request: ComparisonRequest, settings: Iterable[str], source: str) -> Job:
     document = apply_set(request.document, (*request.assignments, *settings))
     return load_manifest(document, source=source, lines=None)
+
+
+def _set_limits(assignments: Iterable[str]) -> Iterable[str]:
+    """Limits that `--set` gives all columns, as for equal samples. Those of the manifest are for
+    one run, and would end the columns after different times."""
+    for assignment in assignments:
+        path = assignment.partition("=")[0].strip().removeprefix("spec.")
+        if path in {"trainer.stop.maxEpochs", "trainer.stop.maxSteps"}:
+            yield assignment
 
 
 def _goal(job: Job, request: ComparisonRequest) -> Goal:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.commands.local.compare import compare
 from dlion_cli.comparison.comparison_matrix import Matrix, Variant, separate_families
+from dlion_cli.comparison.comparison_request import ComparisonRequest, build_matrix
+from dlion_cli.inputs.manifests import apply_set
 from dlion_results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
@@ -80,6 +83,32 @@ def test_each_environment_chooses_its_rates_with_unreported_seeds() -> None:
         if setting.startswith("trainer.stop")
     }
     assert stop == "trainer.stop.targetAccuracy=0.5"
+
+
+def test_all_columns_end_at_the_same_limits() -> None:
+    manifest = yaml.safe_load(DIGITS.read_text())
+    manifest["spec"]["trainer"]["stop"] = {"maxSteps": 9, "targetAccuracy": 0.5}
+    request = ComparisonRequest(
+        file=DIGITS,
+        document=manifest,
+        policies=("adaptive", "ideal"),
+        variants=("even:batching.policy=even",),
+        environments=("homo-a",),
+        assignments=("trainer.seed=3", "spec.trainer.stop.maxEpochs=2"),
+        seeds=1,
+        target_accuracy=None,
+        seconds=60,
+        rates=(),
+        tuned_in=None,
+        tuning_seeds=1,
+        step_overhead_s=None,
+        calibration=None,
+    )
+    own = build_matrix(request)
+    for one in own.planned_runs():
+        run = apply_set(manifest, one.settings(own))["spec"]["trainer"]
+        assert run["stop"] == {"maxSeconds": 60, "maxEpochs": 2}
+        assert run["seed"] == 3
 
 
 def test_a_diverged_run_has_no_other_figure() -> None:
