@@ -130,7 +130,7 @@ class Node:
         self.inbox.put(event)
         events = self.inbox.drain()
         if self.admission is not None:
-            self.admission.look(events)
+            self.admission.advance(events)
         elif self._computes:
             self._arrived += events
         else:
