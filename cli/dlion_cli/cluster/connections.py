@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,37 +23,16 @@ from dlion_cli.terminal.failures import install_advice
 _CHANGED: Final = "(options)"
 """The name of an entry of the kubeconfig that options have changed."""
 _EXEC_PROTOCOLS: Final = "v5.channel.k8s.io,v4.channel.k8s.io"
-_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
-_IMPORTING: Final = threading.Lock()
 
 
 def require_library() -> None:
     """Raises: UnavailableError if the Kubernetes client is not installed."""
     try:
-        with _IMPORTING, _without_plugins():
-            import kubernetes  # noqa: F401 - only whether it is there
+        import kubernetes  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise UnavailableError(
             f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
         ) from None
-
-
-@contextlib.contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Disable Pydantic's plugins: for them it reads the metadata of all installed packages.
-
-    The client's one model needs none, and the search takes a tenth of its import. The user's own
-    models and processes keep theirs.
-    """
-    before = os.environ.get(_PLUGINS)
-    os.environ[_PLUGINS] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PLUGINS]
-        else:
-            os.environ[_PLUGINS] = before
 
 
 def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:

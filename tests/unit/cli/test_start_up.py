@@ -5,7 +5,6 @@
 - Commands that print no table do not import rich. None imports the Kubernetes client, which takes
   half, before it connects, nor TensorFlow or asyncio.
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
-- The Kubernetes client's import loads no plugins of Pydantic, which others keep.
 - `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
 - To list the commands or to complete their names imports none of them.
 
@@ -63,27 +62,6 @@ print(code, *sys.modules)
     code, *imported = output_of(code).splitlines()[-1].split()
     assert code == "0"
     assert {*CONNECTION, "cryptography"}.isdisjoint(imported)
-
-
-def test_the_kubernetes_client_loads_no_plugins(tmp_path: Path) -> None:
-    """The plugin of an installed package would end the process."""
-    (tmp_path / "ending_plugin.py").write_text("raise SystemExit('loaded')")
-    metadata = tmp_path / "ending_plugin-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ending-plugin\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[pydantic]\nending = ending_plugin:plugin\n")
-    code = f"""
-import os, sys
-sys.path.insert(0, {str(tmp_path)!r})
-from dlion_cli.cluster.connections import require_library
-require_library()
-import pydantic
-try:
-    type("Own", (pydantic.BaseModel,), {{}})
-except SystemExit as error:
-    print(error, os.environ.get("PYDANTIC_DISABLE_PLUGINS"))
-"""
-    assert output_of(code) == "loaded None\n"
 
 
 @pytest.mark.parametrize("line", [None, "dlion "])
