@@ -142,8 +142,14 @@ class _CommandProcess:
         assert self._process.stdout is not None
         folder.mkdir(parents=True, exist_ok=True)
         print(json.dumps((str(folder), words)), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        assert answer, f"the process has ended at {words}"
+        answer = ""
+        try:
+            answer = self._process.stdout.readline()
+            assert answer, f"the process has ended at {words}"
+        finally:
+            if not answer:  # after a test's time limit, the next test would read this answer
+                self._process.kill()
+                self.end()
         code, cpu_s = answer.split()
         reported_cpu_s[self._process.pid] = float(cpu_s)
         outputs = [(folder / name).read_text() for name in ("stdout", "stderr")]
@@ -154,6 +160,7 @@ class _CommandProcess:
         if self._process is not None:
             self._process.communicate()
             reported_cpu_s.pop(self._process.pid, None)  # it is in the times of children now
+            self._process = None
 
 
 _shared: list[_CommandProcess] = []
