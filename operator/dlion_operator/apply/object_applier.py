@@ -68,6 +68,8 @@ class ObjectApplier:
         """UID and identifying labels of each watched child in the last pass."""
         self._backoff = FailureBackoff(monotonic_s)
         self._warned: set[str] = set()
+        self._events: list[JobEvent] = []
+        """Events to return, also of a pass that has failed."""
 
     @property
     def failed_objects(self) -> Mapping[str, FailedObject]:
@@ -127,7 +129,7 @@ class ObjectApplier:
         Raises: RefusedError, ConflictError, ServerError, except for exposing workers.
         """
         starts_run = create and await self._dry_run_jobs(actions)
-        events, exposing = [], []
+        exposing = []
         for action in actions:
             if isinstance(action, Apply) and action.exposes:
                 exposing.append(action)
@@ -139,8 +141,11 @@ class ObjectApplier:
                     raise
                 event = self._warn_once(error, f"{describe(action)} {error.code}")
             if event is not None:
-                events.append(event)
-        return [*events, *await self._expose_all(exposing)] if create else events
+                self._events.append(event)
+        if create:
+            await self._expose_all(exposing)
+        events, self._events = self._events, []
+        return events
 
     async def _execute_one(
         self, action: Action, namespace: str, *, create: bool
@@ -160,13 +165,11 @@ class ObjectApplier:
                 pass
         return None
 
-    async def _expose_all(self, actions: Sequence[Apply]) -> list[JobEvent]:
-        """Apply the objects that expose workers to other sites. A failure does not block the
-        others.
+    async def _expose_all(self, actions: Sequence[Apply]) -> None:
+        """Apply the objects that expose workers to other sites; a failure blocks no other one.
 
         After several unanswered requests the rest waits for the next pass.
         """
-        events: list[JobEvent] = []
         unanswered = 0
         for action in actions:
             error = await self._expose(action)
@@ -174,11 +177,10 @@ class ObjectApplier:
                 continue
             code = error.code if isinstance(error, RequestRefusedError) else ""
             if event := self._warn_once(error, f"{action.document['kind']} {code}"):
-                events.append(event)
+                self._events.append(event)
             unanswered += isinstance(error, ServerError)
             if unanswered >= MAX_UNANSWERED:
                 break
-        return events
 
     async def _expose(
         self, action: Apply

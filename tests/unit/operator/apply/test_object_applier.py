@@ -12,6 +12,7 @@ The server keeps objects and counts requests. Left out: a real API server (tests
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from dataclasses import replace
@@ -352,6 +353,27 @@ def test_an_api_server_that_does_not_answer_is_retried() -> None:
     site.cluster.refuse = lambda _verb, _document: None
     site.look()
     assert len(site.cluster.writes()) == 5  # the ConfigMap exists already
+
+
+@pytest.mark.parametrize("error", [ServerError("503"), RequestRefusedError("403 no", 403)])
+def test_events_of_a_look_that_fails_later_are_not_lost(error: DLionError) -> None:
+    """Also of one that is refused: no later look finds anything to report."""
+    site = Site(dlion_job({"small": 2, "large": 1}))
+    failures = [None, error]  # of the first Job and of the second
+
+    def refuse(verb: str, document: Document) -> None:
+        is_job = verb == "create" and document["kind"] == "Job"
+        if is_job and failures and (failure := failures.pop(0)):
+            raise failure
+
+    site.cluster.refuse = refuse
+    with contextlib.suppress(ServerError):
+        site.look()
+    site.time_s = 100.0
+    site.look()
+    events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
+    made = [each["message"] for each in events if each["reason"].endswith("Created")]
+    assert [message.split()[0] for message in made] == ["Deployment", "Job", "Job"]
 
 
 def test_a_persistent_failure_appears_in_the_status_until_it_ends() -> None:
