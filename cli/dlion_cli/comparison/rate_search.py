@@ -39,9 +39,11 @@ class RateSearch:
             return
         rates = list(self._rows)
         if self.best in (rates[0], rates[-1]):
-            next_to = rates[1] if self.best == rates[0] else rates[-2]
+            is_lowest = self.best == rates[0]
+            next_to = rates[1] if is_lowest else rates[-2]
             further = float(f"{self.best * self.best / next_to:.2g}")
-            if 0 < further <= MAX_RATE and further not in self._rows:
+            continues = further < self.best if is_lowest else further > self.best  # once rounded
+            if continues and 0 < further <= MAX_RATE:
                 self._further_count += 1
                 self._rows = dict(sorted({**self._rows, further: None}.items()))
 

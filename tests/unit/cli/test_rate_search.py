@@ -47,6 +47,16 @@ def test_further_rates_are_tried_while_the_best_is_at_an_end(
         assert not search.is_bracketed
 
 
+@pytest.mark.parametrize("rates", [(1.06, 1.07), (1.043, 1.044)])
+def test_a_further_rate_continues_the_sequence_also_of_near_rates(rates: tuple[float, ...]) -> None:
+    """Rounding must not lead to the other side of the rates that were tried."""
+    best_s = {1.06: 1.0, 1.07: 2.0, 1.043: 2.0, 1.044: 1.0}
+    search, tried = searched(rates, lambda rate: best_s.get(rate, 3.0))
+    assert search.best in (1.06, 1.044)
+    assert tried == [*rates], "1.1 is above both, and 1 below both"
+    assert not search.is_bracketed
+
+
 def test_a_single_rate_is_not_tried() -> None:
     search, tried = searched((0.05,), lambda _: None)
     assert (search.best, tried, search.is_bracketed) == (0.05, [], True)
