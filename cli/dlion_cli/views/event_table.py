@@ -77,6 +77,8 @@ def follow_events(
         try:
             listed = jobs.related_events(name, run_ids)
             is_first, pause_s = False, _FIRST_PAUSE_S
+            kept = {_uid(event) for event in listed.items}  # the cluster has dropped the others
+            known = {uid: version for uid, version in known.items() if uid in kept}
             yield from (event for event in listed.items if _is_new(event, known))
             for change in jobs.watch_events(listed.version, within_s=_WATCH_S):
                 event = mapping_of(change.get("object"))
@@ -95,8 +97,12 @@ def follow_events(
 
 def _is_new(event: Document, known: dict[str, str]) -> bool:
     """Whether this version of the event was not yielded yet; keeps it in `known`."""
-    metadata = mapping_of(event.get("metadata"))
-    uid, version = str(metadata.get("uid")), str(metadata.get("resourceVersion"))
+    uid = _uid(event)
+    version = str(mapping_of(event.get("metadata")).get("resourceVersion"))
     is_new = known.get(uid) != version
     known[uid] = version
     return is_new
+
+
+def _uid(event: Document) -> str:
+    return str(mapping_of(event.get("metadata")).get("uid"))
