@@ -59,6 +59,12 @@ def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
                 raise ValueError("; ".join(errors))
         _check_encrypted(configuration)
         return client.ApiClient(configuration)
+    except ImportError as error:  # the client imports it for such a proxy only
+        where = "this pod" if chosen is None else _source(chosen)
+        raise DataError(
+            f"{where}: its SOCKS proxy needs a package that is not installed here ({error}). "
+            "Install it: pip install PySocks"
+        ) from error
     except (
         config.ConfigException,
         urllib3.exceptions.HTTPError,  # the URL of a proxy

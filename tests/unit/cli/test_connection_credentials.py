@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -189,4 +190,26 @@ def test_a_value_that_cannot_be_used_is_an_error_of_the_kubeconfig(
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(DataError, match=message):
+        connect(ConnectionSettings(kubeconfig=str(file)))
+
+
+@pytest.mark.filterwarnings("ignore:SOCKS support")
+def test_a_proxy_that_needs_another_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "socks", None)
+    monkeypatch.delitem(sys.modules, "urllib3.contrib.socks", raising=False)
+    document = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c"}}],
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {"server": "https://127.0.0.1:9", "proxy-url": "socks5://127.0.0.1:1"},
+            }
+        ],
+    }
+    file = tmp_path / "config"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(DataError, match="SOCKS proxy needs .* pip install PySocks"):
         connect(ConnectionSettings(kubeconfig=str(file)))
