@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,8 @@ class ArtifactStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._creating = threading.Lock()
+        self._partial: list[PartialFile] = []
 
     def remove_partial(self) -> int:
         """Remove files that an earlier keeper did not receive completely; return how many."""
@@ -36,16 +39,23 @@ class ArtifactStore:
         return len(partial)
 
     def create(self, path: str, total_bytes: int) -> PartialFile:
-        """Create a file that will replace `path`. Raises: OSError, also if it does not fit."""
+        """Create a file that will replace `path`. Raises: OSError, also if it does not fit beside
+        what is still to arrive of others."""
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(target.parent).free
-        if total_bytes + RESERVE_BYTES > free_bytes:
-            raise OSError(
-                errno.ENOSPC,
-                f"{total_bytes} bytes do not fit, {free_bytes} are free; enlarge the claim",
-            )
-        return PartialFile(target)
+        with self._creating:
+            self._partial = [each for each in self._partial if each.missing_bytes]
+            # Before the free space is read: what arrives meanwhile must not count as free.
+            awaited_bytes = sum(each.missing_bytes for each in self._partial)
+            free_bytes = max(0, shutil.disk_usage(target.parent).free - awaited_bytes)
+            if total_bytes + RESERVE_BYTES > free_bytes:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"{total_bytes} bytes do not fit, {free_bytes} are free; enlarge the claim",
+                )
+            file = PartialFile(target, total_bytes)
+            self._partial.append(file)
+        return file
 
     def remove(self, path: str) -> None:
         """Remove the file at that path, if there is one. Raises: OSError."""
@@ -59,17 +69,24 @@ class ArtifactStore:
 class PartialFile:
     """A file being received: `commit` moves it to its path, `discard` removes it otherwise."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, total_bytes: int) -> None:
         self._target = target
+        self._awaited_bytes = total_bytes
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=_PARTIAL_PREFIX)
         self._temporary = Path(name)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes are still to arrive; from any thread."""
+        return 0 if self._file.closed else max(0, self._awaited_bytes)
 
     def write(self, payload: bytes) -> None:
         """Append. Raises: OSError."""
         rest = memoryview(payload)
         while rest:
             rest = rest[self._file.write(rest) :]
+        self._awaited_bytes -= len(payload)
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Replace the content, a small one. Raises: OSError, and what `change` raises."""

@@ -1,0 +1,43 @@
+"""Test how much space the keeper's files may take.
+
+Left out: the calls of workers, and files left by an earlier keeper (tests/local/test_keeper.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_worker.artifact_server.store import RESERVE_BYTES, ArtifactStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATHS = ("state/w0/mine.npz", "state/w1/mine.npz")
+
+
+@pytest.mark.parametrize("ends", ["commit", "discard"])
+def test_files_that_arrive_together_must_fit_together(tmp_path: Path, ends: str) -> None:
+    """Or else both end in the middle, and take the space of the records, too."""
+    store = ArtifactStore(tmp_path)
+    most = int(0.6 * (shutil.disk_usage(tmp_path).free - RESERVE_BYTES))
+    first = store.create(PATHS[0], most)
+    first.write(b"begins")
+    with pytest.raises(OSError, match="do not fit"):
+        store.create(PATHS[1], most)
+    assert not list((tmp_path / "state/w1").iterdir())
+    getattr(first, ends)()
+    store.create(PATHS[1], most).discard()
+
+
+def test_what_has_arrived_counts_once(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    files = [store.create(path, 1000) for path in PATHS]
+    for file, arrived in zip(files, (1000, 400), strict=True):
+        file.write(bytes(arrived))
+    assert [file.missing_bytes for file in files] == [0, 600]
+    for file in files:
+        file.discard()
+    assert [file.missing_bytes for file in files] == [0, 0]
