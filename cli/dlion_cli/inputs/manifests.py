@@ -94,11 +94,12 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     if not equals:
         raise _CannotSetError("has no =", "Write it as path=value.")
-    steps = _steps(path.strip())
+    steps, value = _steps(path.strip()), _value(text)
     place: Any = document
     for step, following in itertools.pairwise(steps):
+        if value is None and _is_absent(place, step):
+            return  # an empty section could request what the manifest does not
         place = _enter(place, step, [] if isinstance(following, int) else {}, path)
-    value = _value(text)
     if steps == _RUN_ID and value is not None and not isinstance(value, str):
         value = text.strip()
     _store(place, steps[-1], value, path)
@@ -131,6 +132,13 @@ def _value(text: str) -> Any:
     if len(documents) > 1:
         raise _CannotSetError("has several YAML documents as its value", "Give one value.")
     return documents[0].value if documents else None
+
+
+def _is_absent(place: Any, step: str | int) -> bool:
+    """Whether `_enter` would add something."""
+    if isinstance(place, dict):
+        return isinstance(step, str) and place.get(step) is None
+    return isinstance(place, list) and step == len(place)
 
 
 def _enter(place: Any, step: str | int, empty: Any, path: str) -> Any:

@@ -227,6 +227,17 @@ def test_set_puts_a_value_at_a_path(
 
 def test_set_without_a_value_removes_the_field() -> None:
     assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
+    heat = {"spec": {"nodePolicies": {"heat": {"minShare": 0.5, "thresholdCelsius": 70}}}}
+    assert apply_set(heat, ["nodePolicies.heat.minShare="]) == {
+        "spec": {"nodePolicies": {"heat": {"thresholdCelsius": 70}}}
+    }
+
+
+@pytest.mark.parametrize("path", ["trainer.privacy.clip", "nodePolicies.heat.minShare", "a[0].b"])
+def test_set_without_a_value_adds_nothing_where_there_is_no_field(path: str) -> None:
+    """An empty section would request what the manifest does not: noise, or a heat budget."""
+    document: dict[str, Any] = {"spec": {"trainer": {"seed": 7}, "nodePolicies": None}}
+    assert apply_set(document, [f"{path}="]) == document
 
 
 @pytest.mark.parametrize(
