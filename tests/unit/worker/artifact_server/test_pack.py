@@ -142,6 +142,26 @@ def test_a_growing_file_is_sent_with_its_first_length(kept: Path, tmp_path: Path
     assert (tmp_path / "out" / "events.jsonl").read_bytes() == b"x" * 1_000_000
 
 
+@pytest.mark.parametrize("length", [1, 100, 1_000])
+def test_a_file_that_is_replaced_before_its_turn_is_sent_whole(
+    kept: Path, tmp_path: Path, length: int
+) -> None:
+    """As the keeper replaces a model or a summary, with one that is shorter or longer."""
+    path = kept / "1" / "summary.json"
+    path.write_bytes(b"a" * 100)
+
+    class Replacing(io.BytesIO):
+        def write(self, content: Iterable[int], /) -> int:  # type: ignore[override]
+            (kept / "new").write_bytes(b"b" * length)
+            (kept / "new").replace(path)
+            return super().write(bytes(content))
+
+    output = Replacing()
+    pack(kept, "1", ["models/plant-a/model.keras", "summary.json"], output)
+    unpack([output.getvalue()], tmp_path / "out")
+    assert (tmp_path / "out" / "summary.json").read_bytes() == b"b" * length
+
+
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.99])
 def test_a_truncated_stream_changes_nothing(kept: Path, tmp_path: Path, share: float) -> None:
     content = stream(kept, ".")
