@@ -3,7 +3,6 @@
 `dlion_api.document.parse` validates the content.
 """
 
-import copy
 import itertools
 import re
 import sys
@@ -72,7 +71,7 @@ def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str,
 
     Raises: SpecError with every invalid assignment.
     """
-    changed: dict[str, Any] = copy.deepcopy(document)
+    changed: dict[str, Any] = _unshared(document)
     problems = []
     for assignment in assignments:
         try:
@@ -82,6 +81,13 @@ def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str,
     if problems:
         raise SpecError(problems, source="--set")
     return changed
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which nothing stands at two places, as a YAML alias and its anchor do."""
+    if isinstance(value, dict):
+        return {name: _unshared(each) for name, each in value.items()}
+    return [_unshared(each) for each in value] if isinstance(value, list) else value
 
 
 class _CannotSetError(Exception):

@@ -225,6 +225,14 @@ def test_set_puts_a_value_at_a_path(
     assert document == yaml.safe_load(NESTED)
 
 
+@pytest.mark.parametrize("alias", ["groups: *g", "<<: *a"])
+def test_set_at_an_anchor_leaves_its_aliases(alias: str) -> None:
+    text = f"spec:\n  sites:\n  - &a\n    groups: &g [{{workers: 2}}]\n  - {alias}\n"
+    (document,) = parse_any_documents(text, source="t")
+    changed = apply_set(document.value, ["sites[0].groups[0].workers=5"])
+    assert [site["groups"][0]["workers"] for site in changed["spec"]["sites"]] == [5, 2]
+
+
 def test_set_without_a_value_removes_the_field() -> None:
     assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
     heat = {"spec": {"nodePolicies": {"heat": {"minShare": 0.5, "thresholdCelsius": 70}}}}
