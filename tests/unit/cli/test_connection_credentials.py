@@ -211,5 +211,5 @@ def test_a_proxy_that_needs_another_package_names_it(
     }
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(document))
-    with pytest.raises(DataError, match="SOCKS proxy needs .* pip install PySocks"):
+    with pytest.raises(DataError, match=r"SOCKS proxy needs .* pip install PySocks"):
         connect(ConnectionSettings(kubeconfig=str(file)))
