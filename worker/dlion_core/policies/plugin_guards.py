@@ -29,7 +29,7 @@ def build_guarded(
     with origin.code("making a worker's machine", at=build):
         machine = build(*about)
     if any(not callable(getattr(machine, name, None)) for name in _MACHINE):
-        raise origin.wrong_result(build, machine, f"a Machine, with {', '.join(_MACHINE)}")
+        raise origin.wrong_result(build, machine, f"a PolicyMachine, with {', '.join(_MACHINE)}")
     return GuardedMachine(origin, machine)
 
 
@@ -92,7 +92,7 @@ class GuardedSelector:
         with self._origin.code("prepare", at=prepare, passing=_PASSING):
             outgoing = prepare(gradient_D, peers, budget_bytes)
         if not isinstance(outgoing, OutgoingPayloads):
-            raise self._origin.wrong_result(prepare, outgoing, "an Outgoing")
+            raise self._origin.wrong_result(prepare, outgoing, "an OutgoingPayloads")
         for payload in outgoing.payloads.values():
             if not isinstance(payload, bytes | memoryview):
                 raise self._origin.wrong_result(prepare, payload, "payloads of bytes")

@@ -112,7 +112,11 @@ def test_a_policy_that_obeys_the_interface_is_not_changed(install: Any) -> None:
     ("parts", "line", "expected"),
     [
         ({"prepare": 'raise ValueError("boom")'}, "boom", "prepare failed{at}: ValueError: boom"),
-        ({"prepare": "return None"}, "def prepare", "prepare{at} yields NoneType; allowed: an Out"),
+        (
+            {"prepare": "return None"},
+            "def prepare",
+            "prepare{at} yields NoneType; allowed: an OutgoingPayloads.",
+        ),
         (
             {"prepare": "return OutgoingPayloads({1: 'x'}, GradientPart(gradient_D))"},
             "def prepare",
@@ -120,7 +124,11 @@ def test_a_policy_that_obeys_the_interface_is_not_changed(install: Any) -> None:
         ),
         ({"prepare": "raise SystemExit(3)"}, "Exit(3)", "prepare failed{at}: SystemExit: 3"),
         ({"arguments": "context"}, "def build", "machine failed{at}: TypeError: build() takes 1"),
-        ({"machine": "None"}, "def build", "build{at} yields NoneType; allowed: a Machine, with"),
+        (
+            {"machine": "None"},
+            "def build",
+            "build{at} yields NoneType; allowed: a PolicyMachine, w",
+        ),
         ({"machine": "Mine() + 1"}, "Mine() + 1", "making a worker's machine failed{at}: TypeErr"),
         ({"check": "return 1 / 0"}, "1 / 0", "checking the manifest failed{at}: ZeroDivisionErr"),
         ({"last": "import nosuchmodule"}, "import nosuch", "loading failed{at}: ModuleNotFoundErr"),
