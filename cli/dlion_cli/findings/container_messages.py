@@ -63,7 +63,8 @@ _UNSCHEDULABLE: Final = (
         "kubectl describe nodes",
     ),
     _MessagePattern(
-        r"untolerated taint(?:\(s\))?(?: ?\{([^}]*)\})?",
+        r"untolerated taint(?!(?:\(s\))? ?\{?node\.kubernetes\.io/"
+        r"(?:not-ready|unreachable|[a-z]+-pressure))(?:\(s\))?(?: ?\{([^}]*)\})?",
         "UntoleratedTaint",
         "Add a toleration to podTemplate of the job, or of the group if it has its own list; "
         "or remove the taint {0}",
@@ -260,10 +261,6 @@ def unschedulable(message: str) -> tuple[str, MessageAdvice]:
     """The scheduler's message without its part on preemption, and what to do."""
     kept = _PREEMPTION.sub("", message)
     found = [advice for one in _UNSCHEDULABLE if (advice := one.search(kept))]
-    # A taint is matched by its general pattern, too.
-    known = {advice.reason for advice in found}
-    if known & {"NodeNotReady", "NodePressure"} and kept.count("taint") == 1:
-        found = [advice for advice in found if advice.reason != "UntoleratedTaint"]
     if not found:
         return kept, MessageAdvice(
             "Unschedulable", "Free capacity, or lower the group's resources", "kubectl get nodes"

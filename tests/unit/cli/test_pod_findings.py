@@ -131,6 +131,16 @@ CASES: list[Case] = [
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node.kubernetes.io/not-ready: }.")], [],
      "error", "NodeNotReady", "Bring the nodes back", "kubectl get nodes"),
+    ("a node that is not ready, and a taint",
+     [unscheduled("0/3 nodes are available: 1 node(s) had untolerated taint "
+                  "{node.kubernetes.io/not-ready: }, 2 node(s) had untolerated taint "
+                  "{gpu: only}.")], [],
+     "error", "Unschedulable", "or remove the taint gpu: only", "kubectl get nodes"),
+    ("nodes that are not ready and unreachable",
+     [unscheduled("0/3 nodes are available: 1 node(s) had untolerated taint "
+                  "{node.kubernetes.io/not-ready: }, 2 node(s) had untolerated taint "
+                  "{node.kubernetes.io/unreachable: }.")], [],
+     "error", "NodeNotReady", "Bring the nodes back", "kubectl get nodes"),
     ("a node short of disk",
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node.kubernetes.io/disk-pressure: }.")], [],
