@@ -7,7 +7,7 @@ changes of the runtime take effect in the next run.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from dlion_api import cluster_names as names
@@ -94,13 +94,15 @@ def _resource_excess(run: Run, group: Group, most: Mapping[str, str]) -> Iterato
         return
     try:
         made = worker_job(run.job, group, run.settings, run.owner)
-        stages = _stages(made["spec"]["template"]["spec"], run, group)
+        pod = made["spec"]["template"]["spec"]
+        stages = _stages(pod, run, group)
     except (AttributeError, TypeError, ValueError, KeyError):
         return  # `template_problem` reports a malformed podTemplate, and nothing starts
     for resource, allowed in most.items():
         try:
             found = (_of_resource(resource, allowed, stage, group) for stage in stages)
-            yield from islice(filter(None, found), 1)
+            whole = _of_pod(resource, allowed, pod.get("resources") or {}, group)
+            yield from islice(filter(None, chain([whole], found)), 1)
         except (AttributeError, TypeError, ValueError) as error:
             yield f"the limit of {resource} of group {group.name} cannot be read: {error}"
 
@@ -153,6 +155,19 @@ def _of_resource(
             f" resources.limits to {allowed}"
         )
     return ""
+
+
+def _of_pod(resource: str, allowed: str, given: Mapping[str, Any], group: Group) -> str:
+    """Compare what the pod has as a whole with `allowed`: its request keeps others off the node,
+    whatever its containers may use. Empty: it is within. Raises: ValueError."""
+    amounts = [(given.get(field) or {}).get(resource) for field in ("requests", "limits")]
+    most = max((parse_quantity(str(each)) for each in amounts if each is not None), default=None)
+    if most is None or most <= parse_quantity(allowed):
+        return ""
+    return (
+        f"the pod of a worker of group {group.name} has {resource} {_shown(most)}: lower resources"
+        f" in the spec of its podTemplate to {allowed}"
+    )
 
 
 def _shown(number: Decimal) -> str:

@@ -312,6 +312,9 @@ def test_a_device_request_without_a_limit_counts() -> None:
             "not a quantity",
         ),
         ({"containers": [{"name": "more", "resources": {"limits": [1]}}]}, "cannot be read"),
+        ({"resources": {"requests": {"cpu": "64"}, "limits": {"cpu": "64"}}}, "has cpu 64"),
+        ({"resources": {"requests": {"cpu": "2500m"}}}, "has cpu 2.5"),
+        ({"resources": {"limits": {"cpu": "all"}}}, "not a quantity"),
     ],
 )
 def test_a_pod_template_cannot_bypass_the_limits(spec: dict[str, Any], words: str) -> None:
@@ -321,6 +324,13 @@ def test_a_pod_template_cannot_bypass_the_limits(spec: dict[str, Any], words: st
     made = world(runtime(max_resources={"cpu": "2"}), podTemplate={"spec": spec})
     made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"limits": {"cpu": "1"}}
     assert words in refused(made.look())
+
+
+def test_resources_of_the_pod_as_a_whole_are_allowed_within_the_limits() -> None:
+    spec = {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "9Ti"}}}
+    made = world(runtime(max_resources={"cpu": "2"}), podTemplate={"spec": spec})
+    made.document["spec"]["sites"][0]["groups"][0]["resources"] = {"limits": {"cpu": "1"}}
+    assert created(made.look(), "Job")
 
 
 DOWNLOADS = {
