@@ -28,9 +28,9 @@ HEAD = """<!-- Made by tools/generate_command_reference.py from the commands' he
 # The commands
 
 What `dlion COMMAND --help` prints; `kubectl dlion` is the same command. Commands for clusters also
-take the options from `--namespace` to `--as-group`, before or after the command; `trust verify` has
-none, and `preflight`, with `--contexts`, none that is of one server. `dlion --version` prints the
-version. See also [commands for clusters](cluster-commands.md) and
+take the options from `--namespace` to `--as-group`, before or after the command, except `trust
+verify`; `preflight` with `--contexts` takes none that select one server. `dlion --version` prints
+the version. See also [commands for clusters](cluster-commands.md) and
 [exit codes](errors-and-exit-codes.md).
 
 """

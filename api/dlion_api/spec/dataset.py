@@ -43,11 +43,12 @@ class Dataset:
         " .npz files with arrays x and y, or a folder of images per class."
     )
     evaluation_path: str | None = optional(
-        "held-out samples in that format; without it a part of the path's.",
+        "a file or directory of held-out samples, in the same format; default: evaluationFraction"
+        " of the samples at path are held out.",
         **_PATH,
     )
     evaluation_fraction: float = setting(
-        "share that is held out without an evaluationPath.",
+        "share of the samples that is held out, if there is no evaluationPath.",
         default=0.1,
         above=0,
         below=1,

@@ -111,8 +111,8 @@ class FailureRule:
     """What follows some ends of workers, of some groups or of all."""
 
     on_ends: tuple[WorkerEnd, ...] = setting(
-        "ends of a worker. Disrupted (condition DisruptionTarget) and InitializerFailed (a"
-        " download) count whatever the exit code; Killed is SIGKILL, as for want of memory.",
+        "ways in which a worker ends. Disrupted (condition DisruptionTarget) and InitializerFailed"
+        " (a download) apply whatever the exit code; Killed is SIGKILL, as when memory is full.",
         unique=True,
         min_items=1,
         max_items=len(ENDS),

@@ -108,7 +108,7 @@ class Spec:
     tls: Tls = setting("where certificates come from.", default=Tls())
     checkpoint: Checkpoint = setting("how often state is saved.", default=Checkpoint())
     node_policies: NodePolicies = setting(
-        "what workers owe to their machines. A change takes effect in the next run.",
+        "how workers respect other needs of their machines. A change takes effect in the next run.",
         default=NodePolicies(),
         hashed=False,
     )
@@ -160,12 +160,13 @@ class Spec:
         hashed=False,
     )
     failure_policy: Literal["Continue", "Fail"] = setting(
-        "when a worker fails for good: continue while the quorum holds, or fail the job.",
+        "when a worker has failed and is not restarted: continue while the quorum holds, or fail"
+        " the job.",
         default="Continue",
     )
     failure_rules: tuple[FailureRule, ...] = setting(
-        "what follows a worker's end; the first match counts. Else crashed workers restart,"
-        " disrupted ones without counting, others fail for good.",
+        "what happens after a worker's end; the first matching rule counts. Without a match crashed"
+        " and disrupted workers restart, the latter without counting; others fail.",
         default=(),
         max_items=MAX_RULES,
     )

@@ -1,4 +1,4 @@
-"""`spec.nodePolicies`: what workers owe to the machines that they run on."""
+"""`spec.nodePolicies`: how workers respect other needs of their machines."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,14 +11,14 @@ class Heat:
     """A temperature that a worker's machine should stay below at least 94 % of the time."""
 
     threshold_celsius: float = setting(
-        "of the hottest sensor that the sidecar can read; some kelvins below where the hardware"
-        " throttles.",
+        "limit for the hottest sensor that the sidecar can read. Set it some kelvins below the"
+        " temperature at which the hardware throttles.",
         above=0,
         maximum=150,
         unit="°C",
     )
     min_compute_share: float = setting(
-        "least share of the time for computing, however hot it is.",
+        "minimum share of the time for computing, however hot the machine is.",
         default=0.1,
         minimum=0.01,
         maximum=1,
@@ -30,8 +30,8 @@ class Demand:
     """How a worker follows what other work takes from its machine's processors."""
 
     prediction: Literal["auto", "none"] = setting(
-        "auto: the batch follows forecasts, while they have been better than the measured speed;"
-        " none: that speed alone.",
+        "auto: batches follow the forecast speed while forecasts save waiting; none: they follow"
+        " the measured speed.",
         default="auto",
     )
 

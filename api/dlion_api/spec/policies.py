@@ -40,33 +40,33 @@ class GlobalBatchSize:
         "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
     )
     growth: bool | None = optional(
-        "whether it changes. Default: true with policies dlion and dlion-published, and batching"
-        " policy goodput."
+        "whether the size changes. Default: true with policies dlion and dlion-published, and"
+        " batching policy goodput."
     )
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
     )
     increment: int = setting(
-        "added at each adjustment of the warm-up; 0: the initial size (as recalled).",
+        "samples added at each adjustment of the warm-up; 0: the initial size (as recalled).",
         default=0,
         minimum=0,
         maximum=MAX_BATCH_SIZE,
         unit="samples",
     )
     warmup_fraction: float = setting(
-        "share of the training set after which warm-up ends (as recalled).",
+        "size at which the warm-up ends, as a share of the training set (as recalled).",
         default=0.01,
         minimum=0,
         maximum=1,
     )
     factor: float = setting(
-        "multiplies the size at each adjustment after the warm-up (our default).",
+        "factor of the size at each adjustment after the warm-up (our default).",
         default=1.5,
         above=1,
         maximum=10,
     )
     max_fraction: float = setting(
-        "share of the training set at which growth ends (as recalled).",
+        "size at which growth ends, as a share of the training set (as recalled).",
         default=0.1,
         above=0,
         maximum=1,
@@ -148,13 +148,13 @@ class Exchange:
         maximum=9,
     )
     index_codec: Literal["fast", "smallest"] = setting(
-        "encoding of indices: smallest in whole bytes, or smallest of all (Golomb-Rice, varints),"
-        " which needs more CPU.",
+        "encoding of indices: the smallest that uses whole bytes, or the smallest of all"
+        " (Golomb-Rice, varints), which needs more CPU.",
         default="fast",
     )
     weighting: Literal["sample_mean", "dlion_ratio"] = setting(
-        "a gradient's weight: its samples over all samples, or (published form, as recalled) over"
-        " the receiver's.",
+        "weight of a peer's gradient: its samples over those of all workers, or (published form,"
+        " as recalled) over the receiver's.",
         default="sample_mean",
     )
     topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered", "staged"] = (
@@ -166,8 +166,8 @@ class Exchange:
         )
     )
     grouping: Literal["links", "learned"] = setting(
-        "what clustered makes groups of (docs/clustering.md): measured rates, or predicted ones,"
-        " for workers that move.",
+        "rates by which clustered makes groups (docs/clustering.md): measured ones, or predicted"
+        " ones, for workers that move.",
         default="links",
     )
     degree: int | None = optional(
@@ -178,8 +178,8 @@ class Exchange:
         unit="workers",
     )
     propagation: Literal["all", "selective"] = setting(
-        "send a gradient to all peers in each step, or (selective, for dlion) to a few and the"
-        " sum of missed ones later.",
+        "send each gradient to all peers, or (selective, for dlion) to a few peers in each step;"
+        " the others get the sum of missed gradients later.",
         default="all",
     )
     propagation_peers: int = setting(
@@ -200,22 +200,23 @@ class Exchange:
         "send the largest entries only (Max N); off: whole gradients.", default=True
     )
     floor_percent: float = setting(
-        "minimum of Max N's N, if the link's budget allows (as recalled).",
+        "minimum of N in Max N, if the link's budget allows it (as recalled).",
         default=0.85,
         minimum=0,
         maximum=100,
         unit="percent",
     )
     cpu_fraction: float = setting(
-        "CPU limit of dlion's exchange, relative to the gradient's; sending may use half. Each"
-        " link may always send 64 KiB (our default).",
+        "maximum CPU time of dlion's exchange, relative to that of computing gradients (our"
+        " default). Sending may use half of it, but each link may always send 64 KiB.",
         default=0.2,
         above=0,
         maximum=100,
     )
     residual: Literal["none", "shared", "perLink"] = setting(
-        "entries that dlion does not send are dropped; kept, once for all links; or kept for each"
-        " link (memory for one gradient each).",
+        "entries that dlion does not send are lost (none), or added to later gradients: in one sum"
+        " for all links (shared), or in a sum for each link, which needs memory for one gradient"
+        " (perLink).",
         default="none",
     )
 
@@ -310,8 +311,8 @@ class Synchronization:
     """Which peers a worker waits for before its next step."""
 
     mode: Literal["synchronous", "bounded", "backup", "asynchronous"] = setting(
-        "for all; for those more than maxStaleness behind; for all but backupWorkers; for none"
-        " (our default).",
+        "a worker waits for all peers (our default); for those more than maxStaleness behind; for"
+        " all but backupWorkers; or for none.",
         default="synchronous",
     )
     max_staleness: int = setting(
@@ -340,7 +341,8 @@ class KnowledgeTransfer:
     """How replicas with a higher loss take over weights of the best one."""
 
     policy: Literal["none", "best2all", "best2worst"] = setting(
-        "off; all others merge the best worker's weights; only the worst worker does.",
+        "no worker takes weights; all others merge the best worker's; or only the worst worker"
+        " does.",
         default="best2all",
     )
     every_steps: int = setting(
@@ -353,5 +355,9 @@ class KnowledgeTransfer:
         maximum=1,
     )
     loss_window: int = setting(
-        "recent losses whose mean is compared.", default=20, minimum=1, maximum=10000, unit="steps"
+        "recent losses of a worker whose mean is compared.",
+        default=20,
+        minimum=1,
+        maximum=10000,
+        unit="steps",
     )

@@ -22,7 +22,7 @@ class Resources:
     """Resources of each worker's container, as in a pod."""
 
     requests: Mapping[str, str] = setting(
-        "guaranteed to a worker; of a device (nvidia.com/gpu) also the limit.",
+        "amounts guaranteed to a worker; of a device (nvidia.com/gpu) also the limit.",
         default={},
         quantity=True,
         max_items=16,

@@ -44,12 +44,12 @@ class Program:
         max_length=256,
     )
     file: str | None = optional(
-        "such a Python file, relative to the manifest.",
+        "a Python file with the functions of a module; the path is relative to the manifest.",
         pattern=r".*[^/]\.py",
         pattern_description="a path that ends in .py",
         max_length=PATH_LENGTH,
     )
-    config_map: ConfigMapKey | None = optional("such a file in a ConfigMap.")
+    config_map: ConfigMapKey | None = optional("a key of a ConfigMap that has such a file.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         exactly_one(builtin="builtin", module="module", file="file", config_map="configMap"),
@@ -77,11 +77,11 @@ class Optimizer:
         "adam's guard against division by 0.", default=1e-7, above=0, maximum=1
     )
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = setting(
-        "how the rate follows the global batch size.",
+        "how the learning rate follows a growing global batch size.",
         default="none",
     )
     learning_rate_max_factor: float = setting(
-        "largest factor of that scaling.",
+        "maximum factor by which that scaling raises the rate.",
         default=4.0,
         minimum=1,
         maximum=1000,
@@ -102,14 +102,15 @@ class Evaluation:
     """When replicas are evaluated on the held-out samples."""
 
     every_samples: int = setting(
-        "interval, counted over the whole job; within a round of local steps it waits for the end.",
+        "samples of the whole job between two evaluations; one that falls into a round of local"
+        " steps takes place at its end.",
         default=5000,
         minimum=1,
         maximum=10**12,
         unit="samples",
     )
     max_samples: int = setting(
-        "held-out samples each time; at the end all.",
+        "held-out samples of each evaluation; the one at the end uses all.",
         default=2000,
         minimum=1,
         maximum=10**9,

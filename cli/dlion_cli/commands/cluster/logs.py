@@ -103,7 +103,7 @@ def _prefix(jobs: JobClient) -> str:
     "--run", "run_id", metavar="RUN",
     help="Print the keeper's logs of this run, such as an earlier one.",
 )  # fmt: skip
-@click.option("--timestamps", is_flag=True, help="With the time of each line.")
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @contexts_option(logs_from_contexts)
 @connecting_options
 def logs(

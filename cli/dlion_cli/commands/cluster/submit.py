@@ -24,7 +24,7 @@ from dlion_cli.views.job_status import JobStatus
 @click.argument("file")
 @options.assignments("every document, e.g. runId=2")
 @click.option("--wait", is_flag=True, help="Wait for the run's end; the exit code is its own.")
-@click.option("--dry-run", is_flag=True, help="Let the API server validate only.")
+@click.option("--dry-run", is_flag=True, help="Validate at the API server; submit nothing.")
 @click.option("--force-conflicts", is_flag=True, help="Take ownership of conflicting fields.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text",

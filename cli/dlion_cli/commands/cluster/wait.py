@@ -92,8 +92,9 @@ def wait(
 ) -> int:
     """Wait until jobs NAME… are as --for requires; --timeout is for all of them together.
 
-    `ended`, and `training` if the run fails before, have the exit codes of `dlion watch`. Else: 0
-    as required; 124 not within --timeout; 69 the job does not exist or was deleted.
+    With `ended`, and with `training` if the run fails first, the exit code is that of `dlion
+    watch`. Otherwise: 0 jobs are as required; 124 they are not within --timeout; 69 a job does not
+    exist or was deleted.
 
     \b
     dlion wait cifar10 && dlion fetch cifar10

@@ -27,7 +27,7 @@ def watch(jobs: JobClient, name: str, output: str, timeout_s: float | None) -> i
 
     Ends when the run ends, with --contexts in all of them. Ctrl-C leaves the job running.
 
-    Exit codes, of several contexts the first other than 0: 0 succeeded; 79 ended before its stop
+    The exit code, with --contexts the first other than 0: 0 succeeded; 79 ended before its stop
     condition; 80 the model lacks a replica; 65 invalid manifest; 67 failed program; 124 deadline
     exceeded; 1 other failures.
 

@@ -117,7 +117,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
-    help="Environment for choosing learning rates. Default: each for itself.",
+    help="Environment in which all learning rates are chosen. Default: in each its own.",
 )  # fmt: skip
 @click.option(
     "--tuning-seeds", type=click.IntRange(1, 100), default=3, show_default=True,
