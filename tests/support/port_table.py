@@ -68,15 +68,15 @@ GRPC = {
 }
 """A method of each gRPC port, of which a caller may send less than a request."""
 _SCRAPERS = "callers that `metricsFrom` allows"
-_ONE_CALL = "one of a connection"
+_ONE_CALL = "one per connection"
 
 ROWS = [
     Row(
         names.EXCHANGE_PORT, EXCHANGE, "workers of the run, by certificate",
         peer_exchange.MAX_CALLS, peer_exchange.MAX_CALLS,
         f"{exchange.MAX_STREAMS_PER_CERTIFICATE} streams, {state_server.MAX_PULLS_PER_PEER} pulls,"
-        f" {peer_exchange.MAX_CALLS_PER_CONNECTION} calls of a connection",
-        f"{exchange.HELLO_TIMEOUT_S:g} s for the hello", MAX_FRAME_BYTES,
+        f" {peer_exchange.MAX_CALLS_PER_CONNECTION} calls per connection",
+        f"{exchange.HELLO_TIMEOUT_S:g} s for the first message", MAX_FRAME_BYTES,
     ),
     Row(
         names.MEASURING_PORT, MEASURING, "sidecars of the run, by certificate",
@@ -88,38 +88,39 @@ ROWS = [
     Row(
         names.KEEPER_PORT, KEEPER, "workers of the site, by certificate", keeper.MAX_CONNECTIONS,
         keeper.MAX_CALLS, f"{keeping.MAX_CALLS_OF_CALLER} calls",
-        f"{keeping.SILENCE_TIMEOUT_S:g} s of silence within a file", MAX_CHUNK_MESSAGE_BYTES,
+        f"{keeping.SILENCE_TIMEOUT_S:g} s without data within a file", MAX_CHUNK_MESSAGE_BYTES,
     ),
     Row(
         names.COORDINATOR_PORT, COORDINATOR, "pods of the site's runs, by token",
         coordinator.MAX_CONNECTIONS, coordinator.MAX_CALLS,
-        f"{coordination.MAX_UNREAD_CALLS} calls without a request,"
-        f" {coordinator.MAX_CALLS_PER_CONNECTION} calls of a connection",
+        f"{coordination.MAX_UNREAD_CALLS} calls that have not sent their request,"
+        f" {coordinator.MAX_CALLS_PER_CONNECTION} calls per connection",
         f"{REQUEST_WITHIN_S:g} s for the request", MAX_REPORT_BYTES,
     ),
     Row(
         names.FEDERATION_PORT, FEDERATION, "operators of listed sites, by certificate",
         federation.MAX_CONNECTIONS, federation.MAX_STREAMS,
         f"{federation.MAX_STREAMS_OF_SITE} streams,"
-        f" {federation.MAX_CALLS_PER_CONNECTION} calls of a connection",
-        f"{SILENT_AFTER_S:g} s of silence", MAX_STATEMENT_BYTES,
+        f" {federation.MAX_CALLS_PER_CONNECTION} calls per connection",
+        f"{SILENT_AFTER_S:g} s without a message", MAX_STATEMENT_BYTES,
     ),
     Row(
         names.METRICS_PORT, WORKER_METRICS, _SCRAPERS, metrics_server.MAX_CONNECTIONS, _ONE_CALL,
-        NONE, f"{metrics_server.CONNECTION_WITHIN_S:g} s for a connection",
-        f"{metrics_server.MAX_HEAD_BYTES // 1024} KiB of head",
+        NONE, f"{metrics_server.CONNECTION_WITHIN_S:g} s for the whole connection",
+        f"{metrics_server.MAX_HEAD_BYTES // 1024} KiB of request line and headers",
     ),
     Row(
         names.METRICS_PORT, OPERATOR_METRICS, _SCRAPERS, health.MAX_CONNECTIONS, _ONE_CALL, NONE,
-        f"{health.SILENCE_S:g} s of silence", f"{health.MAX_HEADER_BYTES // 1024} KiB of a header",
+        f"{health.SILENCE_S:g} s without data",
+        f"{health.MAX_HEADER_BYTES // 1024} KiB for each header",
     ),
     Row(
         names.HEALTH_PORT, HEALTH, "the kubelet, `helm test`", health.MAX_CONNECTIONS, _ONE_CALL,
-        NONE, f"{health.SILENCE_S:g} s of silence",
-        f"{health.MAX_HEADER_BYTES // 1024} KiB of a header",
+        NONE, f"{health.SILENCE_S:g} s without data",
+        f"{health.MAX_HEADER_BYTES // 1024} KiB for each header",
     ),
     Row(
-        "a file", SOCKET, "the trainer, by the file's mode", trainer_socket.MAX_CONNECTIONS,
+        "a file", SOCKET, "the trainer, by the file's permissions", trainer_socket.MAX_CONNECTIONS,
         "no calls", NONE, NONE, MAX_LINE_BYTES,
     ),
 ]  # fmt: skip
