@@ -26,14 +26,14 @@ PAGE = ROOT / "docs/conditions.md"
 UNSEEN = "new or changed, and not processed yet"
 STARTING = "pods start, or workers wait for peers"
 STUCK = (
-    "the manifest or an object of the run is refused, or pods cannot start for a minute, or do not"
-    " join or begin for five"
+    "is refused (manifest or an object of the run); or its pods have not started within a minute,"
+    " joined or begun within five"
 )
 TRAINING = "trains"
 DEGRADED = "trains without some workers"
 SUSPENDED = "suspended"
-NOT_SELECTED = "not for this site"
-SUCCEEDED = "met its stop rule, and the model holds every wanted replica"
+NOT_SELECTED = "does not name this site"
+SUCCEEDED = "met its stop rule, and the model includes all replicas"
 FAILED = "ended otherwise"
 
 
