@@ -211,7 +211,7 @@ def test_the_metrics_of_the_operator_are_documented(
     text = site.kubectl.run("get", "--raw", where)
     exported = set(re.findall(r"^# TYPE (dlion_\w+?)(?:_created)? ", text, re.MULTILINE))
     exported = {name + "_total" if f"{name}_total" in text else name for name in exported}
-    documented = set(re.findall(r"^\| `(dlion_\w+)`", DOCUMENT, re.MULTILINE))
+    documented = set(re.findall(r"^- `(dlion_\w+)`", DOCUMENT, re.MULTILINE))
     assert "dlion_operator_loop_lag_seconds" in exported
     assert exported <= documented
 

@@ -46,10 +46,10 @@ def section(title: str) -> str:
 def metrics() -> dict[str, tuple[str, set[str]]]:
     """Type and labels of every metric, by its name in Prometheus."""
     found = {}
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Sidecars"), re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)` \((\w+)\): ", section("Sidecars"), re.MULTILINE)
     for name, kind in rows:
         found[name] = (kind, SIDECARS | ({"peer_site"} if "_link_" in name else set()))
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", section("The operator"), re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)` \((\w+)(.*?)\): ", section("The operator"), re.MULTILINE)
     for name, kind, labels in rows:
         series = f"{name}_bucket" if kind == "histogram" else name
         found[series] = (kind, set(re.findall(r"`(\w+)`", labels)))
@@ -91,7 +91,7 @@ def made_by_the_operator() -> dict[str, str]:
 
 
 def test_exactly_the_operators_metrics_are_documented() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("The operator"), re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)` \((\w+)[;)]", section("The operator"), re.MULTILINE)
     assert len(rows) > 15
     assert dict(rows) == made_by_the_operator()
 
@@ -121,14 +121,14 @@ def test_queries_use_the_increase_of_counters_and_of_counters_only(query: str) -
 
 
 def test_every_result_of_a_resync_is_documented_and_each_failure_has_an_alert() -> None:
-    (row,) = re.findall(r"^\| `dlion_operator_reconciles_total`.*$", DOCUMENT, re.MULTILINE)
+    (row,) = re.findall(r"^- `dlion_operator_reconciles_total`.*$", DOCUMENT, re.MULTILINE)
     assert {f"`{result}`" for result in (OK, ERROR, DEFECT)} <= set(re.findall(r"`\w+`", row))
     alerted = [re.findall(r'result=~?"([^"]*)"', rule["expr"]) for rule in ALERTS]
     assert [found for found in alerted if found] == [[f"{ERROR}|{DEFECT}"]]
 
 
 def test_every_alert_is_documented_and_names_what_to_check() -> None:
-    documented = re.findall(r"^\| `(DLion\w+)`", section("Alerts"), re.MULTILINE)
+    documented = re.findall(r"^- `(DLion\w+)`: ", section("Alerts"), re.MULTILINE)
     assert documented == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
         assert rule["labels"]["severity"] in {"critical", "warning"}

@@ -35,9 +35,9 @@ def test_exactly_the_reasons_are_explained() -> None:
 
 def test_exactly_the_events_of_workers_are_named() -> None:
     section = PAGE.partition("\nWorkers' reports become events")[2]
-    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)`: .+$", section, flags=re.MULTILINE)
     assert rows == [BANDWIDTH_DROPPED, PEER_LOST, EventReason.PEERS_UNREACHED]
-    named = re.findall(r"`(\w+)`", section.partition("\n| event")[0])
+    named = re.findall(r"`(\w+)`", section.partition("\nOther events")[0])
     same = FORWARDED_REASONS - {EventReason.WORKER_LOST, EventReason.PEERS_UNREACHED}
     assert sorted(named) == sorted(same)  # docs/results.md explains each (test_event_reasons.py)
 
@@ -46,7 +46,7 @@ def test_exactly_the_events_of_the_operator_are_explained() -> None:
     section = PAGE.partition("\nWhenever the reason")[2].partition(
         "\nWorkers' reports become events"
     )[0]
-    rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)`: .+$", section, flags=re.MULTILINE)
     of_conditions = {Reason.SPEC_DIFFERS.value, Reason.NO_AUTHORITY.value}
     assert sorted(rows) == sorted({*event_reasons_in_source(), CALLER_REFUSED, *of_conditions})
 

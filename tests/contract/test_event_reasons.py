@@ -33,7 +33,7 @@ EMITTERS = {"event", "_report", "EventRecord", "Companion"}
 def test_the_document_has_each_reason_with_its_meaning() -> None:
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     section = text.partition("### Reasons of events\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, flags=re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)`: (.+)$", section, flags=re.MULTILINE)
     assert rows == [(reason.value, reason.meaning) for reason in EventReason]
 
 

@@ -23,6 +23,6 @@ def test_the_page_has_the_number_of_tested_connections() -> None:
 
 
 def test_exactly_the_reasons_are_explained() -> None:
-    documented = re.findall(r"^\| `(\w+)` \| .+ \|$", SECTION, flags=re.MULTILINE)
+    documented = re.findall(r"^- `(\w+)`: .+$", SECTION, flags=re.MULTILINE)
     reasons = {*RefusalReason, *SiteRefusalReason, *PeerRefusal}
     assert sorted(documented) == sorted({str(reason) for reason in reasons})

@@ -31,9 +31,10 @@ WORDS = set(re.findall(r"[A-Za-z_]\w*", " ".join([*_SPANS, *BLOCKS])))
 
 
 def documented() -> dict[str, set[str]]:
-    """The methods of the table, with their keywords."""
-    table = PAGE.partition("| method |")[2].partition("\n\n")[0]
-    cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    """The methods of the list, with their keywords."""
+    _, heading, rest = PAGE.partition("\n- `train(")
+    listed = (heading + rest).partition("\n\n")[0]
+    cells = re.findall(r"^- (`.*?`): ", listed, re.MULTILINE)
     calls = [call for cell in cells for call in re.findall(r"`(\w+)\(([^)]*)\)`", cell)]
     return {name: set(re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", given)) for name, given in calls}
 
@@ -44,7 +45,7 @@ def test_each_public_name_is_on_the_page(name: str) -> None:
     assert hasattr(dlion, name) or hasattr(errors, name)
 
 
-def test_the_table_has_each_method_with_its_keywords() -> None:
+def test_the_list_has_each_method_with_its_keywords() -> None:
     for name, given in documented().items():
         assert given == {*inspect.signature(METHODS[name]).parameters} - {"self"}, name
     assert documented().keys() == METHODS.keys()

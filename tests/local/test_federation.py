@@ -115,7 +115,7 @@ async def test_three_sites_receive_the_reports_of_each_other(folder: Path) -> No
             assert site.node is not None
             for family in FederationMetrics(site.node).collect():
                 name = family.name + ("_total" if family.type == "counter" else "")
-                assert f"| `{name}` | {family.type} |" in METRICS_PAGE, name
+                assert f"- `{name}` ({family.type}" in METRICS_PAGE, name
         first, second, _ = sites
         first.reports = {JOB: replace(first.reports[JOB], figures=TrainingFigures(True, 7, 3.5))}
         await until(lambda: heard(second, A).figures == TrainingFigures(True, 7, 3.5))

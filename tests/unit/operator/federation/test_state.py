@@ -235,4 +235,4 @@ def test_figures_are_sent_at_most_every_five_seconds() -> None:
 def test_every_reason_of_a_refusal_is_explained() -> None:
     page = (Path(__file__).parents[4] / "docs" / "several-sites.md").read_text()
     for reason in FederationRefusalReason:
-        assert f"| `{reason}` | " in page
+        assert f"- `{reason}`: " in page

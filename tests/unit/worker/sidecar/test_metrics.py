@@ -93,7 +93,7 @@ def reading(*, full: bool) -> MetricsReading:
 def test_the_document_lists_what_is_exported_and_nothing_else() -> None:
     names = set(re.findall(r"^(dlion_\w+)\{", exported(reading(full=True)), re.MULTILINE))
     ours = DOCUMENT.read_text().partition("## Sidecars")[2].partition("\n## ")[0]
-    assert names == set(re.findall(r"^\| `(dlion_\w+)`", ours, re.MULTILINE))
+    assert names == set(re.findall(r"^- `(dlion_\w+)`", ours, re.MULTILINE))
 
 
 def test_the_parts_of_steps_add_up_to_their_time_and_never_decrease() -> None:
