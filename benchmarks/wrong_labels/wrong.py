@@ -21,7 +21,7 @@ def load_data(split: str, site: str, worker_index: int) -> tuple[np.ndarray, np.
     """A share of the labels of one site, drawn once, is wrong."""
     x, y = right_data(split, site, worker_index)
     if split == "train" and site == "c":
-        rng = np.random.default_rng(1 + worker_index)
-        is_wrong = rng.random(len(y)) < WRONG_FRACTION
+        chance = np.random.default_rng(1 + worker_index)
+        is_wrong = chance.random(len(y)) < WRONG_FRACTION
         y = np.where(is_wrong, (y + 1) % 10, y)
     return x, y
