@@ -198,6 +198,26 @@ def test_survivors_have_the_same_steps_of_lost_workers(
     assert not any(one.refused or one.agreement.is_pending for one in left)
 
 
+def test_a_survivor_waits_for_what_the_requester_cannot_get_itself() -> None:
+    """The third survivor alone has the lost worker's last step, and has no link with the first.
+    The first gets the step through the second."""
+    network = Network(range(4))
+    all_stepped(network)
+    first, second, third, lost = map(Rank, range(4))
+    for receiver in (first, second, third):
+        network.send(lost, receiver, step(lost, ITERATION))
+    network.lose(lost, {third: 1})
+    network.cut(first, third, (0, 0))
+    for link in ((lost, first), (third, first), (lost, second)):
+        network.deliver(link)
+    while network.links[first, second]:
+        network.deliver((first, second))
+    while waiting := network.waiting():
+        network.deliver(waiting[0])
+    for one in network.survivors.values():
+        assert one.steps_of(lost) == [ITERATION - 1, ITERATION]
+
+
 @pytest.mark.parametrize("cut_count", [1, 3])
 @given(data=st.data(), count=st.integers(4, 6))
 def test_links_that_break_meanwhile_block_no_worker(
