@@ -265,15 +265,15 @@ class EventInbox:
     def _link_down(self, peer: Rank) -> list[Event]:
         self.link_epochs.pop(peer, None)
         self.answers.pop(peer, None)
-        for known in (self.stopped, self.served):
+        was_alone, was_leaving = peer in self._alone, peer in self._leaving
+        for known in (self.stopped, self.served, self._alone, self._leaving):
             known.discard(peer)
         self._doubted.pop(peer, None)
         self.early_messages = [message for message in self.early_messages if message.sender != peer]
-        if not self._started or self._is_alone_no_more(peer):
+        if not self._started or was_alone:
             return []
-        if peer in self._leaving:
+        if was_leaving:
             # Often all workers end at once; none must continue without the others meanwhile.
-            self._leaving.discard(peer)
             self._departed[peer] = self._clock_s() + DEPARTURE_S
             return []
         return [MemberLeft(peer)]
@@ -371,12 +371,6 @@ class EventInbox:
                 self.refusals.append(Refused(sender, text, kind=PeerRefusal.IMPLAUSIBLE))
                 events += [MemberLeft(sender)] if self._started else []
         return events
-
-    def _is_alone_no_more(self, peer: Rank) -> bool:
-        """Whether the peer whose link is down counted as gone already."""
-        was_alone = peer in self._alone
-        self._alone.discard(peer)
-        return was_alone
 
     def _meet(self, arrival: MessageArrived) -> list[Event]:
         try:

@@ -22,6 +22,7 @@ from dlion_core.lifecycle.inbox import (
     stop_message,
 )
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
+from dlion_core.lifecycle.stop_claims import CONFIRM_WITHIN_S
 from dlion_core.links.events import LinkDown, LinkUp
 from dlion_core.policies.interface import (
     MemberJoined,
@@ -172,6 +173,28 @@ def test_a_peer_that_leaves_and_returns_at_once_is_a_new_member(inbox: WaitingIn
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
     arrive(inbox, leaving, LinkDown(A, 1, "closing"))
     assert arrive(inbox, LinkUp(A, 2, 0)) == [MemberLeft(A), MemberJoined(A, 0)]
+
+
+def test_a_peer_that_left_before_the_start_may_crash_later(inbox: WaitingInbox) -> None:
+    leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
+    arrive(inbox, LinkUp(A, 1, 0), leaving, LinkDown(A, 0, "closed"), LinkUp(A, 2, 0))
+    inbox.start(0)
+    assert arrive(inbox, LinkDown(A, 0, "reset")) == [MemberLeft(A)]
+
+
+def test_a_peer_that_returns_before_the_start_is_believed_again() -> None:
+    """Its earlier process claimed that the run was over, which nobody confirmed."""
+    now = [0.0]
+    inbox = EventInbox(lambda *_: None, clock_s=lambda: now[0])
+    inbox.doubt = lambda _claim, **_peers: "it is not confirmed"
+    arrive(inbox, LinkUp(A, 1, 0), MessageArrived(A, stop_message("deadline", 3)))
+    now[0] += CONFIRM_WITHIN_S
+    inbox.drain()
+    assert [refused.peer for refused in inbox.take_refusals()] == [A]
+    arrive(inbox, LinkDown(A, 1, "closed"), LinkUp(A, 2, 0))
+    inbox.start(0)
+    assert arrive(inbox, gradient(A, 1)) == [gradient(A, 1)]
+    assert arrive(inbox, LinkDown(A, 0, "reset")) == [MemberLeft(A)]
 
 
 def test_a_peer_that_arrives_after_the_end_is_informed_at_once(
