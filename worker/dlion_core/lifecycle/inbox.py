@@ -157,13 +157,16 @@ class EventInbox:
 
     def start(self, iteration: int) -> list[Event]:
         """Return the latest topology change, the linked members and their early messages. Steps up
-        to `iteration` are left out: the initial weights contain them."""
+        to `iteration` are left out: the initial weights contain them. So is a peer that has ended.
+        """
         self.drain()
         self._started = True
         self.discard_steps(iteration)
         early_messages, self.early_messages = self.early_messages, []
-        joined = [MemberJoined(rank, iteration) for rank in sorted(self.link_epochs)]
-        return [*self._early_topology, *joined, *early_messages]
+        members = self.linked - self._alone
+        joined = [MemberJoined(rank, iteration) for rank in sorted(members)]
+        theirs = [arrival for arrival in early_messages if arrival.sender in members]
+        return [*self._early_topology, *joined, *theirs]
 
     def reset(self, iteration: int) -> None:
         """Return to the state before the start, with own weights of `iteration`. This worker

@@ -197,6 +197,17 @@ def test_a_peer_that_returns_before_the_start_is_believed_again() -> None:
     assert arrive(inbox, LinkDown(A, 0, "reset")) == [MemberLeft(A)]
 
 
+def test_a_peer_that_is_not_believed_before_the_start_is_no_member() -> None:
+    now = [0.0]
+    inbox = EventInbox(lambda *_: None, clock_s=lambda: now[0])
+    inbox.doubt = lambda _claim, **_peers: "it is not confirmed"
+    stop = MessageArrived(A, stop_message("deadline", 3))
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 2, 0), gradient(A, 3), stop)
+    now[0] += CONFIRM_WITHIN_S
+    assert inbox.start(0) == [MemberJoined(B, 0)]
+    assert arrive(inbox, LinkDown(A, 1, "closed")) == []
+
+
 def test_a_peer_that_arrives_after_the_end_is_informed_at_once(
     inbox: WaitingInbox, sent: list
 ) -> None:
