@@ -121,6 +121,7 @@ class WorkloadReader:
             problem = f"Workload {name} cannot be read, see whether Kueue runs: {error}"
             return QueueState(found, is_copy(document), problem)
         except RequestRefusedError as error:
+            self._unanswered_since_s = None
             advice = "set kueue.enabled in the values of this site's chart"
             problem = f"this site's operator may not queue jobs: {advice} ({error})"
             problem = NOT_SERVED if error.code == NOT_FOUND else problem

@@ -262,6 +262,19 @@ def test_an_outage_of_kueue_does_not_stop_a_served_run() -> None:
     assert "conversion webhook" not in ready(again)[1]
 
 
+def test_a_refusal_ends_an_outage() -> None:
+    site = Site(queued(), settings=QUEUEING)
+    outage = ServerError("conversion webhook for kueue.x-k8s.io/v1beta1 failed")
+    site.store.unlisted[Kind.WORKLOAD] = outage
+    with pytest.raises(ServerError):
+        site.look()
+    site.store.unlisted[Kind.WORKLOAD] = RequestRefusedError("workloads is forbidden", 403)
+    later(site, 61)
+    site.store.unlisted[Kind.WORKLOAD] = outage
+    with pytest.raises(ServerError):
+        later(site)
+
+
 def test_a_deleted_workload_is_created_again() -> None:
     site = Site(queued(), settings=QUEUEING)
     site.look()
