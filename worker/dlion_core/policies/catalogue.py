@@ -318,8 +318,8 @@ def parameters_of(
     if policy.check is not None:
         all_ranks = range(workers_of(spec.sites)) if ranks is None else ranks
         with plugin_errors(spec.exchange.policy, "checking the manifest"):
-            problems = list(policy.check(spec, parameters, all_ranks))
-        located = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
+            problems = policy.check(spec, parameters, all_ranks)
+            located = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
         if located:
             raise SpecError(located, source=source)
     return parameters

@@ -131,6 +131,7 @@ def test_a_policy_that_obeys_the_interface_is_not_changed(install: Any) -> None:
         ),
         ({"machine": "Mine() + 1"}, "Mine() + 1", "making a worker's machine failed{at}: TypeErr"),
         ({"check": "return 1 / 0"}, "1 / 0", "checking the manifest failed{at}: ZeroDivisionErr"),
+        ({"check": "return ['no']"}, "", "checking the manifest failed: AttributeError: 'str' ob"),
         ({"last": "import nosuchmodule"}, "import nosuch", "loading failed{at}: ModuleNotFoundErr"),
         ({"last": "def x(:"}, "def x(:", "loading failed{at}: SyntaxError: invalid syntax"),
         ({"last": "del POLICY"}, "", "loading failed: AttributeError: module"),
