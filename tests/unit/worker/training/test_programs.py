@@ -150,6 +150,7 @@ def test_a_users_conv3d_model_over_frames_first_data_trains(tmp_path: Path) -> N
         ("def build_model(:", r"failed at .*mine\.py:1: SyntaxError"),
         ("raise SystemExit(3)", r"mine\.py:1: SystemExit: 3"),
         ("build_model = 3", "build_model is not a function"),
+        ("build_model = None", "build_model is missing"),
         ("x = 1", r"build_model is missing\. A program needs build_model\(\)"),
     ],
 )

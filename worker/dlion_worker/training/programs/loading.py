@@ -119,7 +119,7 @@ def _from_namespace(module: ModuleType, name: str, sources: tuple[Path, ...]) ->
         value = getattr(module, function, None)
         if value is not None and not callable(value):
             raise ProgramError(f"program {name}: {function} is not a function. {_PROTOCOL}")
-    if not hasattr(module, "build_model"):
+    if getattr(module, "build_model", None) is None:
         raise ProgramError(f"program {name}: build_model is missing. {_PROTOCOL}")
 
     def build(_input_shape: tuple[int, ...], _class_count: int) -> Any:
