@@ -64,7 +64,7 @@ def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str,
     """A copy of the document with each `path=value` applied in order.
 
     A path may omit `spec.`. Lists are indexed (`sites[0].groups[1].workers=2`); one past the end
-    appends. Values are YAML; an empty value removes the field.
+    appends. Values are YAML; an empty value removes the field or item.
 
     >>> apply_set({"spec": {"sites": [{"name": "a"}]}}, ["sites[0].name=b", "trainer.seed=7"])
     {'spec': {'sites': [{'name': 'b'}], 'trainer': {'seed': 7}}}
@@ -162,7 +162,7 @@ def _enter(place: Any, step: str | int, empty: Any, path: str) -> Any:
 def _store(place: Any, step: str | int, value: Any, path: str) -> None:
     if isinstance(step, int):
         _check_index(place, step, path)
-        place[step : step + 1] = [value]
+        place[step : step + 1] = [] if value is None else [value]
         return
     _check_mapping(place, step, path)
     if value is None:

@@ -266,6 +266,15 @@ def test_the_authority_of_a_cluster_is_refused_without_a_cluster(tls: dict[str, 
     reject_cluster_authority(load_job(apply_set(document, advised)), "job.yaml")
 
 
+@pytest.mark.parametrize(
+    ("assignment", "left"),
+    [("sites[0]=", [{"name": "b"}]), ("sites[2]=", [{"name": "a"}, {"name": "b"}])],
+)
+def test_set_without_a_value_removes_the_item_of_a_list(assignment: str, left: object) -> None:
+    document: dict[str, Any] = {"spec": {"sites": [{"name": "a"}, {"name": "b"}]}}
+    assert apply_set(document, [assignment]) == {"spec": {"sites": left}}
+
+
 def test_set_reports_all_problems() -> None:
     bad = ["", "x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
            "trainer[0]=1", "a={", "trainer.seed=1\n---\n2"]  # fmt: skip
