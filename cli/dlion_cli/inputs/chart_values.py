@@ -167,8 +167,8 @@ def _network(values: Values, site: str) -> dict[str, Any]:
     is_federated = any(
         isinstance(each, Mapping) and each.get("name") != site for each in values["sites"]
     )
-    address = str(values["gateway"]["address"])
-    of_gateway = [{"port": int(address.rpartition(":")[2])}] if address else []
+    port = str(values["gateway"]["address"]).rpartition(":")[2]
+    of_gateway = [{"port": int(port)}] if port.isdecimal() else []  # else refused, or there is none
     return {
         **network,
         "operatorNamespace": "" if values["coordinator"]["address"] else _NAMESPACE,
@@ -202,6 +202,8 @@ def _merged(default: Values, given: object, where: str, problems: list[Problem])
                 merged.pop(name, None)
         elif isinstance(below := merged.get(name), Mapping):
             merged[name] = _merged(below, value, path, problems)
+        elif isinstance(below, list) and not isinstance(value, list):
+            problems.append(Problem(path, "must be a list", value=str(value)[:80]))
         else:
             merged[name] = value
     return merged

@@ -269,6 +269,9 @@ def test_a_job_that_cannot_be_rendered_is_refused(
     [
         (None, 66, "cannot be read"),
         ("a: [", 65, "values.yaml"),
+        ("sites: 5", 65, "sites: must be a list"),
+        ("networkPolicies: {peerPorts: 5}", 65, "networkPolicies.peerPorts: must be a list"),
+        ("gateway: {address: edge}", 65, "gateway.address"),
         ("[]", 65, "is not a mapping"),
         ("keeper: 7", 65, "keeper: is not a mapping"),
         ("a: 1\n---\nb: 2", 65, "several documents"),
