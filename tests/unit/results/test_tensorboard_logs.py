@@ -7,9 +7,11 @@ wall-clock times, and byte counts continue.
 
 from __future__ import annotations
 
+import resource
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,7 +19,9 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from dlion_api.names import Rank
+from dlion_api.protocol.progress import EvaluationRecord
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.storage import StorageError
 from dlion_results.run_folder.tensorboard import TensorBoardLogs
 from synthetic_run import Story, description, records
 
@@ -127,6 +131,22 @@ def test_after_a_resume_points_keep_their_times_and_counts_continue(tmp_path):
     assert [wall_s for wall_s, _ in accuracies] == pytest.approx(expected_s, abs=1e-3)
     sent = [value for _, value in points_of(run, "sent bytes/to plant-a/small-1")]
     assert sent == sorted(sent)
+
+
+def test_a_file_begins_with_the_version_although_the_disk_was_full_first(tmp_path):
+    logs = TensorBoardLogs(tmp_path, {Rank(0): "w"}, opened_at_s=1_000_000)
+    first, second, *_ = (r for r in records(STORY) if isinstance(r, EvaluationRecord))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        with pytest.raises(StorageError):
+            logs.add(replace(first, rank=Rank(0)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    logs.add(replace(second, rank=Rank(0)))
+    logs.close()
+    (path,) = tmp_path.glob("w/*")
+    assert [event.file_version for event in events_in(path)] == ["brain.Event:2", ""]
 
 
 def test_writing_results_loads_no_tensorflow():

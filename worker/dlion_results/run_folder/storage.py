@@ -86,6 +86,10 @@ class AppendedFile:
             raise storage_error(f"cannot add to {self._path.name}", self._path, error) from error
         self._length += len(chunk)
 
+    @property
+    def is_empty(self) -> bool:
+        return self._length == 0
+
     def is_in_place(self) -> bool:
         """Whether the path still refers to this file."""
         try:

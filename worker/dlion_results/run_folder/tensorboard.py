@@ -100,12 +100,12 @@ class TensorBoardLogs:
                 # Without parents: a removed result folder must not be recreated.
                 self._folder.mkdir(exist_ok=True)
                 path.parent.mkdir(exist_ok=True)
-                fresh = not path.exists() or path.stat().st_size == 0
             self._files[rank] = AppendedFile(path)
-            if fresh:
-                head = Event(wall_time=self._opened_at_s, file_version="brain.Event:2")
-                self._files[rank].append(_framed(head))
-        return self._files[rank]
+        file = self._files[rank]
+        if file.is_empty:  # it is new, or the disk was full
+            head = Event(wall_time=self._opened_at_s, file_version="brain.Event:2")
+            file.append(_framed(head))
+        return file
 
 
 def _step_scalars(record: StepRecord) -> dict[str, float]:
