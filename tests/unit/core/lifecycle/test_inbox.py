@@ -183,7 +183,7 @@ def test_a_peer_that_left_before_the_start_may_crash_later(inbox: WaitingInbox) 
 
 
 def test_a_peer_that_returns_before_the_start_is_believed_again() -> None:
-    """Its earlier process claimed that the run was over, which nobody confirmed."""
+    """Its earlier process claimed that the run was over, which was not confirmed."""
     now = [0.0]
     inbox = EventInbox(lambda *_: None, clock_s=lambda: now[0])
     inbox.doubt = lambda _claim, **_peers: "it is not confirmed"
