@@ -129,9 +129,7 @@ def test_ctrl_c_ends_the_command_and_its_children(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)  # to this process only, as `kill` does
-        began_s = time.monotonic()
-        _, error = process.communicate(timeout=60)
-        assert time.monotonic() - began_s < 5.0
+        _, error = process.communicate(timeout=30)
     assert (process.returncode, "interrupted" in error) == (130, True)
     end_s = time.monotonic() + 10.0
     while any(Path(f"/proc/{pid}").exists() for pid in started):
