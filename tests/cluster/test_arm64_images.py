@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from local_run import job_document
 from testbed.base_image import make_base_image
 from testbed.binaries import cache_folder
 from testbed.buildah import buildah
@@ -47,19 +48,7 @@ echo -1 > testbed-$$
 Its name is this test's own: the machine or another run may register and remove theirs meanwhile.
 """
 OMITTED = ("click", "libclang", "matplotlib", "tensorboard-data-server")
-DOCUMENT = {
-    "apiVersion": "dlion.dev/v1alpha1",
-    "kind": "DLionJob",
-    "metadata": {"name": "tried"},
-    "spec": {
-        "sites": [{"name": "site-a", "groups": [{"name": "only", "workers": 1}]}],
-        "trainer": {
-            "program": {"builtin": "digits"},
-            "dataset": {"name": "digits"},
-            "stop": {"maxSeconds": 60},
-        },
-    },
-}
+DOCUMENT = job_document(1)
 TRIAL = f"""
 import os, time
 from pathlib import Path

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from local_run import job_document
 from testbed.project_images import ROOT, ProjectImage, Target
 
 if TYPE_CHECKING:
@@ -142,20 +143,7 @@ WorkerConfig(
 arguments = ["-m", "dlion_worker.sidecar", "--config", "/tmp/config.json"]
 os.execv(sys.executable, [sys.executable, *arguments])
 """
-DOCUMENT = {
-    "apiVersion": "dlion.dev/v1alpha1",
-    "kind": "DLionJob",
-    "metadata": {"name": "waiting"},
-    "spec": {
-        "sites": [{"name": "site-a", "groups": [{"name": "only", "workers": 1}]}],
-        "trainer": {
-            "program": {"builtin": "digits"},
-            "dataset": {"name": "digits"},
-            "stop": {"maxSeconds": 60},
-        },
-        "tls": {"mode": "Disabled"},
-    },
-}
+DOCUMENT = job_document(1, tls={"mode": "Disabled"})
 
 
 @pytest.fixture(scope="module")
