@@ -73,7 +73,7 @@ class CatchUp:
         """Take everything received so far."""
         self._dispatcher.is_training = False
         self.take(self._inbox.start(self._progress.iteration))
-        now = self._inbox.link_epochs
+        now = {peer: self._inbox.link_epochs[peer] for peer in self._inbox.members}
         self._has_failed |= any(now.get(peer) != life for peer, life in self._link_epochs.items())
 
     def take(self, events: Iterable[Event]) -> None:

@@ -151,6 +151,11 @@ class EventInbox:
     def linked(self) -> set[Rank]:
         return set(self.link_epochs)
 
+    @property
+    def members(self) -> set[Rank]:
+        """Linked peers but for those that have ended, as far as this worker knows."""
+        return self.linked - self._alone
+
     def put(self, arrival: ExchangeEvent | TopologyChanged) -> None:
         """Add one event; never blocks."""
         self._arrived.append(arrival)
@@ -163,7 +168,7 @@ class EventInbox:
         self._started = True
         self.discard_steps(iteration)
         early_messages, self.early_messages = self.early_messages, []
-        members = self.linked - self._alone
+        members = self.members
         joined = [MemberJoined(rank, iteration) for rank in sorted(members)]
         theirs = [arrival for arrival in early_messages if arrival.sender in members]
         return [*self._early_topology, *joined, *theirs]

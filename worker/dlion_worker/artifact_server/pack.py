@@ -2,8 +2,8 @@
 
 `dlion fetch` runs `python -m dlion_worker.artifact_server.pack --run RUN PATH…` in the keeper's
 container. It uses only the standard library and writes nothing to the disk. The first member lists
-the contents, the last one has the SHA-256 of each file as sent. A file that grows meanwhile is sent
-with its initial length, and one that is replaced as the later file. With `--events-only`,
+the contents with their lengths at that time, the last one has the SHA-256 of each file as sent. A
+file that grows or is replaced later is sent as it is when its turn comes. With `--events-only`,
 `events.jsonl` is sent without the records of steps and links, which are nearly all of it.
 """
 
@@ -74,8 +74,7 @@ def pack(
     """
     folder = _folder(root, run)
     files = _files(folder, paths)
-    found = {name: path.stat() for name, path in files.items()}
-    sizes = {name: each.st_size for name, each in found.items()}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
     checksums: dict[str, str] = {}
     events = _events(files.pop(EVENTS)) if events_only and EVENTS in files else None
     if events is not None:
@@ -83,7 +82,7 @@ def pack(
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         _add_json(archive, CONTENTS, {"run": run, "files": sizes})
         for name, path in files.items():
-            checksums[name] = _add(archive, name, path, found[name])
+            checksums[name] = _add(archive, name, path)
         if events is not None:
             archive.addfile(_entry(EVENTS, len(events)), io.BytesIO(events))
             checksums[EVENTS] = hashlib.sha256(events).hexdigest()
@@ -139,11 +138,11 @@ def _below(path: Path, folder: Path) -> Iterator[Path]:
                 yield each
 
 
-def _add(archive: tarfile.TarFile, name: str, path: Path, found: os.stat_result) -> str:
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> str:
     with path.open("rb") as file:
+        # An earlier length may be of another file, and cut this one off with a checksum that fits.
         now = os.fstat(file.fileno())
-        # The length of another file would cut this one off, with a checksum that fits.
-        entry = _entry(name, (found if os.path.samestat(found, now) else now).st_size)
+        entry = _entry(name, now.st_size)
         entry.mtime = int(now.st_mtime)
         reader = _Hashing(file)
         archive.addfile(entry, reader)  # raises OSError if the file has become shorter

@@ -137,7 +137,7 @@ class ArtifactService:
         # A sidecar uploads it, also of a trainer that fails before it has an incarnation.
         incarnation = None if is_log else start.incarnation
         self._check_incarnation(worker, incarnation)
-        file = await asyncio.to_thread(self._store.create, start.path, start.total_bytes)
+        file = await _created(asyncio.to_thread(self._store.create, start.path, start.total_bytes))
         try:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
             async with self._locks[start.path.rpartition("/")[0]]:
@@ -253,6 +253,18 @@ def _check_allowed(is_allowed: bool) -> None:
     if not is_allowed:
         text = f"{MAX_CALLS_OF_CALLER} calls by this certificate are open already"
         raise TooManyCallsError(PeerRefusal.MALFORMED, text)
+
+
+async def _created(work: Coroutine[Any, Any, PartialFile]) -> PartialFile:
+    """Return the file. If the caller is cancelled meanwhile, discard it: it reserves space."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if task.exception() is None:
+            task.result().discard()
+        raise
 
 
 async def _completed(work: Coroutine[Any, Any, None]) -> None:

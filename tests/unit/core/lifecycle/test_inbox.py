@@ -9,11 +9,15 @@ are kept as refusals.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
 from dlion_core.lifecycle.inbox import (
     DEPARTURE_S,
     EventInbox,
@@ -23,6 +27,7 @@ from dlion_core.lifecycle.inbox import (
 )
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
 from dlion_core.lifecycle.stop_claims import CONFIRM_WITHIN_S
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp
 from dlion_core.policies.interface import (
     MemberJoined,
@@ -205,7 +210,33 @@ def test_a_peer_that_is_not_believed_before_the_start_is_no_member() -> None:
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 2, 0), gradient(A, 3), stop)
     now[0] += CONFIRM_WITHIN_S
     assert inbox.start(0) == [MemberJoined(B, 0)]
+    assert inbox.members == {B}
     assert arrive(inbox, LinkDown(A, 1, "closed")) == []
+
+
+def test_a_catch_up_with_a_peer_that_is_not_believed_fails_at_once() -> None:
+    """Its steps are ignored, so the worker would wait for them without end."""
+    now = [0.0]
+    inbox = EventInbox(lambda *_: None, clock_s=lambda: now[0])
+    inbox.doubt = lambda _claim, **_peers: "it is not confirmed"
+    stop = MessageArrived(A, stop_message("deadline", 3))
+    arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 2, 0), stop)
+    now[0] += CONFIRM_WITHIN_S
+    inbox.peers_ahead = dict(inbox.link_epochs)
+    # It fails before it passes any event or iteration on.
+    dispatcher: Any = SimpleNamespace(
+        progress=JobProgress(), parts=SimpleNamespace(machine=None), is_training=True,
+        handle=lambda _events: None,
+    )  # fmt: skip
+    catch_up = CatchUp(
+        inbox,
+        dispatcher=dispatcher,
+        send=lambda *_: None,
+        before_pass=lambda _iteration: None,
+        after_pass=lambda: None,
+    )
+    catch_up.begin()
+    assert catch_up.advance() is CatchUpOutcome.FAILED
 
 
 def test_a_peer_that_arrives_after_the_end_is_informed_at_once(

@@ -5,11 +5,13 @@ Left out: the calls of workers, and files left by an earlier keeper (tests/local
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dlion_worker.artifact_server.service import _created
 from dlion_worker.artifact_server.store import RESERVE_BYTES, ArtifactStore
 
 if TYPE_CHECKING:
@@ -41,3 +43,23 @@ def test_what_has_arrived_counts_once(tmp_path: Path) -> None:
     for file in files:
         file.discard()
     assert [file.missing_bytes for file in files] == [0, 0]
+
+
+def test_a_file_whose_caller_vanishes_while_it_is_created_reserves_nothing(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    most = int(0.6 * (shutil.disk_usage(tmp_path).free - RESERVE_BYTES))
+
+    async def vanish() -> None:
+        with store._creating:  # the file is not created before the end of this block
+            call = asyncio.create_task(_created(asyncio.to_thread(store.create, PATHS[0], most)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.sleep(0)
+            assert not call.done()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(vanish())
+    assert not list((tmp_path / "state/w0").iterdir())
+    store.create(PATHS[1], most).discard()
