@@ -5,7 +5,8 @@
 # Every package comes from requirements.lock, its hash checked. Stages are ordered by how
 # often they change: a change of sources rebuilds one layer of a few megabytes.
 # TENSORFLOW=gpu builds a worker that computes on NVIDIA's GPUs (x86-64).
-# BASE is the base image of all stages; a release names it by digest (NAME@sha256:...).
+# BASE is the base image of all stages; a release names it by digest (NAME@sha256:...), and gives
+# BASE_DIGEST for the label, as `make bundle` does.
 
 ARG BASE=docker.io/library/debian:bookworm-slim
 FROM ${BASE} AS python
@@ -116,6 +117,8 @@ LABEL org.opencontainers.image.base.name="${BASE}" \
       org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site"
 COPY --from=operator-packages /opt/dlion/ /opt/dlion/
 COPY --from=operator-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
+ARG BASE_DIGEST=""
+LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_operator"]
 CMD ["--config", "/etc/dlion-operator/config.yaml"]
@@ -127,6 +130,8 @@ LABEL org.opencontainers.image.base.name="${BASE}" \
       org.opencontainers.image.description="DLion's sidecar: steers one worker, without TensorFlow"
 COPY --from=sidecar-packages /opt/dlion/ /opt/dlion/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
+ARG BASE_DIGEST=""
+LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
 CMD ["sidecar"]
@@ -143,6 +148,8 @@ ENV KERAS_HOME=/tmp/.keras \
     DLION_KERNELS=/opt/kernels
 COPY --from=kernels /opt/kernels/ /opt/kernels/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
+ARG BASE_DIGEST=""
+LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
 CMD ["trainer"]

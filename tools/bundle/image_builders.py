@@ -22,8 +22,6 @@ from bundle.errors import BundleError
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORMS = ("linux/amd64", "linux/arm64")
 BUILDERS = ("docker", "podman", "buildah", "testbed")
-BASE_DIGEST = "org.opencontainers.image.base.digest"
-"""Label of OCI. A Dockerfile cannot take the digest out of the name in BASE."""
 _FORMAT = "--format=docker"
 """In OCI's own format buildah 1.28 names the digest of an earlier stage as that of the base."""
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -44,11 +42,12 @@ class BuildRequest:
     @property
     def options(self) -> list[str]:
         """Return the options of all builders."""
+        # A Dockerfile cannot take the digest out of a name, and buildah 1.28 ignores `--label` for
+        # an image whose layers it has already built.
         digest = self.base.partition("@")[2]
         return [
             f"--target={self.target}", f"--tag={self.reference}", f"--platform={self.platform}",
-            f"--build-arg=BASE={self.base}",
-            *([f"--label={BASE_DIGEST}={digest}"] if digest else []),
+            f"--build-arg=BASE={self.base}", f"--build-arg=BASE_DIGEST={digest}",
         ]  # fmt: skip
 
 
