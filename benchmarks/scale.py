@@ -1,12 +1,15 @@
 """Measure the capacity of one operator: a thousand jobs, five thousand pods, a real API server.
 
     python benchmarks/scale.py [--jobs 1000] [--workers 5] [--runs 5] [--baseline COMMIT]
+    python benchmarks/scale.py --kubeflow --jobs 100 --probes 30 --out runs/beside
 
 Run as root. Each run starts a site of the testbed (etcd, API server, controllers, scheduler) with
 KWOK in place of kubelets. It has one operator process, and one process that joins the coordinator
 for each running pod (`benchmarks/scaling`). Jobs are created as fast as the API server accepts
 them, and idle. Then jobs are changed, one after the other, and the operator is killed and
-restarted. With `--baseline` each run is followed by one of that commit's operator.
+restarted. With `--baseline` each run is followed by one of that commit's operator. With
+`--kubeflow` each is followed by one of Kubeflow Trainer and JobSet with TrainJobs of as many nodes
+(`benchmarks/scaling/kubeflow.py`), and changes suspend jobs, which both operators report.
 
 A complete run is stored in DIR and not measured again. The script prints a table of the medians
 with the ranges over the runs, and the bars; with `--picture` it draws a figure. Exit code 1 if a
@@ -86,8 +89,11 @@ def main() -> None:
     parser.add_argument("--baseline", metavar="COMMIT", help="measure its operator, too")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scale", help="(runs/scale)")
     parser.add_argument("--picture", type=Path, help="draw the figure, as SVG")
+    parser.add_argument("--kubeflow", action="store_true", help="measure Kubeflow Trainer, too")
     options = parser.parse_args()
-    size = Size(options.jobs, options.workers, options.rest, options.probes)
+    size = Size(
+        options.jobs, options.workers, options.rest, options.probes, suspends=options.kubeflow
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         found = _measured(options, size)
@@ -108,12 +114,14 @@ def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[F
     found: dict[str, list[tuple[Figures, str]]] = {"this tree": []}
     if options.baseline:
         found[f"{options.baseline:.12}"] = []
+    if options.kubeflow:
+        found["Kubeflow Trainer"] = []
     for number in range(options.runs):
         for name, runs in found.items():
             kept = options.out / f"{name.replace(' ', '-')}-{size.jobs}-{number}.json"
             if not kept.exists():
                 print(f"{name}, {size.jobs} jobs of {size.workers} workers, run {number + 1}")
-                run = _run(size, "" if name == "this tree" else options.baseline)
+                run = _RUNS.get(name, lambda size: _earlier(size, options.baseline))(size)
                 write_atomically(kept, json.dumps(run).encode(), mode=0o644)
             run = json.loads(kept.read_text())
             if (other := run["figures"]["size"]) != asdict(size):
@@ -122,11 +130,24 @@ def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[F
     return found
 
 
-def _run(size: Size, baseline: str) -> Run:
-    """Run once, with that commit's operator or this tree's."""
-    if not baseline:
-        figures = measure(size, code=_code(ROOT), definition=ROOT / "crds" / "dlionjob.yaml")
-        return {"commit": commit(), "figures": asdict(figures)}
+def _of_this_tree(size: Size) -> Run:
+    figures = measure(size, code=_code(ROOT), definition=ROOT / "crds" / "dlionjob.yaml")
+    return {"commit": commit(), "figures": asdict(figures)}
+
+
+def _of_kubeflow(size: Size) -> Run:
+    import kubeflow
+
+    return {"commit": kubeflow.version(), "figures": asdict(kubeflow.measure(size))}
+
+
+_RUNS: dict[str, Callable[[Size], Run]] = {
+    "this tree": _of_this_tree, "Kubeflow Trainer": _of_kubeflow
+}  # fmt: skip
+
+
+def _earlier(size: Size, baseline: str) -> Run:
+    """Run once with that commit's operator."""
     with tempfile.TemporaryDirectory(prefix="dlion-baseline-") as folder:
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", baseline, *CODE, "crds"],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-_CHOSEN = (f'"userAgent":"{MANAGER}"', f'"userAgent":"{USER_AGENT}"')
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -52,6 +50,8 @@ class AuditLog:
     """The requests of operator and benchmark so far, as the log grows."""
 
     path: Path
+    operators: tuple[str, ...] = (MANAGER,)
+    """The user agents of the operator's processes begin with one of these."""
     asked: list[Asked] = field(default_factory=list)
     _file: TextIO | None = None
     _rest: str = ""
@@ -77,7 +77,7 @@ class AuditLog:
         if self._file is not None:
             text = self._rest + self._file.read()
             *lines, self._rest = text.split("\n")
-            self.asked.extend(_asked(lines))
+            self.asked.extend(_asked(lines, self.operators))
 
 
 def _inode(file: TextIO) -> int:
@@ -86,9 +86,10 @@ def _inode(file: TextIO) -> int:
     return os.fstat(file.fileno()).st_ino
 
 
-def _asked(lines: Iterable[str]) -> Iterator[Asked]:
+def _asked(lines: Iterable[str], operators: tuple[str, ...]) -> Iterator[Asked]:
+    chosen = [f'"userAgent":"{agent}' for agent in (*operators, USER_AGENT)]
     for line in lines:
-        if not any(each in line for each in _CHOSEN):
+        if not any(each in line for each in chosen):
             continue
         event = json.loads(line)
         if event.get("stage") != "ResponseComplete":
@@ -96,7 +97,7 @@ def _asked(lines: Iterable[str]) -> Iterator[Asked]:
         about = event.get("objectRef") or {}
         parts = (about.get("resource", event["requestURI"]), about.get("subresource"))
         yield Asked(
-            by_operator=event["userAgent"] == MANAGER,
+            by_operator=event["userAgent"].startswith(operators),
             verb=event["verb"],
             resource="/".join(filter(None, parts)),
             name=about.get("name", ""),
@@ -117,7 +118,7 @@ def by_kind(asked: Iterable[Asked]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def lags_s(asked: Iterable[Asked], *, verb: str) -> list[float]:
+def lags_s(asked: Iterable[Asked], *, verb: str, resource: str = "dlionjobs") -> list[float]:
     """Return the lags of the operator's status writes after changes of jobs by the benchmark.
 
     They are seconds from each answer (`create` or `patch`) to the answer of the operator's next
@@ -128,9 +129,9 @@ def lags_s(asked: Iterable[Asked], *, verb: str) -> list[float]:
     for each in sorted(asked, key=lambda it: it.answered_s):
         if each.code >= 300:
             continue
-        if not each.by_operator and (each.verb, each.resource) == (verb, "dlionjobs"):
+        if not each.by_operator and (each.verb, each.resource) == (verb, resource):
             open_since[each.name] = each.answered_s
-        elif each.by_operator and (each.verb, each.resource) == ("patch", "dlionjobs/status"):
+        elif each.by_operator and (each.verb, each.resource) == ("patch", f"{resource}/status"):
             began_s = open_since.pop(each.name, None)
             if began_s is not None:
                 found.append(each.answered_s - began_s)

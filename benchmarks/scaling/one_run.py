@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from api_access import ApiAccess
 from audit_log import AuditLog, by_kind, lags_s
+from job_kind import JobKind, Operator, Workers
 from scaled_site import SITE, job, scaled_site
 
+from dlion_api.cluster_names import MANAGER
 from dlion_api.errors import UnavailableError
 from operator_process import OperatorProcess
 
@@ -33,7 +35,14 @@ if TYPE_CHECKING:
     from testbed.sites import Site
 
 HERE = Path(__file__).parent
-JOBS_PATH = "/apis/dlion.dev/v1alpha1/namespaces/default/dlionjobs"
+DLION_JOBS = JobKind(
+    resource="dlionjobs",
+    path="/apis/dlion.dev/v1alpha1/namespaces/default/dlionjobs",
+    manifest=job,
+    agents=(MANAGER,),
+    passes='dlion_operator_reconciles_total{result="ok"}',
+    defects='dlion_operator_reconciles_total{result="defect"}',
+)
 QUIET_S = 6.0
 """Seconds without a write by the operator until it counts as idle."""
 CREATED_AT_ONCE = 8
@@ -52,7 +61,9 @@ class Size:
     rest_s: float = 65.0
     """It includes at least one round of lists (`kubernetes.resync`)."""
     probes: int = 120
-    """Jobs that are changed while idle, one after the other."""
+    """Jobs that are changed while idle, one after the other, each once."""
+    suspends: bool = False
+    """Whether a change suspends the job."""
     within_s: float = 900.0
     """Limit until all of them train, and until the operator is idle."""
 
@@ -123,8 +134,21 @@ class Fleet:
             stderr=self._log,
         )
 
-    def read(self, what: str) -> int:
-        """Return `pods`, `joined` or `refused`. Raises: UnavailableError if it has ended."""
+    def at_work(self) -> int:
+        return self._read("joined")
+
+    def described(self) -> str:
+        return f"{self._read('pods')} pods run, {self._read('joined')} joined"
+
+    def refused(self) -> int:
+        return self._read("refused")
+
+    def wait_for_loss(self) -> None:
+        while self._read("joined"):
+            time.sleep(0.1)
+
+    def _read(self, what: str) -> int:
+        """Return a number of its progress. Raises: UnavailableError if it has ended."""
         if self._process.poll() is not None:
             text = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise UnavailableError(f"the workers' process has ended: {text}")
@@ -140,24 +164,26 @@ class Fleet:
 
 
 class Run:
-    """One run on a running site."""
+    """One run on a running site with an operator that is ready."""
 
-    def __init__(self, size: Size, folder: Path, site: Site, operator: OperatorProcess) -> None:
-        self._size, self._operator, self._site = size, operator, site
-        self._log = AuditLog(site.control_plane.audit_log)
+    def __init__(
+        self, size: Size, kind: JobKind, site: Site, operator: Operator, workers: Workers
+    ) -> None:
+        self._size, self._kind, self._site = size, kind, site
+        self._operator, self._workers = operator, workers
+        self._log = AuditLog(site.control_plane.audit_log, kind.agents)
         self.figures = Figures(asdict(size))
-        self._fleet = Fleet(folder, site, operator)
 
     def measure(self) -> Figures:
         """Run all parts in order. Raises: UnavailableError if one does not finish."""
         try:
-            for part in (self._create, self._rest, self._probe, self._restart):
+            for part in (self._create, self._rest, self._restart, self._probe):
                 self.figures.load_average.append(round(os.getloadavg()[0], 2))
                 part()
                 self._take_peak()
         finally:
-            self.figures.refused = self._fleet.read("refused")
-            self._fleet.close()
+            self.figures.refused = self._workers.refused()
+            self._workers.close()
             self._log.close()
         self.figures.defects += self._defects()
         return self.figures
@@ -165,7 +191,7 @@ class Run:
     def _create(self) -> None:
         figures, size = self.figures, self._size
         began_s, cpu_s = time.time(), self._operator.cpu_s()
-        asyncio.run(_create_all(self._site.kubeconfig, size))
+        asyncio.run(_create_all(self._site.kubeconfig, size, self._kind))
         figures.manifests_s = time.time() - began_s
         _say(f"{size.jobs} manifests in {figures.manifests_s:.1f} s")
         self._until("all workers have joined", self._have_joined)
@@ -186,7 +212,7 @@ class Run:
         figures.all_train_s = max(each.answered_s for each in self._writes()) - first_s
         figures.create_cpu_s = self._operator.cpu_s() - cpu_s
         figures.create_requests = by_kind(asked)
-        figures.burst_lags_s = lags_s(asked, verb="create")
+        figures.burst_lags_s = lags_s(asked, verb="create", resource=self._kind.resource)
         _say(f"{figures.created_per_s:.1f} jobs/s, all train after {figures.all_train_s:.0f} s")
 
     def _rest(self) -> None:
@@ -203,19 +229,25 @@ class Run:
 
     def _probe(self) -> None:
         before = len(self._log.read())
-        asyncio.run(_change_some(self._site.kubeconfig, self._size))
+        asyncio.run(_change_some(self._site.kubeconfig, self._size, self._kind))
         with contextlib.suppress(UnavailableError):  # some lags are then infinite
             self._until("every change is answered", self._are_answered(before), within_s=60)
-        self.figures.probe_lags_s = lags_s(self._log.asked[before:], verb="patch")
+        self.figures.probe_lags_s = self._lags_s(before)
         p50_s, p99_s = (quantile(self.figures.probe_lags_s, part) for part in (0.5, 0.99))
         _say(f"lag p50 {p50_s:.2f} s, p99 {p99_s:.2f} s")
 
     def _are_answered(self, before: int) -> Callable[[], bool]:
         def are() -> bool:
-            found = lags_s(self._log.read()[before:], verb="patch")
-            return len(found) >= self._size.probes and max(found) < float("inf")
+            self._log.read()
+            found = self._lags_s(before)
+            return len(found) >= min(self._size.probes, self._size.jobs) and max(found) < float(
+                "inf"
+            )
 
         return are
+
+    def _lags_s(self, before: int) -> list[float]:
+        return lags_s(self._log.asked[before:], verb="patch", resource=self._kind.resource)
 
     def _restart(self) -> None:
         figures, operator, size = self.figures, self._operator, self._size
@@ -223,14 +255,14 @@ class Run:
         figures.defects += self._defects()
         before = len(self._log.read())
         operator.kill()
-        while self._fleet.read("joined"):
-            time.sleep(0.1)
+        self._workers.wait_for_loss()
         began_s, wall_s = time.monotonic(), time.time()
         start(operator, size.within_s)
         figures.restart_ready_s = time.monotonic() - began_s
-        done = 'dlion_operator_reconciles_total{result="ok"}'
         self._until("all workers have joined again", self._have_joined, pause_s=0.25)
-        self._until("as many passes as jobs", lambda: operator.metric(done) >= size.jobs)
+        self._until(
+            "as many passes as jobs", lambda: operator.metric(self._kind.passes) >= size.jobs
+        )
         steady_s = time.monotonic() - began_s
         self._until_at_rest()
         asked = self._log.asked[before:]
@@ -242,7 +274,7 @@ class Run:
              "restart")  # fmt: skip
 
     def _have_joined(self) -> bool:
-        return self._fleet.read("joined") == self._size.jobs * self._size.workers
+        return self._workers.at_work() == self._size.jobs * self._size.workers
 
     def _writes(self) -> list[Any]:
         return [each for each in self._log.read() if each.by_operator and each.writes]
@@ -263,36 +295,40 @@ class Run:
             if not self._operator.is_running():
                 raise UnavailableError(f"the operator has ended: {self._operator.last_log_lines()}")
             if time.monotonic() > deadline_s:
-                joined, pods = self._fleet.read("joined"), self._fleet.read("pods")
-                raise UnavailableError(f"not in time: {what}; {pods} pods run, {joined} joined")
+                raise UnavailableError(f"not in time: {what}; {self._workers.described()}")
             time.sleep(pause_s)
 
     def _take_peak(self) -> None:
         self.figures.peak_mb = max(self.figures.peak_mb, self._operator.memory_mb())
 
     def _defects(self) -> float:
-        return self._operator.metric('dlion_operator_reconciles_total{result="defect"}')
+        return self._operator.metric(self._kind.defects)
 
 
-async def _create_all(kubeconfig: Path, size: Size) -> None:
+async def _create_all(kubeconfig: Path, size: Size, kind: JobKind) -> None:
     async with ApiAccess(kubeconfig, connections=CREATED_AT_ONCE) as api:
         numbers = iter(range(size.jobs))
 
         async def create() -> None:
             for number in numbers:
-                await api.request("POST", JOBS_PATH, job(number, size.workers))
+                await api.request("POST", kind.path, kind.manifest(number, size.workers))
 
         await asyncio.gather(*(create() for _ in range(CREATED_AT_ONCE)))
 
 
-async def _change_some(kubeconfig: Path, size: Size) -> None:
-    """Change a field that affects only the generation in the status."""
+async def _change_some(kubeconfig: Path, size: Size, kind: JobKind) -> None:
     rng = random.Random(1)
+    chosen = rng.sample(range(size.jobs), min(size.probes, size.jobs))
     async with ApiAccess(kubeconfig) as api:
-        for count in range(size.probes):
-            name = f"job-{rng.randrange(size.jobs):04}"
-            body = {"spec": {"ttlSecondsAfterFinished": 100_000 + count}}
-            await api.request("PATCH", f"{JOBS_PATH}/{name}", body, patch=True)
+        for count, number in enumerate(chosen):
+            change = (
+                {"suspend": True}
+                if size.suspends
+                # It affects only the generation in the status.
+                else {"ttlSecondsAfterFinished": 100_000 + count}
+            )
+            path = f"{kind.path}/job-{number:04}"
+            await api.request("PATCH", path, {"spec": change}, patch=True)
             await asyncio.sleep(1 / PROBES_PER_S)
 
 
@@ -302,9 +338,11 @@ def measure(size: Size, *, code: dict[str, str], definition: Path) -> Figures:
     if most < MIN_OPEN_FILES and size.jobs * size.workers > MIN_OPEN_FILES / 4:
         raise UnavailableError(f"{most} open files allowed; needed: {MIN_OPEN_FILES} (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with _folder() as folder:
+    with work_folder() as folder:
         pods = size.jobs * (size.workers + 1)  # and one keeper each
-        with scaled_site(definition, pods=pods) as site:
+        with scaled_site(pods=pods) as (site, _):
+            site.kubectl.run("create", "-f", str(definition))
+            site.kubectl.wait_until_known("dlj")
             operator = OperatorProcess(
                 folder,
                 site.kubeconfig,
@@ -313,14 +351,15 @@ def measure(size: Size, *, code: dict[str, str], definition: Path) -> Figures:
             )
             try:
                 start(operator, size.within_s)
-                return Run(size, folder, site, operator).measure()
+                workers = Fleet(folder, site, operator)
+                return Run(size, DLION_JOBS, site, operator, workers).measure()
             finally:
                 if operator.is_running():
                     operator.kill()
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def work_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dlion-scale-") as folder:
         yield Path(folder)
 
@@ -331,7 +370,7 @@ def quantile(values: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
-def start(operator: OperatorProcess, within_s: float) -> None:
+def start(operator: Operator, within_s: float) -> None:
     """Start it and return when it is ready, which takes long on a busy machine.
 
     Raises: UnavailableError with the end of its log.

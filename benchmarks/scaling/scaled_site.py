@@ -25,18 +25,19 @@ _HUGE = {"cpu": "1000", "memory": "4Ti", "pods": str(PODS_OF_A_NODE + 10)}
 
 
 @contextlib.contextmanager
-def scaled_site(definition: Path, *, pods: int) -> Iterator[Site]:
-    """Start a site with the DLionJob definition and room for this many pods."""
+def scaled_site(*, pods: int) -> Iterator[tuple[Site, str]]:
+    """Start a site with room for this many pods.
+
+    Yields the site, and the host's address in its network, for webhooks.
+    """
     # The operator shares two cores with all of it: use memory, and collect garbage rarely.
     os.environ.setdefault("GOGC", "400")
     with Testbed.up(name=f"s{os.getpid()}", sites=1, nodes=0) as testbed:
         site = testbed.site("site-a")
-        site.kubectl.run("create", "-f", str(definition))
-        site.kubectl.wait_until_known("dlj")
         site.control_plane.start_kwok(Path(__file__).with_name("kwok-stages.yaml"))
         site.kubectl.apply(*(_node(number) for number in range(-(-pods // PODS_OF_A_NODE))))
         site.kubectl.wait("--for=condition=Ready", "nodes", "--all", timeout_s=180)
-        yield site
+        yield site, testbed.layout.host_address
 
 
 def _node(number: int) -> dict[str, Any]:

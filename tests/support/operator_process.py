@@ -222,13 +222,7 @@ class OperatorProcess:
 
     def get(self, path: str, port: int) -> tuple[int, str]:
         """Status and text of `http://127.0.0.1:PORT/PATH`; status 0 without an answer."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return http_get(f"http://127.0.0.1:{port}/{path}")
 
     def livez(self) -> tuple[int, str]:
         """The answer of /livez."""
@@ -236,19 +230,15 @@ class OperatorProcess:
 
     def metric(self, name: str) -> float:
         """The sum of the samples whose name and labels begin so; 0 if there is none."""
-        _, text = self.get("metrics", self._metrics)
-        lines = re.findall(rf"^{re.escape(name)}[^ ]* (.+)$", text, flags=re.MULTILINE)
-        return sum(float(value) for value in lines)
+        return sum_of_samples(self.get("metrics", self._metrics)[1], name)
 
     def memory_mb(self) -> float:
         """Resident memory, MB."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1000
+        return resident_mb(self.pid)
 
     def cpu_s(self) -> float:
         """CPU time so far, seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.pid)
 
     def __enter__(self) -> Self:
         self.start()
@@ -279,6 +269,35 @@ def proxied_operator(
     ) as process:
         yield process
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
+
+
+def http_get(url: str) -> tuple[int, str]:
+    """Status and text of a URL; status 0 without an answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def sum_of_samples(metrics: str, name: str) -> float:
+    """The sum of Prometheus' samples whose name and labels begin so; 0 if there is none."""
+    lines = re.findall(rf"^{re.escape(name)}[^ ]* (.+)$", metrics, flags=re.MULTILINE)
+    return sum(float(value) for value in lines)
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1000
+
+
+def cpu_of(pid: int) -> float:
+    """CPU time of a process so far, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_ports(count: int) -> list[int]:
