@@ -13,6 +13,7 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_api.names import GROUP
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
@@ -60,7 +61,7 @@ class CredentialsRejectedError(DeniedError):
 def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
     """The error for a response with that code and body, usually a `metav1.Status`."""
     status = _status(content)
-    message = str(status.get("message", "")).strip()
+    message = str(status.get("message") or "").strip()
     if code == 401:
         return CredentialsRejectedError(
             f"the API server rejects your credentials (401, context {context!r}): the token or "
@@ -100,7 +101,7 @@ def unreachable_error(server: str, error: Exception, *, context: str) -> Unavail
 def _status(content: bytes | str) -> dict[str, Any]:
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if isinstance(document, dict):
         return document
@@ -141,7 +142,7 @@ def _not_impersonated(message: str, denied: re.Match[str]) -> str:
 
 
 def _not_found(status: dict[str, Any], message: str, context: str) -> DLionError:
-    details = status.get("details") or {}
+    details = mapping_of(status.get("details"))
     kind, name = str(details.get("kind", "")), str(details.get("name", ""))
     if not name:
         return AbsentError(
@@ -163,7 +164,7 @@ def _not_found(status: dict[str, Any], message: str, context: str) -> DLionError
 
 
 def _conflict(status: dict[str, Any], message: str) -> str:
-    causes = (status.get("details") or {}).get("causes") or ()
+    causes = mappings_in(mapping_of(status.get("details")).get("causes"))
     fields = [
         f"{str(cause.get('field', '')).lstrip('.')} ({cause.get('message', '')})"
         for cause in causes
@@ -178,8 +179,8 @@ def _conflict(status: dict[str, Any], message: str) -> str:
 
 
 def _invalid(status: dict[str, Any], message: str) -> DLionError:
-    causes = (status.get("details") or {}).get("causes") or ()
-    problems = [_problem(cause) for cause in causes if isinstance(cause, dict)]
+    causes = mappings_in(mapping_of(status.get("details")).get("causes"))
+    problems = [_problem(cause) for cause in causes if cause]
     return SpecError(problems or [Problem("(manifest)", message)], source="the API server")
 
 

@@ -77,6 +77,14 @@ FORBIDDEN = (
         (500, b"", UnavailableError, "500"),
         (503, b"[]", UnavailableError, "503"),
         (418, answer("teapot"), UnavailableError, "418"),
+        # Of a proxy, perhaps.
+        (404, b'{"message": null, "details": "no route"}', AbsentError, "is not installed"),
+        (404, b'{"message": "no route", "details": {"name": 5}}', AbsentError, "no route"),
+        (409, b'{"message": "busy", "details": ["x"]}', DeniedError, "busy"),
+        (409, b'{"message": "busy", "details": {"causes": ["x"]}}', DeniedError, "busy"),
+        (422, b'{"message": "bad", "details": {"causes": 5}}', SpecError, "bad"),
+        (400, b'{"message": "bad", "details": {"causes": ["x"]}}', SpecError, "bad"),
+        (502, b"[" * 100_000, UnavailableError, "502"),
     ],
 )
 def test_each_refusal_has_its_message(
