@@ -6,6 +6,7 @@ Certificate and key are PEM.
 from __future__ import annotations
 
 import base64
+import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -114,3 +115,20 @@ _KEY_USAGE = x509.KeyUsage(
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def odd_certificates(certificate_pem: bytes) -> dict[str, bytes]:
+    """The first certificate with a few bytes changed: its encoding is right, its content is not.
+    Reading each raises an error of another class."""
+    der = ssl.PEM_cert_to_DER_cert(certificate_pem.decode())
+    changes = {
+        "an unknown version": ("a003020102", "a003020105"),
+        "an extension twice": ("0603551d0f", "0603551d13"),  # keyUsage, basicConstraints
+        "a key of an unknown kind": ("06072a8648ce3d0201", "06072a8648ce3d027f"),
+    }
+    made = {}
+    for name, (old, new) in changes.items():
+        changed = der.replace(bytes.fromhex(old), bytes.fromhex(new), 1)
+        assert changed != der, name
+        made[name] = ssl.DER_cert_to_PEM_cert(changed).encode()
+    return made

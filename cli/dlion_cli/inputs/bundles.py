@@ -101,9 +101,10 @@ def read_bundle(text: str | bytes) -> Bundle:
         raise ContractError(f"is {len(content)} bytes long; allowed: {MAX_BUNDLE_LENGTH}")
     try:
         certificates = tuple(x509.load_pem_x509_certificates(content))
-    except ValueError as error:
-        raise ContractError(f"is not PEM of certificates: {error}") from None
-    if not all(map(_is_authority, certificates)):
+        are_authorities = all(map(_is_authority, certificates))
+    except Exception as error:  # what cryptography raises for odd certificates has no common class
+        raise ContractError(f"is not PEM of certificates: {error}") from error
+    if not are_authorities:
         raise ContractError("holds a certificate that is not an authority's")
     return Bundle(certificates)
 
@@ -111,8 +112,9 @@ def read_bundle(text: str | bytes) -> Bundle:
 def _is_authority(certificate: x509.Certificate) -> bool:
     from cryptography import x509
 
+    certificate.public_key()  # a key of an unknown kind raises here, where it is handled
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    except (x509.ExtensionNotFound, ValueError):
+    except x509.ExtensionNotFound:
         return False
     return constraints.value.ca

@@ -26,6 +26,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_cli.__main__ import main
 from dlion_operator.pki.authority import CertificateAuthority
+from given_authorities import odd_certificates
 from scripted_servers import Server, served
 
 if TYPE_CHECKING:
@@ -277,6 +278,8 @@ def aged(age: timedelta, site: str = "plant-b") -> str:
         ({"bundle": "plant-b.pem"}, "of plant-b is not PEM of certificates"),
         ({"bundle": bundle("plant-b") + KEY}, "of plant-b holds a private key"),
         ({"bundle": LEAF.decode()}, "of plant-b holds a certificate that is not an authority's"),
+        *(({"bundle": each.decode()}, "of plant-b is not PEM of certificates")
+          for each in odd_certificates(bundle("plant-b").encode()).values()),
         ({"bundle": bundle("plant-c")}, "of plant-b is of site plant-c"),
         ({"bundle": bundle("plant-b") * 30}, "bytes long; allowed: 16000"),
         ({"bundle": aged(timedelta(days=400))}, "of plant-b expired on"),
@@ -291,7 +294,7 @@ def aged(age: timedelta, site: str = "plant-b") -> str:
         ({"cert": "x"}, 'there is no field "cert" here; allowed: name, address, bundle'),
         ({"bundle": None, "name": None}, "sites[1].name"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_entry_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
 ) -> None:

@@ -19,6 +19,7 @@ from dlion_operator.federation.credentials import MAX_CERTIFICATE_BYTES, Credent
 from dlion_operator.pki.authority import CertificateAuthority
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
+from given_authorities import odd_certificates
 NOW = datetime.now(UTC)
 LIFE = timedelta(hours=24)
 
@@ -69,3 +70,4 @@ def test_any_other_certificate_identifies_no_caller() -> None:
     }.items():
         with pytest.raises(ContractError):
             pytest.fail(f"{what}: {credentials.operator_of(certificate)}")
+        **odd_certificates(other.operator_identity().certificate_chain_pem),
