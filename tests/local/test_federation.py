@@ -330,7 +330,7 @@ def of_a_worker(scene: Scene) -> ServerIdentity:
         serialization.NoEncryption(),
     )
     chain = scene.authorities[B].sign(csr, worker(B, 1), JOB)
-    return ServerIdentity(pem, chain, renew_at=ago(0))
+    return ServerIdentity(pem, chain, ago(0), ago(0))
 
 
 def ago(hours: float) -> datetime:

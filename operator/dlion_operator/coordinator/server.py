@@ -21,7 +21,7 @@ from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
 from dlion_operator.model.download_progress import DownloadProgress
-from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
@@ -188,23 +188,26 @@ class ServerCertificate:
 
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority = authority
-        self.configuration = self._make()
+        self._identity: ServerIdentity | None = None
+        """The one in use; None: another authority is to sign the next one."""
+        self.configuration = self._make(datetime.now(UTC))
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
         """Use a certificate by `authority` from the next handshake on."""
         self.authority = authority
-        self._renew_at = datetime.now(UTC)
+        self._identity = None
 
-    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+    def renewed(self, *, now: datetime | None = None) -> grpc.ServerCertificateConfiguration | None:
         """Return a new certificate if due, else None. gRPC calls this at each handshake."""
-        if datetime.now(UTC) < self._renew_at:
+        now, identity = now or datetime.now(UTC), self._identity
+        if identity is not None and not identity.is_renewal_due(now):
             return None
-        self.configuration = self._make()
+        self.configuration = self._make(now)
         return self.configuration
 
-    def _make(self) -> grpc.ServerCertificateConfiguration:
-        identity = self.authority.server_identity(COORDINATOR_DNS_NAME)
-        self._renew_at = identity.renew_at
+    def _make(self, now: datetime) -> grpc.ServerCertificateConfiguration:
+        identity = self.authority.server_identity(COORDINATOR_DNS_NAME, now=now)
+        self._identity = identity
         return grpc.ssl_server_certificate_configuration(
             [(identity.key_pem, identity.certificate_chain_pem)]
         )

@@ -50,7 +50,7 @@ class Credentials:
     def renew(self, *, now: datetime | None = None) -> None:
         """Make a new certificate if one is due."""
         now = now or datetime.now(UTC)
-        if now >= self._own.renew_at:
+        if self._own.is_renewal_due(now):
             self._make(now)
 
     def server(self) -> grpc.ServerCredentials:

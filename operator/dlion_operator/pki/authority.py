@@ -48,7 +48,12 @@ class ServerIdentity:
 
     key_pem: bytes
     certificate_chain_pem: bytes
+    begins: datetime
     renew_at: datetime
+
+    def is_renewal_due(self, now: datetime) -> bool:
+        """Whether half of its lifetime is over, or the clock was set back to before it begins."""
+        return not self.begins <= now < self.renew_at
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,8 @@ class CertificateAuthority:
         key, now = ec.generate_private_key(ec.SECP256R1()), now or datetime.now(UTC)
         certificate = self._issuer.issue(key.public_key(), names, usages, now, life=life)
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return ServerIdentity(_key_pem(key), pem(certificate), now + renewal_after(begins, ends))
+        renew_at = now + renewal_after(begins, ends)
+        return ServerIdentity(_key_pem(key), pem(certificate), begins, renew_at)
 
 
 class Tokens:

@@ -299,7 +299,7 @@ def test_a_certificate_from_the_year_9999_gives_no_clock(tmp_path: Path) -> None
     key_pem = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem), renew_at=NOW))
+    found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem), NOW, NOW))
     assert found["tls"].outcome is CheckOutcome.FAIL
     assert "that its bundle does not verify" in found["tls"].observed
     assert "clock" not in found
