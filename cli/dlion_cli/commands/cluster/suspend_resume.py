@@ -9,6 +9,7 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
+from dlion_cli.views.job_watch import print_outcome
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the operator has completed it.")
 
@@ -21,7 +22,8 @@ wait_option = click.option("--wait", is_flag=True, help="Wait until the operator
 def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
     """Stop the workers of jobs, which save a checkpoint, and keep the jobs with their results.
 
-    Other sites continue while minSites of them remain.
+    Other sites continue while minSites of them remain. If a run ends during --wait, the exit code
+    is that of `dlion watch`.
 
     \b
     dlion suspend cifar10 --wait
@@ -36,6 +38,8 @@ def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: floa
 @cluster_options
 def resume(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
     """Restart the workers of suspended jobs from their checkpoint.
+
+    If a run ends during --wait, the exit code is that of `dlion watch`.
 
     \b
     dlion resume cifar10 --wait     # until they train
@@ -57,20 +61,24 @@ def _change(
         else:
             jobs.suspend(name, suspended)
             click.echo(f"{name}: {done}")
-        if wait and not _wait_until(jobs, name, suspended, timeout_s):
-            click.echo(f"dlion: {name} was not {done} within {timeout_s:g} s", err=True)
-            return ExitCode.DEADLINE
+        if wait and (code := _wait_until(jobs, name, suspended, timeout_s)):
+            return code
     return ExitCode.OK
 
 
-def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> bool:
-    """Whether it was done in time. Raises: AbsentError if the job was deleted."""
+def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> int:
+    """Wait until it is done, or the run has ended. Return the exit code. Raises: AbsentError if
+    the job was deleted."""
     try:
         for job in follow(jobs, name, timeout_s=timeout_s):
-            if job.is_observed and (_is_done(job, suspended) or job.outcome is not None):
-                return True
+            if job.is_observed and job.outcome is not None:
+                return print_outcome(name, job.outcome)
+            if job.is_observed and _is_done(job, suspended):
+                return ExitCode.OK
     except WaitTimeoutError:
-        return False
+        done = "suspended" if suspended else "resumed"
+        click.echo(f"dlion: {name} was not {done} within {timeout_s:g} s", err=True)
+        return ExitCode.DEADLINE
     raise AbsentError(f"DLionJob {name!r} was deleted while waiting")
 
 
