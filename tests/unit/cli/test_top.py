@@ -346,6 +346,29 @@ def test_a_watch_prints_each_reading_until_ctrl_c(kubeconfig: Callable[..., str]
     assert not errors
 
 
+def test_a_watch_prints_why_a_reading_is_missing_and_no_line_for_it(
+    kubeconfig: Callable[..., str],
+) -> None:
+    count = iter(range(10**6))
+
+    def once_missing() -> Answer:
+        place = next(count)
+        return (503, "{}") if place == 1 else (200, exported(steps=place * 20))
+
+    command = [sys.executable, "-m", "dlion_cli", "top", "digits", "--watch", "-o", "json"]
+    with subprocess.Popen(
+        [*command, "--kubeconfig", kubeconfig(a=server(metrics=once_missing))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate()
+    assert first["workers"][0]["worker"] == "small-0"
+    assert errors.startswith("dlion: retrying: no worker's sidecar answers: ")
+
+
 def test_counters_that_were_reset_have_no_rate() -> None:
     before = WorkerMetrics(10.0, {"steps_total": 100})
     for now, rate in (

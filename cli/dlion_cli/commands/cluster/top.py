@@ -215,8 +215,11 @@ def _watch(view: LoadView, read: Callable[[], Reading], output: str) -> NoReturn
             if output != "json":
                 view.update(loads, trouble)
                 continue
-            click.echo(json.dumps(_document(loads), ensure_ascii=False))
-            sys.stdout.flush()
+            if trouble:
+                click.echo(f"dlion: {trouble}", err=True)
+            if loads:
+                click.echo(json.dumps(_document(loads), ensure_ascii=False))
+                sys.stdout.flush()
 
 
 def _document(loads: Mapping[str, JobLoad]) -> object:
