@@ -104,6 +104,8 @@ def is_done(folder: Path, request: str) -> bool:
     try:
         if (folder / COMPARED).read_text() != request:
             return False
+        if (folder / COMPARISON_MARKER).exists():  # another run has begun to replace it
+            return False
         summary = json.loads((folder / SUMMARY).read_text())
         ending = summary["ending"]
         has_figures = ending["succeeded"] is True or ending.get("reason") == EndReason.PARTIAL

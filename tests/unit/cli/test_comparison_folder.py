@@ -194,6 +194,15 @@ def test_an_unfinished_run_is_replaced_and_a_finished_one_is_kept(
     assert content(folder).keys() == {"run.lock", "comparing.json"}
 
 
+def test_a_run_that_another_one_has_begun_to_replace_has_not_ended(tmp_path: Path) -> None:
+    begin_run(tmp_path, "first")
+    (tmp_path / "summary.json").write_text('{"ending": {"succeeded": true}}')
+    end_run(tmp_path)
+    assert is_done(tmp_path, "first")
+    (tmp_path / "comparing.json").write_text("second")  # and then it was killed
+    assert not is_done(tmp_path, "first")
+
+
 def test_a_run_in_progress_is_not_replaced(tmp_path: Path) -> None:
     begin_run(tmp_path / SEED, "first")
     lock = FolderLock(tmp_path / SEED)
