@@ -153,9 +153,12 @@ def _tenancy(values: Values) -> dict[str, Any]:
     """The values of tenancy without the admission policy: only a cluster knows the rights of a
     user."""
     tenancy, watched = values["tenancy"], values["namespaces"]
-    excluded = dict.fromkeys([*tenancy["excludedNamespaces"], _NAMESPACE])
+    excluded: list[Any] = []  # of any types, which `parse` checks
+    for each in [*tenancy["excludedNamespaces"], _NAMESPACE]:
+        if each not in excluded and each not in watched:
+            excluded.append(each)
     return {
-        "excludedNamespaces": [each for each in excluded if each not in watched],
+        "excludedNamespaces": excluded,
         "podTemplate": tenancy["podTemplate"],
     }
 

@@ -270,6 +270,8 @@ def test_a_job_that_cannot_be_rendered_is_refused(
         (None, 66, "cannot be read"),
         ("a: [", 65, "values.yaml"),
         ("sites: 5", 65, "sites: must be a list"),
+        ("tenancy: {excludedNamespaces: [[a]]}", 65, "tenancy.excludedNamespaces[0]"),
+        ("tenancy: {excludedNamespaces: [{a: b}, 5]}", 65, "tenancy.excludedNamespaces[1]"),
         ("networkPolicies: {peerPorts: 5}", 65, "networkPolicies.peerPorts: must be a list"),
         ("gateway: {address: edge}", 65, "gateway.address"),
         ("[]", 65, "is not a mapping"),
