@@ -16,7 +16,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     Raises:
         OSError: The disk is full, or the folder is missing or not writable. The old file stays.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # A part of the name: the whole with its random end may be longer than file systems allow.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:48]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
