@@ -670,6 +670,7 @@ def test_a_map_has_the_bytes_of_the_busiest_links_by_kind(folder):
             ["full/lr-0.05/seed-1", "none/lr-0.05/seed-1"],
         ),
         (["x/a", "x/a", "y/a"], ["x/a (1)", "x/a (2)", "y/a"]),
+        (["a", "a", "a (1)", "a (3)"], ["a (2)", "a (4)", "a (1)", "a (3)"]),
     ],
 )
 def test_labels_distinguish_all_runs(folders, labels, tmp_path):

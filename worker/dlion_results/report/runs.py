@@ -3,6 +3,7 @@
 Aggregates events again, so that the page also shows a run that was killed or is still running.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -159,10 +160,10 @@ def _labels(folders: Sequence[Path]) -> list[str]:
             break
     else:
         return []
-    twice = Counter(names)
-    counts: Counter[str] = Counter()
+    twice, used = Counter(names), set(names)
     for place, name in enumerate(names):
-        counts[name] += 1
         if twice[name] > 1:
-            names[place] = f"{name} ({counts[name]})"
+            numbered = (f"{name} ({number})" for number in itertools.count(1))
+            names[place] = next(each for each in numbered if each not in used)
+            used.add(names[place])
     return names
