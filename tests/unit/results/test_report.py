@@ -735,6 +735,17 @@ def test_a_run_without_events_has_a_page(tmp_path):
     assert "No event was recorded." in words
 
 
+def test_a_run_that_was_not_evaluated_yet_has_sent_bytes(tmp_path):
+    with ResultFolder.create(tmp_path / "run", description(SHORT), now=NOW) as folder:
+        for record in records(SHORT):
+            if not isinstance(record, EvaluationRecord):
+                folder.append(record)
+    run = load_run(tmp_path / "run", "run")
+    assert run.summary["sent_bytes"] > 0
+    assert curve_charts.accuracy_over_bytes([run]).alt == "No replica was evaluated."
+    assert "Nothing was sent" not in render([run])
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(DataError, match="dlion run"):
         load_run(tmp_path, "x")

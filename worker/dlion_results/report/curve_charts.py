@@ -87,8 +87,10 @@ def accuracy_over_bytes(runs: Sequence[LoadedRun]) -> PageChart:
     most = max(run.summary["sent_bytes"] for run in runs)
     sending = [run for run in runs if run.summary["sent_bytes"] > 0.001 * most]
     series = _accuracies(runs, _bytes_axis, of=sending)
-    if most <= 0 or not series:
+    if most <= 0:
         return PageChart("bytes", title, "", "Nothing was sent between workers.")
+    if not series:
+        return PageChart("bytes", title, "", "No replica was evaluated.")
     silent = [run.label for run in runs if run not in sending]
     caption = "Bytes that all workers together had sent by then."
     if silent:
