@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.plain_text import error_text
 from dlion_api.spec import Job, load_job
 from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.stopping import JobProgress
@@ -67,11 +68,9 @@ def try_program(
                 job, worker, program=program, data_root=data_root, max_samples=MAX_EVALUATED
             )
             samples = f"{worker.name} has {data.samples + data.unread_samples:,} samples"
-        elif (found := _made_up(program, trainer)) is None:
-            return ProgramTrial(
-                "its program builds a model; shapes are not known without the data: not tried",
-                None,
-            )
+        elif isinstance(found := _made_up(program, trainer), str):
+            text = "its program builds a model; shapes are not known without the data: not tried"
+            return ProgramTrial(f"{text} ({found})" if found else text, None)
         else:
             data = found
             samples = f"made-up samples {list(data.input_shape)}"
@@ -88,11 +87,12 @@ def try_program(
     return ProgramTrial(text, size)
 
 
-def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.DataSet | None:
+def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.DataSet | str:
     """Samples for the model's own input, with labels for its outputs.
 
-    None: it has no single input and output of a known shape and a type of numbers, or cannot be
-    called with the length that is assumed for an open dimension. Raises: ProgramError.
+    Text: it cannot be called with the length that is assumed for an open dimension, and this is its
+    error. Empty text: it has no single input and output of a known shape and a type of numbers.
+    Raises: ProgramError.
     """
     model = new_keras_model(program, (), 0, trainer.seed)
     try:
@@ -101,7 +101,7 @@ def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.Da
         class_count = max(2, int(output.shape[-1]))
         is_integer = np.issubdtype(place.dtype, np.integer)
     except (AttributeError, TypeError, ValueError):
-        return None
+        return ""
     rng = np.random.default_rng(trainer.seed)
     x: NDArray[Any]
     if is_integer:  # perhaps an index: 0 is always allowed
@@ -110,21 +110,21 @@ def _made_up(program: programs.TrainingProgram, trainer: Trainer) -> datasets.Da
         x = rng.random((MAX_EVALUATED, *shape), np.float32)
     else:
         x = rng.integers(0, 256, (MAX_EVALUATED, *shape), np.uint8)
-    if None in place.shape[1:] and not _can_be_called(model, shape, x.dtype):
-        return None
+    if None in place.shape[1:] and (error := _call_error(model, shape, x.dtype)):
+        return f"a call with made-up samples {shape} fails: {error}"
     y = (np.arange(MAX_EVALUATED) % class_count).astype(np.int32)
     return datasets.DataSet({"": (x, y)}, x, y, class_count, training_set_samples=len(y))
 
 
-def _can_be_called(model: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether the model takes samples of that shape. With open dimensions it may need larger ones,
-    so that its failure is no fault of the program."""
+def _call_error(model: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> str:
+    """The error of the model with samples of that shape; empty: it takes them. With open dimensions
+    it may need larger ones, so that its failure need not be a fault of the program."""
     samples = few_samples(shape, dtype, scales_pixels=True)
     try:
         model(samples, **call_arguments(model, training=False))
-    except (Exception, SystemExit):  # noqa: BLE001 - user code may raise anything
-        return False
-    return True
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        return f"{type(error).__name__}: {' '.join(error_text(error).split())[:300]}"
+    return ""
 
 
 def _train_one_batch(

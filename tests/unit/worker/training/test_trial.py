@@ -5,7 +5,7 @@ run finds seconds later or at its end. Examples are another input shape, an unde
 that are not finite, a layer that Keras cannot save, and an object that is not an optimizer. The
 model is built once, after the data are loaded, as in a run. The sites of the example need each
 other. Of a manifest's data only what is used is read; without them, samples are made up,
-unless the model may need other shapes.
+unless the model may need other shapes: then it names the error that they have caused.
 
 Left out: the process around it (tests/unit/cli/test_program_files).
 """
@@ -161,6 +161,24 @@ def build_model():
 
 NOT_TRIED = "its program builds a model; shapes are not known without the data: not tried"
 
+MISNAMED = """
+import keras
+
+
+class Scaled(keras.layers.Layer):
+    def call(self, x):
+        return x * factor
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "float32")
+
+
+def build_model():
+    first = keras.Input((None, None, 3))
+    pooled = keras.layers.GlobalAveragePooling2D()(Scaled()(first))
+    return keras.Model(first, keras.layers.Dense(5)(pooled))
+"""
+
 WITHOUT_INPUT = """
 import keras
 
@@ -177,11 +195,13 @@ def build_model():
         (INTEGERS, "npz", "made-up samples [6] with 2 classes; one batch trained: loss "),
         (PIXELS.replace("None, None", "8, 8"), "npz", "made-up samples [8, 8, 3] with 5 classes"),
         (WITHOUT_INPUT, "npz", NOT_TRIED),
-        (LARGE_PIXELS, "images", NOT_TRIED),
+        (LARGE_PIXELS, "images", f"{NOT_TRIED} (a call with made-up samples [32, 32, 3] fails: "),
+        (MISNAMED, "images", "name 'factor' is not defined"),
         (STRINGS, "npz", NOT_TRIED),
     ],
-    ids=["any size", "integers", "floats", "without input", "a minimum size", "strings"],
-)
+    ids=["any size", "integers", "floats", "without input", "a minimum size", "a wrong name",
+         "strings"],
+)  # fmt: skip
 def test_without_data_samples_are_made_up(
     tmp_path: Path, make_job: Any, text: str, form: str, found: str
 ) -> None:
