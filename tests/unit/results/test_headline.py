@@ -106,6 +106,10 @@ ONE_RUN = {
         run(AIMING, 0.66, 0.66, reached_s=123),
         "Two sites, four workers: 65 % reached after 2:03 min, 66 % at every replica at the end.",
     ),
+    "a target that was reached before the first known step": (
+        run(AIMING, 0.66, 0.66, reached_s=0.0),
+        "Two sites, four workers: 65 % reached after 0.0 s, 66 % at every replica at the end.",
+    ),
     "a target that was missed": (
         run(AIMING, 0.6, 0.6),
         "Two sites, four workers: 60 % at every replica after 41 s; the target of 65 % was missed.",

@@ -86,10 +86,9 @@ def result(run: LoadedRun, *, short: bool = False) -> str:
         text = mean if short else f"{mean} at every replica"
     else:
         text = f"{mean} on average ({least} to {most})"
-    reached = target and target["training_time_s"]
-    if reached:
+    if target and (reached_s := target["training_time_s"]) is not None:
         goal = rough_accuracy(target["accuracy"], run.accuracy_name)
-        return f"{goal} reached after {duration(reached)}, {text} at the end"
+        return f"{goal} reached after {duration(reached_s)}, {text} at the end"
     if not short or target:
         text += f" after {duration(run.summary['training_s'])}"
     if not target:
