@@ -186,7 +186,7 @@ def link_between(
 def _latency_ms(
     environment: Mapping[str, Any], sender: Mapping[str, Any], receiver: Mapping[str, Any]
 ) -> float | None:
-    """The rate of the recorded figures, or else of the environment file; None if it changes."""
+    """The latency of the recorded figures, or else of the environment file; None if it changes."""
     for figure in _mappings(environment.get("figures")):
         ends = figure.get("rank"), figure.get("peer")
         if figure.get("quantity") == LATENCY and ends == (sender["rank"], receiver["rank"]):
