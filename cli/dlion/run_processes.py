@@ -42,7 +42,8 @@ class RunCommand:
     backend: str
     pid: int
     started_ticks: int
-    """Start of the process, in clock ticks since boot: a process id may be used again."""
+    """Start of the process, in clock ticks since boot: a process id may be used again. 0: it ended
+    before that could be read."""
     created: str
     arguments: tuple[str, ...]
 
@@ -140,8 +141,8 @@ def read_command(folder: Path) -> RunCommand | None:
             stored = json.loads(file.read(_MAX_BYTES))
         return RunCommand(
             backend="simulated" if stored["backend"] == "simulated" else "local",
-            pid=_positive(stored["pid"]),
-            started_ticks=_positive(stored["started_ticks"]),
+            pid=_number(stored["pid"], least=1),
+            started_ticks=_number(stored["started_ticks"], least=0),
             created=str(stored["created"]),
             arguments=tuple(str(each) for each in stored["arguments"]),
         )
@@ -149,9 +150,9 @@ def read_command(folder: Path) -> RunCommand | None:
         return None
 
 
-def _positive(value: object) -> int:
-    if not isinstance(value, int) or not 0 < value < 1 << 63:
-        raise ValueError("no positive number")
+def _number(value: object, *, least: int) -> int:
+    if not isinstance(value, int) or not least <= value < 1 << 63:
+        raise ValueError("no such number")
     return value
 
 

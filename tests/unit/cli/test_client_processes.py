@@ -104,6 +104,21 @@ def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_command_that_ended_before_its_start_was_read_is_a_failed_job(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with subprocess.Popen(["false"], stdin=subprocess.PIPE) as child:
+        wait_for(lambda: process_start(child.pid) is None, "a process does not end")
+        run_processes._hand_over("local", ("run", "-"), folder, "", child)
+    command = read_command(folder)
+    assert command is not None
+    assert not command.is_alive(folder)
+    client = dlion.Client(root=tmp_path)
+    assert client.get_job("run").state == "Failed"
+    client.delete_job("run")
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_interrupted_at_its_start_is_an_interrupted_job(
     tmp_path: Path, number: signal.Signals
