@@ -100,10 +100,10 @@ class CertificateAuthority:
         return pem(self._certificate, *self._earlier)
 
     def is_renewal_due(self, *, now: datetime | None = None) -> bool:
-        """Whether at most a third of its certificate's lifetime is left."""
-        ends = self._certificate.not_valid_after_utc
-        life = ends - self._certificate.not_valid_before_utc
-        return ends - (now or datetime.now(UTC)) <= life / 3
+        """Whether at most a third of its certificate's lifetime is left, or the clock was set back
+        to before it begins."""
+        begins, ends = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
+        return not begins <= (now or datetime.now(UTC)) < ends - (ends - begins) / 3
 
     def renewed(self, *, now: datetime | None = None) -> CertificateAuthority:
         """Return the authority with a new certificate for the same key and name.

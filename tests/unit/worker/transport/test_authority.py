@@ -253,6 +253,16 @@ def test_old_and_new_certificates_are_trusted_on_both_sides_of_a_renewal() -> No
         mine.check_peer(chain, OTHER, JOB, now=LATER + timedelta(hours=1))
 
 
+def test_an_authority_made_by_a_fast_clock_is_renewed_once_the_clock_is_set() -> None:
+    fast = CertificateAuthority(PLANT_A, now=LATER)
+    assert fast.is_renewal_due(now=BEGAN)
+    authority, key = fast.renewed(now=BEGAN), WorkerKey()
+    assert not authority.is_renewal_due(now=BEGAN)
+    chain = authority.sign(key.csr_pem(), OTHER, JOB, now=BEGAN)
+    mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: authority.bundle_pem})
+    mine.check_peer(chain, OTHER, JOB, now=BEGAN + timedelta(hours=1))
+
+
 def test_a_bundle_holds_the_earlier_certificate_until_it_ends() -> None:
     old = CertificateAuthority(PLANT_A, now=BEGAN)
     new = old.renewed(now=LATER)
