@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -214,13 +213,14 @@ def _restored(
     try:
         key = serialization.load_pem_private_key(stored.key_pem, password=None)
         certificate, *earlier = x509.load_pem_x509_certificates(stored.certificate_pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        certified = [each.public_key() for each in (certificate, *earlier)]
+    except Exception as error:  # cryptography has no common error class
         raise ContractError(f"the stored authority cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ContractError(f"the stored authority has a {type(key).__name__}; allowed: EC P-256")
+    if any(each != key.public_key() for each in certified):
+        raise ContractError("the stored authority's certificate is for another key")
     for each in (certificate, *earlier):
-        if each.public_key() != key.public_key():
-            raise ContractError("the stored authority's certificate is for another key")
         if each.subject != _authority_name(site):
             given = each.subject.rfc4514_string()
             raise ContractError(f"the stored authority is {given}; allowed: that of site {site}")

@@ -58,6 +58,7 @@ from dlion_worker.artifact_server.provenance_signer import ProvenanceSigner
 from dlion_worker.artifact_server.workers import RevokedWorkers
 from dlion_worker.provenance.envelope import MAX_ENVELOPE_BYTES, SignedEnvelope
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from given_authorities import odd_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +181,12 @@ def of_rsa_key(content: bytes) -> bytes:
     return replace(envelope, chain_pem=pem(leaf)).to_json()
 
 
+def with_unknown_version(content: bytes) -> bytes:
+    envelope = SignedEnvelope.from_json(content)
+    odd = odd_certificates(envelope.chain_pem)["an unknown version"]
+    return replace(envelope, chain_pem=odd).to_json()
+
+
 def edited(**values: object) -> Callable[[bytes], bytes]:
     return lambda content: json.dumps(json.loads(content) | values).encode()
 
@@ -211,6 +218,7 @@ def at(moment: datetime) -> Callable[[bytes], bytes]:
         (at(datetime.now(UTC) + timedelta(days=9)), "expired at .*, before it was saved at"),
         (stating(run=StatedRun("ml", "digits", "1")), "the UID is empty"),
         (of_rsa_key, "key of type|not by the trusted"),
+        (with_unknown_version, "not by the trusted authority"),
         (lambda _: b"x" * (MAX_ENVELOPE_BYTES + 1), "allowed: at most"),
         (lambda _: b'{"payloadType":' + b"[" * 100_000, "not JSON"),
         (lambda _: b"", "not JSON"),

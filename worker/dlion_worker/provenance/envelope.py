@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from cryptography.x509.verification import PolicyBuilder, Store
 
 from dlion_api.errors import ContractError
 from dlion_api.protocol.provenance import MAX_STATEMENT_BYTES, read_object
@@ -92,7 +92,9 @@ class SignedEnvelope:
             verifier = PolicyBuilder().store(store).time(at).build_client_verifier()
             subjects = verifier.verify(leaf, above).subjects or []
             key = leaf.public_key()
-        except (ValueError, TypeError, VerificationError, UnsupportedAlgorithm) as error:
+        except ContractError:
+            raise
+        except Exception as error:  # cryptography has no common error class
             raise ContractError(
                 f"its certificate is not by the trusted authority, valid at {at}: {error}"
             ) from error

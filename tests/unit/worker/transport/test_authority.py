@@ -20,6 +20,7 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdenti
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority, Tokens
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from given_authorities import odd_certificates
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 
 ME = identity(0)
@@ -141,8 +142,10 @@ def test_a_peer_has_the_name_that_its_sites_authority_signed(
 
 
 @pytest.mark.parametrize(
-    "claim", ["other worker", "other site", "other run", "foreign", "expired", "early", "none"]
-)
+    "claim",
+    ["other worker", "other site", "other run", "foreign", "expired", "early", "none",
+     "an unknown version", "an extension twice", "a key of an unknown kind"],
+)  # fmt: skip
 def test_any_other_claim_is_refused(
     authorities: dict[SiteName, CertificateAuthority], claim: str
 ) -> None:
@@ -160,6 +163,7 @@ def test_any_other_claim_is_refused(
         "expired": (theirs, OTHER, JOB, now + timedelta(hours=25)),
         "early": (theirs, OTHER, JOB, now - timedelta(hours=1)),
         "none": (None, OTHER, JOB, now),
+        **{name: (each, OTHER, JOB, now) for name, each in odd_certificates(theirs).items()},
     }  # fmt: skip
     certificate, who, job, at = cases[claim]
     with pytest.raises(ContractError):
@@ -219,6 +223,9 @@ def stored(site: SiteName = PLANT_A, now: datetime | None = None) -> StoredAutho
     return CertificateAuthority(site, now=now).to_stored()
 
 
+ODD = odd_certificates(stored().certificate_pem)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -228,9 +235,12 @@ def stored(site: SiteName = PLANT_A, now: datetime | None = None) -> StoredAutho
         (StoredAuthority(stored().key_pem, stored().certificate_pem), "another key"),
         (stored(PLANT_B), "allowed: that of site plant-a"),
         (stored(now=BEGAN - timedelta(days=400)), "expired on 2025-11-27"),
+        (StoredAuthority(stored().key_pem, ODD["an unknown version"]), "cannot be read"),
+        (StoredAuthority(stored().key_pem, ODD["a key of an unknown kind"]), "cannot be read"),
     ],
-    ids=["empty", "certificate", "key", "another key", "another site", "run out"],
-)
+    ids=["empty", "certificate", "key", "another key", "another site", "run out", "version",
+         "kind of key"],
+)  # fmt: skip
 def test_an_invalid_stored_authority_is_refused(given: StoredAuthority, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         CertificateAuthority(PLANT_A, stored=given, now=BEGAN)
@@ -243,16 +253,6 @@ def test_an_authority_is_renewed_with_a_third_of_its_life_left() -> None:
     assert not authority.renewed(now=LATER).is_renewal_due(now=LATER)
 
 
-def test_old_and_new_certificates_are_trusted_on_both_sides_of_a_renewal() -> None:
-    old = CertificateAuthority(PLANT_A, now=BEGAN)
-    new = old.renewed(now=LATER)
-    for signer, known in ((old, new), (new, old), (new, new)):
-        key = WorkerKey()
-        chain = signer.sign(key.csr_pem(), OTHER, JOB, now=LATER)
-        mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: known.bundle_pem})
-        mine.check_peer(chain, OTHER, JOB, now=LATER + timedelta(hours=1))
-
-
 def test_an_authority_made_by_a_fast_clock_is_renewed_once_the_clock_is_set() -> None:
     fast = CertificateAuthority(PLANT_A, now=LATER)
     assert fast.is_renewal_due(now=BEGAN)
@@ -261,6 +261,16 @@ def test_an_authority_made_by_a_fast_clock_is_renewed_once_the_clock_is_set() ->
     chain = authority.sign(key.csr_pem(), OTHER, JOB, now=BEGAN)
     mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: authority.bundle_pem})
     mine.check_peer(chain, OTHER, JOB, now=BEGAN + timedelta(hours=1))
+
+
+def test_old_and_new_certificates_are_trusted_on_both_sides_of_a_renewal() -> None:
+    old = CertificateAuthority(PLANT_A, now=BEGAN)
+    new = old.renewed(now=LATER)
+    for signer, known in ((old, new), (new, old), (new, new)):
+        key = WorkerKey()
+        chain = signer.sign(key.csr_pem(), OTHER, JOB, now=LATER)
+        mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: known.bundle_pem})
+        mine.check_peer(chain, OTHER, JOB, now=LATER + timedelta(hours=1))
 
 
 def test_a_bundle_holds_the_earlier_certificate_until_it_ends() -> None:
