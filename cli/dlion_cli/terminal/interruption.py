@@ -57,26 +57,35 @@ def take_interrupt(error: BaseException | None) -> ExitCode:
 
     Its signal counts as handled.
     """
-    while error is not None:
-        if isinstance(error, _Interrupt):
-            error.is_taken = True
-        error = error.__cause__ or error.__context__
+    pending, known = [error], set[int]()
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in known:  # a user's code may make a cycle of errors
+            continue
+        known.add(id(each))
+        if isinstance(each, _Interrupt):
+            each.is_taken = True
+        pending += each.__cause__, each.__context__
     return ExitCode.INTERRUPTED
 
 
 class _Interrupt(KeyboardInterrupt):
     """A signal's exception. It sends the signal again if it is dropped."""
 
-    is_taken = False
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.is_taken = False
+        self._number = number
 
     def __del__(self) -> None:
-        if not self.is_taken:
-            _interrupt_soon()
+        # A thread that starts while Python shuts down does not run, and `start` waits for it.
+        if not self.is_taken and not sys.is_finalizing():
+            _send_soon(self._number)
 
 
-def _interrupt_soon() -> None:
-    """Send SIGINT after the finalizer or callback that runs now: there it would be dropped."""
-    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+def _send_soon(number: int) -> None:
+    """Send the signal after the finalizer or callback that runs now: there it would be dropped."""
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
 
@@ -96,7 +105,7 @@ def _exit_interrupted(number: int, _frame: FrameType | None) -> None:
 def _raise_interrupt(number: int, _frame: FrameType | None) -> None:
     if number == signal.SIGHUP:
         _redirect_to_null(_terminals())
-    raise _Interrupt
+    raise _Interrupt(number)
 
 
 class OutOfTimeError(BaseException):
@@ -152,7 +161,7 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
             return
         for each, handler in active.items():
             signal.signal(each, handler)
-        _interrupt_soon()
+        _send_soon(signal.SIGINT)
 
     active: dict[signal.Signals, Any] = {}  # handlers when the first signal came
     unraisable_hook = sys.unraisablehook

@@ -1,7 +1,8 @@
 """Test the handling of signals by the command line.
 
 - The first signal interrupts and later ones have no effect; a hang-up under `nohup` is ignored.
-- A signal whose exception Python drops is raised again, one that a command has taken is not.
+- A signal whose exception Python drops is raised again, one that a command has taken is not. None
+  is sent while Python shuts down.
 - Output for a closed terminal is dropped without an error. Only after a signal, work over its time
   limit is cancelled, whatever exceptions it catches. The handlers are restored.
 - A signal during the import of a command, or blocked until then, ends it with 130 and a message
@@ -213,6 +214,28 @@ def test_an_interruption_that_becomes_another_error_is_taken_with_it(default_han
         del caught
 
 
+def test_an_error_of_a_cleanup_is_taken_with_the_interruption_before_it(default_hangup):
+    def clean_up(earlier):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise RuntimeError("no") from earlier  # the interruption is its context only
+
+    with signals_of_a_command():
+        with pytest.raises(RuntimeError) as caught:
+            clean_up(OSError("before"))
+        take_interrupt(caught.value)
+        del caught
+
+
+def test_errors_that_name_each_other_as_cause_end_a_command(default_hangup):
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert take_interrupt(one) == 130
+    other.__cause__ = other  # `raise error from error`
+    assert take_interrupt(other) == 130
+
+
 class AbandonedResponse(io.RawIOBase):
     def close(self):
         if not self.closed:
@@ -221,8 +244,10 @@ class AbandonedResponse(io.RawIOBase):
 
 
 class AbandonedObject:
+    number = signal.SIGINT
+
     def __del__(self):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize("abandoned", [AbandonedResponse, AbandonedObject])
@@ -233,6 +258,39 @@ def test_a_signal_in_a_finalizer_interrupts_what_follows(abandoned, default_hang
             time.sleep(10)
         take_interrupt(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def test_the_same_signal_comes_again_after_a_finalizer(default_hangup, monkeypatch):
+    """A shell's script starts background commands with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(AbandonedObject, "number", signal.SIGTERM)
+    try:
+        with signals_of_a_command():
+            AbandonedObject()
+            with pytest.raises(KeyboardInterrupt) as caught:
+                time.sleep(10)
+            take_interrupt(caught.value)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+UNTAKEN = """
+import signal
+from dlion_cli.terminal.interruption import exit_on_signals, raise_on_signals
+
+exit_on_signals()
+raise_on_signals()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_signal_while_the_process_ends_does_not_hold_it(default_hangup):
+    """Such as a second Ctrl-C, once the command has ended: Python finalizes its exception last."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNTAKEN], check=False, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].endswith("_Interrupt")
 
 
 def test_signals_that_the_parent_ignores_stay_ignored(default_hangup):
