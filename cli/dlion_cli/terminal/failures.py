@@ -27,7 +27,9 @@ def exit_code_of(error: BaseException) -> ExitCode:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     chain: BaseException | None = error
-    while chain is not None:  # StorageError may wrap an OSError
+    known = set[int]()  # a user's code may make a cycle, as by `raise error from error`
+    while chain is not None and id(chain) not in known:  # StorageError may wrap an OSError
+        known.add(id(chain))
         if isinstance(chain, StorageError):
             return ExitCode.STORAGE
         if isinstance(chain, OSError) and chain.errno in STORAGE_ERRNOS:

@@ -46,3 +46,11 @@ def test_a_full_disk_below_another_error_is_storage() -> None:
     error = errors.DataError("cannot be written")
     error.__cause__ = OSError(errno.ENOSPC, "full")
     assert exit_code_of(error) is ExitCode.STORAGE
+
+
+def test_an_error_whose_cause_is_its_own_cause_has_its_code() -> None:
+    """A program may `raise error from error`."""
+    cause, error = ValueError("no layers"), errors.ProgramError("build_model() failed")
+    cause.__cause__ = cause
+    error.__cause__ = cause
+    assert exit_code_of(error) is ExitCode.PROGRAM
