@@ -129,26 +129,43 @@ def packed_program(job: Job, root: Path) -> tuple[PackedProgram | None, list[Pro
     if same := [each for each in found.data_files if data_files[each.name] != each]:
         message = f"{same[0]} and {data_files[same[0].name]} would have one key of a ConfigMap"
         return None, [Problem(f"{_FIELD}.file", message, program.file, advice="Rename one.")]
-    sources = {each: file.read_bytes() for each, file in {key: path, **modules}.items()}
-    data = {each: file.read_bytes() for each, file in data_files.items()}
-    size = sum(len(each) + len(content) for each, content in {**sources, **data}.items())
-    texts = {each: _text(content) for each, content in sources.items()}
+    if outside := [each for each in found.data_files if not _is_below(each, path.parent)]:
+        message = f"{outside[0]} leads out of the program's folder"
+        advice = "Copy it into the folder."
+        return None, [Problem(f"{_FIELD}.file", message, program.file, advice=advice)]
+    files = {key: path, **modules, **data_files}
+    try:
+        size = sum(len(each) + file.stat().st_size for each, file in files.items())
+        if size > MAX_PROGRAM_BYTES:  # a data set need not fit into the memory here
+            parts = "program, modules and data files" if data_files else "program and modules"
+            return None, [_does_not_fit(f"{parts}, {size:,} bytes, do", program.file)]
+        contents = {each: file.read_bytes() for each, file in files.items()}
+    except OSError as error:
+        message = f"{error.filename}: cannot be read: {error.strerror}"
+        return None, [Problem(f"{_FIELD}.file", message, program.file)]
+    data = {each: contents.pop(each) for each in data_files}
+    texts = {each: _text(content) for each, content in contents.items()}
     strange = [each for each, text in texts.items() if text is None]
-    if strange or size > MAX_PROGRAM_BYTES or not sources[key]:
-        allowed = f"UTF-8 text of at most {MAX_PROGRAM_BYTES:,} bytes"
-        parts = "program, modules and data files" if data else "program and modules"
-        what = f"{strange[0]} does" if strange else f"{parts}, {size:,} bytes, do"
-        message = f"{what} not fit into a ConfigMap"
-        return None, [
-            Problem(f"{_FIELD}.file", message, program.file, allowed=allowed, advice=_ADVICE)
-        ]
-    digest = hashlib.sha256(sources[key])
+    if strange or not contents[key]:
+        return None, [_does_not_fit(f"{[*strange, key][0]} does", program.file)]
+    digest = hashlib.sha256(contents[key])
     for each in modules:
-        digest.update(f"\0{each}\0".encode() + sources[each])  # no source has a NUL
+        digest.update(f"\0{each}\0".encode() + contents[each])  # no source has a NUL
     for each, content in data.items():
         digest.update(f"\0{each}\0{hashlib.sha256(content).hexdigest()}".encode())
     name = f"{job.metadata.name}-program-{digest.hexdigest()[:10]}"
     return PackedProgram(name, key, {each: text or "" for each, text in texts.items()}, data), []
+
+
+def _is_below(file: Path, folder: Path) -> bool:
+    """Whether the file is in the folder, whatever links lead to it."""
+    return file.resolve().is_relative_to(folder)
+
+
+def _does_not_fit(what: str, file: str) -> Problem:
+    message = f"{what} not fit into a ConfigMap"
+    allowed = f"{MAX_PROGRAM_BYTES:,} bytes together, programs and modules in UTF-8"
+    return Problem(f"{_FIELD}.file", message, file, allowed=allowed, advice=_ADVICE)
 
 
 def _text(content: bytes) -> str | None:

@@ -16,7 +16,10 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
+import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +419,54 @@ def test_data_files_that_modules_name_are_sent_beside_them(tmp_path: Path) -> No
     (tmp_path / "mine.py").write_text(texts["mine.py"].replace("head", "body"))
     _, (problem,) = packed(tmp_path)
     assert problem.endswith("body.npy would have one key of a ConfigMap")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file, still absent, that the program beside it names."""
+    (tmp_path / "mine.py").write_text(f"x = __file__, 'weights.h5'\n{MODEL}")
+    return tmp_path / "weights.h5"
+
+
+def test_a_data_file_outside_the_folder_is_refused(weights: Path) -> None:
+    """A program of others, with a link to a key of the user, must not publish the key."""
+    weights.symlink_to(Path("/etc/hostname"))
+    _, problems = packed(weights.parent)
+    assert problems == [f"{weights} leads out of the program's folder"]
+    weights.unlink()
+    (weights.parent / "v2.h5").write_bytes(b"x")
+    weights.symlink_to("v2.h5")
+    program, _ = packed(weights.parent)
+    assert program is not None
+    assert program.data == {"weights.h5": b"x"}
+
+
+def test_a_data_file_that_cannot_fit_is_not_read(weights: Path) -> None:
+    with weights.open("wb") as file:
+        file.truncate(64 * 2**20)
+    tracemalloc.start()
+    try:
+        _, (problem,) = packed(weights.parent)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert problem.endswith("do not fit into a ConfigMap")
+    assert peak_bytes < 2**20
+
+
+def test_a_data_file_that_cannot_be_read_is_a_problem_of_the_program(weights: Path) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder, user = Path(place), os.geteuid()
+        folder.chmod(0o755)
+        shutil.copy(weights.with_name("mine.py"), folder)
+        (folder / weights.name).touch(0)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            _, problems = packed(folder)
+        finally:
+            os.seteuid(user)
+    assert problems == [f"{folder / weights.name}: cannot be read: Permission denied"]
 
 
 @pytest.mark.parametrize(
