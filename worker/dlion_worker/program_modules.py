@@ -242,15 +242,16 @@ def _data_files(tree: ast.Module, folder: Path) -> Iterator[Path]:
     """Files of the folder whose names are texts of the module.
 
     None without `__file__`, as the working directory is another folder. Python's files are modules,
-    and hidden files may be secrets.
+    and hidden files may be secrets. So may a file without a suffix whose name is a word that the
+    module has for something else, such as a key "token".
     """
     nodes = [*ast.walk(tree)]
     if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
         return
     for node in nodes:
         match node:
-            case ast.Constant(value=str(name)) if not name.startswith(".") and (
-                "/" not in name and not name.endswith(".py")
+            case ast.Constant(value=str(name)) if (
+                "." in name[1:] and name[0] != "." and "/" not in name and not name.endswith(".py")
             ):
                 # `Path.is_file` raises for names that are too long.
                 if os.path.isfile(folder / name):  # noqa: PTH113

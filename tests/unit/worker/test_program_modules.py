@@ -309,12 +309,12 @@ def test_keys_of_a_config_map_give_the_same_modules(tmp_path: Path) -> None:
         "net.__init__": "from .deep import *",
         "net.layers": "WIDTH = 3",
         "net.deep.__init__": "from ..layers import WIDTH as DEPTH",
-        "bare.one": f"{HERE}x = int((HERE / 'five').read_text())",
+        "bare.one": f"{HERE}x = int((HERE / 'five.txt').read_text())",
         "bare.two": "",
         "helper": "import program",
     }
     program = written(tmp_path / "mine", **texts)
-    (tmp_path / "mine" / "bare" / "five").write_text("5")
+    (tmp_path / "mine" / "bare" / "five.txt").write_text("5")
     modules = find_modules(program)
     assert sorted(modules.keys()) == [
         "bare.one.py", "helper.py", "net.__init__.py", "net.deep.__init__.py", "net.layers.py"
@@ -343,14 +343,15 @@ def test_keys_of_a_config_map_give_the_same_modules(tmp_path: Path) -> None:
 def test_files_that_a_module_names_beside_itself_belong_to_the_program(tmp_path: Path) -> None:
     program = written(
         tmp_path,
-        program=f"{HERE}import net.layers, plain, tool\nx = HERE / 'head.h5', '{'x' * 300}', '\\0'",
+        program=f"{HERE}import net.layers, plain, tool\n"
+        f"x = HERE / 'head.h5', '{'x' * 300}', '\\0', '', 'token', 'net'",
         **{
             "net.layers": f"{HERE}NAMES = ['body.h5', 'none.h5', 'below/far.h5', '.env', 'tool.py']"
         },
         plain="x = 'plain.h5'",  # without __file__
         tool="",
     )
-    for name in ("head.h5", "plain.h5", "unnamed.h5"):
+    for name in ("head.h5", "plain.h5", "unnamed.h5", "token"):
         (tmp_path / name).touch()
     (tmp_path / "net" / "below").mkdir()
     for name in ("body.h5", "head.h5", "below/far.h5", ".env", "tool.py"):
