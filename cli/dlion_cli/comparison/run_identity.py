@@ -7,6 +7,7 @@ DLion's version, others by the code of their installed package.
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points, version
@@ -23,6 +24,7 @@ from dlion_environments.loading import load_environment
 from dlion_worker.program_modules import find_modules
 
 _CODE: Final = frozenset({".py", ".so", ".pyd"})
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dict[str, object]:
@@ -133,6 +135,8 @@ def _digest_of(files: Iterable[tuple[str, Path]]) -> str:
     """Digest of the names and contents of files."""
     digest = hashlib.sha256()
     for name, path in files:
-        content = path.read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        with path.open("rb") as file:
+            digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
+            while chunk := file.read(_CHUNK_BYTES):  # a data file may exceed the memory
+                digest.update(chunk)
     return digest.hexdigest()

@@ -10,6 +10,7 @@ Left out: that an identical run is not repeated (tests/simulated).
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -90,6 +91,18 @@ def test_a_new_module_counts_and_other_files_do_not(matrix: Matrix) -> None:
     assert identity(["dlion"], OWN, matrix) == before
     (folder / "net" / "__init__.py").touch()
     assert identity(["dlion"], OWN, matrix) != before
+
+
+def test_a_large_data_file_of_a_program_takes_no_memory(matrix: Matrix) -> None:
+    with (matrix.file.parent / "sub" / "a.txt").open("r+b") as file:
+        file.truncate(64 * 2**20)
+    tracemalloc.start()
+    try:
+        identity(["dlion"], OTHER, matrix)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 * 2**20
 
 
 def test_each_column_has_its_own_program(matrix: Matrix) -> None:
