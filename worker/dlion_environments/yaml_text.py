@@ -118,13 +118,14 @@ class _NotReadableError(Exception):
 
 @dataclass
 class _Frame:
-    """A mapping or list in progress. `count`: values expanded so far."""
+    """A mapping or list in progress. `count`: values expanded so far; `depth`: levels, with it."""
 
     value: Any
     path: str
     anchor: str | None
     key: str | None = None
     count: int = 1
+    depth: int = 1
     merged: list[dict[str, Any]] = field(default_factory=list)
 
     def child_path(self) -> str:
@@ -139,7 +140,7 @@ class _Builder:
 
     documents: list[YamlDocument] = field(default_factory=list)
     frames: list[_Frame] = field(default_factory=list)
-    anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     duplicates: list[Problem] = field(default_factory=list)
     """Duplicate keys: the mapping's meaning is unclear, but parsing can continue."""
@@ -155,9 +156,8 @@ class _Builder:
             case yaml.AliasEvent():
                 if event.anchor not in self.anchors:
                     raise _NotReadableError(event, self._path(), f"*{event.anchor} is not known")
-                value, count = self.anchors[event.anchor]
                 self._line_of_item(event)
-                self._put(event, value, count)
+                self._put(event, *self.anchors[event.anchor])
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 self._open(event, {} if isinstance(event, yaml.MappingStartEvent) else [])
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
@@ -177,8 +177,7 @@ class _Builder:
             raise _NotReadableError(
                 event, self._path(), f"has the tag {event.tag}, which is not read"
             )
-        if len(self.frames) >= MAX_DEPTH:
-            raise _NotReadableError(event, "", f"is nested deeper than {MAX_DEPTH} levels")
+        self._check_depth(event, 1)
         self._line_of_item(event)
         self.frames.append(_Frame(value, self._path(), event.anchor))
 
@@ -188,8 +187,8 @@ class _Builder:
             for key, value in merged.items():
                 frame.value.setdefault(key, value)
         if frame.anchor:
-            self.anchors[frame.anchor] = (frame.value, frame.count)
-        self._put(event, frame.value, frame.count)
+            self.anchors[frame.anchor] = (frame.value, frame.count, frame.depth)
+        self._put(event, frame.value, frame.count, frame.depth)
 
     def _scalar(self, event: Any) -> None:
         if self._awaits_key():
@@ -197,9 +196,9 @@ class _Builder:
             return
         value = _plain(event, self._path())
         if event.anchor:
-            self.anchors[event.anchor] = (value, 1)
+            self.anchors[event.anchor] = (value, 1, 0)
         self._line_of_item(event)
-        self._put(event, value, 1)
+        self._put(event, value, 1, 0)
 
     def _line_of_item(self, event: Any) -> None:
         if self.frames and isinstance(self.frames[-1].value, list):
@@ -229,13 +228,19 @@ class _Builder:
             return
         self._keep(event, path)
 
-    def _put(self, event: Any, value: Any, count: int) -> None:
+    def _check_depth(self, event: Any, depth: int) -> None:
+        if len(self.frames) + depth > MAX_DEPTH:
+            raise _NotReadableError(event, "", f"is nested deeper than {MAX_DEPTH} levels")
+
+    def _put(self, event: Any, value: Any, count: int, depth: int) -> None:
         if not self.frames:
             self.documents.append(YamlDocument(value, self.lines))
             return
         frame = self.frames[-1]
         if isinstance(frame.value, dict) and frame.key is None:
             raise _NotReadableError(event, frame.path, "has an alias for a key")
+        self._check_depth(event, depth)
+        frame.depth = max(frame.depth, depth + 1)
         frame.count += count
         if frame.count > MAX_VALUES:
             raise _NotReadableError(event, "", f"unfolds to more than {MAX_VALUES} values")

@@ -136,6 +136,14 @@ def test_an_alias_bomb_is_refused_immediately() -> None:
     assert time.process_time() - began < 2
 
 
+def test_aliases_do_not_nest_deeper_than_a_text_may() -> None:
+    """Or else to copy the document, as `--set` does, exceeds Python's stack."""
+    levels = [f"l{i}: &l{i} {'[' * 40}*l{i - 1}{']' * 40}" for i in range(1, 40)]
+    assert "is nested deeper than 64 levels" in refusal("\n".join(["l0: &l0 x", *levels]))
+    flat = [f"l{i}: &l{i} [*l{i - 1}]" for i in range(1, 64)]
+    assert apply_set(value_of("\n".join(["l0: &l0 x", *flat])), [])
+
+
 def nested(keys: int, inner: str) -> str:
     """Return nested mappings with this many keys of 1,000 characters, and a value in the last
     one.
