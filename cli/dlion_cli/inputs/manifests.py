@@ -137,7 +137,7 @@ def _value(text: str) -> Any:
         ) from None
     if len(documents) > 1:
         raise _CannotSetError("has several YAML documents as its value", "Give one value.")
-    return documents[0].value if documents else None
+    return _unshared(documents[0].value) if documents else None
 
 
 def _is_absent(place: Any, step: str | int) -> bool:

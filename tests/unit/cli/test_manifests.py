@@ -241,6 +241,11 @@ def test_set_at_an_anchor_leaves_its_aliases(alias: str) -> None:
     assert [site["groups"][0]["workers"] for site in changed["spec"]["sites"]] == [5, 2]
 
 
+def test_set_at_an_anchor_of_a_set_value_leaves_its_aliases() -> None:
+    changed = apply_set({"spec": {}}, ["sites=[&a {name: a}, *a]", "sites[1].name=b"])
+    assert changed["spec"]["sites"] == [{"name": "a"}, {"name": "b"}]
+
+
 def test_set_without_a_value_removes_the_field() -> None:
     assert apply_set({"spec": {"suspend": True}}, ["suspend="]) == {"spec": {}}
     heat = {"spec": {"nodePolicies": {"heat": {"minShare": 0.5, "thresholdCelsius": 70}}}}
