@@ -185,10 +185,12 @@ def _job(request: ComparisonRequest, settings: Iterable[str], source: str) -> Jo
 def _set_limits(assignments: Iterable[str]) -> Iterable[str]:
     """Limits that `--set` gives all columns, as for equal samples. Those of the manifest are for
     one run, and would end the columns after different times."""
-    for assignment in assignments:
-        path = assignment.partition("=")[0].strip().removeprefix("spec.")
-        if path in {"trainer.stop.maxEpochs", "trainer.stop.maxSteps"}:
-            yield assignment
+    paths = ("trainer.stop", "spec.trainer.stop")
+    given = [each for each in assignments if each.lstrip().startswith(paths)]
+    trainer = apply_set({"spec": {"trainer": {"stop": {}}}}, given)["spec"]["trainer"]
+    for name, value in (trainer.get("stop") or {}).items():
+        if name in {"maxEpochs", "maxSteps"}:
+            yield f"trainer.stop.{name}={value}"
 
 
 def _goal(job: Job, request: ComparisonRequest) -> Goal:

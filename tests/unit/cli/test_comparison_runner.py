@@ -85,7 +85,16 @@ def test_each_environment_chooses_its_rates_with_unreported_seeds() -> None:
     assert stop == "trainer.stop.targetAccuracy=0.5"
 
 
-def test_all_columns_end_at_the_same_limits() -> None:
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (["spec.trainer.stop.maxEpochs=2"], {"maxEpochs": 2}),
+        (["trainer.stop={maxEpochs: 2, maxSteps: 7}"], {"maxEpochs": 2, "maxSteps": 7}),
+        (["trainer.stop.maxEpochs=2", "trainer.stop.maxEpochs="], {}),
+        (["trainer.stop.maxEpochs=2", "trainer.stop={maxSeconds: 9}"], {}),
+    ],
+)
+def test_all_columns_end_at_the_same_limits(limits: list[str], kept: dict[str, int]) -> None:
     manifest = yaml.safe_load(DIGITS.read_text())
     manifest["spec"]["trainer"]["stop"] = {"maxSteps": 9, "targetAccuracy": 0.5}
     request = ComparisonRequest(
@@ -94,9 +103,9 @@ def test_all_columns_end_at_the_same_limits() -> None:
         policies=("adaptive", "ideal"),
         variants=("even:batching.policy=even",),
         environments=("homo-a",),
-        assignments=("trainer.seed=3", "spec.trainer.stop.maxEpochs=2"),
+        assignments=("trainer.seed=3", *limits),
         seeds=1,
-        target_accuracy=None,
+        target_accuracy=0.5,
         seconds=60,
         rates=(),
         tuned_in=None,
@@ -107,7 +116,7 @@ def test_all_columns_end_at_the_same_limits() -> None:
     own = build_matrix(request)
     for one in own.planned_runs():
         run = apply_set(manifest, one.settings(own))["spec"]["trainer"]
-        assert run["stop"] == {"maxSeconds": 60, "maxEpochs": 2}
+        assert run["stop"] == {"maxSeconds": 60, **kept}
         assert run["seed"] == 3
 
 
