@@ -52,19 +52,25 @@ class _MessagePattern:
         return MessageAdvice(self.reason, advice, self.command.format(*names) if is_whole else "")
 
 
+_NOT_READY: Final = (
+    r"node\.(?:kubernetes\.io/(?:not-ready|unreachable|network-unavailable)"
+    r"|cloudprovider\.kubernetes\.io/uninitialized)"
+)
+_PRESSURE: Final = r"node\.kubernetes\.io/[a-z]+-pressure"
+"""Taints that Kubernetes sets for a node's state."""
 _UNSCHEDULABLE: Final = (
     _MessagePattern(
-        r"untolerated taint(?:\(s\))? ?\{?(node\.kubernetes\.io/(?:not-ready|unreachable)[^}]*)",
+        rf"untolerated taint(?:\(s\))? ?\{{?({_NOT_READY}[^}}]*)",
         "NodeNotReady", "Bring the nodes back that are not ready ({0})", "kubectl get nodes",
     ),
     _MessagePattern(
-        r"untolerated taint(?:\(s\))? ?\{?(node\.kubernetes\.io/[a-z]+-pressure)",
+        rf"untolerated taint(?:\(s\))? ?\{{?({_PRESSURE})",
         "NodePressure", "Free memory or disk of the node: it has the taint {0}",
         "kubectl describe nodes",
     ),
     _MessagePattern(
-        r"untolerated taint(?!(?:\(s\))? ?\{?node\.kubernetes\.io/"
-        r"(?:not-ready|unreachable|[a-z]+-pressure))(?:\(s\))?(?: ?\{([^}]*)\})?",
+        rf"untolerated taint(?!(?:\(s\))? ?\{{?(?:{_NOT_READY}|{_PRESSURE}))"
+        r"(?:\(s\))?(?: ?\{([^}]*)\})?",
         "UntoleratedTaint",
         "Add a toleration to podTemplate of the job, or of the group if it has its own list; "
         "or remove the taint {0}",

@@ -141,6 +141,11 @@ CASES: list[Case] = [
                   "{node.kubernetes.io/not-ready: }, 2 node(s) had untolerated taint "
                   "{node.kubernetes.io/unreachable: }.")], [],
      "error", "NodeNotReady", "Bring the nodes back", "kubectl get nodes"),
+    ("a node that joins the cluster",
+     [unscheduled("0/2 nodes are available: 1 node(s) had untolerated taint "
+                  "{node.kubernetes.io/network-unavailable: }, 1 node(s) had untolerated taint "
+                  "{node.cloudprovider.kubernetes.io/uninitialized: true}.")], [],
+     "error", "NodeNotReady", "Bring the nodes back", "kubectl get nodes"),
     ("a node short of disk",
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node.kubernetes.io/disk-pressure: }.")], [],
