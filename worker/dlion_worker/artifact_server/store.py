@@ -27,7 +27,8 @@ class ArtifactStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._creating = threading.Lock()
-        self._partial: list[PartialFile] = []
+        self._partial: dict[Path, PartialFile] = {}
+        """The last upload of each path."""
 
     def remove_partial(self) -> int:
         """Remove files that an earlier keeper did not receive completely; return how many."""
@@ -40,21 +41,20 @@ class ArtifactStore:
 
     def create(self, path: str, total_bytes: int) -> PartialFile:
         """Create a file that will replace `path`. Raises: OSError, also if it does not fit beside
-        what is still to arrive of others."""
+        what is still to arrive of other paths: an earlier upload of this one is given up."""
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with self._creating:
-            self._partial = [each for each in self._partial if each.missing_bytes]
+            others = (each for path, each in self._partial.items() if path != target)
             # Before the free space is read: what arrives meanwhile must not count as free.
-            awaited_bytes = sum(each.missing_bytes for each in self._partial)
+            awaited_bytes = sum(each.missing_bytes for each in others)
             free_bytes = max(0, shutil.disk_usage(target.parent).free - awaited_bytes)
             if total_bytes + RESERVE_BYTES > free_bytes:
                 raise OSError(
                     errno.ENOSPC,
                     f"{total_bytes} bytes do not fit, {free_bytes} are free; enlarge the claim",
                 )
-            file = PartialFile(target, total_bytes)
-            self._partial.append(file)
+            file = self._partial[target] = PartialFile(target, total_bytes)
         return file
 
     def remove(self, path: str) -> None:

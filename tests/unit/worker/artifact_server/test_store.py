@@ -34,6 +34,19 @@ def test_files_that_arrive_together_must_fit_together(tmp_path: Path, ends: str)
     store.create(PATHS[1], most).discard()
 
 
+def test_an_upload_that_begins_again_does_not_wait_for_its_first_try(tmp_path: Path) -> None:
+    """The keeper notices after half a minute of silence that a connection is lost."""
+    store = ArtifactStore(tmp_path)
+    most = int(0.6 * (shutil.disk_usage(tmp_path).free - RESERVE_BYTES))
+    lost = store.create(PATHS[0], most)
+    again = store.create(PATHS[0], most)
+    lost.discard()
+    with pytest.raises(OSError, match="do not fit"):
+        store.create(PATHS[1], most)
+    again.discard()
+    store.create(PATHS[1], most).discard()
+
+
 def test_what_has_arrived_counts_once(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     files = [store.create(path, 1000) for path in PATHS]
