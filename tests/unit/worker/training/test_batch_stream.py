@@ -3,7 +3,8 @@
 Each sample comes once per epoch, in an order that depends on seed, rank and epoch. A batch may span
 the end of an epoch, and may be larger than the data. A restored stream gives the same next batch.
 For any sequence of calls, new samples come within the current epoch, and removed ones do not
-return. A position that is read while samples change is consistent.
+return. Samples that find no room in memory replace no others. A position that is read while samples
+change is consistent.
 
 Left out: watched files (test_watch).
 """
@@ -113,6 +114,17 @@ def test_removed_samples_do_not_return() -> None:
     with pytest.raises(DataError, match="all of this worker's samples are gone"):
         stream.remove({"more"})
     assert sorted(_numbers(stream, 10)) is not None
+
+
+def test_samples_that_do_not_fit_into_memory_replace_none() -> None:
+    stream, same = _stream(20), _stream(20)
+    assert _numbers(stream, 7) == _numbers(same, 7)
+    count = 10**14  # no machine has room for them
+    endless = np.broadcast_to(np.float32(0), (count, 2)), np.broadcast_to(np.int32(0), (count,))
+    with pytest.raises(MemoryError):
+        stream.extend({"start": endless})
+    assert stream.samples == 20
+    assert _numbers(stream, 33) == _numbers(same, 33)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -6,7 +6,7 @@ randomness follows (seed, rank, epoch).
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,17 @@ class BatchStream:
     def extend(self, parts: Mapping[str, Samples]) -> None:
         """Add samples under their keys; an existing key is replaced.
 
-        `FileIntake` has checked that their shape and type are those of the data set.
+        `FileIntake` has checked that their shape and type are those of the data set. Raises:
+        MemoryError where their arrays find no room; the stream is unchanged then.
         """
         if not parts:
             return  # keep the order of the rest of the epoch
         with self._lock:
-            self._drop(parts.keys() & self._rows.keys())
+            replaced = parts.keys() & self._rows.keys()
+            larger = self._larger_arrays(parts, replaced)
+            self._drop(replaced)
+            if larger is not None:
+                self._move_into(*larger)
             self._mix_in(self._append(parts))
 
     def remove(self, keys: frozenset[str] | set[str]) -> None:
@@ -187,10 +192,7 @@ class BatchStream:
         self._position = len(passed)
 
     def _append(self, parts: Mapping[str, Samples]) -> NDArray[np.int64]:
-        """Rows of the new samples; makes room if needed."""
-        count = sum(len(y) for _, y in parts.values())
-        if self._used + count > len(self._y):
-            self._compact(count)
+        """Rows of the new samples, for which there is room."""
         first = used = self._used
         for key, (x, y) in parts.items():
             self._x[used : used + len(y)] = x
@@ -200,13 +202,22 @@ class BatchStream:
         self._used = used
         return np.arange(first, used)
 
-    def _compact(self, extra: int) -> None:
-        """Move the live rows into larger arrays."""
+    def _larger_arrays(
+        self, parts: Mapping[str, Samples], replaced: Collection[str]
+    ) -> Samples | None:
+        """Empty arrays for these parts and all but the replaced ones; None: the present ones do."""
+        extra = sum(len(y) for _, y in parts.values())
+        if self._used + extra <= len(self._y):
+            return None
+        kept = sum(len(rows) for key, rows in self._rows.items() if key not in replaced)
+        capacity = int((kept + extra) * _GROWTH)
+        x = np.empty((capacity, *self._x.shape[1:]), self._x.dtype)
+        return x, np.empty((capacity, *self._y.shape[1:]), self._y.dtype)
+
+    def _move_into(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Move the live rows into these arrays."""
         keys = list(self._rows)
         live = np.concatenate([np.zeros(0, np.int64), *(self._rows[k] for k in keys)])
-        capacity = int((len(live) + extra) * _GROWTH)
-        x = np.empty((capacity, *self._x.shape[1:]), self._x.dtype)
-        y = np.empty((capacity, *self._y.shape[1:]), self._y.dtype)
         x[: len(live)], y[: len(live)] = self._x[live], self._y[live]
         new_row = np.zeros(len(self._y), np.int64)
         new_row[live] = np.arange(len(live))
