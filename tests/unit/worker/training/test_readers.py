@@ -157,6 +157,15 @@ def test_invalid_npz_files_are_named(tmp_path: Path) -> None:
         npz.read_train(path)
 
 
+def test_npz_labels_are_one_number_for_each_sample(tmp_path: Path) -> None:
+    path, x = tmp_path / "a.npz", np.zeros((6, 4), np.float32)
+    np.savez(path, x_train=x, y_train=np.eye(6, dtype=int), x_test=x, y_test=np.zeros(6, int))
+    wrong = r"a\.npz: y_train must have one class number for each sample \(given: \[6, 6\];"
+    with pytest.raises(DataError, match=wrong):
+        npz.read_train(path)
+    assert npz.read_held_out(path) is not None
+
+
 def test_an_npz_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(

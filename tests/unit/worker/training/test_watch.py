@@ -195,6 +195,8 @@ def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> No
 def test_a_skipped_file_has_a_reason(site: _Site, root: Path) -> None:
     np.savez(root / "in" / "wide.npz", x=np.zeros((3, 9, 9, 1), np.uint8), y=np.zeros(3, int))
     np.savez(root / "in" / "float.npz", x=np.zeros((3, 8, 8, 1)), y=np.zeros(3, int))
+    images = np.full((3, 8, 8, 1), 99, np.uint8)
+    np.savez(root / "in" / "rows.npz", x=images, y=np.eye(10, dtype=int)[:3])
     _save(root / "in" / "beyond.npz", 10)
     messages = {}
     for _ in range(15):
@@ -202,6 +204,7 @@ def test_a_skipped_file_has_a_reason(site: _Site, root: Path) -> None:
         messages |= {c.file: c.message for c in site.changes}
     assert "another shape (given: [9, 9, 1]; allowed: [8, 8, 1]" in messages["wide.npz"]
     assert "of another type (given: float32" in messages["float.npz"]
+    assert "one class number for each sample (given: [3, 10]" in messages["rows.npz"]
     assert "label 10" in messages["beyond.npz"]
     assert site.labels() == {0}
 

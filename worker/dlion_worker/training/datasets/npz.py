@@ -45,7 +45,14 @@ def _pair(path: Path, names: frozenset[str], x: str, y: str) -> Samples:
             f"{path}: array missing (given: {', '.join(sorted(names)) or 'none'}; allowed: x and "
             "y, or x_train and y_train). Write it with numpy.savez(path, x=..., y=...)"
         )
-    return checked(_array(path, x), _array(path, y), str(path))
+    samples = checked(_array(path, x), _array(path, y), str(path))
+    if samples[1].ndim > 1:  # the samples of a class could not be found
+        raise DataError(
+            f"{path}: {y} must have one class number for each sample (given: "
+            f"{list(samples[1].shape)}; allowed: [N]). Turn one-hot rows into numbers with argmax; "
+            "return labels of several numbers from load_data in a program"
+        )
+    return samples
 
 
 def _names(path: Path) -> frozenset[str]:
