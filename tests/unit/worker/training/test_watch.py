@@ -134,6 +134,21 @@ def test_the_last_samples_stay_until_others_arrive(site: _Site, root: Path) -> N
     assert site.labels() == {7}
 
 
+def test_old_samples_of_a_file_without_new_ones_stay_until_others_arrive(
+    root: Path, make_job
+) -> None:
+    site = _Site(_job(make_job, keepClasses=[0, 7]), root)
+    _save(root / "in" / "first.npz", 5, count=11)
+    assert site.poll(3) == [(EventReason.DATA_SKIPPED, "first.npz", 0)]
+    assert site.labels() == {0}
+    _save(root / "in" / "late.npz", 7)
+    assert site.poll(3) == [(EventReason.DATA_ADDED, "late.npz", 12)]
+    assert site.labels() == {7}
+    _save(root / "in" / "first.npz", 0, count=10)
+    assert site.poll(3) == [(EventReason.DATA_CHANGED, "first.npz", 10)]
+    assert site.labels() == {0, 7}
+
+
 def test_a_missing_folder_removes_no_samples(site: _Site, root: Path) -> None:
     _save(root / "in" / "late.npz", 7)
     site.poll()

@@ -65,6 +65,8 @@ class FolderWatch:
         self._waiting: dict[str, _PendingFile] = {}
         self._skipped: dict[str, Fingerprint] = {}
         self._lingering: set[str] = set()
+        self._emptied: set[str] = set()
+        """Files without samples now whose old ones stay, as there are no others."""
 
     @property
     def samples(self) -> int:
@@ -104,13 +106,14 @@ class FolderWatch:
             del self._skipped[key]
         removed = sorted(self._taken.keys() - present.keys())
         try:
-            self._stream.remove(set(removed))
+            self._stream.remove({*removed, *self._emptied})
         except DataError as error:
             # Stay in `_taken`, so that they are removed once there are other samples.
             new = [key for key in removed if key not in self._lingering]
             self._lingering = set(removed)
             return [FileChange(EventReason.DATA_SKIPPED, key, 0, str(error)) for key in new]
         self._lingering.clear()
+        self._emptied.clear()
         self._intake.forget(removed)
         for key in removed:
             del self._taken[key]
@@ -132,14 +135,16 @@ class FolderWatch:
         return ready
 
     def _note_taken(self, key: str, count: int) -> FileChange:
+        kind = EventReason.DATA_CHANGED if key in self._taken else EventReason.DATA_ADDED
+        self._taken[key] = self._waiting.pop(key).fingerprint
+        self._skipped.pop(key, None)
+        self._emptied.discard(key)
         if not count:
             try:
                 self._stream.remove({key})
             except DataError as error:
-                return self._skip(key, str(error))
-        kind = EventReason.DATA_CHANGED if key in self._taken else EventReason.DATA_ADDED
-        self._taken[key] = self._waiting.pop(key).fingerprint
-        self._skipped.pop(key, None)
+                self._emptied.add(key)
+                return FileChange(EventReason.DATA_SKIPPED, key, 0, str(error))
         return FileChange(kind, key, count)
 
     def _skip(self, key: str, reason: str) -> FileChange:
