@@ -1,7 +1,8 @@
 """Test the links of a worker that the membership lists as revoked, with real exchanges and TLS.
 
 Its peers close both streams within a second and accept no later message. They refuse its streams
-and pulls with the reason `Revoked`, pull none of its state, and do not call it. For the trainer it
+and pulls with the reason `Revoked`, also pulls that have begun, pull none of its state, and do not
+call it. For the trainer it
 has left, and its loss is reported once. It stays refused under another number, with its valid
 certificate, and at a worker that restarts with the stored membership. Other links continue. When
 the revocation ends, the link returns.
@@ -12,8 +13,10 @@ Left out: the revoked worker itself (test_coordination.py), the distribution of 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from dlion_api.names import JobKey, Rank
 from dlion_api.protocol.membership import Membership, MemberState
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.lifecycle.inbox import EventInbox
-from dlion_core.links.events import LinkDown, LinkUp, Refused
+from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
 from dlion_core.policies.interface import MemberLeft, Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.coordination.saved_state import (
@@ -36,6 +39,7 @@ from linked_workers import (
     JOB,
     PLANT_A,
     PLANT_B,
+    WITHIN_S,
     Worker,
     credentials,
     identity,
@@ -118,6 +122,26 @@ def test_a_revoked_worker_neither_gets_nor_gives_state(workers: list[Worker]) ->
     with pytest.raises(UnavailableError, match="is revoked"):
         a.exchange.pull_state(BAD)
     assert a.wanted == bad.wanted == []
+
+
+def test_a_pull_that_began_before_the_revocation_gets_no_state(workers: list[Worker]) -> None:
+    a, _, bad = workers
+    asked, go_on = threading.Event(), threading.Event()
+
+    def give_late(_: StateRequest) -> StateSnapshot:
+        asked.set()
+        go_on.wait(WITHIN_S)
+        return a.state
+
+    a.exchange._service._pulls._provider = give_late
+    with ThreadPoolExecutor(1) as thread:
+        pulled = thread.submit(bad.exchange.pull_state, A.rank)
+        assert asked.wait(WITHIN_S)
+        revoke(workers)
+        a.wait_for(LinkDown, lambda event: event.peer == BAD)
+        go_on.set()
+        with pytest.raises(UnavailableError, match="is revoked"):
+            pulled.result(WITHIN_S)
 
 
 def test_a_revoked_worker_is_refused_under_another_number(workers: list[Worker]) -> None:

@@ -86,11 +86,18 @@ class StateServer:
             while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
                 yield StateChunk().SerializeToString()
             for chunk in state_chunks(gathering.result()):
+                link.check_caller(request.incarnation)  # it may have been revoked meanwhile
                 link.state_bytes += len(chunk)
                 yield chunk
             self._links.emit(StatePulled(puller, weights_only=request.weights_only))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except ContractError as error:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                str(error),
+                refusal_metadata(refusal_kind(error)),
+            )
         finally:
             queue.length -= 1
             _release_turn(queue, acquiring, gathering)
