@@ -3,7 +3,8 @@
 `admission` drives it with `MEET` messages. The latecomer proposes an F ahead of all; each peer
 promises not to finish F without its gradient, and answers with its current step. If all are before
 F, they wait there with the equal weights of F - 1. If one was past F, a later F replaces the
-proposal. Several latecomers may negotiate at once.
+proposal. Several latecomers may negotiate at once. A step far beyond those of most peers is
+impossible at a barrier, and does not count: the others would refuse an F after it.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,6 +14,7 @@ from enum import IntEnum
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.policies.interface import Message, MessageKind
+from dlion_core.policies.iteration_guard import MAX_ITERATION, MAX_LEAD
 
 FIRST_MARGIN = 2
 """Margin of the first proposal, in iterations; doubled whenever a peer was faster."""
@@ -110,7 +112,7 @@ class JoinBarrier:
         re-established. `latest_known`: an iteration that a peer has reached, known from other
         sources than answers.
         """
-        inside = [a for peer, a in answers.items() if peer in link_epochs and a.is_training]
+        inside = _possible([a for p, a in answers.items() if p in link_epochs and a.is_training])
         is_passed = any(a.asked == self.iteration and a.done >= self.iteration for a in inside)
         if self.iteration == 0 or is_passed:
             self.iteration = max([latest_known, *(a.done for a in inside)]) + self._margin
@@ -148,3 +150,10 @@ class JoinBarrier:
         (`Synchronizer.next_iteration`). False if the update of F itself has been made.
         """
         return updated < self.iteration
+
+
+def _possible(inside: list[JoinAnswer]) -> list[JoinAnswer]:
+    """Return the answers without those far beyond the lower median of the reported steps."""
+    steps = sorted(answer.done for answer in inside)
+    median = steps[(len(steps) - 1) // 2] if steps else 0
+    return [answer for answer in inside if answer.done <= min(median, MAX_ITERATION) + MAX_LEAD]

@@ -2,8 +2,9 @@
 
 A latecomer names an iteration ahead of all training peers, and a later one if a peer was faster. It
 asks once per life of a link. It has agreement only when each linked peer confirms that it is before
-that iteration. Peers that do not train yet delay no one. Invalid messages are refused. Weights held
-at that iteration may be older than those of the iteration before, but not newer.
+that iteration. Peers that do not train yet delay no one. Invalid messages are refused, and
+impossible steps ignored. Weights held at that iteration may be older than those of the iteration
+before, but not newer.
 
 Left out: the equal weights that result (`test_loop_cluster.py`).
 """
@@ -18,7 +19,9 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.join_barrier import FIRST_MARGIN, JoinAnswer, JoinBarrier, JoinRole
+from dlion_core.links.framing import check_outgoing
 from dlion_core.policies.interface import Message, MessageKind
+from dlion_core.policies.iteration_guard import MAX_ITERATION, MAX_LEAD
 
 A, B = Rank(0), Rank(1)
 LIVES = {A: 1, B: 2}
@@ -74,6 +77,24 @@ def test_another_latecomer_delays_no_peer_once_it_knows_the_iteration() -> None:
     assert not meeting.is_agreed(LIVES, answers), "it does not know that iteration yet"
     answers[B] = JoinAnswer(named, 100, JoinRole.OUT)
     assert meeting.is_agreed(LIVES, answers)
+
+
+@pytest.mark.parametrize("claimed", [7 + MAX_LEAD + 1, MAX_ITERATION, 2**53])
+def test_an_impossible_step_of_one_peer_does_not_set_the_iteration(claimed: int) -> None:
+    """Peers would refuse what a latecomer sends of an iteration so far ahead, and exclude it."""
+    meeting, answers = JoinBarrier(), {A: inside(7), B: inside(claimed)}
+    assert meeting.peers_to_ask(LIVES, answers) == (A, B)
+    assert meeting.iteration == 7 + FIRST_MARGIN
+    answers[B] = inside(claimed, asked=meeting.iteration)
+    assert meeting.peers_to_ask(LIVES, answers) == ()
+    assert not meeting.is_agreed(LIVES, answers)
+    assert meeting.is_agreed({A: 1}, {A: inside(8, asked=meeting.iteration)})
+
+
+def test_an_impossible_step_of_the_only_peer_does_not_end_the_latecomer() -> None:
+    meeting = JoinBarrier()
+    meeting.peers_to_ask({A: 1}, {A: inside(2**53)})
+    check_outgoing(join_barrier.join_request(meeting.iteration), 2**20)
 
 
 def test_weights_held_before_the_iteration_may_have_an_old_last_update() -> None:
