@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_core.lifecycle.departure_agreement import (
+    KEPT_STEPS,
     DepartureAgreement,
     MissedSteps,
     forwarded_step,
@@ -58,7 +59,7 @@ class Survivor:
     def __post_init__(self) -> None:
         self.progress = SimpleNamespace(iteration=ITERATION)
         instructions: Any = SimpleNamespace(
-            parts=SimpleNamespace(job=job([5], 1, self.mode)),
+            parts=SimpleNamespace(job=job([6], 1, self.mode)),
             progress=self.progress,
             send=lambda peer, message: self.network.send(self.rank, peer, message),
             carry_out=self.refused.extend,
@@ -372,6 +373,26 @@ def test_a_malformed_message_is_refused(three: Network, message: Message) -> Non
     one.hear(2, message)
     assert [refusal.peer for refusal in one.refused] == [2]
     assert one.passed == before
+
+
+def test_a_peer_that_does_not_wait_fills_no_memory(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    for ahead in range(100):
+        one.hear(1, step(1, ITERATION + ahead))
+    one.agreement.handle(MemberLeft(Rank(1)))
+    three.links[Rank(0), Rank(2)].clear()
+    request = MissedSteps(Rank(1), 1, 0).encode()
+    one.hear(2, Message(MessageKind.MISSED_STEPS_REQUEST, ITERATION, payload=request))
+    kinds = [message.kind for message in three.links[Rank(0), Rank(2)] if message]
+    assert kinds.count(MessageKind.FORWARDED_STEP) == KEPT_STEPS + 1
+
+
+def test_requests_about_impossible_workers_are_refused(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    for rank in (6, 2**32 - 1):
+        request = MissedSteps(Rank(rank), 1, 0).encode()
+        one.hear(2, Message(MessageKind.MISSED_STEPS_REQUEST, ITERATION, payload=request))
+    assert [refusal.peer for refusal in one.refused] == [2, 2]
 
 
 def test_impossible_claims_are_ignored(three: Network) -> None:

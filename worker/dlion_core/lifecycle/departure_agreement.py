@@ -41,7 +41,8 @@ from dlion_core.policies.interface import (
 )
 
 KEPT_STEPS = 2
-"""Steps of each peer that are kept. A peer that waits for this worker cannot be further ahead."""
+"""Steps of each peer that are kept, and the next one. A peer that waits for this worker cannot be
+further ahead."""
 
 _KINDS = frozenset(
     {MessageKind.MISSED_STEPS_REQUEST, MessageKind.FORWARDED_STEP, MessageKind.MISSED_STEPS_SENT}
@@ -125,6 +126,7 @@ class DepartureAgreement:
     def __init__(self, instructions: InstructionExecutor, process: Callable[[Event], None]) -> None:
         """`process(event)` passes an event on. Where replicas may differ, it gets all at once."""
         spec = instructions.parts.job.spec
+        self._worker = instructions.parts.job.worker
         self._is_enabled = may_step_concurrently(spec) and spec.exchange.topology == "allToAll"
         self._send, self._carry_out = instructions.send, instructions.carry_out
         self._progress, self._process = instructions.progress, process
@@ -211,7 +213,10 @@ class DepartureAgreement:
                     self._answer()
 
     def _keep(self, origin: Rank, step: Message) -> None:
-        self._steps.setdefault(origin, {})[step.iteration] = step
+        steps = self._steps.setdefault(origin, {})
+        steps[step.iteration] = step
+        if len(steps) > KEPT_STEPS + 1:  # it does not wait: it must not fill the memory
+            del steps[min(steps)]
         self._last[origin] = step.iteration
 
     # ---- messages --------------------------------------------------------------------------------
@@ -224,6 +229,7 @@ class DepartureAgreement:
             match message.kind:
                 case MessageKind.MISSED_STEPS_REQUEST:
                     missed = MissedSteps.decode(message.payload)
+                    self._worker(missed.rank)
                     request = _Request(missed, own_step=message.iteration)
                     self._requests.setdefault(missed.rank, {})[sender] = request
                     self._lost_by.setdefault(sender, {})[missed.rank] = request.own_step
@@ -232,6 +238,9 @@ class DepartureAgreement:
                     self._take_forwarded(decode_forwarded_step(message))
                 case _:
                     self._take_answer(sender, MissedSteps.decode(message.payload))
+        except LookupError as error:
+            text = f"{message.kind.name} of a worker that this job cannot have: {error}"
+            self._carry_out([RejectMessage(sender, text)])
         except ContractError as error:
             self._carry_out([RejectMessage.of(sender, error)])
 
