@@ -65,6 +65,15 @@ def test_several_files_are_one_source(tmp_path: Path, images, write_records) -> 
     np.testing.assert_array_equal(source.read(chosen), x[chosen])
 
 
+def test_files_of_several_types_are_refused(tmp_path: Path) -> None:
+    """Pixels are scaled when a model gets them, floats are not."""
+    np.savez(tmp_path / "a.npz", x=np.full((3, 4), 200, np.uint8), y=np.arange(3))
+    np.savez(tmp_path / "b.npz", x=np.full((3, 4), 0.5), y=np.arange(3))
+    source = open_sources.open_path(tmp_path, Dataset(path=".", format="npz"), None)
+    with pytest.raises(DataError, match=r"b\.npz: samples of another type \(given: float32;"):
+        source.read(np.arange(6))
+
+
 def test_a_truncated_file_names_the_record(tmp_path: Path, images, write_records) -> None:
     x, y = images
     path = write_records(tmp_path / "a.tfrecord", x[:10], y[:10])

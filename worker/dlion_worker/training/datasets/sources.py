@@ -58,7 +58,7 @@ class JoinedSource:
         self.labels = np.concatenate([s.labels for s in sources])
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """The chosen samples. Raises: DataError where the sources' samples differ in shape."""
+        """The chosen samples. Raises: DataError where they differ in shape or type by source."""
         parts: list[NDArray[Any]] = []
         for source, start, end in zip(
             self._sources, self._starts[:-1], self._starts[1:], strict=True
@@ -72,6 +72,11 @@ class JoinedSource:
                     f"{source.name}: samples of another shape (given: {list(part.shape[1:])}; "
                     f"allowed: {list(parts[0].shape[1:])}, as in the files before). "
                     "Bring all to one size"
+                )
+            if parts and part.dtype != parts[0].dtype:  # one scale for all would be wrong
+                raise DataError(
+                    f"{source.name}: samples of another type (given: {part.dtype}; allowed: "
+                    f"{parts[0].dtype}, as in the files before). Save all as one type"
                 )
             parts.append(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
