@@ -31,7 +31,8 @@ def authorization(
     """
     if not download.secret_name:
         return ""
-    given = {key: environment.get(variable, "") for key, variable in variables.items()}
+    # A Secret that was made from files has the newlines at their ends.
+    given = {key: environment.get(name, "").rstrip("\r\n") for key, name in variables.items()}
     if token := given["token"].strip():
         if re.fullmatch("[!-~]+", token) is None:
             raise DataError(

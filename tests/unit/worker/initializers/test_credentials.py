@@ -42,6 +42,7 @@ def download(url: str = "https://example.com/data.npz", secret_name: str = "hub"
     ("given", "header"),
     [({"token": "a\n"}, "Bearer a"), ({"token": "a", "username": "b"}, "Bearer a"),
      ({"username": "user", "password": "pass"}, "Basic dXNlcjpwYXNz"),
+     ({"username": "user\n", "password": "pass\r\n"}, "Basic dXNlcjpwYXNz"),
      ({"username": "\udcff"}, "Basic /zo=")],
 )  # fmt: skip
 def test_credentials_become_a_header(given: dict[str, str], header: str) -> None:
