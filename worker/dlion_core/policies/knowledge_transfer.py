@@ -266,7 +266,8 @@ class DirectKnowledgeTransfer:
         own, theirs = self._measured.loss_of(None), self._measured.loss_of(weights_D)
         if own is None or theirs is None:
             return None
-        most = MAX_MEASURED_RATIO * max(abs(own), abs(self._first_loss))
+        known = [abs(loss) for loss in (own, self._first_loss) if not math.isnan(loss)]
+        most = MAX_MEASURED_RATIO * max(known, default=math.inf)
         if theirs <= most:
             return None
         return f"its weights have {theirs:.3g} on samples held out here; allowed: up to {most:.3g}"

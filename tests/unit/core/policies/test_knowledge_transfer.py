@@ -6,6 +6,8 @@ Left out: the effect of a merge on accuracy (tests/simulated, the runner).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -431,6 +433,17 @@ def test_weights_that_are_somewhat_worse_here_are_merged(
 ) -> None:
     (merge,) = merged(first, own, theirs)
     assert isinstance(merge, AverageWeights)
+
+
+@pytest.mark.parametrize("theirs", [2.6, 4.9, math.nan])
+def test_a_worker_without_a_loss_of_its_own_compares_with_its_first(theirs: float) -> None:
+    """A loss of the program may be no number for its present weights, as the log of 0."""
+    worker = Measured({OWN: math.nan, THEIRS: theirs})
+    worker.steps(2.4, 2.4)
+    worker.loss(C, 2, 9.0)
+    worker.loss(B, 2, 0.0)
+    (instruction,) = worker.weights(B, 2)
+    assert isinstance(instruction, AverageWeights if theirs < 4.8 else RejectMessage)
 
 
 @pytest.mark.parametrize("theirs", [1.32, 3.3])
