@@ -90,8 +90,8 @@ def load_membership(state_dir: Path | str, job: JobKey) -> SavedMembership | Non
         start_s = float(document["start_time_monotonic_s"]) if same_boot else math.nan
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        _LOG.warning("%s is damaged: continuing without it (%r)", path, error)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        _LOG.warning("%s is unreadable: continuing without it (%r)", path, error)
         return None
     return SavedMembership(membership, start_s) if membership.job == job else None
 

@@ -211,6 +211,7 @@ class LocalReplica:
             self.model.set_state(state.model_state_S)
             self.optimizer.restore_flat(state.optimizer_M)
             self.iteration = snapshot.iteration
+            self._updated.notify_all()
 
     def state(self) -> TrainingState:
         """A copy of the whole state."""

@@ -62,7 +62,7 @@ class Scoring:
         """Whether `sums` has the accuracy. Keras' own count of labels has no classes."""
         if metrics.counts_labels and class_count and tf.is_tensor(outputs):
             shape = tuple(outputs.shape[1:])
-            self._adds_up = shape[:-1] == target_shape and shape[-1] >= class_count
+            self._adds_up = bool(shape) and shape[:-1] == target_shape and shape[-1] >= class_count
         if program.loss is None or (program.accuracy is None and not metrics.accuracy):
             self._check(built, target_shape)
 

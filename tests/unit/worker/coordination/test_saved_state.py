@@ -93,6 +93,9 @@ def test_a_damaged_membership_is_not_restored(tmp_path: Path) -> None:
     for content in wrong:
         path.write_text(content)
         assert load_membership(tmp_path, JOB) is None
+    path.unlink()
+    path.mkdir()  # cannot be read
+    assert load_membership(tmp_path, JOB) is None
 
 
 def test_after_a_reboot_the_start_of_the_run_is_not_known(tmp_path: Path) -> None:

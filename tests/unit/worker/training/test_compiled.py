@@ -180,6 +180,15 @@ def test_one_output_for_two_classes_has_the_threshold_of_keras() -> None:
     assert found.loss == pytest.approx(expected["loss"], rel=1e-4)
 
 
+def test_a_metric_of_classes_is_named_if_an_output_has_none() -> None:
+    """One number for each sample, without an axis."""
+    end = (lambda: layers.Dense(1), lambda: layers.Reshape(()))
+    metrics = [keras.metrics.SparseCategoricalAccuracy()]
+    model = built(compiled(*end, loss="mse", metrics=metrics), classes=2)
+    with pytest.raises(ProgramError, match=r"a metric of compile\(\) failed"):
+        model.evaluate(np.ones((7, 4), np.float32), np.zeros(7, np.int32))
+
+
 def test_functions_of_the_program_have_priority() -> None:
     make = compiled(softmax, optimizer="adam", loss="mse", metrics=["accuracy"])
     own = keras.optimizers.SGD(0.5)

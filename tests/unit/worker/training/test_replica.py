@@ -210,3 +210,15 @@ def test_a_state_is_given_once_it_includes_the_requested_update(replica: LocalRe
     assert snapshot.iteration == 3
     weights_D = replica.model.weights_D
     assert bytes(snapshot.payload).startswith(weights_D.tobytes())
+
+
+def test_a_requested_update_may_come_with_a_peers_state(replica: LocalReplica) -> None:
+    donor = fresh(seed=2)
+    apply_gradient(donor, iteration=5)
+    state = donor.snapshot_for(StateRequest())
+    with ThreadPoolExecutor() as pool:
+        given = pool.submit(replica.snapshot_for, StateRequest(at_least=5))
+        with pytest.raises(TimeoutError):
+            given.result(timeout=0.05)
+        replica.restore_from(state)
+        assert given.result(timeout=30).iteration == 5
