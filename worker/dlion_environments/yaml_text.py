@@ -1,4 +1,4 @@
-"""Parses YAML text to plain values, with the line number of each.
+"""Parses YAML text to plain values, with the line number of each, and writes them.
 
 The only reader of manifests and environment files. Interprets values as `kubectl` does (`yes` is
 true, `1e-3` is a number, a date is a string). Input may be hostile: size, depth, alias expansion
@@ -25,6 +25,7 @@ MAX_DUPLICATE_KEYS: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})
 _FALSE: Final = frozenset({"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})
+_TRUTH_IN_GO: Final = frozenset({"y", "Y", "n", "N"})
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0o[0-7]+|0b[01]+|[0-9]+)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -92,6 +93,31 @@ def single_document(documents: list[YamlDocument], *, source: str) -> YamlDocume
 
 # The C parser is two to ten times faster, and its nesting does not use Python's stack.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def to_yaml(document: object) -> str:
+    """The text of plain values, which PyYAML, this module and `kubectl` read alike.
+
+    >>> to_yaml({"runId": "1e3", "text": "a\\nb"})
+    "runId: '1e3'\\ntext: |-\\n  a\\n  b\\n"
+    """
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+class _Dumper(_DUMPER):  # type: ignore[misc]  # it is one of the two
+    """Quotes what other readers take for a number or truth value: `1e3`, `08`, `y`. PyYAML's own
+    resolver does not. Writes texts of several lines as such."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        is_text = isinstance(plain_value(data), str) and data not in _TRUTH_IN_GO
+        style = "|" if "\n" in data else None if is_text else "'"
+        node: yaml.ScalarNode = self.represent_scalar(f"{_TAG}str", data, style=style)
+        return node
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _unreadable(what: str, line: int | None, advice: str = "Check the indentation.") -> Problem:

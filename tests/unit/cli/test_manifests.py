@@ -32,7 +32,12 @@ from dlion_cli.inputs.manifests import (
     reject_cluster_authority,
 )
 from dlion_environments.loading import load_environment
-from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents, parse_documents
+from dlion_environments.yaml_text import (
+    MAX_BYTES,
+    parse_any_documents,
+    parse_documents,
+    to_yaml,
+)
 from example_counts import examples
 from local_run import job_document
 
@@ -89,6 +94,16 @@ def test_every_path_has_its_line(tmp_path: Path) -> None:
 def test_scalars_have_the_meaning_that_kubectl_gives_them(text: str, value: Any) -> None:
     assert value_of(f"a: {text}") == {"a": value}
     assert type(value_of(f"a: {text}")["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "08", "0o7", "on", "", "~", "-x", "y", "two\nlines", "é 😀"]
+)
+def test_text_that_is_written_is_read_again(text: str) -> None:
+    """By `kubectl` as well, which has more words for a truth value."""
+    written = to_yaml({"runId": text, text: [text]})
+    assert value_of(written) == {"runId": text, text: [text]}
+    assert "runId: y\n" not in written
 
 
 def test_aliases_and_merges_are_expanded() -> None:

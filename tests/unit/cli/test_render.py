@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from dlion_cli.__main__ import main
+from dlion_environments.yaml_text import parse_documents
 from dlion_operator.plan.decisions import Apply, Create
 from local_run import blobs, job_document
 from operator_world import World, dlion_job
@@ -77,6 +78,18 @@ def test_objects_are_those_that_an_operator_decides_on(
             each["data"]["pod.json"] = each["data"]["pod.json"].replace(uid, "")
     assert kinds(found) == ["ConfigMap", "Service", "Service", "Deployment", "Job", "Job"]
     assert found == expected
+
+
+def test_a_run_id_that_looks_like_a_number_stays_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a short hash of Git: `kubectl` would refuse the number as a label."""
+    job = write(tmp_path, job_document(2))
+    assert main(["render", job, "--set", "runId=1234e56"]) == 0
+    text = capsys.readouterr().out
+    documents = parse_documents(text, source="rendered")
+    labels = [document.value["metadata"]["labels"] for document in documents]
+    assert {each["dlion.dev/run-id"] for each in labels} == {"1234e56"}
 
 
 def test_json_is_one_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

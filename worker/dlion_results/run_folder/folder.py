@@ -28,15 +28,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
-
-import yaml
+from typing import Any, Self
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.spec import Job
+from dlion_environments.yaml_text import to_yaml
 from dlion_results.run_folder.environment import EnvironmentReport, environment_document
 from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
 from dlion_results.run_folder.layout import (
@@ -320,18 +319,5 @@ def _remove_created(path: Path, created: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes texts that another reader would take for numbers: `1e3`, `08`."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = "'" if data[:1] in _NUMBER_STARTS else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_NUMBER_STARTS: Final = frozenset("+-.0123456789")
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-
 def _yaml(document: Mapping[str, Any]) -> bytes:
-    text: str = yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return to_yaml(dict(document)).encode()

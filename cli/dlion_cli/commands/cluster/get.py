@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime
 
 import click
-import yaml
 from rich.console import Console
 
 from dlion_api.names import API_VERSION, KIND
@@ -99,7 +98,9 @@ def _find_jobs(jobs: JobClient, names: tuple[str, ...], everywhere: bool) -> lis
 def _text(document: Document | list[Document], output: str) -> str:
     if output == "json":
         return json.dumps(document, indent=2, ensure_ascii=False)
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip("\n")
+    from dlion_environments.yaml_text import to_yaml  # few commands for clusters need it
+
+    return to_yaml(document).rstrip("\n")
 
 
 def _show(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from dlion_api.errors import DLionError, ProgramError, SpecError
 from dlion_api.exit_codes import ExitCode
@@ -18,6 +17,7 @@ from dlion_cli.inputs.manifests import read_documents, source_of
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
+from dlion_environments.yaml_text import to_yaml
 
 
 @click.command()
@@ -113,7 +113,7 @@ def _print_result(
     before, after = submission.before, submission.after
     if output in ("json", "yaml"):
         shown = without_managed_fields(after)
-        text = json.dumps(shown, indent=2) if output == "json" else yaml.safe_dump(shown)
+        text = json.dumps(shown, indent=2) if output == "json" else to_yaml(shown)
         click.echo(text.rstrip("\n"))
     elif output == "name":
         click.echo(f"dlionjob.dlion.dev/{name}")

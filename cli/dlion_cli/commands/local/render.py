@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import yaml
 
 from dlion_api import cluster_names as names
 from dlion_api.document import parse
@@ -21,7 +20,7 @@ from dlion_cli.inputs.chart_values import read_values, settings_of
 from dlion_cli.inputs.manifests import read_document, source_of
 from dlion_cli.inputs.program_files import PackedProgram
 from dlion_cli.terminal import options
-from dlion_environments.yaml_text import YamlDocument
+from dlion_environments.yaml_text import YamlDocument, to_yaml
 from dlion_operator.model.job_view import condition
 from dlion_operator.model.settings import Settings
 from dlion_operator.model.site_runtime import RuntimeState, SiteRuntime
@@ -105,24 +104,7 @@ def render(
     for note in rendered.notes:
         click.echo(f"# {note}")
     for each in rendered.objects:
-        text = yaml.dump(each, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True)
-        click.echo(f"---\n{text}", nl=False)
-
-
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""In C where it is built: a quarter of the time."""
-
-
-class _BlockDumper(_DUMPER):  # type: ignore[misc]  # it is one of the two
-    """Writes texts of several lines as such."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in data else None
-        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-        return node
-
-
-_BlockDumper.add_representer(str, _BlockDumper.represent_str)
+        click.echo(f"---\n{to_yaml(each)}", nl=False)
 
 
 def render_job(
