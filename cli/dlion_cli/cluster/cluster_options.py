@@ -22,6 +22,7 @@ from dlion_cli.cluster.connection_flags import (
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import mapping_of, mappings_in
+from dlion_cli.terminal.options import FiniteFloatRange
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -148,6 +149,6 @@ def _completing(ctx: click.Context) -> JobClient:
 
 
 wait_timeout: Final = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+    "--timeout", "timeout_s", type=FiniteFloatRange(min=0, min_open=True), metavar="SECONDS",
     help="Stop waiting after this time (exit code 124); the job continues. Default: no limit.",
 )  # fmt: skip

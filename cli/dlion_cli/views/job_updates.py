@@ -72,7 +72,7 @@ def _changes(
     jobs: JobClient, name: str, version: str, clock: Callable[[], float], deadline_s: float | None
 ) -> Iterator[JobStatus | None]:
     """The job at each change, None once it was deleted; ends when one watch ends."""
-    left_s = WATCH_S if deadline_s is None else max(1, min(WATCH_S, round(deadline_s - clock())))
+    left_s = WATCH_S if deadline_s is None else max(1, round(min(WATCH_S, deadline_s - clock())))
     for event in jobs.watch(name, version, within_s=left_s):
         kind, document = event.get("type"), event.get("object") or {}
         if kind == "DELETED":

@@ -182,6 +182,14 @@ def test_a_watch_resumes(cluster: ClusterClient, script: Script) -> None:
     assert "resourceVersion=3&" in script.requested[3]
 
 
+def test_a_time_limit_of_a_python_caller_may_be_infinite(
+    cluster: ClusterClient, script: Script
+) -> None:
+    script.answers = [(200, json.dumps(job(1))), events(("DELETED", job(2)))]
+    assert followed(cluster, timeout_s=float("inf"))[0] == ["1"]
+    assert "timeoutSeconds=60" in script.requested[1]
+
+
 def test_a_new_job_of_the_same_name_is_another(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(200, json.dumps(job(1))), events(), (200, json.dumps(job(2, "other")))]
     assert followed(cluster)[0] == ["1"]

@@ -1,6 +1,7 @@
 """Test what `dlion suspend --wait` and `dlion resume --wait` report of a run that ends meanwhile.
 
 - Such a run was neither suspended nor resumed: the exit code and message are those of its end.
+- The time limit of commands that wait is a finite number.
 
 Left out: suspending and resuming workers (tests/cluster/test_cli.py).
 """
@@ -60,3 +61,9 @@ def test_a_run_that_ends_meanwhile_has_its_exit_code(
     captured = capsys.readouterr()
     assert words in captured.out + captured.err
     assert "was not" not in captured.err
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume", "wait", "watch"])
+@pytest.mark.parametrize("timeout", ["inf", "nan", "0"])
+def test_a_time_limit_is_a_finite_number(command: str, timeout: str) -> None:
+    assert main([command, "digits", "--timeout", timeout]) == ExitCode.USAGE
