@@ -379,6 +379,14 @@ def test_an_invalid_file_is_refused(
     assert words in capsys.readouterr().err
 
 
+def test_a_bundle_that_expires_within_the_longest_time_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, message = verified(tmp_path, capsys, entry("plant-b"), options=("--valid-for", "36500"))
+    assert code == ExitCode.SPEC
+    assert "of plant-b expires on" in message
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -387,6 +395,7 @@ def test_an_invalid_file_is_refused(
         ["show", "--contexts", "a,b", "-o", "pem"],
         ["verify"],
         ["verify", "f", "--valid-for", "-1"],
+        ["verify", "f", "--valid-for", "36501"],
         ["list"],
     ],
 )

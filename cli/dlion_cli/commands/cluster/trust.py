@@ -35,6 +35,8 @@ from dlion_cli.views.job_status import JobStatus, text
 OPERATOR_NAMESPACE: Final = "dlion-system"
 MIN_VALID_DAYS: Final = 30
 """Time to distribute a new bundle to all sites."""
+MAX_VALID_DAYS: Final = 36_500
+"""A century: much later times are no dates."""
 MAX_NAMED: Final = 20
 ATTEMPTS: Final = 5
 """The operator writes to the same object, which refuses a change of an older version."""
@@ -99,7 +101,7 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> N
 @trust.command(short_help="Verify the list of sites in a values file.")
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=MIN_VALID_DAYS,
+    "--valid-for", type=click.IntRange(0, MAX_VALID_DAYS), metavar="DAYS", default=MIN_VALID_DAYS,
     show_default=True, help="Reject bundles that expire sooner.",
 )  # fmt: skip
 def verify(file: str, valid_for: int) -> None:
