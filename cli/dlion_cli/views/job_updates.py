@@ -40,6 +40,7 @@ def follow(
     uid = version = ""
     pause_s = FIRST_PAUSE_S
     while True:
+        began_s = clock()
         try:
             job = JobStatus(jobs.get(name))
             if uid and job.uid != uid:
@@ -54,6 +55,8 @@ def follow(
                     return
                 version = changed.version
                 yield changed
+            # A proxy may end each watch at once.
+            wait_s = FIRST_PAUSE_S - (clock() - began_s)
         except AbsentError:
             if not uid:
                 raise
@@ -62,8 +65,9 @@ def follow(
             if not uid:
                 raise
             on_disconnect(str(error))
-            sleep(pause_s if deadline_s is None else max(0, min(pause_s, deadline_s - clock())))
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
+        if wait_s > 0:
+            sleep(wait_s if deadline_s is None else max(0, min(wait_s, deadline_s - clock())))
         if deadline_s is not None and clock() >= deadline_s:
             raise WaitTimeoutError
 

@@ -182,6 +182,18 @@ def test_a_watch_resumes(cluster: ClusterClient, script: Script) -> None:
     assert "resourceVersion=3&" in script.requested[3]
 
 
+def test_watches_that_end_at_once_are_not_repeated_without_a_pause(
+    cluster: ClusterClient, script: Script
+) -> None:
+    pauses_s: list[float] = []
+    for _ in range(4):
+        script.answers += [(200, json.dumps(job(1))), events()]
+    script.answers += [(200, json.dumps(job(1))), events(("DELETED", job(2)))]
+    assert [e.version for e in follow(JobClient(cluster), "j", sleep=pauses_s.append)] == ["1"]
+    assert len(pauses_s) == 4
+    assert min(pauses_s) > 0.1
+
+
 def test_a_time_limit_of_a_python_caller_may_be_infinite(
     cluster: ClusterClient, script: Script
 ) -> None:
