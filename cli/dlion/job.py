@@ -70,21 +70,23 @@ class JobSnapshot:
 
     def _repr_html_(self) -> str:
         """A small table and the accuracy against time, for notebooks."""
-        rows = {
-            "state": f"{self.state} {f'({self.reason})' if self.reason else ''}",
-            "progress": _percent(self.progress),
-            "ETA": "" if self.eta_s is None else f"{self.eta_s:.0f} s",
-            self.accuracy_name: self._accuracy_text(),
-            **{name[:60]: f"{value:.4g}" for name, value in [*self.metrics.items()][:16]},
-            "loss": "" if self.loss is None else f"{self.loss:.4g}",
-            "workers": ", ".join(f"{each.name} {each.state}" for each in self.workers[:16])
-            + (f" and {len(self.workers) - 16} more" if len(self.workers) > 16 else ""),
-            "message": self.message[:500],
-        }
+        workers = ", ".join(f"{each.name} {each.state}" for each in self.workers[:16])
+        more = f" and {len(self.workers) - 16} more" if len(self.workers) > 16 else ""
+        rows = (
+            ("state", f"{self.state} {f'({self.reason})' if self.reason else ''}"),
+            ("progress", _percent(self.progress)),
+            ("ETA", "" if self.eta_s is None else f"{self.eta_s:.0f} s"),
+            (self.accuracy_name, self._accuracy_text()),
+            # A program names them: perhaps as one of the others.
+            *((name[:60], f"{value:.4g}") for name, value in [*self.metrics.items()][:16]),
+            ("loss", "" if self.loss is None else f"{self.loss:.4g}"),
+            ("workers", f"{workers}{more}"),
+            ("message", self.message[:500]),
+        )
         cells = "".join(
             f"<tr><th style='text-align:left'>{escape(name)}</th>"
             f"<td style='text-align:left'>{escape(value)}</td></tr>"
-            for name, value in rows.items()
+            for name, value in rows
             if value.strip()
         )
         title = escape(f"{self.name} ({self.backend})")

@@ -518,3 +518,19 @@ def test_the_form_for_notebooks_escapes_and_is_small(tmp_path: Path, client: dli
     bare = dlion.Job(name="<b>", backend="local", state="Pending")
     assert "<svg" not in bare._repr_html_()
     assert "<b><b>" not in bare._repr_html_()
+
+
+def test_a_metric_named_as_a_row_of_the_table_does_not_replace_it() -> None:
+    named = {"state": 0.125, "message": 0.25, "loss": 0.5, "accuracy": 0.75, "m" * 70: 1.5,
+             "m" * 71: 2.5}  # fmt: skip
+    row = "<th style='text-align:left'>{}</th><td style='text-align:left'>{}</td>"
+    full = dlion.Job(
+        name="n", backend="local", state="Training", message="why", loss=4.5, accuracy=1.0,
+        metrics=named,
+    )  # fmt: skip
+    shown = full._repr_html_()
+    own = {"state": "Training ", "message": "why", "loss": "4.5", "accuracy": "100.0 %"}
+    for name, value in own.items():
+        assert row.format(name, value) in shown
+    for name, number in named.items():
+        assert row.format(name[:60], number) in shown
