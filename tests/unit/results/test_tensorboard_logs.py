@@ -90,6 +90,19 @@ def test_the_scalars_are_those_of_the_records(logged):
     assert sent == sorted(sent)
 
 
+def test_a_metric_named_as_a_scalar_of_the_evaluation_does_not_replace_it(tmp_path):
+    metrics = {"loss": 3.0, "metric_loss": 4.0, "accuracy": 5.0, "auc": 6.0}
+    logs = TensorBoardLogs(tmp_path, {Rank(0): "w"}, opened_at_s=0.0)
+    logs.add(EvaluationRecord(1.0, Rank(0), 1, 8, 0.5, 2.0, 100, metrics=metrics))
+    logs.close()
+    (path,) = (tmp_path / "w").iterdir()
+    *_, last = events_in(path)
+    assert {value.tag: value.simple_value for value in last.summary.value} == {
+        "held-out/accuracy": 0.5, "held-out/loss": 2.0, "held-out/metric_loss": 3.0,
+        "held-out/metric_metric_loss": 4.0, "held-out/metric_accuracy": 5.0, "held-out/auc": 6.0,
+    }  # fmt: skip
+
+
 def points_of(folder, tag):
     """Wall times and values of a scalar of the first worker, over all files, oldest first."""
     return [

@@ -45,7 +45,11 @@ class TensorBoardLogs:
             case EvaluationRecord():
                 name = common_name([record.accuracy_name])
                 scalars = {f"held-out/{name}": record.accuracy, "held-out/loss": record.loss}
-                scalars |= {f"held-out/{name}": value for name, value in record.metrics.items()}
+                for metric, value in record.metrics.items():
+                    tag = f"held-out/{metric}"
+                    while tag in scalars:  # as in `dlion.metrics`
+                        tag = f"held-out/metric_{tag.removeprefix('held-out/')}"
+                    scalars[tag] = value
                 self._write(record, record.iteration, scalars)
             case LinkRecord():
                 self._add_link(record)
