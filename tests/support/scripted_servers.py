@@ -41,6 +41,17 @@ class ServedTls:
     """PEM of its certificate and key."""
     trusted: Path
     """PEM of the authority in the kubeconfig."""
+    clients: Path | None = None
+    """PEM of the authority whose certificates the server demands; None: it demands none."""
+
+    def context(self) -> ssl.SSLContext:
+        """Return what accepts connections."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.chain)
+        if self.clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(self.clients)
+        return context
 
 
 class Server:
@@ -210,9 +221,7 @@ def _listening(script: Server | None) -> Iterator[dict[str, str]]:
     with _AllAtOnce(("127.0.0.1", 0), Handler) as server:
         cluster = {"server": f"http://127.0.0.1:{server.server_address[1]}"}
         if script.tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(script.tls.chain)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
+            server.socket = script.tls.context().wrap_socket(server.socket, server_side=True)
             cluster = {"server": cluster["server"].replace("http:", "https:")}
             cluster["certificate-authority"] = str(script.tls.trusted)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()

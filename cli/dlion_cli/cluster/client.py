@@ -11,14 +11,13 @@ import json
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
-from dlion_cli.cluster.connections import api_client, open_websocket, require_library
+from dlion_cli.cluster.connections import Connection, open_connection, require_packages
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
 from dlion_cli.terminal.formatting import printable
 
@@ -57,7 +56,7 @@ class ClusterClient:
 
     def __init__(
         self,
-        client: Any,
+        connection: Connection,
         *,
         context: str,
         namespace: str,
@@ -68,7 +67,7 @@ class ClusterClient:
 
         0: no limit. Without it, the limits of the requests apply.
         """
-        self._client = client
+        self._connection = connection
         self._impersonation = tuple(impersonation)
         self._timeout_s = timeout_s
         self.context = context
@@ -77,7 +76,7 @@ class ClusterClient:
     @property
     def server(self) -> str:
         """The server's URL, for messages."""
-        return str(self._client.configuration.host)
+        return self._connection.server
 
     def in_namespace(self, namespace: str) -> ClusterClient:
         """The same connection with another namespace."""
@@ -193,15 +192,11 @@ class ClusterClient:
 
     def client_certificate(self) -> bytes:
         """The PEM of the client's certificate; empty without one."""
-        path = self._client.configuration.cert_file
-        try:
-            return Path(path).read_bytes() if path else b""
-        except OSError:
-            return b""
+        return self._connection.credentials.certificate or b""
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.rest_client.pool_manager.clear()
+        self._connection.pool.clear()
 
     def silence_s(self, timeout_s: float | None = None) -> float | None:
         """The longest silence in a response; None: there is no limit."""
@@ -217,14 +212,16 @@ class ClusterClient:
 
         Raises: DataError for a token that no header can carry; it does not print it.
         """
-        settings = self._client.configuration.auth_settings().values()
-        headers = {each["key"]: each["value"] for each in settings if each["in"] == "header"}
-        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        authorization = self._connection.credentials.authorization
+        if authorization is None:
+            return {}
+        value = authorization()
+        if not value.isascii() or not value.isprintable():
             raise DataError(
                 f"the token of context {self.context!r} has a line break or a character that is "
                 "not ASCII: take a new kubeconfig"
             )
-        return headers
+        return {"authorization": value}
 
     @contextlib.contextmanager
     def _send(
@@ -246,7 +243,7 @@ class ClusterClient:
             headers.add(name, value)  # a group each in a separate header
         connect_s = self._shortened(CONNECT_TIMEOUT_S)
         try:
-            response = self._client.rest_client.pool_manager.request(
+            response = self._connection.pool.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body),
@@ -268,11 +265,10 @@ class ClusterClient:
     def _socket(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
         from websocket import WebSocketBadStatusException, WebSocketException
 
-        address = "ws" + self.server.removeprefix("http") + f"{path}?{urlencode(query)}"
         headers = [*self._headers().items(), *self._impersonation]
-        configuration = self._client.configuration
+        address = f"{path}?{urlencode(query)}"
         try:
-            socket = open_websocket(configuration, address, headers, timeout_s=self.silence_s())
+            socket = self._connection.open_websocket(address, headers, timeout_s=self.silence_s())
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
             raise api_error(error.status_code, body, context=self.context) from error
@@ -297,13 +293,13 @@ class ClusterClient:
 def connect(settings: ConnectionSettings) -> ClusterClient:
     """The cluster that these options select, by kubectl's rules. Sends no request.
 
-    Raises: DataError if the configuration is missing or invalid; UnavailableError if the Kubernetes
-    client is not installed.
+    Raises: DataError if the configuration is missing or invalid; UnavailableError if a package is
+    not installed.
     """
-    require_library()
+    require_packages()
     chosen = choose_context(settings)
     return ClusterClient(
-        api_client(settings, chosen),
+        open_connection(settings, chosen),
         context="(this pod)" if chosen is None else chosen.name or "(options)",
         namespace=settings.namespace or (pod_namespace() if chosen is None else chosen.namespace),
         impersonation=settings.impersonation or ([] if chosen is None else chosen.impersonation),

@@ -1,121 +1,218 @@
-"""Configures the Kubernetes client of one connection, and opens WebSockets with it.
+"""Opens the connection to one API server: requests and WebSockets, with TLS and proxies.
 
-With `client` the only module of the command line that imports that client. It finds the server and
-provides credentials, which it renews.
+With `client` the only module of the command line that imports urllib3 and websocket. `kubeconfig`
+finds the server, `credentials` provides and renews what it presents.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+import tempfile
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import SplitResult, urlsplit
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.credentials import UserCredentials, content, credentials_of, service_account
 from dlion_cli.cluster.kubeconfig import KubeContext
 from dlion_cli.terminal.failures import install_advice
 
-_CHANGED: Final = "(options)"
-"""The name of an entry of the kubeconfig that options have changed."""
+if TYPE_CHECKING:
+    import urllib3
+
 _EXEC_PROTOCOLS: Final = "v5.channel.k8s.io,v4.channel.k8s.io"
+_MAX_IDLE_CONNECTIONS: Final = 16
+_KEEP_ALIVE: Final = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 9}
+"""As kubectl: proxies drop an idle watch without a message. Some systems lack some options."""
 
 
-def require_library() -> None:
-    """Raises: UnavailableError if the Kubernetes client is not installed."""
+class Connection:
+    """The way to one API server, with credentials. Thread-safe."""
+
+    def __init__(self, cluster: Mapping[str, Any], credentials: UserCredentials) -> None:
+        """`cluster`: the fields of a kubeconfig.
+
+        Raises: ValueError, OSError, TypeError, AttributeError or urllib3's HTTPError for fields
+        that cannot be used; ImportError for a SOCKS proxy without its package.
+        """
+        server = cluster.get("server")
+        if not isinstance(server, str) or not server:
+            raise ValueError("there is no such cluster, or it has no URL of a server")
+        url = urlsplit(server)
+        self.server: Final = url.geturl().rstrip("/")
+        self.credentials: Final = credentials
+        self._server_name = cluster.get("tls-server-name") or None
+        self._tls = _tls_context(cluster, credentials) if url.scheme == "https" else None
+        self._proxy = _proxy_of(url, cluster.get("proxy-url"))
+        self.pool: Final = self._open_pool()
+
+    def _open_pool(self) -> urllib3.PoolManager:
+        import urllib3
+
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves
+        # The user has asked for it, in the kubeconfig or by an option; kubectl does not warn.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        settings: dict[str, Any] = {
+            "maxsize": _MAX_IDLE_CONNECTIONS,
+            "socket_options": _socket_options(),
+            "ssl_context": self._tls,
+            "server_hostname": self._server_name,
+        }
+        if self._proxy is None:
+            return urllib3.PoolManager(**settings)
+        if self._proxy.startswith("socks"):
+            from urllib3.contrib.socks import SOCKSProxyManager
+
+            return SOCKSProxyManager(self._proxy, **settings)
+        return urllib3.ProxyManager(self._proxy, proxy_ssl_context=self._tls, **settings)
+
+    def open_websocket(
+        self, path: str, headers: list[tuple[str, str]], *, timeout_s: float | None
+    ) -> Any:
+        """A WebSocket at that path, for a command in a pod. Raises: WebSocketException, OSError."""
+        from websocket import WebSocket
+
+        sent = [f"{name}: {value}" for name, value in headers]
+        options: dict[str, Any] = {"http_no_proxy": ["*"]}  # else it reads the environment itself
+        if self._proxy is not None:
+            proxy = urlsplit(self._proxy)
+            options = {"http_proxy_host": proxy.hostname, "http_proxy_port": proxy.port}
+        tls = {"context": self._tls, "server_hostname": self._server_name}
+        opened: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
+        opened.settimeout(timeout_s)
+        opened.connect(
+            "ws" + self.server.removeprefix("http") + path,
+            header=[*sent, f"sec-websocket-protocol: {_EXEC_PROTOCOLS}"],
+            # A redirect would take the credentials along, also to another server without TLS.
+            redirect_limit=0,
+            **options,
+        )
+        return opened
+
+
+def require_packages() -> None:
+    """Raises: UnavailableError if the packages for connections are not installed."""
     try:
-        import kubernetes  # noqa: F401 - only whether it is there
+        import urllib3  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise UnavailableError(
-            f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
+            f"a package for connections is missing ({error}). {install_advice('cluster')}"
         ) from None
 
 
-def api_client(settings: ConnectionSettings, chosen: KubeContext | None) -> Any:
-    """The Kubernetes client of that context; None: of this pod's service account.
+def open_connection(settings: ConnectionSettings, chosen: KubeContext | None) -> Connection:
+    """The connection of that context; None: of this pod's service account. Sends no request.
 
-    Raises: DataError if the configuration is invalid, or would send credentials without TLS.
+    Raises: DataError if the configuration is invalid, or would send credentials without TLS;
+    UnavailableError if the Kubernetes client is needed and not installed.
     """
-    import urllib3
-    from kubernetes import client, config
+    from urllib3.exceptions import HTTPError
 
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves
-    # The user has asked for it, in the kubeconfig or by an option; kubectl does not warn either.
-    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    _check_authorities(settings.certificate_authority)
-    configuration = client.Configuration()
-    configuration.keep_alive = True
+    where = "this pod" if chosen is None else _source(chosen)
     try:
         if chosen is None:
-            _load_pod(settings, configuration)
+            cluster, credentials = _of_pod(settings)
         else:
-            with _logged_errors() as errors:
-                _load_kubeconfig(settings, chosen, configuration)
-            if errors:
-                raise ValueError("; ".join(errors))
-        _check_encrypted(configuration)
-        return client.ApiClient(configuration)
-    except ImportError as error:  # the client imports it for such a proxy only
-        where = "this pod" if chosen is None else _source(chosen)
+            cluster, credentials = dict(chosen.cluster), credentials_of(chosen.user, chosen.cluster)
+        _check_authorities(settings.certificate_authority)
+        connection = Connection(cluster, credentials)
+    except ImportError as error:  # urllib3 imports it for such a proxy only
         raise DataError(
             f"{where}: its SOCKS proxy needs a package that is not installed here ({error}). "
             "Install it: pip install PySocks"
         ) from error
     except (
-        config.ConfigException,
-        urllib3.exceptions.HTTPError,  # the URL of a proxy
+        HTTPError,  # the URL of a proxy
         OSError,
         ValueError,
         TypeError,
         KeyError,
-        AttributeError,  # the client does not check types
+        AttributeError,  # a value of another type
     ) as error:
-        where = "this pod" if chosen is None else _source(chosen)
         raise DataError(f"{where}: cannot be used: {error}") from error
+    _check_encrypted(connection)
+    return connection
 
 
-def open_websocket(
-    configuration: Any, url: str, headers: list[tuple[str, str]], *, timeout_s: float | None
-) -> Any:
-    """A WebSocket for a command in a pod. Raises: WebSocketException, OSError.
-
-    The Kubernetes client's own function sends no header but `authorization`: a command would run
-    with the user's own rights where `--as` names another.
-    """
-    from kubernetes.stream import ws_client
-    from websocket import WebSocket
-
-    verified = configuration.verify_ssl
-    options: dict[str, Any] = {"cert_reqs": ssl.CERT_REQUIRED if verified else ssl.CERT_NONE}
-    if verified:
-        options["ca_certs"] = configuration.ssl_ca_cert
-    else:
-        options["check_hostname"] = False
-    if configuration.cert_file:
-        options |= {"certfile": configuration.cert_file, "keyfile": configuration.key_file}
-    if configuration.tls_server_name:
-        options["server_hostname"] = configuration.tls_server_name
-    proxy: Any = ws_client.websocket_proxycare  # its functions have no types
-    sent = [f"{name}: {value}" for name, value in headers]
-    connecting: dict[str, Any] = {"header": [*sent, f"sec-websocket-protocol: {_EXEC_PROTOCOLS}"]}
-    if configuration.proxy or configuration.proxy_headers:
-        connecting = proxy(connecting, configuration, url, dict(headers))
-    socket: Any = WebSocket(sslopt=options, skip_utf8_validation=False)
-    socket.settimeout(timeout_s)
-    # A redirect would take the credentials along, also to another server and without TLS.
-    socket.connect(url, redirect_limit=0, **connecting)
-    return socket
+def _of_pod(settings: ConnectionSettings) -> tuple[dict[str, Any], UserCredentials]:
+    if settings.token or settings.changes_server:
+        raise ValueError("without a kubeconfig, options of the connection need --server too")
+    return service_account()
 
 
-def _check_encrypted(configuration: Any) -> None:
+def _tls_context(cluster: Mapping[str, Any], credentials: UserCredentials) -> ssl.SSLContext:
+    pem = content(cluster, "certificate-authority")
+    authority = None if pem is None else pem.decode("ascii", "ignore")  # comments may have others
+    if authority is not None and not authority.strip():  # ssl would trust the system's instead
+        raise ValueError("its certificate authority is empty")
+    context = ssl.create_default_context(cadata=authority)
+    if cluster.get("insecure-skip-tls-verify") is True:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if credentials.certificate is not None:
+        _load_certificate(context, credentials.certificate, credentials.key or b"")
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as shown, tempfile.NamedTemporaryFile() as secret:
+        for file, pem in ((shown, certificate), (secret, key)):  # ssl reads files only
+            file.write(pem)
+            file.flush()
+        # Without a password, OpenSSL would ask for that of an encrypted key.
+        context.load_cert_chain(shown.name, secret.name if key else None, password="")
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    from urllib3.connection import HTTPConnection
+
+    options = list(HTTPConnection.default_socket_options)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+            options.append((level, getattr(socket, name), value))
+    return options
+
+
+def _proxy_of(server: SplitResult, given: object) -> str | None:
+    """The URL of the proxy, of the kubeconfig or the environment; None: there is none."""
+    if not given and not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib.request import getproxies_environment
+
+    proxies = getproxies_environment()
+    proxy = given or proxies.get(server.scheme) or proxies.get("all")
+    if not proxy or _needs_no_proxy(server, proxies):
+        return None
+    if not isinstance(proxy, str):
+        raise TypeError("the URL of the proxy is no text")
+    return proxy
+
+
+def _needs_no_proxy(server: SplitResult, proxies: dict[str, str]) -> bool:
+    """Whether `$NO_PROXY` names the server, or a network of it."""
+    from urllib.request import proxy_bypass
+
+    if proxy_bypass(server.netloc.rpartition("@")[2]):
+        return True
+    for each in proxies.get("no", "").split(","):
+        with contextlib.suppress(ValueError):  # a name, which no network contains
+            if ip_address(server.hostname or "") in ip_network(each.strip(), strict=False):
+                return True
+    return False
+
+
+def _check_encrypted(connection: Connection) -> None:
     """Raises: DataError if credentials would reach another machine without TLS."""
-    url = urlsplit(str(configuration.host))
-    host = url.hostname or ""
-    if not configuration.api_key or url.scheme == "https" or host == "localhost":
+    url = urlsplit(connection.server)
+    host, authorization = url.hostname or "", connection.credentials.authorization
+    if authorization is None or url.scheme == "https" or host == "localhost":
         return
     with contextlib.suppress(ValueError):  # a name
         if ip_address(host).is_loopback:
@@ -138,95 +235,5 @@ def _check_authorities(path: str | None) -> None:
         ) from None
 
 
-def _load_pod(settings: ConnectionSettings, configuration: Any) -> None:
-    from kubernetes import config
-
-    if settings.token or settings.changes_server:
-        raise ValueError("without a kubeconfig, options of the connection need --server too")
-    loading: Any = config
-    loading.load_incluster_config(client_configuration=configuration)
-
-
-def _load_kubeconfig(settings: ConnectionSettings, chosen: KubeContext, configuration: Any) -> None:
-    """Let the client read the files, with the entries that the options change."""
-    from kubernetes.config import kube_config
-
-    library: Any = kube_config
-    empty: dict[str, list[object]] = {"clusters": [], "users": [], "contexts": []}
-    merged = (
-        library.KubeConfigMerger(chosen.files).config
-        if chosen.files
-        else library.ConfigNode("options", empty)
-    )
-    active = chosen.name
-    context = _context(merged, chosen.name)
-    user = settings.user or context.get("user")
-    _resolve_paths(merged, user)
-    if settings.cluster or settings.user or settings.token or settings.changes_server:
-        active = _CHANGED
-        cluster = settings.cluster or context.get("cluster")
-        if settings.changes_server:
-            _add_cluster(library, merged, cluster, settings)
-            cluster = _CHANGED
-        if settings.token:
-            merged.value["users"].append({"name": _CHANGED, "user": {"token": settings.token}})
-            user = _CHANGED
-        changed = {"cluster": cluster, "user": user}
-        merged.value["contexts"].append({"name": _CHANGED, "context": changed})
-    loader = library.KubeConfigLoader(merged, active_context=active, config_base_path=None)
-    loader.load_and_set(configuration)
-
-
-def _context(merged: Any, name: str) -> Mapping[str, Any]:
-    if not name:
-        return {}
-    entry: Mapping[str, Any] = merged["contexts"].get_with_name(name).value["context"]
-    return entry
-
-
-def _resolve_paths(merged: Any, user: str | None) -> None:
-    """Make the user's paths absolute: the client takes those of a certificate as the cluster's."""
-    entry = merged["users"].get_with_name(user, safe=True) if user else None
-    if entry is None or entry.path is None:
-        return
-    given = entry.value["user"]
-    for key in ("client-certificate", "client-key"):
-        if isinstance(given, dict) and isinstance(given.get(key), str):
-            given[key] = str(Path(entry.path).absolute().parent / given[key])
-
-
-def _add_cluster(library: Any, merged: Any, name: str | None, settings: ConnectionSettings) -> None:
-    """Add the cluster of that name with the options' changes, as kubectl applies them."""
-    before = merged["clusters"].get_with_name(name, safe=bool(settings.server)) if name else None
-    cluster = {} if before is None else dict(before.value["cluster"])
-    if settings.server:
-        cluster.pop("tls-server-name", None)  # it was the other server's
-        cluster["server"] = settings.server
-    if settings.certificate_authority or settings.insecure_skip_tls_verify:
-        for key in ("certificate-authority", "certificate-authority-data"):
-            cluster.pop(key, None)
-        cluster["insecure-skip-tls-verify"] = settings.insecure_skip_tls_verify
-    if settings.certificate_authority:
-        cluster["certificate-authority"] = str(Path(settings.certificate_authority).absolute())
-    if settings.tls_server_name:
-        cluster["tls-server-name"] = settings.tls_server_name
-    path = None if before is None else before.path  # base of relative paths of certificates
-    changed = {"name": _CHANGED, "cluster": cluster}
-    merged.value["clusters"].append(library.ConfigNode(_CHANGED, changed, path))
-
-
 def _source(chosen: KubeContext) -> str:
     return f"kubeconfig {chosen.files}" if chosen.files else "the options of the connection"
-
-
-@contextlib.contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Collect errors logged inside: the client only logs a credential plugin's failure."""
-    errors: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield errors
-    finally:
-        logging.getLogger().removeHandler(handler)

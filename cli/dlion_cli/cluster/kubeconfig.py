@@ -1,8 +1,11 @@
-"""Selects kubeconfig files, context and namespace by kubectl's rules; reads no credentials."""
+"""Selects kubeconfig files, context, cluster and user by kubectl's rules.
+
+`connections` and `credentials` use what it selects.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -12,23 +15,31 @@ import yaml
 from dlion_api.errors import DataError
 from dlion_api.suggestions import did_you_mean
 from dlion_cli.cluster.connection_settings import ConnectionSettings
-from dlion_cli.cluster.documents import mappings_in
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 
 DEFAULT_NAMESPACE: Final = "default"
 _HEADER_CHARACTERS: Final = "!#$&'*+-.^_`|~"
 """The characters of RFC 9110 that a header's name may contain besides letters and digits."""
+_PATHS: Final = {
+    "cluster": ("certificate-authority",),
+    "user": ("client-certificate", "client-key", "tokenFile"),
+}
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True)
 class KubeContext:
-    """A selected context."""
+    """A selected context, with the changes of the options. Its paths are absolute."""
 
     files: str
-    """The paths that the client takes; empty: there is no file, and options name the server."""
+    """The paths of its files; empty: there is no file, and options name the server."""
     name: str
     """Empty: none, and options name a cluster or server."""
     namespace: str
+    cluster: Mapping[str, Any]
+    """Empty: the files have no such cluster."""
+    user: Mapping[str, Any] = field(repr=False)
+    """Empty: a user without credentials."""
     impersonation: tuple[tuple[str, str], ...] = ()
     """Headers by which the user acts as another."""
 
@@ -48,7 +59,7 @@ def choose_context(
     if not filled:
         may_lack = not given.names_entry and bool(found or not given.kubeconfig)
         if may_lack and given.server:
-            return KubeContext("", "", DEFAULT_NAMESPACE)
+            return _selected(given, [], files="", name="", context={})
         if may_lack and environment.get("KUBERNETES_SERVICE_HOST"):
             return None
         what = "nothing in the kubeconfig" if found else "no kubeconfig file at"
@@ -63,12 +74,9 @@ def choose_context(
             raise _absent_entry(files, kind, name, known)
     name = given.context or next(filter(None, (d.get("current-context") for d in documents)), "")
     if not name and (given.cluster or given.server):
-        impersonation = _impersonation(documents, given.user, files)
-        return KubeContext(files, "", DEFAULT_NAMESPACE, impersonation)
+        return _selected(given, documents, files=files, name="", context={})
     context = _context(documents, str(name), files)
-    namespace = str(context.get("namespace") or DEFAULT_NAMESPACE)
-    impersonation = _impersonation(documents, given.user or context.get("user"), files)
-    return KubeContext(files, str(name), namespace, impersonation)
+    return _selected(given, documents, files=files, name=str(name), context=context)
 
 
 def is_configured() -> bool:
@@ -105,7 +113,64 @@ def _read(path: Path) -> dict[str, Any]:
         raise DataError(f"kubeconfig {path}: cannot be read: {error}") from None
     if document is not None and not isinstance(document, dict):
         raise DataError(f"kubeconfig {path}: is not a kubeconfig file: it contains no mapping")
-    return document or {}
+    return _with_absolute_paths(document or {}, path.absolute().parent)
+
+
+def _with_absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths of a kubeconfig start at its folder."""
+    entries = [(each[kind], keys) for kind, keys in _PATHS.items()
+               for each in _entries([document], kind)]  # fmt: skip
+    plugins = [mapping_of(each["user"].get("exec")) for each in _entries([document], "user")]
+    # A plugin's name without a slash is one of $PATH.
+    entries += [(each, ("command",)) for each in plugins if "/" in str(each.get("command"))]
+    for entry, keys in entries:
+        for key in keys:
+            if isinstance(given := entry.get(key), str) and given:
+                entry[key] = str(folder / given)
+    return document
+
+
+def _selected(
+    given: ConnectionSettings,
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    files: str,
+    name: str,
+    context: Mapping[str, Any],
+) -> KubeContext:
+    user = str(given.user or context.get("user") or "")
+    cluster = _fields(documents, "cluster", str(given.cluster or context.get("cluster") or ""))
+    return KubeContext(
+        files,
+        name,
+        str(context.get("namespace") or DEFAULT_NAMESPACE),
+        _changed(cluster, given),
+        {"token": given.token} if given.token else _fields(documents, "user", user),
+        _impersonation(documents, user, files),
+    )
+
+
+def _changed(cluster: Mapping[str, Any], given: ConnectionSettings) -> dict[str, Any]:
+    """The cluster's fields with the options' changes, as kubectl applies them."""
+    changed = dict(cluster)
+    if given.server:
+        changed.pop("tls-server-name", None)  # it was the other server's
+        changed["server"] = given.server
+    if given.certificate_authority or given.insecure_skip_tls_verify:
+        for key in ("certificate-authority", "certificate-authority-data"):
+            changed.pop(key, None)
+        changed["insecure-skip-tls-verify"] = given.insecure_skip_tls_verify
+    if given.certificate_authority:
+        changed["certificate-authority"] = given.certificate_authority
+    if given.tls_server_name:
+        changed["tls-server-name"] = given.tls_server_name
+    return changed
+
+
+def _fields(documents: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The fields of the first entry of that name; empty without one."""
+    named = (each[kind] for each in _entries(documents, kind) if str(each.get("name")) == name)
+    return next(named, {})
 
 
 def _entries(documents: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -123,23 +188,21 @@ def _names(documents: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
 
 
 def _context(documents: Sequence[Mapping[str, Any]], name: str, files: str) -> Mapping[str, Any]:
-    for entry in _entries(documents, "context"):
-        if entry.get("name") == name:
-            context: Mapping[str, Any] = entry["context"]
-            return context
-    raise _absent_entry(files, "context", name, _names(documents, "context"))
+    known = _names(documents, "context")
+    if name not in known:
+        raise _absent_entry(files, "context", name, known)
+    return _fields(documents, "context", name)
 
 
 def _impersonation(
-    documents: Sequence[Mapping[str, Any]], user: object, files: str
+    documents: Sequence[Mapping[str, Any]], user: str, files: str
 ) -> tuple[tuple[str, str], ...]:
     """The headers of the user's `as`, `as-uid`, `as-groups` and `as-user-extra`.
 
     Raises: DataError for a value that no header carries, and for others without `as`: without an
     error the user would act with more rights than the file gives.
     """
-    users = (each["user"] for each in _entries(documents, "user") if each.get("name") == user)
-    given: Mapping[str, Any] = next(users, {})
+    given = _fields(documents, "user", user)
     single = [("User", given.get("as")), ("Uid", given.get("as-uid"))]
     headers = [(kind, value) for kind, value in single if value not in (None, "")]
     headers += [("Group", each) for each in _listed(given.get("as-groups"))]

@@ -333,9 +333,9 @@ def test_changed_fields_are_named() -> None:
     assert changed_fields({"spec": 1}, after, "spec") == ""
 
 
-def test_without_the_client_the_message_names_the_installation() -> None:
+def test_without_its_packages_the_message_names_the_installation() -> None:
     code = (
-        "import sys; sys.modules['kubernetes'] = None;"
+        "import sys; sys.modules['urllib3'] = None;"
         "from dlion_cli.__main__ import main; sys.exit(main(['get']))"
     )
     done = subprocess.run(

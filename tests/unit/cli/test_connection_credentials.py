@@ -4,6 +4,9 @@
 - The user of a kubeconfig acts as the one of `as`, with its groups, also for commands in pods,
   unless `--as` names another. Values that no header can hold are refused.
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
+- A server gets the user's certificate, password, token, or what a plugin prints. A token's file is
+  read again. A pod uses its service account.
+- A proxy comes from the environment, and serves no address that $NO_PROXY names.
 - A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
 
 Left out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
@@ -11,6 +14,7 @@ Left out: kubectl's options (test_connection_flags), a real API server (tests/cl
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -18,15 +22,18 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from kubernetes.config import incluster_config
 
 from dlion_api.errors import DataError, UnavailableError
+from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
-from scripted_servers import Server, served, server_url
+from scripted_servers import ServedTls, Server, served, server_url
 from self_signed import self_signed
 
 NONE = (200, json.dumps({"items": [], "metadata": {}}))
@@ -165,6 +172,120 @@ def test_an_empty_kubeconfig_counts_as_missing(
         with pytest.raises(DataError, match=r"nothing in the kubeconfig .*empty\. Name one"):
             connect(ConnectionSettings(kubeconfig=empty))
     assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
+
+
+def encoded(path: Path) -> str:
+    """Return what a kubeconfig has instead of that file."""
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def test_a_servers_demand_for_a_certificate_is_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain, adm = self_signed(tmp_path, "server"), self_signed(tmp_path, "adm")
+    stranger = self_signed(tmp_path, "stranger")
+    for pem, code in (
+        ({"client-certificate": adm.name, "client-key": adm.name}, 0),
+        ({"client-certificate-data": encoded(adm), "client-key-data": encoded(adm)}, 0),
+        ({"client-certificate": adm.name, "client-key": stranger.name}, ExitCode.DATA),
+        ({"client-certificate": stranger.name, "client-key": stranger.name}, ExitCode.UNAVAILABLE),
+        ({"token": SECRET}, ExitCode.UNAVAILABLE),
+    ):
+        server = Server({"dlionjobs": NONE}, tls=ServedTls(chain, chain, clients=adm), user=pem)
+        with served(tmp_path / "config", {"here": server}) as file:
+            assert main(["get", "--kubeconfig", file]) == code, pem
+    assert "cannot be used" in capsys.readouterr().err
+
+
+def test_an_authority_without_certificates_is_not_replaced(tmp_path: Path) -> None:
+    """The system's authorities would be trusted instead."""
+    (tmp_path / "empty").touch()
+    tls = ServedTls(self_signed(tmp_path, "server"), tmp_path / "empty")
+    with (
+        served(tmp_path / "config", {"here": Server({}, tls=tls)}) as file,
+        pytest.raises(DataError, match="cannot be used"),
+    ):
+        connect(ConnectionSettings(kubeconfig=file))
+
+
+def test_the_file_of_a_token_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{OLD}\n")
+    server = Server({"version": NONE}, user={"tokenFile": "token"})
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+    ):
+        client.get("/version")
+        (tmp_path / "token").write_text(SECRET)
+        client.get("/version")
+        assert client.bearer_token() == SECRET
+        (tmp_path / "token").unlink()
+        with pytest.raises(DataError, match="token: cannot be read"):
+            client.get("/version")
+    sent = [headers["Authorization"] for headers in server.headers]
+    assert sent == [f"Bearer {OLD}", f"Bearer {SECRET}"]
+
+
+def test_a_password_is_sent(tmp_path: Path) -> None:
+    server = Server({"dlionjobs": NONE}, user={"username": "jane", "password": "pw"})
+    with served(tmp_path / "config", {"here": server}) as file:
+        assert main(["get", "--kubeconfig", file]) == 0
+    assert server.headers[0]["Authorization"] == "Basic amFuZTpwdw=="
+
+
+VERSION = "client.authentication.k8s.io/v1"
+
+
+def test_a_plugin_provides_the_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tmp_path / "plugin"
+    credential = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": SECRET}}
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    plugin.chmod(0o700)
+    command = {"apiVersion": VERSION, "command": "./plugin", "interactiveMode": "Never"}
+    server = Server({"dlionjobs": NONE}, user={"exec": command})
+    with served(tmp_path / "config", {"here": server}) as file:
+        assert main(["get", "--kubeconfig", file]) == 0
+        plugin.write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
+        assert main(["get", "--kubeconfig", file]) == ExitCode.DATA
+        assert "exec: process returned 3. log in first" in capsys.readouterr().err
+        monkeypatch.setitem(sys.modules, "kubernetes", None)
+        assert main(["get", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
+        assert "Kubernetes client for Python is missing" in capsys.readouterr().err
+    assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {SECRET}"]
+
+
+def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = self_signed(tmp_path, "server")
+    (tmp_path / "token").write_text(SECRET)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(chain))
+    server = Server({"dlionjobs": NONE}, tls=ServedTls(chain, chain))
+    with served(tmp_path / "config", {"here": server}) as file:
+        address = urlsplit(server_url(file, "here"))
+        monkeypatch.setenv("KUBECONFIG", "/nowhere")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+        assert main(["get", "-n", "farm"]) == 0
+    assert server.headers[0]["Authorization"].lower() == f"bearer {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("excepted", "is_reached"),
+    [("", True), ("10.0.0.0/8,.example", True), ("10.0.0.0/8, 127.0.0.0/8", False),
+     ("127.0.0.1", False)],
+)  # fmt: skip
+def test_a_proxy_serves_what_no_proxy_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excepted: str, is_reached: bool
+) -> None:
+    proxy = Server({"dlionjobs": NONE})
+    with served(tmp_path / "config", {"proxy": proxy, "here": None}) as file:
+        monkeypatch.setenv("HTTP_PROXY", server_url(file, "proxy"))
+        monkeypatch.setenv("NO_PROXY", excepted)
+        code = main(["get", "--kubeconfig", file, "--context", "here"])
+    assert code == (0 if is_reached else ExitCode.UNAVAILABLE)
+    assert bool(proxy.asked) == is_reached
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 - No module of a command that reads a cluster imports the classes of a manifest, which take a fifth
   of its start.
-- Commands that print no table do not import rich. None imports the Kubernetes client, which takes
-  half, before it connects, nor TensorFlow or asyncio.
+- Commands that print no table do not import rich. None imports urllib3 before it connects, nor
+  TensorFlow or asyncio.
+- A command imports the Kubernetes client, which would take two thirds of its start, only to renew
+  credentials.
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
 - `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
 - To list the commands or to complete their names imports none of them.
@@ -21,9 +23,13 @@ from pathlib import Path
 
 import pytest
 
+from dlion_api.exit_codes import ExitCode
+from scripted_servers import Server, served
+
 NEVER = ("asyncio", "kubernetes", "numpy", "pydantic", "tensorflow", "urllib3")
 MANIFEST = ("dlion_api.document", "dlion_api.spec")
 CLUSTER = "dlion_cli.commands.cluster."
+HEAVY = ("asyncio", "dateutil", "kubernetes", "oauthlib", "pydantic", "requests", "websocket")
 KEPT = "dlion_cli.pod_streams.kept_records"
 CONNECTION = ("dlion_cli.cluster.client", "dlion_cli.cluster.cluster_jobs", "ssl")
 MANIFEST_FILE = Path(__file__).parents[3] / "examples" / "digits.yaml"
@@ -50,6 +56,28 @@ for command in {commands!r}:
     for line in output_of("import dlion_cli.command_line" + code).splitlines():
         command, imported = ast.literal_eval(line)
         assert imported == [], command
+
+
+RUN = [
+    "get", "get digits", "describe digits", "top digits", "events digits", "wait digits",
+    "logs digits", "fetch digits", "suspend digits", "delete digits --yes",
+    "scale digits --site plant-a --group small --workers 3", f"submit {MANIFEST_FILE}",
+]  # fmt: skip
+
+
+def test_a_command_with_a_token_runs_without_the_kubernetes_client(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from dlion_cli.command_line import run
+print({{line: int(run(line.split())) for line in {RUN!r}}})
+print([name for name in {HEAVY!r} if name in sys.modules])
+print("urllib3" in sys.modules)
+"""
+    server = Server({}, user={"token": "secret"})
+    with served(tmp_path / "config", {"here": server}) as file:
+        *_, codes, imported, is_connected = output_of(code, {"KUBECONFIG": file}).splitlines()
+    assert set(ast.literal_eval(codes).values()) == {ExitCode.UNAVAILABLE}, "the server answers 503"
+    assert (imported, is_connected) == ("[]", "True")
 
 
 def test_rendering_imports_no_connection_and_no_certificates() -> None:

@@ -1,0 +1,131 @@
+"""Credentials of a kubeconfig's user and of a pod's service account.
+
+Tokens, passwords and certificates are read here. The Kubernetes client runs credential plugins,
+refreshes tokens of OpenID Connect and reads service accounts. Its import takes longer than all else
+of a command, so that only these users import it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dlion_api.errors import DataError, UnavailableError
+from dlion_cli.terminal.failures import install_advice
+
+_ONLY: Final = "(selected)"
+"""The name of all entries in the kubeconfig that the Kubernetes client gets."""
+_RENEWED: Final = ("exec", "auth-provider")
+"""Fields of a user whose credentials end."""
+
+
+@dataclass(frozen=True)
+class UserCredentials:
+    """What a connection presents to an API server."""
+
+    authorization: Callable[[], str] | None = None
+    """The header of the next request, renewed where it can be; None: there is none."""
+    certificate: bytes | None = None
+    """PEM; None: there is none."""
+    key: bytes | None = field(default=None, repr=False)
+    """PEM of the certificate's key."""
+
+
+def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:
+    """The credentials of a user of a kubeconfig, for that cluster. May run a credential plugin.
+
+    Raises: OSError, ValueError, TypeError, KeyError or AttributeError for fields that cannot be
+    used; UnavailableError if the Kubernetes client is needed and not installed.
+    """
+    if any(user.get(each) for each in _RENEWED):
+        return _renewed(user, cluster)
+    return UserCredentials(
+        _authorization(user), content(user, "client-certificate"), content(user, "client-key")
+    )
+
+
+def content(fields: Mapping[str, Any], name: str) -> bytes | None:
+    """What a kubeconfig has as base64 in `<name>-data`, or else in the file `name`."""
+    if data := fields.get(f"{name}-data"):
+        return base64.standard_b64decode(data)
+    return Path(path).read_bytes() if (path := fields.get(name)) else None
+
+
+def service_account() -> tuple[dict[str, Any], UserCredentials]:
+    """The cluster of this process's pod, as a kubeconfig's fields, and its credentials.
+
+    Raises: as `credentials_of`.
+    """
+    with _client_errors() as (configuration, library):
+        library.load_incluster_config(client_configuration=configuration)
+    cluster = {"server": configuration.host, "certificate-authority": configuration.ssl_ca_cert}
+    return cluster, _loaded(configuration)
+
+
+def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
+    if token := user.get("token"):
+        return lambda: f"Bearer {token}"
+    if path := user.get("tokenFile"):
+        return lambda: f"Bearer {_token_in(Path(path))}"  # another program may renew it
+    if "username" in user and "password" in user:
+        pair = f"{user['username']}:{user['password']}".encode()
+        return lambda: f"Basic {base64.b64encode(pair).decode()}"
+    return None
+
+
+def _token_in(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"token file {path}: cannot be read: {error}") from None
+
+
+def _renewed(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:
+    entries = {"cluster": dict(cluster), "user": dict(user)}
+    document = {f"{kind}s": [{"name": _ONLY, kind: each}] for kind, each in entries.items()}
+    document["contexts"] = [{"name": _ONLY, "context": {"cluster": _ONLY, "user": _ONLY}}]
+    with _client_errors() as (configuration, library):
+        loader = library.kube_config.KubeConfigLoader(document, active_context=_ONLY)
+        loader.load_and_set(configuration)
+    return _loaded(configuration)
+
+
+def _loaded(configuration: Any) -> UserCredentials:
+    def authorization() -> str:
+        return str(configuration.auth_settings()["BearerToken"]["value"])
+
+    paths = (configuration.cert_file, configuration.key_file)
+    certificate, key = (Path(path).read_bytes() if path else None for path in paths)
+    return UserCredentials(authorization if configuration.api_key else None, certificate, key)
+
+
+@contextlib.contextmanager
+def _client_errors() -> Iterator[tuple[Any, Any]]:
+    """A configuration of the Kubernetes client, and its package that loads one.
+
+    Raises: ValueError for the client's own errors; it only logs those of a plugin.
+    UnavailableError if it is not installed.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise UnavailableError(
+            f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
+        ) from None
+    errors: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield client.Configuration(), config
+    except config.ConfigException as error:
+        raise ValueError(str(error)) from error
+    finally:
+        logging.getLogger().removeHandler(handler)
+    if errors:
+        raise ValueError("; ".join(errors))
