@@ -66,7 +66,11 @@ def checked_out(revision: str, folder: Path, parts: Sequence[str]) -> Path:
 
 def _measured(tree: Path, data: Path) -> dict[str, float]:
     """Return CPU seconds of each part of one start with the sources of that tree."""
-    environment = {**os.environ, "PYTHONPATH": f"{tree / 'api'}:{tree / 'worker'}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tree / 'api'}:{tree / 'worker'}",
+        "PYTHONDONTWRITEBYTECODE": "",  # else only trees used before have their modules compiled
+    }
     command = [sys.executable, str(Path(__file__)), "--once", "--data", str(data)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:
