@@ -4,6 +4,7 @@ Called by `dlion render`. Repeats what `helm/dlion/templates/_settings.tpl` make
 matter for a job's objects; tests/chart compares both.
 """
 
+import functools
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -188,7 +189,12 @@ def _image(images: Values, name: str) -> str:
     repository = f"{registry}/{image['repository']}" if registry else str(image["repository"])
     if image["digest"]:
         return f"{repository}@{image['digest']}"
-    return f"{repository}:{image['tag'] or version('dlion')}"
+    return f"{repository}:{image['tag'] or _own_version()}"
+
+
+@functools.cache  # it reads a file, and each image of each site asks
+def _own_version() -> str:
+    return version("dlion")
 
 
 def _merged(default: Values, given: object, where: str, problems: list[Problem]) -> Values:

@@ -1,10 +1,13 @@
 """Runs a child process, and shows on a terminal what it waits for if that takes long."""
 
+from __future__ import annotations
+
 import subprocess
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 QUIET_S = 3.0
 """A child that ends sooner is not worth a message."""

@@ -8,6 +8,7 @@
   credentials.
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
 - `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
+- `validate --no-run` prints plain text, without rich.
 - To list the commands or to complete their names imports none of them.
 
 Left out: the time itself (benchmarks/command_start.py).
@@ -90,6 +91,18 @@ print(code, *sys.modules)
     code, *imported = output_of(code).splitlines()[-1].split()
     assert code == "0"
     assert {*CONNECTION, "cryptography"}.isdisjoint(imported)
+
+
+def test_validating_without_a_run_draws_nothing() -> None:
+    code = f"""
+import sys
+from dlion_cli.command_line import run
+code = run(["validate", "--no-run", {str(MANIFEST_FILE)!r}])
+print(code, *sys.modules)
+"""
+    code, *imported = output_of(code).splitlines()[-1].split()
+    assert code == "0"
+    assert {*CONNECTION, *NEVER, "rich"}.isdisjoint(imported)
 
 
 @pytest.mark.parametrize("line", [None, "dlion "])

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_api.spec import Job
+from dlion_api.spec.trainer import Trainer
 from dlion_cli.inputs.chart_values import DEFAULTS, settings_of
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_cli.inputs.program_files import program_problems
@@ -45,8 +44,7 @@ class DocumentChecks:
     """For programs' data; None: programs are not run."""
     environment: Environment | None
     """What jobs must fit; None: any environment."""
-    console: Console | None
-    """For progress."""
+    shows_progress: bool
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def validate(
     checks = DocumentChecks(
         data_root=data_root if runs_programs else None,
         environment=None if environment is None else load_environment(environment),
-        console=None if output == "json" else Console(stderr=True),
+        shows_progress=output != "json",
     )
     results = [result for file in files for result in _check_file(file, checks)]
     if output == "json":
@@ -224,6 +222,9 @@ def _try_program(
     own, dataset = not program.builtin, job.spec.trainer.dataset
     if not has_data and not (own and dataset.path and not job.spec.trainer.encoder):
         return ProgramOutcome("its program not run: its data are not here")
+    from rich.console import Console  # only programs need it
+    from rich.markup import escape
+
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         request = {
@@ -241,7 +242,7 @@ def _try_program(
                 output=printed,
                 waits_for=f"{escape(given)}: importing TensorFlow, loading data and training one "
                 "batch (--no-run skips this)",
-                console=checks.console,
+                console=Console(stderr=True) if checks.shows_progress else None,
             )
             printed.seek(0)
             if text := printed.read().decode(errors="replace").rstrip():
@@ -251,16 +252,20 @@ def _try_program(
         else:
             text = f"program {given}: it ended its process with exit code {ended}"
             found = {"exitCode": ExitCode.PROGRAM, "text": text}
+    return _outcome_of(found, job.spec.trainer, has_data=has_data)
+
+
+def _outcome_of(found: Mapping[str, Any], trainer: Trainer, *, has_data: bool) -> ProgramOutcome:
     text, code = found["text"], ExitCode(found["exitCode"])
     if code is ExitCode.OK:
         tried = "its program trains: " if found["parameters"] is not None else ""
         return ProgramOutcome(f"{tried}{text}", parameters=found["parameters"])
     is_of_data = not has_data or re.search(r"load_data\(.*failed", text)
     advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
-    field = next(each for each in ("file", "module", "builtin") if getattr(program, each))
+    field = next(each for each in ("file", "module", "builtin") if getattr(trainer.program, each))
     field = f"program.{field}"
     is_of_program = text.startswith("program ")  # such as a batch that its loss rejects
-    if code is ExitCode.DATA and job.spec.trainer.dataset.path and not is_of_program:
+    if code is ExitCode.DATA and trainer.dataset.path and not is_of_program:
         field = "dataset.path"
     problem = Problem(f"spec.trainer.{field}", text, advice=advice)
     return ProgramOutcome(problems=(problem,), code=code)
