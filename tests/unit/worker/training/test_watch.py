@@ -298,6 +298,18 @@ def _skip_reason(site: _Site, root: Path, name: str) -> str:
     return ""
 
 
+def test_a_file_that_gets_its_old_content_back_is_compared_again(root: Path, make_job) -> None:
+    site = _Site(_job(make_job, dropNearDuplicates=True), root)
+    first, aside = root / "in" / "first.npz", root / "aside"
+    first.rename(aside)
+    first.write_bytes(b"nonsense")
+    assert site.poll(3) == [], "incomplete"
+    aside.replace(first)  # its time, too
+    site.poll(3)
+    _save(root / "in" / "copy.npz", 0)
+    assert site.poll(3) == [(EventReason.DATA_ADDED, "copy.npz", 0)]
+
+
 def test_a_file_that_did_not_fit_into_memory_is_not_a_copy_of_itself_later(
     root: Path, make_job
 ) -> None:

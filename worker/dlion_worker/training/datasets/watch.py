@@ -19,6 +19,9 @@ from dlion_worker.training.datasets.stream import BatchStream
 UNREADABLE_AFTER_S = 10.0
 """An unchanged file that is unreadable for this long is corrupt, not incomplete."""
 
+_FORGOTTEN: Fingerprint = (-1, -1)
+"""Stands for a file that must be read again."""
+
 
 @dataclass(frozen=True)
 class FileChange:
@@ -131,7 +134,10 @@ class FolderWatch:
                 self._waiting[key] = _PendingFile(mark, now_s)
             else:
                 ready.append(key)
-        self._intake.forget([key for key in ready if key in self._taken])
+        changed = [key for key in ready if key in self._taken]
+        self._intake.forget(changed)
+        # Read them again even if they get the old content back: it is not compared any more.
+        self._taken.update(dict.fromkeys(changed, _FORGOTTEN))
         return ready
 
     def _note_taken(self, key: str, count: int) -> FileChange:
