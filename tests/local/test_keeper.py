@@ -56,6 +56,7 @@ from dlion_worker.artifact_client.paths import (
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.artifact_server import store as store_module
 from dlion_worker.artifact_server.store import ArtifactStore
+from dlion_worker.coordination.channel import worker_to_wire
 from dlion_worker.provenance.writer import ProvenanceWriter
 from dlion_worker.security.credentials import WorkerKey
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
@@ -305,6 +306,21 @@ def test_files_of_a_revoked_worker_are_refused_until_it_is_trusted_again(
     assert keeper.refusals.counts() == {"Revoked": 1}
     keeper.revoked.set([job().workers()[1].name])
     assert client.put(OWN, source) == 10
+
+
+def test_a_download_ends_when_its_worker_is_revoked(keeper: Keeper, client: ArtifactClient) -> None:
+    file = keeper.folder / OWN
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as kept:
+        kept.truncate(2**28)  # more than what is under way
+    request = wire.GetRequest(
+        run=str(job().key), worker=worker_to_wire(job().workers()[0]), path=OWN
+    )
+    chunks = client._current_stub().Get(request)
+    next(chunks)
+    keeper.revoked.set([job().workers()[0].name])
+    with pytest.raises(grpc.RpcError, match="is revoked"):
+        list(chunks)
 
 
 def test_no_worker_is_served_before_the_revoked_workers_are_known(

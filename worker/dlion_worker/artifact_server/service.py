@@ -197,7 +197,8 @@ class ArtifactService:
 
     async def _send_file(self, context: ArtifactCallContext) -> AsyncGenerator[bytes]:
         request = _parsed(keeping_pb2.GetRequest, await _next(context))
-        max_file_bytes(request.path, self._caller(request.run, request.worker, context))
+        worker = self._caller(request.run, request.worker, context)
+        max_file_bytes(request.path, worker)
         with await asyncio.to_thread(self._store.open, request.path) as file:
             total_bytes = file.seek(0, 2)
             file.seek(0)
@@ -205,6 +206,7 @@ class ArtifactService:
                 yield keeping_pb2.FileChunk().SerializeToString()
             chunks = read_chunks(file, total_bytes)
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                self._revoked.check(worker)  # also of one that is revoked meanwhile
                 yield keeping_pb2.FileChunk(
                     total_bytes=total_bytes, **chunk._asdict()
                 ).SerializeToString()
