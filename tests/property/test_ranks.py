@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.bounds import MAX_WORKERS_PER_GROUP
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_api.spec import Job, load_job
 
 COUNTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -107,6 +107,10 @@ def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
         LookupError, match="has 2 workers in group g0 of site site-0; allowed: 0 to 1"
     ):
         job.worker_at(site, "g0", 2)
+    with pytest.raises(LookupError, match=r"no such group; allowed: of site-0: g0$"):
+        job.worker_at(site, "g1", 0)
+    with pytest.raises(LookupError, match=r"no such site; allowed: site-0$"):
+        job.worker_at(SiteName("site-1"), "g0", 0)
 
 
 def test_ranks_in_a_manifest_are_ignored() -> None:

@@ -328,7 +328,9 @@ class Job:
 
         Raises: LookupError: There is none; the message gives the allowed values.
         """
-        groups = [group for each in self.spec.sites if each.name == site for group in each.groups]
+        sites = {each.name: each.groups for each in self.spec.sites}
+        if (groups := sites.get(site)) is None:
+            raise LookupError(f"no such site; allowed: {', '.join(sorted(sites))}")
         counts = {each.name: each.workers for each in groups}
         if group not in counts:
             raise LookupError(f"no such group; allowed: of {site}: {', '.join(sorted(counts))}")
