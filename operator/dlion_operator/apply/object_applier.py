@@ -207,7 +207,7 @@ class ObjectApplier:
         return None
 
     def _warn_once(self, error: RequestRefusedError | ServerError, about: str) -> JobEvent | None:
-        """Return one event for each rejected object. A rejection does not end a run that trains."""
+        """Return an event for the first error `about` that. It does not end a run that trains."""
         if about in self._warned:
             return None
         self._warned.add(about)

@@ -118,9 +118,10 @@ def keeper_template(
     """Return the keeper's pod template, with that spec and the operator's own `labels`.
 
     The site's settings decide where it runs; where they are empty, the job's podTemplate does, and
-    before it that of the site's DLionRuntime. Tolerations and pull Secrets of both are added. Of a
-    malformed podTemplate nothing is taken: `worker_template` reports it, and a running keeper must
-    not depend on it.
+    before it that of the site's DLionRuntime. Tolerations of the settings and pull Secrets of all
+    are added; the job's list of tolerations replaces the runtime's, as for workers. Of a malformed
+    podTemplate nothing is taken: `worker_template` reports it, and a running keeper must not depend
+    on it.
     """
     keeper = settings.keeper
     metadata: Document = {}
