@@ -742,7 +742,10 @@ def test_a_run_that_was_not_evaluated_yet_has_sent_bytes(tmp_path):
                 folder.append(record)
     run = load_run(tmp_path / "run", "run")
     assert run.summary["sent_bytes"] > 0
-    assert curve_charts.accuracy_over_bytes([run]).alt == "No replica was evaluated."
+    silent = replace(run, summary={**run.summary, "sent_bytes": 0})
+    for runs in ([run], [run, silent]):
+        alt = "No replica of a run that sent bytes was evaluated."
+        assert curve_charts.accuracy_over_bytes(runs).alt == alt
     assert "Nothing was sent" not in render([run])
 
 

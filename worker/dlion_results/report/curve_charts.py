@@ -89,8 +89,8 @@ def accuracy_over_bytes(runs: Sequence[LoadedRun]) -> PageChart:
     series = _accuracies(runs, _bytes_axis, of=sending)
     if most <= 0:
         return PageChart("bytes", title, "", "Nothing was sent between workers.")
-    if not series:
-        return PageChart("bytes", title, "", "No replica was evaluated.")
+    if not series:  # a run without exchange may have been evaluated
+        return PageChart("bytes", title, "", "No replica of a run that sent bytes was evaluated.")
     silent = [run.label for run in runs if run not in sending]
     caption = "Bytes that all workers together had sent by then."
     if silent:
