@@ -9,7 +9,6 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-from dlion_cli.views.job_watch import print_outcome
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the operator has completed it.")
 
@@ -72,6 +71,8 @@ def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | 
     try:
         for job in follow(jobs, name, timeout_s=timeout_s):
             if job.is_observed and job.outcome is not None:
+                from dlion_cli.views.job_watch import print_outcome  # it takes rich's import
+
                 return print_outcome(name, job.outcome)
             if job.is_observed and _is_done(job, suspended):
                 return ExitCode.OK
