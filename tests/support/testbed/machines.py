@@ -157,11 +157,13 @@ class Machine:
 
     def stop(self, name: str, timeout_s: float = 10.0) -> None:
         """Kill a program and wait for its end; no effect if it does not run."""
-        if self.process(name) is None:
+        pid = self.process(name)
+        if pid is None:
             return
         self.signal(name, signal.SIGKILL)
         deadline_s = time.monotonic() + timeout_s
-        while self.process(name) is not None:
+        # It leaves its namespaces and control group while other threads of it still hold its ports.
+        while Path(f"/proc/{pid}").exists():
             if time.monotonic() > deadline_s:
                 raise UnavailableError(f"{name} on {self.name} did not end after SIGKILL")
             time.sleep(_POLL_S)
