@@ -62,16 +62,19 @@ def test_the_mean_begins_when_all_replicas_are_known_and_includes_ended_ones():
     assert mean.tolist() == [[5, (0.2 + 0.5) / 2], [10, (0.3 + 0.6) / 2], [15, (0.3 + 0.7) / 2]]
 
 
-def test_a_target_that_ended_the_run_is_reached_for_any_final_evaluations():
+@pytest.mark.parametrize("end_s", [12.0, 10.0], ids=["later", "at once, in virtual time"])
+def test_a_target_that_ended_the_run_is_reached_for_any_final_evaluations(end_s):
     replicas = []
     for time_s, final in ((9.0, 0.4), (10.0, 0.45)):
         curve = Curve(1)
         curve.append(0, 0)
         curve.append(time_s, 0.5)
-        curve.hold(12.0)
-        curve.append(12.0, final)
+        curve.hold(end_s)
+        curve.append(end_s, final)
         replicas.append(curve.points())
-    assert first_crossing_s(mean_over_replicas(replicas), 0.5) == 10
+    assert first_crossing_s(mean_over_replicas(replicas), 0.5) == pytest.approx(10)
+    assert time_to_accuracy(replicas, 0.5) == pytest.approx(10)
+    assert at_times(mean_over_replicas(replicas), [end_s]) == pytest.approx([0.425])
 
 
 def test_no_value_is_used_before_the_first_one_or_into_the_past():

@@ -54,11 +54,15 @@ class Curve:
     def hold(self, until_s: float) -> None:
         """Hold the newest values until just before `until_s`, where a different quantity starts.
 
-        Interpolation before that time then ignores it.
+        Interpolation before that time then ignores it. Values of that very time become earlier.
         """
         before_s = float(np.nextafter(until_s, -np.inf))
-        if self._newest is not None and self._newest[0] < before_s:
+        if self._newest is None:
+            return
+        if self._newest[0] < before_s:
             self.append(before_s, *self._newest[1:])
+        elif self._newest[0] == until_s:  # in virtual time, the evaluation that ended the run
+            self._newest[0] = before_s
 
     def points(self) -> Points:
         """All rows, shape [T, 1 + V], in order."""
