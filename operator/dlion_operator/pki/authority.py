@@ -82,7 +82,7 @@ class CertificateAuthority:
         now = now or datetime.now(UTC)
         if stored is None:
             self._key = ec.generate_private_key(ec.SECP256R1())
-            self._certificate = _authority_certificate(self._key, site, now)
+            self._certificate = _authority_certificate(self._key, site, now, now + AUTHORITY_LIFE)
             self._earlier: tuple[x509.Certificate, ...] = ()
         else:
             self._key, (self._certificate, *earlier) = _restored(stored, site, now)
@@ -111,7 +111,9 @@ class CertificateAuthority:
         before the old certificate expires.
         """
         now = now or datetime.now(UTC)
-        certificate = _authority_certificate(self._key, self.site, now)
+        # A clock that is behind makes a renewal due, too: the new one must be valid once it is set.
+        ends = max(now + AUTHORITY_LIFE, self._certificate.not_valid_after_utc)
+        certificate = _authority_certificate(self._key, self.site, now, ends)
         stored = pem(certificate, self._certificate, *self._earlier)
         return CertificateAuthority(
             self.site,
@@ -236,7 +238,7 @@ def _authority_name(site: SiteName) -> x509.Name:
 
 
 def _authority_certificate(
-    key: ec.EllipticCurvePrivateKey, site: SiteName, now: datetime
+    key: ec.EllipticCurvePrivateKey, site: SiteName, now: datetime, ends: datetime
 ) -> x509.Certificate:
     name = _authority_name(site)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -247,7 +249,7 @@ def _authority_certificate(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW_ALLOWANCE)
-        .not_valid_after(now + AUTHORITY_LIFE)
+        .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)

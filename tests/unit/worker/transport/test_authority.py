@@ -263,6 +263,20 @@ def test_an_authority_made_by_a_fast_clock_is_renewed_once_the_clock_is_set() ->
     mine.check_peer(chain, OTHER, JOB, now=BEGAN + timedelta(hours=1))
 
 
+def test_an_authority_renewed_by_a_slow_clock_stays_valid_once_the_clock_is_set() -> None:
+    """Such as the clock of a device without a battery, before its first NTP answer."""
+    first, slow = CertificateAuthority(PLANT_A, now=BEGAN), BEGAN - timedelta(days=20_000)
+    renewed = CertificateAuthority(PLANT_A, stored=first.to_stored(), now=slow).renewed(now=slow)
+    restarted = CertificateAuthority(PLANT_A, stored=renewed.to_stored(), now=BEGAN)
+    assert restarted.is_renewal_due(now=BEGAN)
+    again = restarted.renewed(now=BEGAN)
+    assert not again.is_renewal_due(now=BEGAN)
+    for signer, known in ((renewed, first), (restarted, first), (again, first), (first, again)):
+        chain = signer.sign(WorkerKey().csr_pem(), OTHER, JOB, now=BEGAN)
+        mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: known.bundle_pem})
+        mine.check_peer(chain, OTHER, JOB, now=BEGAN + timedelta(hours=1))
+
+
 def test_old_and_new_certificates_are_trusted_on_both_sides_of_a_renewal() -> None:
     old = CertificateAuthority(PLANT_A, now=BEGAN)
     new = old.renewed(now=LATER)
